@@ -6,7 +6,9 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -28,6 +30,17 @@ def run_ranks(run_rank: Callable[..., T], world_size: int, *arguments: object) -
     with ProcessPoolExecutor(world_size, mp_context=SERVER) as pool:
         answers = [pool.submit(run_rank, rank, *arguments) for rank in range(world_size)]
         return [answer.result(timeout=240) for answer in answers]
+
+
+def answers_of_ranks(run_rank: Callable[..., Any], world_size: int, *arguments: object) -> Any:
+    """Make a fixture of a module: what `run_rank(rank, *arguments, store)` answers, by rank."""
+
+    @pytest.fixture(scope="module")
+    def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+        store = tmp_path_factory.mktemp("group") / "store"
+        return run_ranks(run_rank, world_size, *arguments, str(store))
+
+    return answers
 
 
 @contextlib.contextmanager

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raybench.records import Status
-from raybench.results.breakdown import why_no_breakdown
 from raybench.results.columns import TableColumn, columns_of
 from raybench.results.metrics import NS_PER_MS, half_interval
-from raybench.results.tables import PointRow, RegionRow
+from raybench.results.tables import PointRow, RegionRow, why_no_breakdown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,20 +19,20 @@ from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.records.devices import Finding, Verdict, is_time
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.comparison import changes_listing, hidden_line, percent
+from raybench.report.documents import (
     SETTING_CHARS,
     Block,
     Cell,
     Column,
     ColumnOf,
+    Document,
     Line,
     Listing,
     Table,
     Tone,
     make_table,
 )
-from raybench.report.comparison import changes_listing, hidden_line, percent
-from raybench.report.documents import Document
 from raybench.report.formatting import counted, number
 from raybench.report.history import sparkline
 

@@ -21,17 +21,7 @@ from raybench.analysis.references import Measurement
 from raybench.health.references import grade_text
 from raybench.health.suite import BETWEEN_NODES
 from raybench.records.devices import Action, Finding, Subject, Verdict, is_time
-from raybench.report import blocks, formatting
-from raybench.report.blocks import (
-    SETTING_CHARS,
-    Block,
-    Column,
-    Line,
-    Listing,
-    Table,
-    Tone,
-    make_table,
-)
+from raybench.report import formatting
 from raybench.report.charts.grammar import (
     Figure,
     Mark,
@@ -42,14 +32,25 @@ from raybench.report.charts.grammar import (
     names_axis,
     scatter_panel,
 )
-from raybench.report.documents import Document, format_document
+from raybench.report.documents import (
+    SETTING_CHARS,
+    Block,
+    Column,
+    Document,
+    Line,
+    Listing,
+    Table,
+    Tone,
+    format_document,
+    make_table,
+)
 from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, number, sentence, some
 from raybench.report.page import device_table, render
 from raybench.report.show import Advice, estimate_gains
 from raybench.report.summary import HOW_TO_MAKE, Standing
 from raybench.results.columns import to_row
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.stats.outliers import BAD_RATIO
 
 if TYPE_CHECKING:
@@ -577,10 +578,10 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
         "health.html",
         report=report,
         run=run,
-        lines=[one.text for one in found if isinstance(one, blocks.Line)],
-        cases=[one for one in found if isinstance(one, blocks.Listing)],
+        lines=[one.text for one in found if isinstance(one, Line)],
+        cases=[one for one in found if isinstance(one, Listing)],
         figures=health_figures(report),
-        tables=[one for one in found if isinstance(one, blocks.Table)],
+        tables=[one for one in found if isinstance(one, Table)],
         facts=[
             ("run", run.run_id),
             ("started", formatting.when(run.started_at)),

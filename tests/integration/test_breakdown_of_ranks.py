@@ -6,7 +6,7 @@ import pytest
 
 from raybench.job.model import Measure
 from raybench.records import Failure, Task
-from raybench.results.breakdown import is_slowed_by_one_rank
+from raybench.results.tables import is_slowed_by_one_rank
 from tests.cluster_contract import process_ids, run
 from tests.measured_points import measure_row
 from tests.unit.fakes import make_point

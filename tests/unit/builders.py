@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.results.columns import to_row
-from raybench.results.reader import Run, RunStatus
-from raybench.results.tables import PointRow, point_row
+from raybench.results.tables import PointRow, Run, RunStatus, point_row
+from raybench.results.writer import RunStore
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)
@@ -183,6 +184,27 @@ def make_run(run_id: str = "20260821-101112-abcd", **changes: Any) -> Run:
         **changes,
     }
     return Run(**settings)
+
+
+def open_run(root: Path, run_id: str) -> RunStore:
+    """The store of a run that is there, to write more into it."""
+    return RunStore(root=root, run_id=run_id, measure=make_measure())
+
+
+def write_run(
+    root: Path,
+    run_id: str,
+    records: Iterable[Record] = (),
+    devices: Sequence[Device] = (),
+    **changes: Any,
+) -> RunStore:
+    """Write a run of these records, each with parts of its own; changes: of its row in `runs`."""
+    store = RunStore.create(root, make_run(run_id, **changes), make_measure())
+    if devices:
+        store.write_devices(devices)
+    for index, record in enumerate(records):
+        store.write_records([(index, record)])
+    return store
 
 
 def make_steady(world_size: int, step_ms: float, **settings: Any) -> Record:

@@ -1,5 +1,7 @@
-"""The command line, called in this process as users type it."""
+"""The command line, called in this process as users type it, and refusals of one line."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,12 @@ class Answer(NamedTuple):
     code: int
     out: str
     err: str
+
+    @property
+    def refusal(self) -> str:
+        """The one line with which the command was refused, and wrote nothing else."""
+        assert (self.code, self.out, self.err.count("\n")) == (2, "", 1), self
+        return self.err
 
 
 Command = Callable[..., Answer]
@@ -35,3 +43,19 @@ def command(
         return Answer(int(stopped.value.code or 0), *capsys.readouterr())
 
     return run
+
+
+def refusal_of(error: type[Exception], call: Callable[..., object], *given: object) -> str:
+    """The message of the error that `call(*given)` raises, which is one line."""
+    with pytest.raises(error) as caught:
+        call(*given)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def run_python(
+    code: str, *words: object, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own. variables: of its environment."""
+    command, env = [sys.executable, "-c", code, *map(str, words)], os.environ | variables
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)

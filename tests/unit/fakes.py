@@ -1,31 +1,23 @@
 """Devices and workers of the in-process cluster, for tests without Ray and without a GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
-from raybench.records import Answer, Device, Measurement, Repetition, Samples
-from raybench.sweep.loop import SweepSettings
-from tests.local_cluster import LocalCluster
+from raybench.records import Answer, Device, Measurement
+from raybench.sweep.loop import SweepSettings, sweep
+from raybench.sweep.scheduler import Rounds
+from tests.local_cluster import LocalCluster, this_process
 from tests.unit import builders
 
 
 def make_device(node: str = "a", index: int = 0, **changes) -> Device:
-    facts = {
-        "kind": "cuda",
-        "node_id": node,
-        "host": f"host-{node}",
-        "address": f"10.0.0.{ord(node[0]) - ord('a') + 1}",
-        "index": index,
-        "uuid": f"GPU-{node}{index}",
-        "name": "Test GPU",
-        "process_id": 1,
-        "cpu_count": 8,
-        "niceness": 0,
-        "omp_num_threads": 1,
-    }
-    return Device(**{**facts, **changes})
+    address = f"10.0.0.{ord(node[0]) - ord('a') + 1}"
+    place = {"node_id": node, "host": f"host-{node}", "address": address}
+    known = {"uuid": f"GPU-{node}{index}", "name": "Test GPU", "cpu_count": 8}
+    return builders.make_device(index, **place, **known | changes)
 
 
 def make_devices(**devices_by_node: int) -> list[Device]:
@@ -37,14 +29,7 @@ def make_point(**changes) -> Point:
 
 
 def make_measurement(rank: int = 0, step_ns: tuple[int, ...] = (1_000_000,) * 6) -> Measurement:
-    starts = tuple(sum(step_ns[:position]) for position in range(len(step_ns)))
-    timed = Samples(start_ns=starts, step_ns=step_ns, host_ns=step_ns)
-    return Measurement(
-        rank=rank,
-        repetitions=(Repetition(warmup=Samples(), timed=timed),),
-        items_per_step=8,
-        setup_s=0.1,
-    )
+    return builders.make_measurement(rank, [step_ns], warmup=0, items_per_step=8)
 
 
 class ScriptedWorker:
@@ -114,6 +99,17 @@ def make_plan_of(*world_sizes: int, **changes) -> Plan:
     sized = enumerate(world_sizes, start=1)
     points = tuple(make_point(world_size=size, batch_size=batch) for batch, size in sized)
     return Plan(points=points, **changes)
+
+
+def measure_here(root: Path, points: Iterable[Point], **measure) -> Path:
+    """Measure these points in this process, as run-a of the results in `root`."""
+    cluster = this_process()
+    cluster.start(1, "pack")
+    store = builders.write_run(root, "run-a", devices=cluster.devices)
+    rounds, settings = Rounds(plan=Plan(points=tuple(points))), Measure(**measure)
+    list(sweep(rounds, make_settings(measure=settings), cluster, store.write_records))
+    cluster.close()
+    return root
 
 
 def make_settings(**changes) -> SweepSettings:

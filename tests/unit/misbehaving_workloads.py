@@ -21,41 +21,19 @@ class Quick:
         time.sleep(0.001)
 
 
-class ManyFlops(Quick):
-    flops_per_step = 6 * 70_000_000_000 * 32_769
-
-
-class NumpySizes(Quick):
-    items_per_step = np.int64(4)
-    flops_per_step = np.float32(8.0)
-
-
-class Googols(Quick):
-    items_per_step = 10**400
-
-
-class TooManyDigits(Quick):
-    items_per_step = 10**5000
-
-
-class HugeFlops(Quick):
-    flops_per_step = 1e308
-
-
-class EndlessItems(Quick):
-    items_per_step = float("inf")
-
-
-class NoNumber(Quick):
-    flops_per_step = float("nan")
-
-
-class NegativeItems(Quick):
-    items_per_step = -1
-
-
-class Textual(Quick):
-    items_per_step = "4"
+# By class: what it says of its step.
+SIZES: dict[str, dict[str, Any]] = {
+    "ManyFlops": {"flops_per_step": 6 * 70_000_000_000 * 32_769},
+    "NumpySizes": {"items_per_step": np.int64(4), "flops_per_step": np.float32(8.0)},
+    "Googols": {"items_per_step": 10**400},
+    "TooManyDigits": {"items_per_step": 10**5000},
+    "HugeFlops": {"flops_per_step": 1e308},
+    "EndlessItems": {"items_per_step": float("inf")},
+    "NoNumber": {"flops_per_step": float("nan")},
+    "NegativeItems": {"items_per_step": -1},
+    "Textual": {"items_per_step": "4"},
+}
+globals().update({name: type(name, (Quick,), sizes) for name, sizes in SIZES.items()})
 
 
 class HalfPart(Quick):

@@ -1,25 +1,19 @@
 """Runs whose step times are known, written as Parquet, and the real commands over them."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from builders import START, make_device, make_measure, make_measurement, make_point, make_record
-from builders import make_run as make_stored_run
-
-from raybench.results.writer import RunStore
+from builders import START, make_device, make_measurement, make_point, make_record, write_run
 
 DEVICES = (make_device(0), make_device(1))
 
 
 def write(root, run_id, records, devices=DEVICES, **changes):
-    """Write a run of these records."""
-    stored = RunStore.create(root, make_stored_run(run_id, **changes), make_measure())
-    stored.write_devices(devices)
+    """Write a run of these records, in one part of each table."""
+    stored = write_run(root, run_id, devices=devices, **changes)
     if records:
         stored.write_records(list(enumerate(records)))
 

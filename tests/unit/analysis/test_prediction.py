@@ -1,7 +1,5 @@
 """Steps on more devices than were measured, from the rows of a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

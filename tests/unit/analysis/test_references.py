@@ -1,7 +1,5 @@
 """Reference values: how sure a range is, where it is from, and how files are pooled and read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,13 +88,11 @@ def test_files_are_pooled_by_their_starts():
 
 def test_a_site_goes_before_what_is_shipped(tmp_path):
     known = SHIPPED.find(H200, GEMM)
-    assert known is not None
     assert known.low < known.value < known.high
     own = tmp_path / "own.yaml"
     own.write_text(format_references(file_of("run-1", ["GPU-1"], [[300.0]])))
     for path in (own, tmp_path):
         found = References(load_files(path)).find(H200, GEMM)
-        assert found is not None
         assert found.value == 300
     assert SHIPPED.find("NVIDIA H201", GEMM) is None
     sums = {"test": "all_reduce 1 GiB", "where": "4 on a node"}
@@ -237,12 +233,10 @@ def test_no_sound_run_is_marked():
 
 def test_a_reference_that_cannot_be_is_left_out_with_a_warning(tmp_path):
     file = shipped("NVIDIA H200")
-    assert file is not None
     entry = next(one for one in file.quantities if one.of.get("test") == "gemm bf16 8192")
     wrong = entry.model_copy(update={"value": 1500.0, "high": 1600.0, "measured": {}})
     path = tmp_path / "own.yaml"
     path.write_text(format_references(file.model_copy(update={"quantities": [wrong]})))
     with pytest.warns(ResultsWarning, match="above the peak of NVIDIA H200, 990"):
         found = References(load_files(path)).find("NVIDIA H200", entry)
-    assert found is not None
     assert found.value == entry.value

@@ -1,7 +1,5 @@
 """Rounds of a run: their mean, what differs between them, and the intervals that they give."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Points against their baseline: speed-ups, and what is lost of the step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -95,24 +93,22 @@ def test_a_baseline_number_is_found_however_it_is_written():
     assert column(scaling(make_rows(flags), {"compile": True}), "is_baseline") == [True, False]
 
 
-def test_a_baseline_that_failed_gives_no_efficiency_and_says_so():
-    found = scaling(make_rows([make_failed(), make_steady(2, 10.0)]), {"world_size": 1})
-    assert set(column(found, "speed_up")) == {None}
-    assert found[0].why is None
-    assert found[1].why == "baseline point ran out of memory"
+ELSEWHERE = replace(make_steady(1, 10.0), devices=(make_device(name="NVIDIA A100"),))
 
 
-def test_a_baseline_on_another_device_gives_no_efficiency_and_is_named():
-    other = replace(make_steady(1, 10.0), devices=(make_device(name="NVIDIA A100"),))
-    found = scaling(make_rows([other, make_steady(2, 10.0)]), {"world_size": 1})
-    assert found[1].why == "baseline point ran on another device: NVIDIA A100"
-    assert found[1].efficiency is None
-
-
-def test_without_a_baseline_nothing_is_compared():
-    found = scaling(make_rows([make_steady(1, 10.0)]), {})
-    assert column(found, "why") == ["the job names no baseline"]
-    assert not any(column(found, "is_baseline"))
+@pytest.mark.parametrize(
+    ("first", "baseline", "why"),
+    [
+        (make_failed(), {"world_size": 1}, "baseline point ran out of memory"),
+        (ELSEWHERE, {"world_size": 1}, "baseline point ran on another device: NVIDIA A100"),
+        (make_steady(1, 10.0), {}, "the job names no baseline"),
+    ],
+)
+def test_without_a_point_to_compare_with_there_is_no_speed_up_and_a_reason(first, baseline, why):
+    found = scaling(make_rows([first, make_steady(2, 10.0)]), baseline)
+    assert (found[1].speed_up, found[1].efficiency, found[1].why) == (None, None, why)
+    assert found[0].why == (None if baseline else why)
+    assert column(found, "is_baseline") == [bool(baseline), False]
 
 
 def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_speed_up():
@@ -189,12 +185,6 @@ def test_clocks_that_a_power_cap_holds_apart_are_part_of_the_speed_up(reasons, c
     assert column(found, "clock_ratio") == [None, ratio and pytest.approx(ratio)]
 
 
-def test_lower_clocks_without_a_known_reason_refuse_the_speed_up():
-    found = _capped(([], ["power_cap"]), (1830.0, 1980.0))
-    assert found[1].speed_up is None
-    assert found[1].why is not None
-
-
 def _capped(reasons, clocks):
     points = with_values(
         make_rows([make_steady(1, 10.0), make_steady(2, 12.5)]),
@@ -205,10 +195,13 @@ def _capped(reasons, clocks):
     return scaling(points, {"world_size": 1})
 
 
-def test_points_whose_clocks_differ_by_more_than_a_percent_are_not_compared():
-    found = _capped(([], []), (1980.0, 1900.0))
-    assert found[1].why == "SM clocks differ: 1900 MHz, and 1980 MHz at the baseline point"
-    assert found[1].speed_up is None
+@pytest.mark.parametrize(
+    ("reasons", "clocks"), [(([], []), (1980.0, 1900.0)), (([], ["power_cap"]), (1830.0, 1980.0))]
+)
+def test_points_whose_clocks_differ_without_a_known_reason_are_not_compared(reasons, clocks):
+    found = _capped(reasons, clocks)
+    told = "SM clocks differ: {1:.0f} MHz, and {0:.0f} MHz at the baseline point".format(*clocks)
+    assert (found[1].speed_up, found[1].why) == (None, told)
 
 
 @pytest.mark.parametrize(

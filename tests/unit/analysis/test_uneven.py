@@ -1,18 +1,10 @@
 """Scenarios of slow devices, set beside each other, and what each rank does in a step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import (
-    make_measurement,
-    make_point,
-    make_record,
-    make_row,
-    scaling_rows,
-)
+from builders import make_measurement, make_point, make_record, make_row, scaling_rows
 
 from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, ranks_to_show
 from raybench.analysis.uneven import fleets, gain_over

@@ -1,29 +1,24 @@
 """What a shell offers after Tab, asked the way that click's scripts for the shells ask."""
 
-from __future__ import annotations
-
 import os
-import subprocess
-import sys
 
 import pytest
-from builders import START, make_measure, make_point, make_record, make_run
+from builders import START, make_point, make_record, write_run
+from commands import run_python
 
 from raybench.cli import COMMANDS
 from raybench.job.registry import BUILTIN
 from raybench.results.reader import LATEST
-from raybench.results.writer import RunStore
 
 RUNS = ["gemm-3", "mlp-2", "mlp-1"]
-IDS = [make_point(world_size=world_size).point_id for world_size in (2, 1)]
+POINTS = [make_point(world_size=world_size) for world_size in (2, 1)]
+IDS = [point.point_id for point in POINTS]
 
 
 @pytest.fixture
 def results(tmp_path):
     for age, run_id in enumerate(RUNS):
-        store = RunStore.create(tmp_path / "results", make_run(run_id), make_measure())
-        for index, world_size in enumerate((2, 1)):
-            store.write_records([(index, make_record(make_point(world_size=world_size)))])
+        write_run(tmp_path / "results", run_id, map(make_record, POINTS))
         when = START.timestamp() - 60 * age
         os.utime(tmp_path / "results" / "runs" / run_id, (when, when))
     return tmp_path / "results"
@@ -100,13 +95,7 @@ def test_completing_imports_none_of_the_slow_libraries(results):
         "COMP_WORDS": "raybench show mlp-1 ",
         "COMP_CWORD": "3",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | variables,
-        cwd=results.parent,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(code, cwd=results.parent, **variables)
     *told, imported = done.stdout.splitlines()
     assert len(told) == 2, done.stderr
     assert imported == "[]"

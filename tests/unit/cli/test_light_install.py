@@ -1,11 +1,10 @@
 """The commands without the packages of the extra `run`, and where stderr takes nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import pytest
+from commands import run_python
 
 # A finder ahead of all others, which finds these nowhere.
 WITHOUT = """
@@ -30,8 +29,7 @@ RUN = "ddp_scaling-20261122-142621-6209 --results results/examples"
 
 def raybench(*lines):
     """Run these commands in one process; return what it wrote."""
-    command = [sys.executable, "-c", WITHOUT, *lines]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return run_python(WITHOUT, *lines)
 
 
 def test_planning_and_reading_need_neither_ray_nor_torch():

@@ -1,13 +1,12 @@
 """`raybench sweep --script`, as a user calls it; nothing is started here."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from commands import refusal_of
 
 from raybench.cli import raybench as command_line
 from raybench.errors import UsageError
@@ -58,12 +57,10 @@ def test_axes_come_by_set_and_stand_in_the_arguments():
     ],
 )
 def test_a_mistake_is_one_line(arguments, message):
-    with pytest.raises(UsageError) as caught:
-        plan(*arguments)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    told = refusal_of(UsageError, plan, *arguments)
+    assert message in told
     # There is no file whose lines could be named.
-    assert not re.search(r":\d+:\d+:", str(caught.value))
+    assert not re.search(r":\d+:\d+:", told)
 
 
 def test_the_job_has_a_name_that_runs_can_have():

@@ -95,10 +95,6 @@ def test_spread_points_keep_their_devices_on_different_nodes():
     assert allocator.choose(2) is None
 
 
-def test_a_node_that_is_partly_taken_has_nothing_to_offer_with_isolation_node():
-    assert taken(allocator_of("node", a=4, b=2), 1, 2, 1) == [(4,), (0, 1), None]
-
-
 def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
     devices = [make_device(*place) for place in (("a", 0), ("a", 1), ("b", 0))]
     devices[2] = replace(devices[2], name="old")

@@ -86,10 +86,11 @@ def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answer
 
 
 def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
-    outcome, calls = finish(failed(0), None)
+    outcome, calls = finish(failed(0), None, tails=["", IN_A_LOOP])
     assert calls == ["abort", "kill [1]"]
     assert outcome.unfit == {1}
-    assert outcome.answers[1].message == "rank 0 failed, and this rank did not stop"
+    told = "rank 0 failed, and this rank did not stop, at net.py:60 in spin"
+    assert outcome.answers[1].message == told
 
 
 # The collectives of a script are aborted by nobody else.
@@ -175,12 +176,6 @@ def test_the_ranks_beside_a_failure_name_it_and_keep_their_processes():
     assert types(told) == ["PeerFailed", "ValueError", "PeerFailed"]
     assert told[0].message == "rank 1 failed"
     assert all(answer.worker_reusable for answer in told)
-
-
-def test_a_rank_that_does_not_stop_costs_its_process():
-    told = after_failure(seen(failed(1, "ValueError"), world_size=2, tails={0: IN_A_LOOP}))
-    assert told[0].message == "rank 1 failed, and this rank did not stop, at net.py:60 in spin"
-    assert not told[0].worker_reusable
 
 
 def test_a_process_that_dies_of_the_abort_is_not_the_cause():

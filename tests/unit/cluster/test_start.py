@@ -13,11 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from raybench.cluster.ray_cluster import start
-from raybench.cluster.ray_cluster.start import (
-    HeadMonitor,
-    find_own_cluster,
-    make_private_folder,
-)
+from raybench.cluster.ray_cluster.start import HeadMonitor, find_own_cluster, make_private_folder
 from raybench.errors import ClusterError
 
 

@@ -10,12 +10,12 @@ from builders import (
     START,
     make_device,
     make_finding,
-    make_measure,
     make_pair,
     make_point,
     make_record,
     make_run,
     make_subject,
+    write_run,
 )
 
 from raybench.errors import UsageError
@@ -25,8 +25,7 @@ from raybench.health.report import HealthReport, health_figures
 from raybench.health.suite import WAIT_TEST
 from raybench.records.devices import Action, Verdict
 from raybench.report.documents import format_document
-from raybench.results.reader import RunStatus
-from raybench.results.writer import RunStore
+from raybench.results.tables import RunStatus
 
 RUN = "health-20261122-150000-abcd"
 
@@ -204,18 +203,10 @@ def test_the_page_has_maps_of_pairs_from_four_devices_on():
     assert anchors == {3: ["devices"], 4: ["pairs", "devices"]}
 
 
-def write_run(root, run_id, records=(), **changes):
-    """A run without the samples of a check; a sweep unless `changes` says otherwise."""
-    store = RunStore.create(root, make_run(run_id, **changes), make_measure())
-    for index, record in enumerate(records):
-        store.write_records([(index, record)])
-    return store
-
-
 @pytest.fixture
 def one_bad(tmp_path):
-    store = write_run(tmp_path, RUN, job_name="health", status=RunStatus.FAILED)
-    store.write_devices([make_device(rank) for rank in range(4)])
+    devices = [make_device(rank) for rank in range(4)]
+    store = write_run(tmp_path, RUN, (), devices, job_name="health", status=RunStatus.FAILED)
     store.write_health([*ONE_BAD, slow_pair(0, 1)])
 
 
@@ -241,8 +232,8 @@ def test_every_form_of_a_health_run_has_the_verdict(command, words, has):
 
 @pytest.mark.usefixtures("one_bad")
 def test_a_health_run_goes_to_no_tracker_and_its_findings_come_back_as_written(tmp_path, command):
-    code, _, err = command("export", "--to", "mlflow")
-    assert (code, "a health check is exported as csv, json or junit" in err) == (2, True)
+    told = command("export", "--to", "mlflow").refusal
+    assert "a health check is exported as csv, json or junit" in told
     written = [(RUN, finding) for finding in (*ONE_BAD, slow_pair(0, 1))]
     assert read_findings(tmp_path, RUN) == written
     assert read_findings(tmp_path / "nothing") == []
@@ -263,11 +254,10 @@ def two_checks(tmp_path):
     """Two checks of one fleet, of which the second finds products of one device a third slower."""
     records = [make_record(make_point(workload="gemm", params={"k": 256}, world_size=2))]
     check = {"job_name": "health", "argv": ("raybench", "health")}
+    devices = [make_device(rank) for rank in range(2)]
     for day, (run_id, slow) in enumerate(((FIRST, 700.0), (SECOND, 520.0))):
-        store = write_run(
-            tmp_path, run_id, records, started_at=START + timedelta(days=day), **check
-        )
-        store.write_devices([make_device(rank) for rank in range(2)])
+        check["started_at"] = START + timedelta(days=day)
+        store = write_run(tmp_path, run_id, records, devices, **check)
         memory = healthy(2, test="memory 500 MB", unit="GB/s", value=4330.0 + day)
         verdict = {"verdict": Verdict.SUSPECT, "reason": "slower"} if day else {}
         gemm = [make_finding(make_subject(0), value=700.0)]
@@ -312,10 +302,10 @@ def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
     write_run(tmp_path, "sweep-1", [make_record()])
     found = json.loads(command("history", "--json").out)
     assert {point["run_id"] for point in found["points"]} == {"sweep-1"}
-    code, _, err = command("compare", "sweep-1", FIRST)
-    assert (code, f"{FIRST} is a health check and sweep-1 is none" in err) == (2, True)
-    code, _, err = command("history", "--health", "--filter", "world_size == 1")
-    assert (code, "--health: goes without --point, --filter and --chart" in err) == (2, True)
+    told = command("compare", "sweep-1", FIRST).refusal
+    assert f"{FIRST} is a health check and sweep-1 is none" in told
+    told = command("history", "--health", "--filter", "world_size == 1").refusal
+    assert "--health: goes without --point, --filter and --chart" in told
 
 
 def change_of(

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from jobs import HEAD, MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
-from raybench.job.model import (
-    BatchSearch,
-    Measure,
-    Span,
-    answer_of_run,
-    load_job,
-)
+from raybench.job.model import Measure, Span, answer_of_run, load_job
 from raybench.job.registry import ANSWER_METRICS, BUILTIN, Answer
 from raybench.job.registry import load as load_class
 from raybench.results.tables import TABLES
@@ -25,74 +19,11 @@ from raybench.results.tables import TABLES
 JOB = MLP + "matrix:\n  batch_size: [64]\n"
 
 
-def test_a_short_job_has_the_documented_defaults():
-    job = load(JOB)
-    assert (job.version, job.name, job.workload.kind) == (1, "test", "mlp")
-    assert job.matrix == {"batch_size": (64,)}
-    assert (job.zip, job.exclude, job.include) == ((), (), ())
-    assert job.baseline == {"world_size": 1}
-    assert job.measure.model_dump() == {
-        "warmup": {"min": 20, "max": 200},
-        "iterations": {"min": 5, "max": 10_000},
-        "target_ci": 0.01,
-        "min_seconds": 2.0,
-        "max_seconds": 20.0,
-        "rounds": 1,
-        "repeats": 1,
-        "timeout_s": 300.0,
-        "breakdown": True,
-        "check_gradients": False,
-        "fresh_workers": False,
-    }
-    assert (job.placement.strategy, job.placement.isolation) == ("pack", "cluster")
-    assert job.on_error == "continue"
-    assert job.text == JOB
-
-
 def test_quick_is_short_for_the_settings_of_a_short_look():
     for job in (load(JOB + "measure: quick\n"), load(JOB, "measure=quick")):
         assert job.measure.is_quick
         assert job.measure == Measure(min_seconds=0.0, iterations=Span(min=5, max=1000))
     assert not load(JOB).measure.is_quick
-
-
-def test_a_full_job_loads_as_it_is_written():
-    job = load(
-        "version: 1\nname: full\n"
-        "workload: {kind: mlp, layers: 2}\n"
-        "matrix: {world_size: [1, 2], precision: bf16}\n"
-        "zip: [{batch_size: [16, 64], hidden: [512, 256]}]\n"
-        "exclude: [{world_size: 2, batch_size: [16, 64]}]\n"
-        "include: [{world_size: 4, precision: fp32, batch_size: 8, hidden: 64}]\n"
-        "baseline: {precision: fp32}\n"
-        "measure: {warmup: 1, max_seconds: 5}\n"
-        "placement: {strategy: spread}\n"
-        "on_error: stop\n"
-    )
-    assert job.workload.parameters == {"layers": 2}
-    assert job.matrix == {"world_size": (1, 2), "precision": ("bf16",)}
-    assert job.zip == ({"batch_size": (16, 64), "hidden": (512, 256)},)
-    assert job.exclude == ({"world_size": (2,), "batch_size": (16, 64)},)
-    assert job.include == ({"world_size": 4, "precision": "fp32", "batch_size": 8, "hidden": 64},)
-    assert (job.measure.warmup, job.measure.max_seconds) == (Span(min=1, max=1), 5.0)
-    assert (job.placement.strategy, job.on_error) == ("spread", "stop")
-
-
-@pytest.mark.parametrize(
-    ("given", "search"),
-    [
-        ("auto", BatchSearch(start=64)),
-        ("{start: 8}", BatchSearch(start=8)),
-        ("{start: 8, max: 99}", BatchSearch(start=8, max=99)),
-        ("{max: 99}", BatchSearch(start=64, max=99)),
-    ],
-)
-def test_batch_sizes_can_be_searched(given, search):
-    job = load(MLP + f"matrix: {{world_size: [1, 2], batch_size: {given}}}\n")
-    assert job.batch_search == search
-    assert job.axes == {"world_size": (1, 2), "batch_size": (search.start,)}
-    assert load(JOB, f"matrix.batch_size={given}").batch_search == search
-    assert load(JOB).batch_search is None
 
 
 def test_the_meaning_changes_with_what_is_run_and_with_nothing_else():

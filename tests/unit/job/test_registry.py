@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
+from commands import refusal_of
 from pydantic import Field, PositiveInt
 
 from raybench.errors import UsageError
@@ -113,9 +114,7 @@ def test_a_value_is_checked_against_the_declared_type():
     ],
 )
 def test_a_workload_that_is_none_is_refused_with_the_reason(kind, message):
-    with pytest.raises(UsageError) as caught:
-        registry.load(kind)
-    assert message in str(caught.value)
+    assert message in refusal_of(UsageError, registry.load, kind)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +126,7 @@ def test_a_workload_that_is_none_is_refused_with_the_reason(kind, message):
     ],
 )
 def test_a_module_that_fails_to_import_is_one_line(module, text, message):
-    with pytest.raises(UsageError) as caught:
-        registry.load(f"{module(text)}:Mine")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in refusal_of(UsageError, registry.load, f"{module(text)}:Mine")
 
 
 @pytest.mark.parametrize(
@@ -153,9 +149,8 @@ def test_a_module_that_fails_to_import_is_one_line(module, text, message):
 )
 def test_parameters_that_no_job_could_give_are_refused(module, arguments, message):
     name = module(f"class Mine:\n    def __init__({arguments}): ...\n    def step(self): ...\n")
-    with pytest.raises(UsageError) as caught:
-        registry.parameters(registry.load(f"{name}:Mine"))
-    assert message in str(caught.value)
+    mine = registry.load(f"{name}:Mine")
+    assert message in refusal_of(UsageError, registry.parameters, mine)
 
 
 def test_what_a_module_prints_when_it_is_imported_is_on_stderr(module, capfd):

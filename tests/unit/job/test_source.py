@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import refusal_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,10 +57,9 @@ def test_an_override_can_make_a_new_section_and_the_last_one_wins(file):
     ],
 )
 def test_a_bad_override_is_named_as_it_was_given(file, override, message):
-    with pytest.raises(JobError) as caught:
-        read_source(file, [override])
-    assert str(caught.value).startswith(f"--set {override}: ")
-    assert message in str(caught.value)
+    told = refusal_of(JobError, read_source, file, [override])
+    assert told.startswith(f"--set {override}: ")
+    assert message in told
 
 
 def test_a_problem_is_located_at_its_value_its_key_or_what_holds_it(file):
@@ -104,10 +104,9 @@ def test_a_problem_of_an_overridden_value_is_located_at_the_override(file):
 )
 def test_a_file_that_is_no_mapping_of_text_is_refused(file, content, where, message):
     file.write_bytes(content)
-    with pytest.raises(JobError) as caught:
-        read_source(file, ())
-    assert str(caught.value).startswith(where)
-    assert message in str(caught.value)
+    told = refusal_of(JobError, read_source, file, ())
+    assert told.startswith(where)
+    assert message in told
 
 
 def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path):
@@ -116,9 +115,9 @@ def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path):
         (tmp_path, "Is a directory"),
         (tmp_path / "x\0y", "null byte"),
     ]:
-        with pytest.raises(JobError, match=reason) as caught:
-            read_source(path, ())
-        assert str(caught.value).startswith(f"{path}:1:1: ")
+        told = refusal_of(JobError, read_source, path, ())
+        assert told.startswith(f"{path}:1:1: ")
+        assert reason in told
 
 
 def test_a_byte_order_mark_does_not_shift_the_columns(file):

@@ -15,19 +15,14 @@ from collective_steps import (
     gradient_through_a_reused_buffer,
     slow_all_reduce,
 )
-from forked import gloo, run_ranks
+from forked import answers_of_ranks, gloo
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from docs.examples.sharded import Sharded
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.collectives import (
-    Collective,
-    LocalCopies,
-    add_up,
-    replace_collectives,
-)
+from raybench.measure.collectives import Collective, LocalCopies, add_up, replace_collectives
 from raybench.measure.instruments import Timer
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, Workload
@@ -123,9 +118,7 @@ def run_rank(rank: int, store: str) -> SimpleNamespace:
         )
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    return run_ranks(run_rank, RANKS, str(tmp_path_factory.mktemp("group") / "store"))
+answers = answers_of_ranks(run_rank, RANKS)
 
 
 @pytest.mark.parametrize("way", WAYS)

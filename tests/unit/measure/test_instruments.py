@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from builders import make_context
-from forked import gloo, run_ranks
+from forked import answers_of_ranks, gloo
 
 from raybench.job.model import Measure
 from raybench.measure.instruments import (
@@ -176,9 +176,9 @@ class Lagging(Workload):
         time.sleep(self._pause_s)
 
 
-def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measurement]:
+def run_rank(rank: int, store: str) -> tuple[list[int], int, Measurement]:
     context = make_context(rank, 2)
-    with gloo(rank, 2, f"{folder}/store"):
+    with gloo(rank, 2, store):
         slowest = max_over_ranks([5, 9] if rank == 0 else [7, 3], CPU)
         assert gather_durations([5, rank], CPU) == [[5, 0], [5, 1]]
         decision = broadcast_from_rank_0(lambda: 40 + rank, CPU)
@@ -187,9 +187,7 @@ def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measurement]:
     return slowest, decision, done
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    return run_ranks(run_rank, 2, str(tmp_path_factory.mktemp("gloo")))
+answers = answers_of_ranks(run_rank, 2)
 
 
 @pytest.mark.alone

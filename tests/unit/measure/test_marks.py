@@ -5,24 +5,19 @@ from collections.abc import Sequence
 import pytest
 import region_workloads
 import torch
-from builders import make_context, make_measure, make_run
-from fakes import make_point
+from builders import make_context
+from fakes import make_point, measure_here
 from region_workloads import LONG_S, SHORT_S
 from torch import nn
 
 from raybench import load
 from raybench.job.model import Measure
-from raybench.job.plan import Plan
 from raybench.measure import marks as moments
 from raybench.measure import phases
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.instruments import Timer
 from raybench.measure.marks import Mark, RegionMarks, watch_peak
-from raybench.results.writer import RunStore
-from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.scheduler import Rounds
 from raybench.workloads.base import Context, Workload
-from tests.local_cluster import this_process
 
 CPU = torch.device("cpu")
 NAMES = ["forward", "attention", "back\nward"]
@@ -31,21 +26,12 @@ NAMES = ["forward", "attention", "back\nward"]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """A run of these workloads in this process."""
-    root = tmp_path_factory.mktemp("regions") / "results"
-    store = RunStore.create(root, make_run("run-a"), make_measure())
     workloads = ("region_workloads:Parts", "region_workloads:Numbered", "mlp")
     params = {"hidden": 16, "layers": 1}
     points = [
         make_point(workload=name, params=params if name == "mlp" else {}) for name in workloads
     ]
-    cluster = this_process()
-    cluster.start(1, "pack")
-    store.write_devices(cluster.devices)
-    settings = SweepSettings(
-        measure=Measure(warmup=2, iterations=4), strategy="pack", stop_on_error=False
-    )
-    list(sweep(Rounds(plan=Plan(points=tuple(points))), settings, cluster, store.write_records))
-    return root
+    return measure_here(tmp_path_factory.mktemp("regions"), points, warmup=2, iterations=4)
 
 
 def test_each_region_of_a_point_is_a_row_with_its_time_and_its_share_of_the_step(results):

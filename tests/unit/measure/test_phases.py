@@ -67,7 +67,15 @@ def measure_paced(clock, *, cold_s=1.0, step_s=0.01, **settings):
         ({"warmup": 5, "iterations": 20, "max_seconds": 1.0}, (60.0, 0.01), 5, 20, None),
         # A quiet workload is warmed up for one second and timed for two.
         ({}, (1.0, 0.01), 1 + 100, 200, True),
+        ({"min_seconds": 6.0}, (1.0, 0.01), 1 + 300, 600, True),
         ({"min_seconds": 0.0}, (1.0, 0.01), 20, 30, True),
+        # Of a budget too small a third is warm-up, unless the job fixes it; short steps are looped.
+        ({"max_seconds": 1.0}, (1.0, 0.01), 1 + 34, 65, True),
+        ({"warmup": 30}, (1.0, 0.01), 30, 200, True),
+        ({}, (1.0, 0.0001), 1 + 1900, 2000, True),
+        # Slow steps are timed thirty times, or as often as the budget allows.
+        ({}, (1.0, 0.1), 20, 30, True),
+        ({}, (1.0, 1.0), 1 + 10, 10, None),
         # A step longer than the budget is sampled five times, which tell nothing of settling.
         ({"max_seconds": 8.0}, (1.0, 1.0), 1 + 4, 5, None),
         ({"max_seconds": 2.0}, (1.0, 30.0), 2, 5, None),

@@ -9,10 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from builders import (
-    make_context,
-    make_point,
-)
+from builders import make_context, make_point
 from torch import Tensor, library, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel

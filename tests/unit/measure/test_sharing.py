@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from builders import make_context, make_point
-from forked import gloo, run_ranks
+from forked import answers_of_ranks, gloo
 
 from raybench.errors import UsageError
 from raybench.job.point import Point, Scalar, SlowBy
@@ -86,9 +86,7 @@ def run_rank(rank: int, store: str) -> dict[str, Found]:
         return found
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks(run_rank, 2, str(tmp_path_factory.mktemp("group") / "store"))
+ranks = answers_of_ranks(run_rank, 2)
 
 
 def test_the_probe_finds_how_fast_each_device_is_and_shares_let_both_be_done_together(ranks):

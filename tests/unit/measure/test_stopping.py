@@ -18,21 +18,6 @@ def policy(**settings: Any) -> StoppingPolicy:
     return StoppingPolicy(settings=Measure(**settings))
 
 
-@pytest.mark.parametrize(
-    ("done_ns", "expected", "why"),
-    [
-        ([], 1, "the cold iteration alone"),
-        ([S], 1, "one to learn the step time: the cold one foretells nothing"),
-        ([S, MS], 8, "the rest of them"),
-        ([S] + [MS] * 9, 0, "all are done"),
-        ([S] + [S] * 3, 1, "as many as fit half the budget"),
-        ([S] + [S] * 4, 0, "half the budget is spent"),
-    ],
-)
-def test_a_fixed_warm_up_is_done_within_half_the_budget(done_ns, expected, why):
-    assert policy(warmup=10, max_seconds=8.0).next_warmup(done_ns) == expected, why
-
-
 def test_a_warm_up_that_a_cuda_graph_needs_is_done_whatever_job_and_budget_say():
     chosen = policy(warmup=2, max_seconds=0.001)
     assert chosen.next_warmup([S], at_least=12) == 1
@@ -49,45 +34,8 @@ def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
     assert chosen.next_warmup(climbing[:60]) == 0
 
 
-@pytest.mark.parametrize(
-    ("step_ns", "settings", "needed", "why"),
-    [
-        (10 * MS, Measure(), 101, "half of two seconds, the cold step not counted"),
-        (10 * MS, Measure(min_seconds=6.0), 301, "beyond the most iterations"),
-        (100 * MS, Measure(), 20, "not fewer than the job asks for"),
-        (100_000, Measure(), 1001, "short steps go on in loops"),
-        (10 * MS, Measure(max_seconds=1.0), 34, "a third of a budget too small"),
-        (10 * MS, Measure(warmup=30), 30, "a fixed count is not prolonged"),
-    ],
-)
-def test_a_warm_up_lasts_half_of_the_least_seconds(step_ns, settings, needed, why):
-    done = [S]
-    while more := StoppingPolicy(settings=settings).next_warmup(done):
-        done += [step_ns] * more
-    assert needed <= len(done) <= 1.5 * needed, why
-
-
 def course(sample_ns=(), warmup_ns=(S,), **changes) -> Progress:
     return Progress(sample_ns=sample_ns, warmup_ns=warmup_ns, **changes)
-
-
-@pytest.mark.parametrize(
-    ("done", "iterations", "step_ns", "max_seconds", "expected", "why"),
-    [
-        (0, 50, 200 * MS, 20.0, 25, "a block of five seconds"),
-        (0, 50, 10 * MS, 20.0, 50, "all of them fit"),
-        (0, 50, S, 4.0, 5, "the budget cuts no count, and a block lasts five seconds"),
-        (49, 50, S, 4.0, 1, "nor when it is spent"),
-        (50, 50, MS, 20.0, 0, "nothing is missing, however short they were"),
-        (0, 50, 30 * S, 20.0, 1, "one sample, however slow"),
-        (0, 5, 0, 20.0, 5, "a step too short for the clock"),
-    ],
-)
-def test_a_fixed_count_of_samples_is_what_is_missing_and_fits(
-    done, iterations, step_ns, max_seconds, expected, why
-):
-    chosen = policy(warmup=2, iterations=iterations, max_seconds=max_seconds)
-    assert chosen.next_timed(course([step_ns] * done, [S, step_ns])) == expected, why
 
 
 WARM = [S] + [10 * MS] * 100
@@ -110,24 +58,6 @@ def test_at_least_two_seconds_are_timed():
     assert chosen.next_timed(course([10 * MS] * 100, [S] + [10 * MS] * 50)) == 0
     chosen = policy(warmup=1, iterations=Span(min=5, max=1000), max_seconds=1.0)
     assert chosen.next_timed(course([MS] * 10, inner=50)) == 10, "loops count against the budget"
-
-
-@pytest.mark.parametrize(
-    ("step_s", "expected", "why"),
-    [
-        (0.1, 30, "thirty where the budget allows it"),
-        (1.0, 10, "as many as the budget leaves"),
-        (3.0, 5, "five in any case"),
-        (60.0, 5, "whatever they take"),
-    ],
-)
-def test_slow_steps_are_timed_thirty_times_or_as_often_as_the_budget_allows(step_s, expected, why):
-    step_ns, warm, timed = int(step_s * S), [], []
-    while more := policy().next_warmup(warm):
-        warm += [step_ns] * more
-    while more := policy().next_timed(course(timed, warm)):
-        timed += [step_ns] * more
-    assert len(timed) == expected, why
 
 
 def test_samples_are_added_until_the_median_is_known_within_the_target():

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import refusal_of
 
 from raybench.errors import UsageError
 from raybench.records.devices import read_device_list, write_device_list
@@ -53,11 +54,9 @@ def test_each_host_needs_workers_up_to_the_last_that_is_named(tmp_path):
     ],
 )
 def test_a_file_that_is_no_list_is_one_line(tmp_path, text, problem):
-    with pytest.raises(UsageError) as error:
-        read(tmp_path, text)
-    assert problem in str(error.value)
-    assert "healthy.txt" in str(error.value)
-    assert "\n" not in str(error.value)
+    told = refusal_of(UsageError, read, tmp_path, text)
+    assert problem in told
+    assert "healthy.txt" in told
 
 
 def test_a_file_that_cannot_be_read_or_written_is_one_line(tmp_path):

@@ -1,7 +1,5 @@
 """Exports are read back by what is to read them: csv, json, an XML parser, MLflow and W&B."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -11,14 +9,14 @@ import sys
 from xml.etree import ElementTree as ET
 
 import pytest
-from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
+from builders import make_device, make_failed, make_point, make_record, write_run
+from commands import Answer
 
 from raybench.errors import ResultsError
 from raybench.records import Status
 from raybench.report.export import export_csv, export_github, export_json, export_junit
 from raybench.report.summary import load_summary
-from raybench.results.reader import RunStatus
-from raybench.results.writer import RunStore
+from raybench.results.tables import RunStatus
 
 HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
 RUN_ID = "run-of-three"
@@ -26,8 +24,8 @@ RUN_ID = "run-of-three"
 
 def stored(root, **changes):
     """A run with a point that is ok, one that failed with a hostile message, one not run."""
-    store = RunStore.create(root, make_run(RUN_ID, **changes), make_measure())
-    store.write_devices([make_device(index) for index in range(2)])
+    devices = [make_device(index) for index in range(2)]
+    store = write_run(root, RUN_ID, devices=devices, **changes)
     told = {"error_message": HOSTILE, "error_detail": f"Traceback\n  {HOSTILE}"}
     failed = make_failed(make_point(world_size=2), **told)
     not_run = {"status": Status.SKIPPED, "error_message": "too few"}
@@ -89,15 +87,13 @@ def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summ
     assert entry["value"] == summary.rows[0].step_ms_p50
     assert "range" not in entry  # one start
     # Alone in its run, nothing varies: the name must not depend on that.
-    store = RunStore.create(tmp_path / "lone", make_run("lone"), make_measure())
-    store.write_records([(0, make_record())])
-    (lone,) = json.loads(export_github(load_summary(tmp_path / "lone", "lone")))
+    write_run(tmp_path, "lone", [make_record()])
+    (lone,) = json.loads(export_github(load_summary(tmp_path, "lone")))
     assert lone["name"] == entry["name"]
 
 
 def test_github_benchmark_of_nothing_is_refused(tmp_path):
-    store = RunStore.create(tmp_path, make_run("none"), make_measure())
-    store.write_records([(0, make_failed())])
+    write_run(tmp_path, "none", [make_failed()])
     with pytest.raises(ResultsError, match="no point is ok"):
         export_github(load_summary(tmp_path, "none"))
 
@@ -143,13 +139,8 @@ def test_mlflow_gets_a_run_with_a_run_for_each_point_once_and_no_server_is_one_l
     store, results = tmp_path / "mlruns", tmp_path / "results"
     told = run_offline("-c", TO_MLFLOW, store, results, **variables)
     [nowhere, first, again], found = json.loads(told.stdout)
-    for (code, out, err), message in (
-        (nowhere, "--to mlflow: "),
-        (again, "has run-of-three already"),
-    ):
-        assert (code, out) == (2, "")
-        assert message in err
-        assert err.count("\n") == 1
+    assert "--to mlflow: " in Answer(*nowhere).refusal
+    assert "has run-of-three already" in Answer(*again).refusal
     assert (first[0], first[2]) == (0, "")
     assert "experiment ddp_scaling" in first[1]
     runs = {tags.get("status", "run"): (end, params, figures) for end, params, figures, tags in
@@ -196,10 +187,7 @@ def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
     ],
 )
 def test_a_user_s_mistake_in_export_is_one_line(tmp_path, command, arguments, message):
-    code, out, err = command("export", *arguments, results=tmp_path / "results")
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in command("export", *arguments, results=tmp_path / "results").refusal
 
 
 @pytest.mark.usefixtures("summary")

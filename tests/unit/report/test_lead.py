@@ -1,7 +1,5 @@
 """The sentence that a report leads with."""
 
-from __future__ import annotations
-
 import itertools
 import re
 
@@ -78,14 +76,10 @@ def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one(stabl
 
 
 def test_a_doubt_that_all_points_of_a_range_share_is_told_with_the_range():
+    points = itertools.product((64, 256), (Precision.FP32, Precision.BF16))
     records = [
         make_steady(1, step_ms, batch_size=batch, precision=precision)
-        for batch, precision, step_ms in (
-            (64, Precision.FP32, 8.0),
-            (64, Precision.BF16, 4.0),
-            (256, Precision.FP32, 8.0),
-            (256, Precision.BF16, 2.0),
-        )
+        for (batch, precision), step_ms in zip(points, (8.0, 4.0, 8.0, 2.0), strict=True)
     ]
     told = said(records, OVER_FP32, quick=[True] * 4)
     assert told == "bf16 is 2.00x to 4.00x as fast as fp32 (all quick)"
@@ -128,34 +122,28 @@ def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_ask
     assert one.startswith("up to ")
 
 
-def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence():
+@pytest.mark.parametrize(
+    ("own_ms", "step_ms", "exceeds"),
+    [((8.0, 18.0), (8.0, 8.9), [False, True]), ((18.0, 8.9), (8.0, 8.9), [True, False])],
+    ids=["of the point", "of its baseline"],
+)
+def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence(own_ms, step_ms, exceeds):
     records = [
-        make_apart([8.0] * 1, 8.0, optimizer_ms=0.5),
-        make_apart([18.0] * 2, 8.9, optimizer_ms=0.5),
+        make_apart([own] * ranks, step, optimizer_ms=0.5)
+        for ranks, own, step in zip((1, 2), own_ms, step_ms, strict=True)
     ]
     found = scaling_rows(records, ON_ONE)
-    assert [one is None for one in column(found, "why_no_breakdown")] == [True, False]
-    assert found[1].why_no_breakdown == (
-        "no breakdown: the parts come to 18 ms, the step takes 8.9 ms; the instrumented steps "
-        "were slower than the timed ones"
+    assert [one.why_no_breakdown is not None for one in found] == exceeds
+    wrong, right = sorted(found, key=lambda one: one.why_no_breakdown is None)
+    assert wrong.why_no_breakdown == (
+        f"no breakdown: the parts come to 18 ms, the step takes {wrong.step_ms_p50:g} ms; the "
+        "instrumented steps were slower than the timed ones"
     )
-    assert found[0].compute_ms == pytest.approx(7.5)
-    assert {getattr(found[1], name) for name in (*BREAKDOWN, "host_bound", *LOSSES)} == {None}
-    assert said(records, ON_ONE).endswith(
-        "what the rest is lost to is not known: the parts of the step exceed it"
-    )
-
-
-def test_a_baseline_whose_parts_exceed_its_step_explains_no_loss():
-    found = scaling_rows(
-        [
-            make_apart([18.0] * 1, 8.0, optimizer_ms=0.5),
-            make_apart([8.9] * 2, 8.9, optimizer_ms=0.5),
-        ],
-        ON_ONE,
-    )
-    assert found[1].compute_ms == pytest.approx(8.4)
+    assert {getattr(wrong, name) for name in (*BREAKDOWN, "host_bound")} == {None}
+    assert right.compute_ms == pytest.approx(right.step_ms_p50 - 0.5)
     assert {getattr(found[1], name) for name in LOSSES} == {None}
+    told = "what the rest is lost to is not known: the parts of the step exceed it"
+    assert said(records, ON_ONE).endswith(told) == exceeds[1]
 
 
 def test_samples_per_joule_are_those_of_all_timed_steps():

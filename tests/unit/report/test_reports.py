@@ -1,7 +1,5 @@
 """What reports, lists and advice say, and that each format says it safely."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -42,8 +40,7 @@ from raybench.health.report import HealthReport
 from raybench.records import Status
 from raybench.records.devices import Verdict
 from raybench.report import documents, formatting
-from raybench.report.blocks import legend_paragraphs
-from raybench.report.documents import format_document
+from raybench.report.documents import format_document, legend_paragraphs
 from raybench.report.formatting import plain, plain_lines, printable, shorten
 from raybench.report.messages import group_messages
 from raybench.report.point_settings import point_names, setting_columns
@@ -51,7 +48,8 @@ from raybench.report.run_report import RunReport
 from raybench.report.show import AdviceList, PointDetails, PointList, RunList, advise_run
 from raybench.report.summary import Summary, load_summary
 from raybench.results.columns import SCHEMA_VERSION, to_row
-from raybench.results.reader import RunStatus, load
+from raybench.results.reader import load
+from raybench.results.tables import RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.scheduler import WORTHWHILE
 
@@ -315,13 +313,6 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column():
         assert all(line.isprintable() for line in text.split("\n"))
 
 
-@pytest.mark.parametrize(
-    ("text", "span"), [("a", "`a`"), ("`a", "`` `a ``"), ("a``b", "```a``b```")]
-)
-def test_a_code_span_holds_any_backticks(text, span):
-    assert documents.code(text) == span
-
-
 def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
     fits = [make_record(make_point(batch_size=size)) for size in (64, 1024, 1472)]
     [found] = make_summary([*fits, make_failed(make_point(batch_size=1480))]).largest_batches
@@ -437,21 +428,6 @@ def test_a_point_that_was_not_alone_on_its_nodes_is_marked():
     assert explained in legend_of(summary)
 
 
-def test_collectives_are_read_down_the_message_size_of_each_operation():
-    records = [
-        make_collective(operation, size, ms)
-        for operation in ("all_reduce", "all_gather")
-        for size, ms in ((2**30, 4.5), (4096, 0.0116))
-    ]
-    [table] = tables_of(make_summary(records))
-    assert table.kind == "fp32, 4 GPUs"
-    assert table.titles == ("operation", "size", "step µs", "scatter", "busbw GB/s")
-    assert table.texts[2:] == (
-        ("all_reduce", "4 KiB", "11.60", "0.0%", "0.5297"),
-        ("all_reduce", "1 GiB", "4,500", "0.0%", "357.9"),
-    )
-
-
 def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it():
     records = [make_collective("all_reduce", 2**20, 1.0, world_size) for world_size in (2, 4)]
     failed = make_failed(unscaled_point("collective", 8, operation="all_reduce", size_bytes=2**20))
@@ -492,30 +468,25 @@ BAD = "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("function", "given", "shown"),
     [
-        ("a b", "a b"),
-        ("\x1b[31mred\x1b[0m", f"{BAD}[31mred{BAD}[0m"),
-        ("left\N{RIGHT-TO-LEFT OVERRIDE}right", f"left{BAD}right"),
-        ("größer µs", "größer µs"),
+        (printable, "größer µs", "größer µs"),
+        (printable, "\x1b[31mred\x1b[0m", f"{BAD}[31mred{BAD}[0m"),
+        (printable, "left\N{RIGHT-TO-LEFT OVERRIDE}right", f"left{BAD}right"),
+        # One line, whatever breaks it, and lines that keep what they are indented by.
+        (plain, "one\n  two\r\n\tthree\N{LINE SEPARATOR}four", "one two three four"),
+        (plain, 1.5, "1.5"),
+        (plain_lines, "def f():\n\treturn  1\x07\n", ["def f():", f"        return 1{BAD}"]),
+        (partial(shorten, most=6), "abcdef", "abcdef"),
+        (partial(shorten, most=6), "abcdefg", "abcde…"),
+        # A code span of Markdown holds any backticks.
+        (documents.code, "a", "`a`"),
+        (documents.code, "`a", "`` `a ``"),
+        (documents.code, "a``b", "```a``b```"),
     ],
 )
-def test_characters_that_control_a_terminal_are_replaced(text, shown):
-    assert printable(text) == shown
-
-
-def test_a_value_is_one_line_whatever_breaks_it():
-    assert plain("one\n  two\r\n\tthree\N{LINE SEPARATOR}four") == "one two three four"
-    assert plain(1.5) == "1.5"
-
-
-def test_lines_keep_what_they_are_indented_by():
-    assert plain_lines("def f():\n\treturn  1\x07\n") == ["def f():", f"        return 1{BAD}"]
-
-
-def test_a_text_that_is_too_long_ends_in_an_ellipsis():
-    assert shorten("abcdef", 6) == "abcdef"
-    assert shorten("abcdefg", 6) == "abcde…"
+def test_a_text_is_shown_without_what_could_control_or_break_its_place(function, given, shown):
+    assert function(given) == shown
 
 
 def setting_row(workload, batch_size=None, **params):
@@ -611,7 +582,6 @@ def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_c
     assert "±" not in text
     assert "one start; `--set measure.rounds=3` gives an interval." in text
     assert "Scatter: standard deviation of the samples within one start" in text
-    assert summary.more_rounds is not None
     assert summary.more_rounds.rounds == WORTHWHILE
     # Two points of 3.5 s, twice more, and new processes between.
     assert summary.more_rounds.seconds == pytest.approx(2 * (2 * 3.5 + 5), abs=2)

@@ -1,7 +1,5 @@
 """Tables of scopes and of ranks: a module beside what it is a part of, and ranks that differ."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd

@@ -4,8 +4,6 @@ To accept other words, run `RAYBENCH_WRITE_SNAPSHOTS=1 pytest tests/unit/report/
 and read `git diff`.
 """
 
-from __future__ import annotations
-
 import html
 import os
 import re

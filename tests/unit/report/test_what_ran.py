@@ -1,7 +1,5 @@
 """What a page says first: what was run, how large the model was, and the large figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +12,7 @@ from raybench.report.summary import load_summary
 from raybench.workloads.base import parameter_count
 from raybench.workloads.language_models import LanguageModel
 from raybench.workloads.networks import FEATURES, linear_stack
-from raybench.workloads.shapes import (
-    DECODER_PRESETS,
-    LANGUAGE_PRESETS,
-)
+from raybench.workloads.shapes import DECODER_PRESETS, LANGUAGE_PRESETS
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
 

@@ -1,22 +1,15 @@
 """A metric that a workload declares in its class is in tables and reports, without another edit."""
 
-from __future__ import annotations
-
-import sys
 from dataclasses import replace
 
 import pytest
-from builders import make_measure, make_measurement, make_point, make_record, make_run
+from builders import make_measure, make_measurement, make_point, make_record
+from fakes import measure_here
 
 import raybench
 from raybench import Metric
-from raybench.job.model import Measure
-from raybench.job.plan import Plan
-from raybench.results.tables import point_metrics
-from raybench.results.writer import RunStore
-from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.scheduler import Rounds
-from tests.local_cluster import this_process
+from raybench.analysis.rounds import mean_of_rounds
+from raybench.results.tables import point_metrics, point_row
 
 ONE_FILE = '''
 from raybench import Context, Metric, Workload
@@ -48,18 +41,11 @@ def results(tmp_path_factory):
     """A run of the workload, in one process."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "one_file_workload.py").write_text(ONE_FILE)
-    store = RunStore.create(folder / "results", make_run("run-a", points_total=1), make_measure())
-    plan = Plan(points=(make_point(workload="one_file_workload:Pipeline", params={}),))
-    measure = Measure(warmup=2, iterations=6, min_seconds=0, breakdown=False)
-    settings = SweepSettings(measure=measure, strategy="pack", stop_on_error=False)
-    cluster = this_process()
-    cluster.start(1, "pack")
-    store.write_devices(cluster.devices)
+    point = make_point(workload="one_file_workload:Pipeline", params={})
+    measure = {"warmup": 2, "iterations": 6, "min_seconds": 0, "breakdown": False}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(folder), *sys.path])
-        list(sweep(Rounds(plan=plan), settings, cluster, store.write_records))
-    cluster.close()
-    return folder / "results"
+        patch.syspath_prepend(folder)
+        return measure_here(folder / "results", [point], **measure)
 
 
 def test_its_values_are_in_the_table_after_the_timed_steps(results):
@@ -119,10 +105,7 @@ def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point():
     assert each["workload_metrics"] == {"bubble_ms": pytest.approx(2.0)}
 
 
-def test_the_rounds_of_a_point_have_its_mean(tmp_path):
-    from raybench.analysis.rounds import mean_of_rounds
-    from raybench.results.tables import point_row
-
+def test_the_rounds_of_a_point_have_its_mean():
     rows = [
         replace(point_row("run-a", record, make_measure()), round=number, attempt=number)
         for number, record in ((1, of_ranks(1.0)), (2, of_ranks(2.0)))

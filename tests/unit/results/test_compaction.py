@@ -1,29 +1,19 @@
 """A run whose parts are put together: the same rows, also where that was cut short."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from builders import (
-    START,
-    make_device,
-    make_failed,
-    make_measure,
-    make_point,
-    make_record,
-    make_run,
-)
+from builders import START, make_device, make_failed, make_point, make_record, make_run, write_run
 
 from raybench.errors import ResultsError
 from raybench.records.devices import DeviceSample
 from raybench.results import reader
 from raybench.results.columns import write_part
-from raybench.results.reader import RunStatus, load
-from raybench.results.tables import TABLES
-from raybench.results.writer import RunStore, clear_leftovers, compact_points, compact_run, hold_run
+from raybench.results.reader import load
+from raybench.results.tables import TABLES, RunStatus
+from raybench.results.writer import clear_leftovers, compact_points, compact_run, hold_run
 
 RUN = "run-a"
 SAMPLE = DeviceSample(node_id="n0", index=0, uuid="GPU-0", time=START, power_w=300.0)
@@ -36,8 +26,7 @@ class Killed(BaseException):
 @pytest.fixture
 def store(tmp_path):
     """A run with four attempts in three parts, the last two ended together, and new devices."""
-    made = RunStore.create(tmp_path, make_run(RUN), make_measure())
-    made.write_devices([make_device(0)])
+    made = write_run(tmp_path, RUN, devices=[make_device(0)])
     made.write_devices([make_device(1)], "devices-1")
     for batch in (
         [(0, make_failed())],
@@ -181,9 +170,7 @@ def test_a_part_of_a_newer_version_stays_as_it_is(store):
 @pytest.fixture
 def single(tmp_path):
     """A run with one point, whose samples are there."""
-    made = RunStore.create(tmp_path, make_run(RUN), make_measure())
-    made.write_records([(0, make_record(make_point(world_size=2)))])
-    return made
+    return write_run(tmp_path, RUN, [make_record(make_point(world_size=2))])
 
 
 def sampled(single):

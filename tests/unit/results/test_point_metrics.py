@@ -1,7 +1,5 @@
 """Each column of a point's row, from hand-made measurements of its ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -208,11 +206,6 @@ def test_unknown_operations_make_no_rate():
     found = of(rank(gemm_tflops=800.0))
     names = ("flops_per_step", "achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct")
     assert [found[name] for name in (*names, "gemm_share_pct")] == [None] * 5
-
-
-def test_energy_is_that_of_all_devices_or_unknown():
-    assert of(rank(0, energy_j=100.0), rank(1, energy_j=150.0))["energy_j"] == 250.0
-    assert of(rank(0, energy_j=100.0), rank(1))["energy_j"] is None
 
 
 def test_the_clock_is_the_median_of_the_slowest_device_or_unknown():

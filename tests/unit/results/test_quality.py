@@ -1,27 +1,17 @@
 """What makes a point's number doubtful, told from its row alone."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 
 import pytest
-from builders import (
-    make_device,
-    make_measure,
-    make_measurement,
-    make_point,
-    make_record,
-    make_row,
-)
+from builders import make_device, make_measure, make_measurement, make_point, make_record, make_row
 
 from raybench.records import Breakdown
 from raybench.records.environment import usable_cores
 from raybench.report import formatting
-from raybench.results.breakdown import is_slowed_by_one_rank, why_no_breakdown
 from raybench.results.columns import to_row
 from raybench.results.metrics import crowding, half_interval, is_imprecise
-from raybench.results.tables import point_row
+from raybench.results.tables import is_slowed_by_one_rank, point_row, why_no_breakdown
 
 
 def row(step_ms, device_type="cuda", **columns):

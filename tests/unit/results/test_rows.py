@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 
@@ -17,10 +15,11 @@ from builders import (
     make_samples,
 )
 
+from raybench.job.point import Precision
 from raybench.records import Breakdown, PeakParts, Repetition, Status, Traffic
 from raybench.results.columns import SCHEMA_VERSION, from_row, to_row
-from raybench.results.reader import Run
-from raybench.results.tables import TABLES, point_row, sample_columns, schema, storable, units
+from raybench.results.metrics import dense_peak_tflops
+from raybench.results.tables import TABLES, Run, point_row, sample_columns, schema, storable, units
 
 MS = 1_000_000
 
@@ -103,13 +102,6 @@ def test_one_rank_has_neither_skew_nor_slowest_rank_nor_backend():
     assert (row["skew_ms_p50"], row["slowest_rank"], row["backend"]) == (None, None, None)
 
 
-def test_memory_and_setup_are_the_maximum_over_ranks():
-    row = row_of(two_ranks())
-    assert row["peak_mem_allocated_bytes"] == 2**30 + 1
-    assert row["peak_mem_reserved_bytes"] == 2**31 + 1
-    assert row["setup_s"] == 1.5
-
-
 CHOICES = ("AllReduce 4096 B: RING LL, 2 channels", "AllGather 64 B: RING LL, 1 channel")
 WAYS = ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM")
 
@@ -117,38 +109,34 @@ WAYS = ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM")
 @pytest.mark.parametrize(
     ("column", "by_rank", "expected"),
     [
+        ("setup_s", (0.5, 1.5), 1.5),
+        ("peak_mem_allocated_bytes", (2**30, 2**30 + 1), 2**30 + 1),
+        ("peak_mem_reserved_bytes", (2**31 + 1, 2**31), 2**31 + 1),
+        # Of all devices, or unknown.
+        ("energy_j", (100.0, 150.0), 250.0),
+        ("energy_j", (100.0, None), None),
+        # What any rank tells.
         ("nccl_choices", (CHOICES, ()), list(CHOICES)),
+        ("nccl_choices", ((), ()), None),
         ("transports", (WAYS[1:], WAYS), list(WAYS)),
         ("transports", ((), ()), None),
-        ("nccl_choices", ((), ()), None),
+        ("is_of_new_process", (True, True), True),
+        ("is_of_new_process", (True, False), False),
+        ("is_of_new_process", (None, None), None),
     ],
 )
-def test_what_nccl_did_is_what_any_of_the_ranks_tells(column, by_rank, expected):
+def test_what_ranks_tell_becomes_one_value_of_the_point(column, by_rank, expected):
     ranks = [
-        make_measurement(rank, [[8_000_000] * 6], **{column: told})
-        for rank, told in enumerate(by_rank)
+        make_measurement(rank, [[MS] * 6], **{column: told}) for rank, told in enumerate(by_rank)
     ]
-    record = make_record(make_point(world_size=2), measurements=tuple(ranks))
-    assert row_of(record)[column] == expected
+    row = row_of(make_record(make_point(world_size=2), measurements=tuple(ranks)))
+    assert row["new_processes" if column == "is_of_new_process" else column] == expected
 
 
 def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build():
     row = row_of(make_record(measurements=(cold(0, 90, 20), cold(1, 70, 30))))
     assert (row["first_step_ms"], row["compiled_step_ms"]) == (90.0, None)
     assert (row["alloc_retries"], row["device_allocs"]) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("news", "all_new"),
-    [((True, True), True), ((True, False), False), ((None, None), None)],
-)
-def test_processes_are_new_where_all_are(news, all_new):
-    ranks = [
-        make_measurement(rank, [[MS] * 6], is_of_new_process=is_new)
-        for rank, is_new in enumerate(news)
-    ]
-    row = row_of(make_record(make_point(world_size=2), measurements=tuple(ranks)))
-    assert row["new_processes"] is all_new
 
 
 def test_the_first_step_after_compiling_is_told_where_something_was_compiled():
@@ -383,3 +371,27 @@ def test_a_unit_in_a_name_is_the_unit_of_the_column(table):
     for name, unit in units(table).items():
         told = [meant for suffix, meant in SUFFIXES.items() if name.endswith(suffix)]
         assert not told or unit in told, name
+
+
+@pytest.mark.parametrize(
+    ("name", "fp32", "tf32", "bf16"),
+    [
+        ("NVIDIA H200", 67.0, 494.5, 989.5),
+        ("NVIDIA H100 80GB HBM3", 66.9, 494.7, 989.4),
+        ("A100-SXM4-40GB", 19.5, 156.0, 312.0),  # as drivers before 460 call it
+        ("NVIDIA B200", None, 1125.0, 2250.0),
+        ("AMD Instinct MI355X", 157.3, None, 2516.6),
+        ("Tesla V100-SXM2-16GB", 15.7, None, None),
+        # A name that is only similar may be another card, or a slice of one.
+        ("NVIDIA H100", None, None, None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None, None, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None, None),
+        ("Intel(R) Xeon(R)", None, None, None),
+    ],
+)
+def test_each_form_factor_has_its_own_dense_peaks_and_an_unknown_device_none(
+    name, fp32, tf32, bf16
+):
+    asked = [dense_peak_tflops(name, p) for p in (Precision.FP32, Precision.TF32, Precision.BF16)]
+    assert asked == [fp32, tf32, bf16]
+    assert dense_peak_tflops("NVIDIA H100 PCIe", Precision.FLOAT8) == 1513.0

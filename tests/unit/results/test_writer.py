@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,15 +17,18 @@ from builders import (
     make_point,
     make_record,
     make_run,
+    open_run,
+    write_run,
 )
+from commands import refusal_of, run_python
 
 import raybench
 from raybench.analysis import frames
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, Status
 from raybench.results import reader
-from raybench.results.reader import RunStatus, find_run, load, read_runs, read_table
-from raybench.results.tables import TABLES, point_metrics, schema
+from raybench.results.reader import find_run, load, read_runs, read_table
+from raybench.results.tables import TABLES, RunStatus, point_metrics, schema
 from raybench.results.writer import RunStore, check_writable, hold_run
 
 
@@ -37,19 +36,15 @@ from raybench.results.writer import RunStore, check_writable, hold_run
 def results(tmp_path):
     """Two runs: run-old with an ok and a failed point, run-new with one point that was skipped."""
     root = tmp_path / "results"
-    old = RunStore.create(root, make_run("run-old"), make_measure())
-    old.write_devices([make_device(0), make_device(1)])
-    old.write_records([(0, make_record(make_point(world_size=2)))])
-    old.write_records([(1, make_failed())])
-    new = RunStore.create(
-        root, make_run("run-new", started_at=START + timedelta(1)), make_measure()
-    )
-    new.write_records([(0, make_failed(status=Status.SKIPPED, devices=(), error_type=None))])
+    old = [make_record(make_point(world_size=2)), make_failed()]
+    write_run(root, "run-old", old, [make_device(0), make_device(1)])
+    skipped = make_failed(status=Status.SKIPPED, devices=(), error_type=None)
+    write_run(root, "run-new", [skipped], started_at=START + timedelta(1))
     return root
 
 
 def old_run(results):
-    return RunStore(root=results, run_id="run-old", measure=make_measure())
+    return open_run(results, "run-old")
 
 
 def part_of(results, table, run_id="run-old"):
@@ -144,11 +139,10 @@ def test_attempts_that_ended_together_share_their_parts_and_are_found_there(resu
 def test_a_full_disk_leaves_no_half_part_and_is_one_line(results):
     code = (
         "import resource, sys\n"
-        "from builders import make_failed, make_measure\n"
+        "from builders import make_failed, open_run\n"
         "from pathlib import Path\n"
         "from raybench.errors import ResultsError\n"
-        "from raybench.results.writer import RunStore\n"
-        "store = RunStore(root=Path(sys.argv[1]), run_id='run-old', measure=make_measure())\n"
+        "store = open_run(Path(sys.argv[1]), 'run-old')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try:\n"
         "    store.write_records([(7, make_failed())])\n"
@@ -156,13 +150,7 @@ def test_a_full_disk_leaves_no_half_part_and_is_one_line(results):
         "    print(error)\n"
     )
     before = sorted((results / "points").rglob("*"))
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(results)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[1],
-    )
+    done = run_python(code, results, cwd=Path(__file__).parents[1])
     assert "cannot be written: File too large" in done.stdout
     assert done.stdout.count("\n") == 1
     assert sorted((results / "points").rglob("*")) == before
@@ -182,9 +170,7 @@ def test_some_columns_of_a_table_are_read_alone(results):
 
 
 def test_a_hundred_parts_stay_below_six_megabytes(tmp_path):
-    written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
-    record = make_record(make_point(world_size=4), count=50, error_message=None)
-    written.write_records([(0, record)])
+    write_run(tmp_path, "run-x", [make_record(make_point(world_size=4), count=50)])
     assert part_of(tmp_path, "points", "run-x").stat().st_size < 50_000
     assert part_of(tmp_path, "samples", "run-x").stat().st_size < 7_500
 
@@ -203,9 +189,8 @@ def test_a_run_is_never_written_over_and_not_begun_anew_where_its_folders_were_t
     with pytest.raises(ResultsError, match="run run-old is already there"):
         RunStore.create(results, make_run("run-old"), make_measure())
     results.rename(results.with_name("elsewhere"))
-    with pytest.raises(ResultsError, match="the folders of run run-old are gone") as told:
-        store.write_records([(2, make_record())])
-    assert "\n" not in str(told.value)
+    told = refusal_of(ResultsError, store.write_records, [(2, make_record())])
+    assert "the folders of run run-old are gone" in told
     assert not results.exists()
 
 
@@ -230,10 +215,8 @@ def test_a_part_that_cannot_be_written_is_one_line(results):
 def test_a_damaged_part_is_named_in_one_line(results, damaged):
     path = part_of(results, "samples")
     path.write_bytes(damaged(path.read_bytes()))
-    with pytest.raises(ResultsError) as caught:
-        load(results, "samples", "run-old")
-    assert str(caught.value).startswith(f"{path}: not a Parquet file, or a damaged one")
-    assert "\n" not in str(caught.value)
+    told = refusal_of(ResultsError, load, results, "samples", "run-old")
+    assert told.startswith(f"{path}: not a Parquet file, or a damaged one")
 
 
 def test_a_foreign_parquet_file_is_named(results):
@@ -317,10 +300,7 @@ def test_a_path_finds_a_run_in_its_results_and_in_others_too(results, path):
 def test_a_run_that_cannot_be_told_names_the_candidates(results, text, message, monkeypatch):
     # Where the folder above the working directory has no results.
     monkeypatch.chdir(results)
-    with pytest.raises(ResultsError) as caught:
-        find_run(results, text)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in refusal_of(ResultsError, find_run, results, text)
 
 
 def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_path, monkeypatch):
@@ -340,17 +320,17 @@ def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         raybench.nothing  # noqa: B018
     code = (
-        "import sys, raybench, raybench.results.reader, raybench.cli.results\n"
+        "import sys, raybench, raybench.cli.results\n"
         "print(sorted({'pandas', 'pyarrow', 'numpy', 'vl_convert', 'torch', 'ray'} "
         "& set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python(code)
     assert done.stdout.strip() == "[]"
 
 
 def unfinished(root, host):
-    run = make_run("run-b", status=RunStatus.RUNNING, finished_at=None, host=host, points_ok=0)
-    RunStore.create(root, run, make_measure()).write_records([(0, make_record())])
+    running = {"status": RunStatus.RUNNING, "finished_at": None, "points_ok": 0}
+    write_run(root, "run-b", [make_record()], host=host, **running)
 
 
 def test_a_run_is_running_while_its_driver_lives_and_interrupted_afterwards(tmp_path):
@@ -397,7 +377,7 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
         return point_metrics(record)
 
     monkeypatch.setattr("raybench.results.tables.point_metrics", broken)
-    store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
+    store = write_run(tmp_path, "run-a")
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])
     assert [record.status for record in kept] == [Status.ERROR, Status.OK]
@@ -413,11 +393,9 @@ def test_names_that_are_no_text_for_utf8_are_kept_as_far_as_they_go(tmp_path):
     record = make_record()
     (measurement,) = record.measurements
     profiled = replace(measurement, profile=Profile(trace=b"", modules=(module,)))
-    store = RunStore.create(
-        tmp_path, make_run("run-a", environment={"A": "\udcff"}), make_measure()
-    )
-    store.write_devices([make_device(0, environment={"\udcff": "1"})])
-    store.write_records([(0, replace(record, measurements=(profiled,)))])
+    records = [replace(record, measurements=(profiled,))]
+    devices = [make_device(0, environment={"\udcff": "1"})]
+    write_run(tmp_path, "run-a", records, devices, environment={"A": "\udcff"})
     assert load(tmp_path, "modules")["module"].tolist() == ["a?"]
     assert dict(load(tmp_path, "runs")["environment"].iloc[0]) == {"A": "?"}
 

@@ -1,7 +1,5 @@
 """Which devices and ranks are slow: fleets, trials on H200s and noise with a known answer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

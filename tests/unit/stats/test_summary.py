@@ -1,7 +1,5 @@
 """Intervals, levels and the scatter of starts, where the truth is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

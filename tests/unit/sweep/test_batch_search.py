@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from jobs import MLP, plan
 from raybench.errors import UsageError
 from raybench.records import Record, Status
-from raybench.sweep.scheduler import (
-    BatchSearches,
-    check_bounded,
-    next_batch,
-    with_probes,
-)
+from raybench.sweep.scheduler import BatchSearches, check_bounded, next_batch, with_probes
 
 MOST = 2**31 - 1
 
@@ -57,11 +52,6 @@ def test_the_batch_is_doubled_or_halved_and_then_bisected(limit, most, tried, en
 def test_a_failure_that_says_nothing_of_memory_ends_the_search_and_is_named(status):
     end = next_batch(64, MOST, {64: Status.OK, 128: status})
     assert end == f"batch_size 128 ended {status.value}"
-
-
-def test_what_was_skipped_above_a_batch_that_ran_out_does_not_matter():
-    outcomes = {64: Status.OK, 128: Status.SKIPPED, 96: Status.OOM}
-    assert next_batch(64, MOST, outcomes) == 80
 
 
 @given(

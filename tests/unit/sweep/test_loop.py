@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import builders
@@ -107,13 +108,16 @@ def test_a_record_is_written_before_its_event_is_seen():
             assert written == [(0, event.record)]
 
 
-def test_one_failed_rank_drops_the_measurements_of_all():
+def test_one_failed_rank_drops_the_measurements_of_all_and_is_named_with_what_it_left_behind():
     def script(point, rank):
-        return failure(1, Status.OOM) if rank == 1 else make_measurement(rank)
+        failed = failure(1, Status.OOM)
+        ranks = [failure(0, Status.LOST, "PeerFailed"), replace(failed, detail="in f")]
+        return ranks[rank] if rank < 2 else make_measurement(rank)
 
-    [record], _ = run(make_plan_of(2), make_started(make_devices(a=2), script))
+    [record], _ = run(make_plan_of(3), make_started(make_devices(a=3), script))
     assert (record.status, record.measurements) == (Status.OOM, ())
     assert record.error_message == "rank 1 (host-a, cuda:1): because"
+    assert (record.error_rank, record.error_detail) == (1, "in f")
 
 
 def test_after_a_batch_that_ran_out_of_memory_the_bigger_ones_are_skipped():
@@ -138,13 +142,6 @@ def test_a_failed_point_costs_no_other_point_but_with_on_error_stop(stop_on_erro
     assert (plan.points[1].point_id in (records[2].error_message or "")) == stop_on_error
 
 
-def test_a_point_too_big_for_the_cluster_is_a_skipped_row():
-    records, events = run(make_plan_of(2, 1), make_started(make_devices(a=1)))
-    assert statuses(records) == [Status.SKIPPED, Status.OK]
-    assert records[0].error_message == "needs 2 devices, the cluster has 1"
-    assert [type(event) for event in events] == [PointFinished, PointStarted, PointFinished]
-
-
 @pytest.mark.parametrize(
     ("stop", "status", "message"),
     [
@@ -166,16 +163,6 @@ def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole
     earlier = EarlierSweeps(attempts={chosen: 2}, chosen=[chosen])
     list(begun(plan, make_started(make_devices(a=1)), written, earlier))
     assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]
-
-
-def test_the_row_of_a_failed_point_has_the_rank_and_what_it_left_behind():
-    def script(point, rank):
-        if rank == 0:
-            return failure(0, Status.LOST, "PeerFailed")
-        return Failure(rank=1, status=Status.ERROR, error_type="X", message="y", detail="in f")
-
-    [record], _ = run(make_plan_of(2), make_started(make_devices(a=2), script))
-    assert (record.error_rank, record.error_detail) == (1, "in f")
 
 
 def test_with_isolation_device_points_run_at_once_and_know_of_each_other():

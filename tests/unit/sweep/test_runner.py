@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from builders import make_failed, make_measure, make_record, make_run
+from builders import make_failed, make_measure, make_record, make_run, write_run
 from fakes import (
     ScriptedWorker,
     make_cluster,
@@ -33,7 +33,8 @@ from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.records import Cause, Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
-from raybench.results.reader import RunStatus, count_points
+from raybench.results.reader import count_points
+from raybench.results.tables import RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
@@ -219,7 +220,7 @@ def test_an_end_that_takes_too_long_is_told_once_where_the_whole_run_is(
     where = RunTarget(address="local", device="cuda", output=folder, profiled=frozenset())
     with pytest.raises(KeyboardInterrupt):
         run_sweep(job, state_of(job), where, listener)
-    told = f"2 finished points are kept; see: raybench report run-a --results {folder}\n"
+    told = f"2 finished points are kept; see: `raybench report run-a --results {folder}`\n"
     assert said().endswith(f"\nended at once: {told}")
 
 
@@ -249,14 +250,11 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
 )
 def test_what_no_sweep_can_keep_to_is_told_by_a_dry_run_too(job, words, told, command):
     done = command("sweep", "job.yaml", "--dry-run", *words, results=None)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(told)
-    assert len(done.err.splitlines()) == 1
+    assert done.refusal.startswith(told)
 
 
 def test_a_sweep_beside_damaged_runs_reports_and_exits_0(job, folder, command, monkeypatch):
-    store = RunStore.create(folder, make_run("a-20261101-101010-abcd"), make_measure())
-    store.write_records([(0, make_record())])
+    write_run(folder, "a-20261101-101010-abcd", [make_record()])
     for table in ("runs", "points", "samples"):
         for path in (folder / table).rglob("*.parquet"):
             path.write_bytes(b"no parquet")
@@ -326,10 +324,8 @@ def test_points_that_cannot_be_put_together_are_told_in_one_line_and_reported(
 def test_a_relative_output_in_a_ray_job_is_refused_in_one_line(job, folder, command, monkeypatch):
     config = '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0d3a.zip"}}'
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", config)
-    done = command("sweep", "job.yaml", results=None)
-    assert done.code == 2
-    (line,) = done.err.splitlines()
-    assert line.startswith("--output results: a Ray job's working directory is thrown away; give")
+    told = command("sweep", "job.yaml", results=None).refusal
+    assert told.startswith("--output results: a Ray job's working directory is thrown away; give")
     assert not folder.exists()
 
 
@@ -419,8 +415,7 @@ def resume(folder, job, monkeypatch, command):
             "workload_files": code.workload,
             "raybench_sha256": code.raybench_sha256,
         }
-        store = RunStore.create(folder, make_run("run-a", **(settings | of_run)), make_measure())
-        store.write_records([(0, make_failed(first, status=status))])
+        write_run(folder, "run-a", [make_failed(first, status=status)], **(settings | of_run))
         starts = []
 
         def run_sweep(_, start, *__):
@@ -438,9 +433,7 @@ def resume(folder, job, monkeypatch, command):
 def refusal(resume, *asked, **of_run):
     """The one line with which it is refused to go on."""
     assert resume(*asked, **of_run) is None
-    assert resume.done.code == 2
-    (line,) = resume.done.err.splitlines()
-    return line
+    return resume.done.refusal
 
 
 @pytest.mark.parametrize(
@@ -550,6 +543,5 @@ def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
 ):
     monkeypatch.setattr("raybench.sweep.runner.run_sweep", lambda *_: pytest.fail("went on"))
     (tmp_path / "file").touch()
-    done = command("sweep", "job.yaml", "-o", "file", results=None)
-    assert done.code == 2
-    assert done.err.endswith("file is not a folder; choose another folder\n")
+    told = command("sweep", "job.yaml", "-o", "file", results=None).refusal
+    assert told.endswith("file is not a folder; choose another folder\n")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from builders import make_context, outcome_of_check
-from forked import gloo, run_ranks
+from forked import answers_of_ranks, gloo
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
@@ -121,9 +121,7 @@ def observe(rank: int, world_size: int, store: str) -> dict[str, Any]:
         return seen
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks(observe, 3, 3, str(tmp_path_factory.mktemp("group") / "store"))
+ranks = answers_of_ranks(observe, 3, 3)
 
 
 @pytest.mark.parametrize("case", CASES)

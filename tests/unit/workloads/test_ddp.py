@@ -15,11 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from builders import make_context
-from forked import gloo, run_ranks
+from forked import answers_of_ranks, gloo
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from raybench.job.point import Precision
 from raybench.measure.breakdown import Extent, break_down
@@ -70,7 +69,6 @@ def build(case: str, context: Context) -> Mlp | Transformer:
 def observe(case: str, rank: int) -> SimpleNamespace:
     workload = build(case, context_of(case, rank))
     ddp = workload.replica
-    assert isinstance(ddp, DistributedDataParallel)
     buckets: list[int] = []
     gradients: list[list[float]] = []
 
@@ -185,7 +183,6 @@ def compiled(model: nn.Module) -> None:
 
 
 def hooked(model: nn.Module) -> None:
-    assert isinstance(model, DistributedDataParallel)
     model.register_comm_hook(None, noop_hook)
 
 
@@ -200,9 +197,7 @@ def run_rank(rank: int, store: str) -> SimpleNamespace:
         )
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    return run_ranks(run_rank, 2, str(tmp_path_factory.mktemp("group") / "store"))
+answers = answers_of_ranks(run_rank, 2)
 
 
 @pytest.fixture

@@ -141,8 +141,6 @@ def test_a_loop_takes_steps_along_the_velocities():
     for workload in (once, thrice, forward):
         workload.step()
     assert thrice.flops_per_step == 3 * forward.flops_per_step
-    assert once.output is not None
-    assert thrice.output is not None
     assert not torch.allclose(once.output, thrice.output)
     forward.check()
     forward.output = torch.full_like(forward.output, torch.nan)

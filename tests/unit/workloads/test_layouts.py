@@ -6,7 +6,7 @@ from typing import Any
 import builders
 import pytest
 import torch
-from forked import run_ranks
+from forked import answers_of_ranks, run_ranks
 from layout_ranks import COMPILED, LAYOUTS, run_rank, run_rank_compiled
 
 from jobs import HEAD, plan, problems_of
@@ -18,9 +18,7 @@ from raybench.workloads.transformer import Transformer
 EXACT = 1e-12
 
 
-@pytest.fixture(scope="module")
-def of_two(tmp_path_factory):
-    return run_ranks(run_rank, 2, 2, str(tmp_path_factory.mktemp("layouts") / "store"))
+of_two = answers_of_ranks(run_rank, 2, 2)
 
 
 @pytest.mark.parametrize("name", LAYOUTS[2])

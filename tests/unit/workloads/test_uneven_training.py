@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from builders import make_context
-from forked import gloo, run_ranks
+from forked import answers_of_ranks, gloo
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -81,9 +81,7 @@ def run_rank(rank: int, store: str) -> dict[str, SimpleNamespace]:
         return {case: observe(case, rank) for case in (*CASES, CONTROL)}
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks(run_rank, 3, str(tmp_path_factory.mktemp("group") / "store"))
+ranks = answers_of_ranks(run_rank, 3)
 
 
 @pytest.fixture(scope="module")
