@@ -419,7 +419,7 @@ _MARK = "cannot be: "
 def impossible_figures(
     row: ScaledRow, references: References, attempts_s: Sequence[float | None] = ()
 ) -> list[str]:
-    """Return a sentence for each figure of a point that is impossible; empty if it is not ok.
+    """Return a sentence for each figure of a point that is impossible; [] for a point not ok.
 
     attempts_s: the seconds of the attempt in each round whose iterations `row` counts. If one is
     None, it is not checked that the iterations fit into that time.

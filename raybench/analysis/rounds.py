@@ -177,8 +177,8 @@ class Trials:
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
         """Return round -> logarithm of row's throughput over base's, for the rounds that both have.
 
-        Empty where they share no round. If the baseline is in another block, half of the drift is
-        subtracted that the control at the end of row's block shows: the machine drifts meanwhile.
+        Empty if they share no round. If the baseline is in another block (world_size), half of the
+        drift that the control at the end of row's block shows is subtracted.
         """
         of_base, found = self.rounds(base), {}
         for number, one in self.rounds(row).items():

@@ -381,8 +381,8 @@ def write_document(
 ) -> None:
     """Write a document to the file `path`, or to stdout for None.
 
-    kind: terminal, md, json or html. make_page: for html, returns the page; None: the document's
-    own. Raises ResultsError when it cannot be written.
+    kind: terminal, md, json, or html, for which `make_page` returns the page. Raises ResultsError
+    when it cannot be written.
     """
     from raybench.report.documents import format_document
 

@@ -74,7 +74,7 @@ class FigureChange:
 
     @property
     def verdict(self) -> str:
-        """Return "slower" or "faster" where the change is beyond the limit, else "same"."""
+        """Return "slower" or "faster" if `ratio` or its inverse is above `limit`, else "same"."""
         if self.ratio > self.limit:
             return SLOWER
         return FASTER if self.ratio * self.limit < 1 else SAME

@@ -121,8 +121,8 @@ class PartColumns:
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
     """Return the columns of `points` on where the step goes. measurements: in rank order.
 
-    step_ms: the point's median step. All but `slowest_rank` are None unless each rank has a
-    breakdown: the slowest rank could lack it.
+    step_ms: the point's median step. If a rank has no breakdown, all columns are None but
+    `slowest_rank`, which the timed steps tell.
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):

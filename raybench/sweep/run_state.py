@@ -186,7 +186,7 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write (index, record) of attempts, new devices of the cluster, and their samples."""
+        """Write records of attempts, (index, record), new devices, and the devices' samples."""
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
@@ -437,7 +437,7 @@ def devices_of_run(run: Run) -> DeviceList | None:
     return DeviceList(names=names, source=f"--devices of {run.run_id}") if names else None
 
 
-def nothing_left(start: RunState) -> str:
+def nothing_left_message(start: RunState) -> str:
     """Return the message that nothing is left to do, and what could be tried again."""
     text = f"run {start.run.run_id}: nothing to do"
     if any(status.is_failure for status in start.ended.values()):

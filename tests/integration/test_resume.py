@@ -18,8 +18,8 @@ from raybench.results.reader import read_runs
 from raybench.results.tables import TABLES, RunStatus
 from tests.integration import sweeps
 from tests.integration.fault_injection import harmed_sweep
+from tests.integration.fault_marks import HARMED
 from tests.integration.fault_runs import rows, start_sweep, write_job
-from tests.integration.fault_workloads import HARMED
 from tests.integration.sweeps import (
     RAYBENCH,
     begin,
