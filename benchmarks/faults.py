@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.common import options, write_result
+from tests.integration.fault_marks import CGROUP_PREFIX, memory_cgroups
 from tests.integration.fault_runs import (
     CASES,
     CUDA_CASES,
@@ -40,7 +41,6 @@ from tests.integration.fault_runs import (
     write_failing_import,
     write_job,
 )
-from tests.integration.fault_workloads import CGROUP_PREFIX, memory_cgroups
 from tests.integration.soak import soaked
 from tests.integration.sweeps import sweep_command
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from raybench.records import Breakdown, Device, Measurement, Repetition, Samples
 from raybench.records.devices import DeviceSample
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 
 START = datetime(2026, 11, 22, tzinfo=UTC)
 WARMUP, INSTRUMENTED = 5, 20

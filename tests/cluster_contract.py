@@ -5,15 +5,20 @@ from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Measurement, Status, Task
 
-FAILING = "tests.integration.probe_workloads:Failing"
+PROBE = "tests.integration.probe_workloads:Probe"
 
 
 def run(
-    cluster: Cluster, *worker_ids: int, fault: str = "none", rank: int = 1, **measure: float
+    cluster: Cluster,
+    *worker_ids: int,
+    fault: str = "none",
+    rank: int = 1,
+    workload: str = PROBE,
+    **measure: float,
 ) -> tuple[Answer, ...]:
     """The answers of a small point on these workers, of which one rank has the fault."""
     point = Point(
-        workload=FAILING,
+        workload=workload,
         params={"fault": fault, "faulty_rank": rank},
         world_size=len(worker_ids),
         precision=Precision.FP32,

@@ -35,9 +35,7 @@ from raybench.analysis.rounds import (
 )
 from raybench.analysis.rows import EXECUTION
 from raybench.records import Status
-from raybench.results.breakdown import why_no_breakdown
-from raybench.results.reader import Run
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, Run, why_no_breakdown
 from raybench.stats.summary import Scatter, scatter
 
 # Smaller changes of the step time are none.

@@ -24,9 +24,8 @@ from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.rows import EXECUTION, batch_column
 from raybench.errors import ResultsError
 from raybench.records import Status
-from raybench.results.breakdown import why_no_breakdown
 from raybench.results.metrics import WIDEST_INTERVAL, half_interval, is_imprecise
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, why_no_breakdown
 from raybench.stats.summary import student_t
 from raybench.workloads.base import parameter_count
 

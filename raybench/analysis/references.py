@@ -25,14 +25,13 @@ from ruamel.yaml.error import YAMLError
 
 from raybench.analysis.rows import ScaledRow
 from raybench.errors import ResultsWarning, UsageError
-from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
 from raybench.job import registry
 from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
 from raybench.records import Status
 from raybench.records.devices import is_time
-from raybench.results.metrics import MS_PER_S
-from raybench.results.reader import Run
+from raybench.results.metrics import MS_PER_S, dense_peak_tflops, memory_peak_gb_s
+from raybench.results.tables import Run
 
 # A range reaches at least so far to both sides, beside the noise of starts: a few devices of one
 # batch may agree better than the next batch does.
@@ -420,7 +419,7 @@ _MARK = "cannot be: "
 def impossible_figures(
     row: ScaledRow, references: References, attempts_s: Sequence[float | None] = ()
 ) -> list[str]:
-    """Return a sentence for each figure of a point that is impossible; empty if it is not ok.
+    """Return a sentence for each figure of a point that is impossible; [] for a point not ok.
 
     attempts_s: the seconds of the attempt in each round whose iterations `row` counts. If one is
     None, it is not checked that the iterations fit into that time.

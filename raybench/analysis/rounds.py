@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raybench.records import Status
-from raybench.results.breakdown import why_no_breakdown
 from raybench.results.columns import TableColumn, columns_of
 from raybench.results.metrics import NS_PER_MS, half_interval
-from raybench.results.tables import PointRow, RegionRow
+from raybench.results.tables import PointRow, RegionRow, why_no_breakdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,8 +177,8 @@ class Trials:
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
         """Return round -> logarithm of row's throughput over base's, for the rounds that both have.
 
-        Empty where they share no round. If the baseline is in another block, half of the drift is
-        subtracted that the control at the end of row's block shows: the machine drifts meanwhile.
+        Empty if they share no round. If the baseline is in another block (world_size), half of the
+        drift that the control at the end of row's block shows is subtracted.
         """
         of_base, found = self.rounds(base), {}
         for number, one in self.rounds(row).items():

@@ -29,10 +29,9 @@ from raybench.errors import ResultsError
 from raybench.job.point import RUN_SETTINGS, UNEVEN, Scalar, setting_text
 from raybench.records import Status
 from raybench.results import reader
-from raybench.results.breakdown import BREAKDOWN, why_no_breakdown
+from raybench.results.breakdown import BREAKDOWN
 from raybench.results.metrics import MS_PER_S, NO_ITEMS
-from raybench.results.reader import Run
-from raybench.results.tables import PointRow, SummaryRow
+from raybench.results.tables import PointRow, Run, SummaryRow, why_no_breakdown
 from raybench.stats.outliers import slowest_and_other
 from raybench.stats.shares import DeviceSpeed
 from raybench.stats.summary import scatter

@@ -159,7 +159,7 @@ class Fleet:
         return min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
 
     def as_good(self) -> list[str]:
-        """Return the other kinds of shares whose gain over the best is 0 within its interval."""
+        """Return the shares that may be as good as the best: the difference is within its error."""
         gains = {
             other.shares: gain_over(self.best, other)
             for other in self.scenarios.values()

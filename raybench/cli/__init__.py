@@ -94,8 +94,7 @@ def raybench() -> None:
 
 def _complain(text: str) -> None:
     """Print each line on stderr. What it holds of a job or a path does not control the terminal."""
-    from raybench.report.formatting import printable
-    from raybench.sweep import name_program
+    from raybench.report.formatting import name_program, printable
 
     click.echo("\n".join(map(printable, name_program(text).split("\n"))), err=True)
 

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from raybench.job.point import Point, Scalar
     from raybench.records.devices import Finding
     from raybench.report.comparison import Comparison
-    from raybench.results.reader import Run
-    from raybench.results.tables import PointRow
+    from raybench.results.tables import PointRow, Run
 
 
 REGRESSION, UNCLEAR = "regression", "unclear"

@@ -188,7 +188,7 @@ def health_command(
     from raybench.health.check import examine
     from raybench.health.suite import STAGES, title
     from raybench.records.devices import check_list_writable, write_device_list
-    from raybench.results.reader import RunStatus
+    from raybench.results.tables import RunStatus
     from raybench.results.writer import check_writable
 
     if "burn-in" in stages and not burn_in_s:

@@ -27,8 +27,7 @@ from raybench.cli.shared import (
 )
 from raybench.errors import UsageError
 from raybench.job.problems import did_you_mean, quote
-from raybench.report.formatting import printable
-from raybench.sweep import command, program
+from raybench.report.formatting import command, printable, program
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 

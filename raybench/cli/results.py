@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from raybench.report.documents import Document
     from raybench.report.show import PointDetails
     from raybench.report.summary import Summary
-    from raybench.results.reader import Run
+    from raybench.results.tables import Run
 
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
@@ -177,14 +177,13 @@ def list_command(
     from raybench.report.show import RunList
     from raybench.results import reader
     from raybench.results.reader import no_runs_message, run_ids
-    from raybench.sweep import name_program
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")
     newest = last or (None if is_all or as_json else _LISTED)
     runs = reader.read_runs(results, newest)
     if not runs and not as_json:
-        click.echo(name_program(no_runs_message(results)), err=True)
+        click.echo(formatting.name_program(no_runs_message(results)), err=True)
         return
     machines = {} if as_json else {run.run_id: _machine(results, run) for run in runs}
     leads = None

@@ -381,8 +381,8 @@ def write_document(
 ) -> None:
     """Write a document to the file `path`, or to stdout for None.
 
-    kind: terminal, md, json or html. make_page: for html, returns the page; None: the document's
-    own. Raises ResultsError when it cannot be written.
+    kind: terminal, md, json, or html, for which `make_page` returns the page. Raises ResultsError
+    when it cannot be written.
     """
     from raybench.report.documents import format_document
 
@@ -400,8 +400,7 @@ def write_document(
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text, as wide as the terminal at most, in colour if that has colours."""
-    from raybench.report.blocks import SETTING_CHARS, Column, Table
-    from raybench.report.documents import render
+    from raybench.report.documents import SETTING_CHARS, Column, Table, render
 
     columns = (
         Column(
@@ -423,10 +422,10 @@ def make_console() -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print one line as it is: neither wrapped nor coloured, so that it can be copied."""
-    from raybench.report.formatting import printable
+    """Print one line, neither wrapped nor coloured, so that commands in it can be copied."""
+    from raybench.report.formatting import name_program, printable
 
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(name_program(text)), markup=False, highlight=False, soft_wrap=True)
 
 
 class _LossyFile(io.FileIO):

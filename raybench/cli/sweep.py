@@ -36,9 +36,8 @@ from raybench.cli.shared import (
     write_result,
 )
 from raybench.errors import ResultsError, UsageError
-from raybench.report.formatting import counted, printable
-from raybench.results.reader import RunStatus
-from raybench.sweep import command
+from raybench.report.formatting import command, counted, printable
+from raybench.results.tables import RunStatus
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -261,7 +260,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
         check_code,
         code_of_job,
         devices_of_run,
-        nothing_left,
+        nothing_left_message,
         plan_of_run,
         resume_run,
         rounds_of_job,
@@ -292,7 +291,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
         start = replace(start, run=replace(start.run, argv=argv))
         if given["dry_run"]:
             if not start.todo:
-                say(make_console(), nothing_left(start))
+                say(make_console(), nothing_left_message(start))
             if start.todo or given["as_json"]:
                 print_plan(job, start.left, given["as_json"])
             return 0
@@ -306,7 +305,7 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     from raybench.cli.progress import ConsoleListener
     from raybench.report.run_report import RunReport
     from raybench.report.summary import load_summary
-    from raybench.sweep.run_state import end_of_run, nothing_left
+    from raybench.sweep.run_state import end_of_run, nothing_left_message
     from raybench.sweep.runner import run_sweep
 
     console = make_console()
@@ -315,7 +314,7 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     if start.todo:
         run = run_sweep(job, start, where, ConsoleListener(console))
     else:
-        say(console, nothing_left(start))
+        say(console, nothing_left_message(start))
         run = end_of_run(start, where.output, job.measure)
     # Who interrupts a sweep wants it to end; a sweep that goes on with its run does it.
     if run.status is not RunStatus.INTERRUPTED:

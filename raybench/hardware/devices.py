@@ -261,7 +261,7 @@ class Counters:
 def wait_until_unlimited(
     counters: Counters, since: Reading | None, at_most_s: float = _LONGEST_WAIT_S
 ) -> None:
-    """Block until nothing has limited the clocks for 0.3 s, at most `at_most_s` or 3 s.
+    """Block until nothing has limited the clocks for 0.3 s, or `at_most_s` (3 s at most) is over.
 
     So the work before does not slow down what is measured next. Returns at once if the device does
     not count limits. since: an earlier reading, where the 0.3 s may begin; None: do not wait.

@@ -26,10 +26,9 @@ from raybench.job.point import Point
 from raybench.records import Device, Record
 from raybench.records.devices import DeviceFacts, Finding, Stage
 from raybench.records.environment import usable_cores
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep import Listener
-from raybench.sweep.run_state import RunTarget, start_run
+from raybench.sweep.run_state import Listener, RunTarget, start_run
 from raybench.sweep.runner import run_sweep
 from raybench.sweep.scheduler import Rounds
 

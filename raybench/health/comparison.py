@@ -13,26 +13,27 @@ from statistics import median
 from typing import Any
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER, Change
+from raybench.health.cases import reason_with_value
 from raybench.health.references import limit_elsewhere
-from raybench.health.report import HealthReport, reason_with_value
+from raybench.health.report import HealthReport
 from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.records.devices import Finding, Verdict, is_time
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.comparison import changes_listing, hidden_line, percent
+from raybench.report.documents import (
     SETTING_CHARS,
     Block,
     Cell,
     Column,
     ColumnOf,
+    Document,
     Line,
     Listing,
     Table,
     Tone,
     make_table,
 )
-from raybench.report.comparison import changes_listing, hidden_line, percent
-from raybench.report.documents import Document
 from raybench.report.formatting import counted, number
 from raybench.report.history import sparkline
 
@@ -73,7 +74,7 @@ class FigureChange:
 
     @property
     def verdict(self) -> str:
-        """Return "slower" or "faster" where the change is beyond the limit, else "same"."""
+        """Return "slower" or "faster" if `ratio` or its inverse is above `limit`, else "same"."""
         if self.ratio > self.limit:
             return SLOWER
         return FASTER if self.ratio * self.limit < 1 else SAME

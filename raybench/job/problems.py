@@ -56,13 +56,19 @@ def key_text(path: KeyPath) -> str:
 
 
 def quote(value: object) -> str:
-    """Return a value for a message: on one line, in at most 60 characters, as `'bf17'`."""
+    """Return any object for a message: on one line, in at most 60 characters, as `'bf17'`.
+
+    An object whose repr raises, as an integer of too many digits, is told by its type.
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict | list):
         kind = "mapping" if isinstance(value, dict) else "list"
         return f"a {kind}" if value else f"an empty {kind}"
-    text = repr(value)
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"an object of type {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 

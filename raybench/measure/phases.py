@@ -51,10 +51,15 @@ from raybench.measure.instruments import (
 )
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.measure.uneven import has_other_gradients
-from raybench.records import Breakdown, Measurement, Metric, Repetition, Samples, SpanNs
-from raybench.records.checked_answers import DECLARED, check_declared, check_metric
+from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.stats.summary import step_series
-from raybench.workloads.base import Context, Workload, count_compiled_frames
+from raybench.workloads.base import (
+    Context,
+    Workload,
+    count_compiled_frames,
+    declared_of_step,
+    own_metrics,
+)
 from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")
@@ -139,10 +144,7 @@ def measure(
         with workload_stream(context), _closing(build()) as workload:
             wait_until_unlimited(run.counters, rested, settings.max_seconds)
             setup_s = setup_s or time.perf_counter() - began_s
-            # What the workload declares of a step.
-            owner = f"workload {type(workload).__name__}"
-            for name in DECLARED:
-                run.fields[name] = check_declared(owner, name, getattr(workload, name))
+            run.fields |= declared_of_step(workload)
             if shares_work(type(workload)) and run.fields["items_per_step"] is not None:
                 # This rank's part of what all finish together.
                 run.fields["items_per_step"] /= context.world_size
@@ -156,7 +158,7 @@ def measure(
                 run.repetitions.append(ended.repetition)
                 run.energies_j.append(None)
                 run.warnings.append(str(ended))
-            run.fields["workload_metrics"] = _own_metrics(workload)
+            run.fields["workload_metrics"] = own_metrics(workload)
             if repeat == settings.repeats - 1:
                 # Before the breakdown, after which gradients are not reduced any more.
                 _compare_gradients(workload, run)
@@ -316,19 +318,6 @@ def _point_ns(blocks: _Blocks) -> Sequence[float]:
     """Return the point's step time of each iteration over all ranks, in ns; () without any."""
     ranks_ns = [durations_ns for _, durations_ns in blocks]
     return step_series(list(np.concatenate(ranks_ns, axis=1))).tolist() if blocks else ()
-
-
-def _own_metrics(workload: Workload) -> dict[Metric, float]:
-    """Return the values of the metrics that the workload declares itself, but for those not set.
-
-    Entries of `metrics` that are no Metric are ignored: a class may use the name for something
-    else. Raises UsageError for a value that is no number, or too large.
-    """
-    owner, declared = f"workload {type(workload).__name__}", type(workload).metrics
-    metrics = declared if isinstance(declared, tuple | list) else (declared,)
-    known = [one for one in metrics if isinstance(one, Metric) and hasattr(workload, one.name)]
-    values = {metric: getattr(workload, metric.name) for metric in known}
-    return {one: check_metric(owner, one, val) for one, val in values.items() if val is not None}
 
 
 def _compare_gradients(workload: Workload, run: _PointRun) -> None:

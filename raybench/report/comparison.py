@@ -24,21 +24,21 @@ from raybench.analysis.compare import (
 from raybench.analysis.rows import EXECUTION, setting, setting_order, varying
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     Block,
     Cell,
     Column,
     ColumnOf,
+    Document,
     Line,
     Listing,
     Table,
     Tone,
     make_table,
 )
-from raybench.report.documents import Document
 from raybench.report.formatting import counted, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
-from raybench.results.reader import Run
+from raybench.results.tables import Run
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
 _NAMES = (*EXECUTION, "world_size")

@@ -21,8 +21,7 @@ from raybench.report import formatting
 from raybench.report.documents import format_object, jsonable, records
 from raybench.report.formatting import plain, plain_lines, printable
 from raybench.report.summary import defining_settings
-from raybench.results.reader import Run
-from raybench.results.tables import units
+from raybench.results.tables import Run, units
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary

@@ -1,20 +1,22 @@
-"""Numbers, statuses and settings in words, the same in every report, harmless for a terminal."""
+"""Numbers, statuses, settings and commands in words: everywhere the same, safe in a terminal."""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from raybench.records import Metric, Status
 
 if TYPE_CHECKING:
-    from raybench.results.reader import Run
-    from raybench.results.tables import PointRow
+    from raybench.results.tables import PointRow, Run
 
 
 # All that `str.splitlines` takes for the end of a line, and tabs.
@@ -354,3 +356,23 @@ def settings(values: Mapping[str, Any]) -> str:
     """Return settings as `name=value` with blanks between, in this order; a bool as `true`."""
     words = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()}
     return " ".join(f"{name}={word}" for name, word in words.items())
+
+
+def program() -> str:
+    """Return how this process was called: `raybench` or `python -m raybench`."""
+    is_module = bool(sys.argv) and Path(sys.argv[0]).name == "__main__.py"
+    return "python -m raybench" if is_module else "raybench"
+
+
+def name_program(text: str) -> str:
+    """Return a message in which each "`raybench " is replaced by how raybench was called."""
+    return text.replace("`raybench ", f"`{program()} ")
+
+
+def command(*words: str) -> str:
+    """Return a command of raybench with these words, quoted for a shell.
+
+    Characters that control a terminal become question marks.
+    """
+    text = f"{program()} {shlex.join(words)}"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -11,19 +11,19 @@ import numpy as np
 from raybench.analysis.compare import HISTORY_COLUMNS, Change, HistoryRow
 from raybench.analysis.rows import varying
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, axis, scatter_panel
+from raybench.report.comparison import before_and_now, percent
+from raybench.report.documents import (
     SETTING_CHARS,
     Block,
     Column,
     ColumnOf,
+    Document,
     Line,
     Listing,
     Table,
     make_table,
 )
-from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, axis, scatter_panel
-from raybench.report.comparison import before_and_now, percent
-from raybench.report.documents import Document
 from raybench.report.formatting import counted, plain, some
 from raybench.report.point_settings import point_names, setting_columns
 

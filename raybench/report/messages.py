@@ -15,11 +15,10 @@ from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.scaling import NORMAL_LIMITS
 from raybench.report import formatting
-from raybench.report.blocks import Listing
+from raybench.report.documents import Listing
 from raybench.report.formatting import shorten
-from raybench.results.breakdown import is_slowed_by_one_rank
 from raybench.results.metrics import is_imprecise
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
 # The letters that tables have for what makes the numbers of a point doubtful.
 MARKS = {

@@ -32,7 +32,17 @@ from raybench.analysis.rows import (
 )
 from raybench.records import Metric
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.charts import (
+    ChartData,
+    in_order,
+    main_figure,
+    other_figures,
+    why_no_figure,
+)
+from raybench.report.charts.grammar import Figure, Mark, axis, bar_panels, draw
+from raybench.report.charts.lines import speed_up_words
+from raybench.report.comparison import Comparison, percent
+from raybench.report.documents import (
     HOW_TO_ADD_ROUNDS,
     MARKS_TITLE,
     Cell,
@@ -44,16 +54,6 @@ from raybench.report.blocks import (
     make_table,
     metric_column,
 )
-from raybench.report.charts import (
-    ChartData,
-    in_order,
-    main_figure,
-    other_figures,
-    why_no_figure,
-)
-from raybench.report.charts.grammar import Figure, Mark, axis, bar_panels, draw
-from raybench.report.charts.lines import speed_up_words
-from raybench.report.comparison import Comparison, percent
 from raybench.report.formatting import half_width, shorten, step_uncertainty
 from raybench.report.messages import MARKS, marks
 from raybench.report.point_settings import distinguishing_settings, short_name

@@ -20,7 +20,7 @@ from raybench.analysis.rows import (
     varying,
 )
 from raybench.report import formatting
-from raybench.report.blocks import SETTING_CHARS, Column, ColumnOf
+from raybench.report.documents import SETTING_CHARS, Column, ColumnOf
 
 # Settings by which several devices share the work of a step, and their names in the field.
 DEGREES = {

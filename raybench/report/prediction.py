@@ -10,12 +10,10 @@ from typing import Any
 from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Prediction
 from raybench.analysis.rows import EXECUTION, varying
 from raybench.report import formatting
-from raybench.report.blocks import Block, Column, ColumnOf, Line, Listing, make_table
-from raybench.report.documents import Document
+from raybench.report.documents import Block, Column, ColumnOf, Document, Line, Listing, make_table
 from raybench.report.formatting import counted, span
 from raybench.report.point_settings import setting_columns
-from raybench.results.reader import Run
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, Run
 
 _COLUMNS = (
     "step: what it would take, between from and to in 19 of 20 cases; ±: half of that, in percent. "

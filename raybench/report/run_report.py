@@ -15,19 +15,18 @@ from typing import Any
 from raybench.analysis.references import impossible_among
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
-from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records import Metric
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     HOW_TO_ADD_ROUNDS,
     Block,
+    Document,
     Legend,
     Line,
     Listing,
     Table,
 )
-from raybench.report.documents import Document
-from raybench.report.formatting import counted, span
+from raybench.report.formatting import command, counted, span
 from raybench.report.messages import doubts, list_messages
 from raybench.report.point_settings import settings_words
 from raybench.report.sections import (
@@ -48,8 +47,8 @@ from raybench.report.summary import (
     size_of,
     with_most_ranks,
 )
-from raybench.results.breakdown import is_slowed_by_one_rank
-from raybench.sweep import command
+from raybench.results.metrics import memory_peak_gb_s
+from raybench.results.tables import is_slowed_by_one_rank
 from raybench.sweep.scheduler import WORTHWHILE
 
 _MOST_WARNINGS = 3

@@ -25,7 +25,7 @@ from raybench.analysis.uneven import Fleet, Gain, Scenario, gain_over
 from raybench.job.point import EQUAL, FAST
 from raybench.records import Metric
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     MARKS_TITLE,
     Column,
     ColumnOf,
@@ -38,8 +38,7 @@ from raybench.report.blocks import (
 from raybench.report.messages import marks
 from raybench.report.point_settings import DEGREES, point_names, setting_columns, short_name
 from raybench.report.summary import HOW_TO_MAKE, count_within, find_metric, rows_compared
-from raybench.results.breakdown import is_slowed_by_one_rank
-from raybench.results.tables import PointRow
+from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary

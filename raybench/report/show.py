@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 from raybench.analysis.rows import BY_NAME, MAIN_RATES, ScaledRow, value_of, workload_metrics
 from raybench.job.point import BY_SPEED, FAST
 from raybench.report import formatting
-from raybench.report.blocks import (
+from raybench.report.documents import (
     SETTING_CHARS,
     Block,
     ColumnOf,
+    Document,
     Line,
     Listing,
     Table,
     column,
     make_table,
     metric_column,
+    records,
 )
-from raybench.report.documents import Document, records
 from raybench.report.formatting import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
-from raybench.results.breakdown import is_slowed_by_one_rank
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus, is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from raybench.analysis.rows import (
 from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.model import answer_of_run
-from raybench.job.point import RUN_SETTINGS, setting_text
+from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
 from raybench.job.registry import Answer
 from raybench.job.source import overrides_in
 from raybench.records import Cause, Metric, Status, TrialKey, by_point
@@ -53,8 +53,7 @@ from raybench.report.point_settings import (
     short_name,
 )
 from raybench.results import reader
-from raybench.results.reader import Run
-from raybench.results.tables import PointRow, RegionRow, units
+from raybench.results.tables import PointRow, RegionRow, Run, units
 from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
 from raybench.workloads.base import builtin_class, parameter_count
 
@@ -248,7 +247,8 @@ class Summary:
     @cached_property
     def fleets(self) -> Sequence[Fleet]:
         """Return scenarios of devices of different speed; empty where the run has none."""
-        return fleets(self.rows)
+        are_uneven = any(row.shares != EQUAL for row in self.rows)
+        return fleets(self.rows) if are_uneven else ()
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:

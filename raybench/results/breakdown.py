@@ -6,11 +6,11 @@ the exposed communication they add up to the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from raybench.records import Breakdown, Column, Measurement, Traffic
 from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, NS_PER_MS, data_wait_ms
@@ -25,18 +25,11 @@ from raybench.stats.outliers import (
     stands_out,
 )
 
-if TYPE_CHECKING:
-    from raybench.results.tables import PointRow
-
 # Below this share of a step the device's idle time may be noise.
 _HOST_BOUND_SHARE = 0.05
 # A step with timed communication that differs by more is another step: its waits are not the
 # timed one's.
 _SAME_STEP_SHARE = 0.03
-# A larger share of the step is worth a warning.
-_LEAST_SHARE = 0.02
-# The parts come from other steps than the step time: by so much they may exceed it.
-_MOST_PARTS = 1.10
 # What was got from the instrumented steps; `data_ms` counts as a part of the same picture.
 BREAKDOWN = (
     *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
@@ -128,8 +121,8 @@ class PartColumns:
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
     """Return the columns of `points` on where the step goes. measurements: in rank order.
 
-    step_ms: the point's median step. All but `slowest_rank` are None unless each rank has a
-    breakdown: the slowest rank could lack it.
+    step_ms: the point's median step. If a rank has no breakdown, all columns are None but
+    `slowest_rank`, which the timed steps tell.
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):
@@ -259,86 +252,6 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
         [[[ns / NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
     )
     return None if found is None else _rank_that_stands_out(found, found.error_ms, 0.0, step_ms)
-
-
-def why_no_breakdown(row: PointRow) -> str | None:
-    """Return why the parts of a point's step must not be shown; None if they may.
-
-    They must not if they exceed the step by more than 10 %. The one rule for tables, charts,
-    sentences and shares of losses.
-    """
-    step_ms = row.step_ms_p50
-    # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
-    # the host may wait for data while the device computes.
-    parts_ms = [row.compute_ms, row.optimizer_ms, row.host_gap_ms, row.comm_exposed_ms]
-    data_ms = row.data_ms if row.device_type == "cpu" else 0.0
-    sum_ms = sum(ms or 0.0 for ms in (*parts_ms, data_ms))
-    longest_ms = max(sum_ms, row.local_step_ms or 0.0, row.wait_ms or 0.0)
-    if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
-        return None
-    return (
-        f"no breakdown: the parts come to {write_time(longest_ms)}, the step takes "
-        f"{write_time(step_ms)}; the instrumented steps were slower than the timed ones"
-    )
-
-
-def is_slowed_by_one_rank(row: PointRow) -> bool:
-    """Return whether one rank is slower than the others by its own steps; False if unknown.
-
-    In the mean of several rounds: whether most of them name the same rank.
-    """
-    excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
-    if row.slowest_rank is None or excess_ms is None or not step_ms:
-        return False
-    excess_ms = borne_out_ms(excess_ms, row.comm_exposed_ms)
-    return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)
-
-
-def part_warnings(row: PointRow) -> Iterator[str]:
-    """Yield a sentence for each thing that slowed the step down: host, a slow or a late rank.
-
-    Instead, why the breakdown cannot be used. Nothing for a point without a breakdown.
-    """
-    step_ms, exposed_ms = row.step_ms_p50 or 0.0, row.comm_exposed_ms
-    if reason := why_no_breakdown(row):
-        yield reason
-        return
-    if row.host_bound and row.host_gap_ms is not None:
-        idle = write_time(row.host_gap_ms)
-        yield f"host-bound: the device idles for {idle} of {write_time(step_ms)}"
-    if is_slowed_by_one_rank(row):
-        # It costs its excess at most. Less where communication that would be exposed without it is
-        # hidden behind its excess: at most `comm_ms`, of which `exposed_ms` is still exposed.
-        excess_ms, device_ms = row.straggler_ms or 0.0, row.straggler_device_ms
-        most_ms = borne_out_ms(excess_ms, exposed_ms)
-        is_known = row.comm_ms is not None and exposed_ms is not None
-        hidden_ms = max(0.0, (row.comm_ms or 0.0) - (exposed_ms or 0.0)) if is_known else 0.0
-        least_ms = max(0.0, most_ms - hidden_ms)
-        cost = write_time(*([] if least_ms > 0.995 * most_ms else [least_ms]), most_ms)
-        if row.device_type == "cpu":
-            where = "host"
-        elif device_ms is None:
-            where = "device or host"
-        elif device_ms >= NEARLY_ALL * excess_ms:
-            where = "device"
-        elif excess_ms - device_ms >= NEARLY_ALL * excess_ms:
-            where = "host"
-        else:
-            where = f"device {write_time(device_ms)}, host {write_time(excess_ms - device_ms)}"
-        whose = "the other's" if row.world_size == 2 else "the others'"
-        yield (
-            f"rank {row.slowest_rank} is slower: its own step takes {write_time(excess_ms)} longer "
-            f"than {whose} ({where}), which costs {cost} of {write_time(step_ms)}"
-        )
-    late_ms = row.late_in_turn_ms
-    if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
-        late, step = write_time(late_ms), write_time(step_ms)
-        yield f"the ranks are late in turn, which costs up to {late} of {step}"
-    if exposed_ms is not None and exposed_ms < -_LEAST_SHARE * step_ms:
-        yield (
-            f"exposed communication is negative, {write_time(exposed_ms)}: without communication "
-            f"the step takes {write_time(row.local_step_ms or 0.0)}, with it {write_time(step_ms)}"
-        )
 
 
 def write_time(*times_ms: float, digits: int = 3) -> str:

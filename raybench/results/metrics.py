@@ -1,4 +1,4 @@
-"""The metrics of a point, by subject: step times, rates, conditions, memory.
+"""The metrics of a point, by subject: step times, rates, conditions, memory; peaks of datasheets.
 
 Of each subject: its columns, and the function that computes them from a record. Where the step goes
 is in `breakdown.py`, what makes a number doubtful in `tables.py`.
@@ -7,13 +7,16 @@ is in `breakdown.py`, what makes a number doubtful in `tables.py`.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
 from itertools import accumulate
 from statistics import fmean
 from typing import Annotated
 
-from raybench.hardware.peaks import dense_peak_tflops
+from ruamel.yaml import YAML
+
 from raybench.job.point import SCRIPT
 from raybench.records import Column, Device, Measurement, OverStep, Record, combine_ranks
 from raybench.stats import summary as stats
@@ -424,3 +427,37 @@ def memory_columns(record: Record) -> MemoryColumns:
     parts = asdict(max(peaks, key=lambda one: one.total_bytes))
     named = {f"mem_{name}": value for name, value in parts.items()}
     return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes, **named)
+
+
+def dense_peak_tflops(device_name: str, precision: str) -> float | None:
+    """Return the datasheet's peak rate in TFLOP/s, without sparsity.
+
+    None for a device or a precision that is not in the table.
+    device_name: as `torch.cuda.get_device_name` gives it. precision: as in job files.
+    """
+    return _datasheet(device_name)[0].get(precision)
+
+
+def memory_peak_gb_s(device_name: str) -> float | None:
+    """Return the datasheet's bandwidth of the device's memory in GB/s; None if unknown.
+
+    device_name: as `torch.cuda.get_device_name` gives it.
+    """
+    return _datasheet(device_name)[1]
+
+
+def _datasheet(device_name: str) -> tuple[Mapping[str, float], float | None]:
+    """Return TFLOP/s by precision and GB/s of the memory; ({}, None) for an unknown device."""
+    # Drivers before 460 or so leave out the maker.
+    return _datasheets().get(device_name.removeprefix("NVIDIA "), ({}, None))
+
+
+@cache
+def _datasheets() -> Mapping[str, tuple[Mapping[str, float], float | None]]:
+    """Return by device name what peaks.yaml lists: TFLOP/s by precision, GB/s of the memory."""
+    text = resources.files("raybench.results").joinpath("peaks.yaml").read_text("utf-8")
+    return {
+        name: (row["tflops"], gb_s)
+        for row in YAML(typ="safe", pure=True).load(text)
+        for name, gb_s in row["memory_gb_s"].items()
+    }

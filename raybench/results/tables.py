@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from raybench.job.point import RUN_SETTINGS, setting_text
+from raybench.job.point import RUN_SETTINGS, Scalar, setting_text
 from raybench.records import (
     NO_COLLECTIVES,
     Column,
@@ -27,7 +28,6 @@ from raybench.records.devices import DeviceSample, Finding
 from raybench.results.breakdown import (
     PartColumns,
     part_columns,
-    part_warnings,
     write_time,
 )
 from raybench.results.columns import TableColumn, arrow_schema, columns_of, to_row
@@ -45,7 +45,7 @@ from raybench.results.metrics import (
     relate_to_step,
     step_columns,
 )
-from raybench.results.reader import Run
+from raybench.stats.outliers import NEARLY_ALL, borne_out_ms, stands_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,70 @@ if TYPE_CHECKING:
 _RARE_STALLS = 0.01
 # A time budget is taken for reached from this share of it on.
 _NEARLY = 0.95
+# The parts come from other steps than the step time: by so much they may exceed it.
+_MOST_PARTS = 1.10
+# Lateness and negative communication are told from this share of the step on.
+_LEAST_SHARE = 0.02
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+class RunStatus(StrEnum):
+    """How far a run has come; one that says `running` without a driver was interrupted."""
+
+    RUNNING = "running"
+    OK = "ok"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One execution of a job.
+
+    workload_sha256, workload_files, raybench_sha256: as `raybench.records.environment.Code`; None
+    in a run of a version that did not tell.
+    seed: of the order of the points in rounds.
+    only_devices: names of those that `--devices` named; empty where all could be used.
+    paused_s: from the end of a sweep to `--resume`, in all; None in a run that was never resumed.
+    """
+
+    run_id: Annotated[str, Column("", "id of the run")]
+    job_name: Annotated[str, Column("", "name in the job file")]
+    job_text: Annotated[str, Column("", "job file as it was read")]
+    job_sha256: Annotated[str, Column("", "SHA-256 of what the job means")]
+    argv: Annotated[tuple[str, ...], Column("", "command line")]
+    status: Annotated[RunStatus, Column("", "running, ok, failed or interrupted")]
+    started_at: Annotated[datetime, Column("UTC", "start")]
+    finished_at: Annotated[datetime | None, Column("UTC", "end; null while running")] = None
+    paused_s: Annotated[
+        float | None, Column("s", "not swept, until --resume; null: never resumed")
+    ] = None
+    points_total: Annotated[int, Column("points", "in the plan")]
+    points_ok: Annotated[int, Column("points", "measured")] = 0
+    points_failed: Annotated[int, Column("points", "failed")] = 0
+    points_skipped: Annotated[int, Column("points", "not run")] = 0
+    baseline: Annotated[Mapping[str, Scalar], Column("", "settings of the baseline points")] = (
+        field(default_factory=dict)
+    )
+    only_devices: Annotated[
+        tuple[str, ...], Column("", "those that --devices named; empty: all")
+    ] = ()
+    seed: Annotated[int | None, Column("", "of the order in rounds")] = None
+    cluster: Annotated[str, Column("", "where the workers ran")]
+    host: Annotated[str, Column("", "where the driver ran")]
+    versions: Annotated[Mapping[str, str], Column("", "software versions")] = field(
+        default_factory=dict
+    )
+    git_commit: Annotated[str | None, Column("", "commit of the working directory")] = None
+    workload_sha256: Annotated[str | None, Column("", "of the workload's source files")] = None
+    raybench_sha256: Annotated[str | None, Column("", "of raybench's files that measure")] = None
+    workload_files: Annotated[Mapping[str, str], Column("", "SHA-256 of each source file")] = field(
+        default_factory=dict
+    )
+    environment: Annotated[
+        Mapping[str, str], Column("", "NCCL_, TORCH_, CUDA_ and OMP_ variables")
+    ] = field(default_factory=dict)
+    tags: Annotated[Mapping[str, str], Column("", "given with --tag")] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +378,7 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
         yield f"step time changes its level still after {max(warmups)} iterations of warm-up"
     elif row.stable is None and not measure.iterations.is_fixed:
         yield "too few steps to tell whether their time is steady"
-    yield from part_warnings(row)
+    yield from _part_doubts(row)
     if row.alloc_retries:
         yield (
             f"the timed steps include {row.alloc_retries} retries of the allocator, which had to "
@@ -335,6 +398,86 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
         yield (
             f"{row.mfu_pct:.0f}% of the device's peak is impossible: the operations or the "
             "peak are counted wrong, or the precision is not what was asked for"
+        )
+
+
+def why_no_breakdown(row: PointRow) -> str | None:
+    """Return why the parts of a point's step must not be shown; None if they may.
+
+    They must not if they exceed the step by more than 10 %. The one rule for tables, charts,
+    sentences and shares of losses.
+    """
+    step_ms = row.step_ms_p50
+    # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
+    # the host may wait for data while the device computes.
+    parts_ms = [row.compute_ms, row.optimizer_ms, row.host_gap_ms, row.comm_exposed_ms]
+    data_ms = row.data_ms if row.device_type == "cpu" else 0.0
+    sum_ms = sum(ms or 0.0 for ms in (*parts_ms, data_ms))
+    longest_ms = max(sum_ms, row.local_step_ms or 0.0, row.wait_ms or 0.0)
+    if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
+        return None
+    return (
+        f"no breakdown: the parts come to {write_time(longest_ms)}, the step takes "
+        f"{write_time(step_ms)}; the instrumented steps were slower than the timed ones"
+    )
+
+
+def is_slowed_by_one_rank(row: PointRow) -> bool:
+    """Return whether one rank is slower than the others by its own steps; False if unknown.
+
+    In the mean of several rounds: whether most of them name the same rank.
+    """
+    excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
+    if row.slowest_rank is None or excess_ms is None or not step_ms:
+        return False
+    excess_ms = borne_out_ms(excess_ms, row.comm_exposed_ms)
+    return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)
+
+
+def _part_doubts(row: PointRow) -> Iterator[str]:
+    """Yield a sentence for each thing that slowed the step down: host, a slow or a late rank.
+
+    Instead, why the breakdown cannot be used. Nothing for a point without a breakdown.
+    """
+    step_ms, exposed_ms = row.step_ms_p50 or 0.0, row.comm_exposed_ms
+    if reason := why_no_breakdown(row):
+        yield reason
+        return
+    if row.host_bound and row.host_gap_ms is not None:
+        idle = write_time(row.host_gap_ms)
+        yield f"host-bound: the device idles for {idle} of {write_time(step_ms)}"
+    if is_slowed_by_one_rank(row):
+        # It costs its excess at most. Less where communication that would be exposed without it is
+        # hidden behind its excess: at most `comm_ms`, of which `exposed_ms` is still exposed.
+        excess_ms, device_ms = row.straggler_ms or 0.0, row.straggler_device_ms
+        most_ms = borne_out_ms(excess_ms, exposed_ms)
+        is_known = row.comm_ms is not None and exposed_ms is not None
+        hidden_ms = max(0.0, (row.comm_ms or 0.0) - (exposed_ms or 0.0)) if is_known else 0.0
+        least_ms = max(0.0, most_ms - hidden_ms)
+        cost = write_time(*([] if least_ms > 0.995 * most_ms else [least_ms]), most_ms)
+        if row.device_type == "cpu":
+            where = "host"
+        elif device_ms is None:
+            where = "device or host"
+        elif device_ms >= NEARLY_ALL * excess_ms:
+            where = "device"
+        elif excess_ms - device_ms >= NEARLY_ALL * excess_ms:
+            where = "host"
+        else:
+            where = f"device {write_time(device_ms)}, host {write_time(excess_ms - device_ms)}"
+        whose = "the other's" if row.world_size == 2 else "the others'"
+        yield (
+            f"rank {row.slowest_rank} is slower: its own step takes {write_time(excess_ms)} longer "
+            f"than {whose} ({where}), which costs {cost} of {write_time(step_ms)}"
+        )
+    late_ms = row.late_in_turn_ms
+    if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
+        late, step = write_time(late_ms), write_time(step_ms)
+        yield f"the ranks are late in turn, which costs up to {late} of {step}"
+    if exposed_ms is not None and exposed_ms < -_LEAST_SHARE * step_ms:
+        yield (
+            f"exposed communication is negative, {write_time(exposed_ms)}: without communication "
+            f"the step takes {write_time(row.local_step_ms or 0.0)}, with it {write_time(step_ms)}"
         )
 
 

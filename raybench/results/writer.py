@@ -37,9 +37,11 @@ from raybench.results.columns import (
     write_file,
     write_part,
 )
-from raybench.results.reader import LATEST, LOCK, LOGS, Run, RunStatus, read_run
+from raybench.results.reader import LATEST, LOCK, LOGS, read_run
 from raybench.results.tables import (
     TABLES,
+    Run,
+    RunStatus,
     SummaryRow,
     arrow_table,
     module_rows,

@@ -5,6 +5,7 @@ Each point that runs has a thread of its own.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections import Counter, defaultdict
@@ -17,26 +18,36 @@ from queue import Empty, SimpleQueue
 from raybench.cluster import Cluster
 from raybench.cluster.allocator import Isolation, Strategy
 from raybench.cluster.point_end import cause_of
-from raybench.errors import DETAIL_CHARACTERS, ClusterError, shorten, shorten_start
+from raybench.errors import (
+    DETAIL_CHARACTERS,
+    MESSAGE_CHARACTERS,
+    ClusterError,
+    shorten,
+    shorten_start,
+)
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
+from raybench.job.problems import quote
 from raybench.job.registry import estimate, explain_oom
 from raybench.records import (
     Answer,
     Cause,
     Device,
+    Failure,
     Measurement,
     Record,
+    Samples,
     Status,
     Task,
     TrialKey,
     by_point,
 )
-from raybench.records.checked_answers import check_answers
 from raybench.records.environment import Code
 from raybench.results.metrics import crowding
 from raybench.sweep.scheduler import Attempt, Rounds, Schedule, Skip
 
+# A clock that counts more nanoseconds, 104 days, is wrong; up to here integers are doubles too.
+_MOST_NS = 2**53
 # How long to wait for workers that are coming before the loop looks at the cluster again.
 _LOOK_AROUND_S = 1.0
 # More of them in one part would make readers wait for the first, and take memory together.
@@ -522,3 +533,73 @@ def make_record_of(running: RunningAttempt) -> Record:
         error_rank=rank,
         error_detail=shorten_start(detail, DETAIL_CHARACTERS) or None,
     )
+
+
+def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
+    """Return the answers of a point's ranks; a Failure in place of one that cannot be kept.
+
+    All become Failures if the ranks have not timed the same steps, or their clocks stood still.
+    """
+    measurements = [answer for answer in answers if isinstance(answer, Measurement)]
+    reasons = {one.rank: reason for one in measurements if (reason := next(_problems(one), ""))}
+    if len(measurements) == len(answers) and not reasons:
+        reason = _why_not_together(measurements)
+        reasons = {one.rank: reason for one in measurements if reason}
+    return tuple(
+        Failure.of(
+            Cause.INVALID_MEASUREMENT,
+            rank=answer.rank,
+            message=shorten(reasons[answer.rank], MESSAGE_CHARACTERS),
+            worker_reusable=answer.worker_reusable,
+        )
+        if isinstance(answer, Measurement) and answer.rank in reasons
+        else answer
+        for answer in answers
+    )
+
+
+def _problems(measurement: Measurement) -> Iterator[str]:
+    """Yield the reasons why a measurement cannot be kept."""
+    if not measurement.repetitions:
+        yield "nothing was measured"
+    for repetition in measurement.repetitions:
+        if not repetition.timed.step_ns:
+            yield "nothing was timed"
+        for samples in (repetition.warmup, repetition.timed):
+            yield from _sample_problems(samples)
+    for region in measurement.breakdown.regions if measurement.breakdown else ():
+        if not isinstance(region.name, str):
+            yield f"the name of a region must be a text, given {quote(region.name)}"
+
+
+def _sample_problems(samples: Samples) -> Iterator[str]:
+    """Yield what is wrong with the lengths, the times and the names of the parts of samples."""
+    durations = {"start": samples.start_ns, "step": samples.step_ns, "host": samples.host_ns}
+    for part, spent_ns in samples.part_ns.items():
+        if not isinstance(part, str):
+            yield f"the name of a part must be a text, given {quote(part)}"
+        durations[f"part {part}"] = spent_ns
+    for what, spent_ns in durations.items():
+        if len(spent_ns) != len(samples.step_ns):
+            yield f"{len(spent_ns)} times of {what} for {len(samples.step_ns)} steps"
+        if spent_ns and not (min(spent_ns) >= 0 and max(spent_ns) < _MOST_NS):
+            wrong = next(ns for ns in spent_ns if not 0 <= ns < _MOST_NS)
+            yield f"the clock of this rank gave {quote(wrong)} ns for {shorten(what, 60)}"
+
+
+def _why_not_together(measurements: Sequence[Measurement]) -> str:
+    """Return why these ranks' measurements cannot be kept together; "" where they can.
+
+    Reasons: the ranks timed different numbers of steps, or the clock stood still.
+    """
+    timed = {
+        one.rank: " + ".join(str(len(repetition.timed.step_ns)) for repetition in one.repetitions)
+        for one in measurements
+    }
+    if len(set(timed.values())) > 1:
+        told = ", ".join(f"rank {rank} timed {steps}" for rank, steps in timed.items())
+        return f"the ranks have not run the same steps: {told}"
+    step_ns = zip(*(measurement.step_ns for measurement in measurements), strict=True)
+    if statistics.median(map(max, step_ns)) == 0:
+        return "the clock stood still: the timed steps took 0 ns"
+    return ""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self
 
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError, JobError, UsageError
@@ -31,13 +32,39 @@ from raybench.records.environment import (
     variables_that_matter,
 )
 from raybench.results import reader
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.results.writer import RunStore
-from raybench.sweep import Listener, command
 from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted
 from raybench.sweep.scheduler import Rounds, with_probes
 
 _MOST_DIFFERENCES = 5
+
+
+class Progress(Protocol):
+    """Shows the events of a sweep while they come; a context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, event: Event) -> None:
+        """Show one more event."""
+
+
+class Listener(Protocol):
+    """Whoever shows a sweep to the user; the sweep itself prints nothing."""
+
+    def tell(self, line: str) -> None:
+        """Show the user one line, which stays visible."""
+
+    def waiting(self, what: str) -> AbstractContextManager[object]:
+        """Return a context during which the user is shown that the sweep waits for `what`."""
+
+    def progress(self, plan: Plan, trials: int | None) -> Progress:
+        """Return the progress of a sweep. trials: how many points finish; None: each once."""
+
+    def show_cursor(self) -> None:
+        """Show the cursor again, which a spinner hides; called before the process ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +186,7 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write (index, record) of attempts, new devices of the cluster, and their samples."""
+        """Write records of attempts, (index, record), new devices, and the devices' samples."""
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
@@ -228,7 +255,8 @@ class RunRows:
             points = "point is" if count == 1 else "points are"
             each = ", ".join(f"{count} {word}" for word, count in told.items() if count)
             ended = f" ({each})" if run.points_ok < count else ""
-            see = command("report", self.store.run_id, "--results", str(self.store.root))
+            words = ("report", self.store.run_id, "--results", str(self.store.root))
+            see = f"`raybench {shlex.join(words)}`"
             text = f"{what}: {count} finished {points} kept{ended}; see: {see}"
         if self.left:
             self.listener.tell(f"go on with: {self.start.resume_command}")
@@ -409,7 +437,7 @@ def devices_of_run(run: Run) -> DeviceList | None:
     return DeviceList(names=names, source=f"--devices of {run.run_id}") if names else None
 
 
-def nothing_left(start: RunState) -> str:
+def nothing_left_message(start: RunState) -> str:
     """Return the message that nothing is left to do, and what could be tried again."""
     text = f"run {start.run.run_id}: nothing to do"
     if any(status.is_failure for status in start.ended.values()):

@@ -27,9 +27,8 @@ from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
 from raybench.records.environment import warn_of_torch
-from raybench.results.reader import Run, RunStatus
+from raybench.results.tables import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
-from raybench.sweep import Listener
 from raybench.sweep.loop import (
     LoopCallbacks,
     PointFinished,
@@ -38,7 +37,7 @@ from raybench.sweep.loop import (
     SweepSettings,
     sweep,
 )
-from raybench.sweep.run_state import RunRows, RunState, RunTarget
+from raybench.sweep.run_state import Listener, RunRows, RunState, RunTarget
 from raybench.sweep.scheduler import BatchSearches, Rounds, check_bounded, workers_needed
 
 # The seconds of `Interrupts`.

@@ -27,6 +27,8 @@ TF32 is already switched as the precision asks; autocast and gradient scaling ar
 from __future__ import annotations
 
 import gc
+import math
+import numbers
 import os
 import sys
 import time
@@ -42,8 +44,11 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
+from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import Execution, Precision, Scalar
+from raybench.job.problems import quote
+from raybench.records import Metric
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +58,6 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from raybench.job.registry import Answer
-    from raybench.records import Metric
 
 
 class WrongResultError(Exception):
@@ -582,3 +586,73 @@ def _switches() -> tuple[Any, ...]:
 
     cudnn: Any = backends.cudnn  # `conv` and `rnn` are missing from torch's types
     return (backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+
+
+# What a workload may declare of one step on one rank: attributes of `Workload`.
+_DECLARED = (
+    "items_per_step",
+    "message_bytes",
+    "busbw_factor",
+    "memory_bytes",
+    "flops_per_step",
+    "model_flops_per_step",
+)
+_WHOLE = ("items_per_step", "message_bytes", "memory_bytes")
+# Beyond what any step does; over the shortest step it is still a double.
+_MOST = 1e30
+# Integers up to here are doubles too.
+_MOST_EXACT = 2**53
+
+
+def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
+    """Return what the workload declares of one step on this rank, by the name of its attribute.
+
+    `items_per_step`, `flops_per_step` and so on; None where it declares nothing. Numbers of any
+    class become int or float. Raises UsageError for what is no number, below 0 or above 1e30.
+    """
+    declared: dict[str, int | float | None] = {}
+    for name in _DECLARED:
+        value = getattr(workload, name)
+        number = _plain(value)
+        if value is not None and (number is None or not 0 <= number <= _MOST):
+            raise _not_a_number(workload, name, 0, value)
+        is_whole = name in _WHOLE and (number or 0) <= _MOST_EXACT
+        declared[name] = number if number is None or is_whole else float(number)
+    return declared
+
+
+def own_metrics(workload: Workload) -> dict[Metric, float]:
+    """Return the values of the metrics that the workload's class declares, but for those not set.
+
+    Entries of `metrics` that are no Metric are ignored: a class may use the name for something
+    else. Raises UsageError for a value that is no number, or beyond 1e30.
+    """
+    declared = type(workload).metrics
+    metrics = declared if isinstance(declared, tuple | list) else (declared,)
+    values = {}
+    for metric in metrics:
+        if not isinstance(metric, Metric) or getattr(workload, metric.name, None) is None:
+            continue
+        number = _plain(value := getattr(workload, metric.name))
+        if number is None or abs(number) > _MOST:
+            raise _not_a_number(workload, metric.name, -_MOST, value)
+        values[metric] = float(number)
+    return values
+
+
+def _not_a_number(workload: Workload, name: str, least: float, value: object) -> UsageError:
+    return UsageError(
+        f"workload {type(workload).__name__}: {name} must be a number from {least:g} to {_MOST:g}, "
+        f"given {quote(value)}"
+    )
+
+
+def _plain(value: object) -> int | float | None:
+    """Return a number of any class as int or float; None for NaN, infinity and other objects."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
+        return number if isinstance(number, int) or math.isfinite(number) else None
+    except (ArithmeticError, TypeError, ValueError):
+        return None

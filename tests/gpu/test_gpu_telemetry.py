@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from raybench.hardware.devices import Counters, Sampler, describe_device, energy_j
-from raybench.hardware.peaks import dense_peak_tflops
 from raybench.job.point import Precision
 from raybench.measure.profiling import tflops_sustained
+from raybench.results.metrics import dense_peak_tflops
 from raybench.workloads.base import apply_precision
 
 pytestmark = pytest.mark.gpu

@@ -35,8 +35,10 @@ def place():
 
 
 # Those that take longest go first, so that no process is left with one of them at the end.
-_LONGEST = ("test_sweep_command", "test_faults", "test_health", "test_hosts", "test_nodes")
+_LONGEST = ["sweep_command", "resume", "health", "faults", "hosts", "nodes", "doctor_runs"]
 _OF_THE_CLUSTER = ("three_nodes", "three_workers")
+# Built-in workloads before classes of the user's, which cost workers their processes.
+_ON_WORKERS = ["script_ranks", "breakdown_of_ranks"]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
@@ -68,8 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> tuple[bool, bool, int]:
-    used, name = _fixtures(item), item.path.stem
-    place = _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
+    used, name = _fixtures(item), item.path.stem.removeprefix("test_")
+    first = _ON_WORKERS if "three_workers" in used else _LONGEST
+    place = first.index(name) if name in first else len(first)
     return "three_workers" not in used, "three_nodes" not in used, place
 
 

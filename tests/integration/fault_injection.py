@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.integration.fault_marks import HARMED, mark
 from tests.integration.fault_runs import marks, start_sweep
-from tests.integration.fault_workloads import HARMED, mark
 from tests.integration.sweeps import descendants, title_of
 
 _START_S, _END_S = 120.0, 240.0

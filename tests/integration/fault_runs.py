@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 import raybench
-from tests.integration.fault_workloads import memory_cgroups
+from tests.integration.fault_marks import memory_cgroups
 
 REPOSITORY = Path(__file__).parents[2]
 FAULTY_SCRIPT = Path(__file__).with_name("fault_script.py")
@@ -139,7 +139,8 @@ import os
 import time
 from pathlib import Path
 
-from tests.integration.fault_workloads import Faulty, mark
+from tests.integration.fault_marks import mark
+from tests.integration.fault_workloads import Faulty
 
 struck = Path({folder!r}, "struck")
 if os.environ.get("RANK") == "1" and not struck.exists():
@@ -175,7 +176,7 @@ def start_sweep(command: Sequence[str], folder: Path) -> subprocess.Popen[str]:
 
 
 def marks(folder: Path) -> list[dict[str, Any]]:
-    """What the ranks wrote down, oldest first; see `fault_workloads.mark`."""
+    """What the ranks wrote down, oldest first; see `fault_marks.mark`."""
     path = folder / "marks.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return sorted((json.loads(line) for line in lines), key=lambda each: each["time_ns"])

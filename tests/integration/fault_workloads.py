@@ -1,11 +1,9 @@
 """A workload that fails on chosen ranks, at a chosen step, in a chosen way; every fault is real."""
 
 import ctypes
-import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,24 +17,11 @@ import torch.distributed as dist
 from pydantic import Field
 
 from raybench.workloads.base import Context
+from tests.integration.fault_marks import CGROUP_PREFIX, HARMED, mark, memory_cgroups
 
 ALL_RANKS = -1
 _MIB = 1024**2
-_CGROUPS = Path("/sys/fs/cgroup")
-CGROUP_PREFIX = "raybench-fault-"
-_LIMIT_OF_V1 = "memory.limit_in_bytes"
-HARMED = "harmed"
 _WAIT_S = 60
-
-
-def mark(folder: str | Path, event: str, **facts: object) -> None:
-    """Add a line to the folder's marks.jsonl, with the time of this host in nanoseconds."""
-    where = {"pid": os.getpid(), "ppid": os.getppid(), "host": socket.gethostname()}
-    line = json.dumps({"time_ns": time.time_ns(), "event": event, **where, **facts})
-    # One write of few bytes at the end of a file is never mixed with another's.
-    file = os.open(Path(folder, "marks.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, f"{line}\n".encode())
-    os.close(file)
 
 
 class Faulty:
@@ -128,16 +113,6 @@ def _run_out(context: Context) -> None:
     blocks = []
     while True:
         blocks.append(torch.ones(512 * _MIB // 4, device=context.device))
-
-
-def memory_cgroups() -> tuple[Path, str] | None:
-    """Where this process may make a memory cgroup, and the name of its limit; None: nowhere."""
-    for folder, limit in ((_CGROUPS, "memory.max"), (_CGROUPS / "memory", _LIMIT_OF_V1)):
-        listed = folder / ("cgroup.subtree_control" if folder == _CGROUPS else limit)
-        has_memory = listed.is_file() and (folder != _CGROUPS or "memory" in listed.read_text())
-        if has_memory and os.access(folder, os.W_OK):
-            return folder, limit
-    return None
 
 
 def _fill_host_memory(_: Context) -> None:

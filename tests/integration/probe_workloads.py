@@ -22,96 +22,78 @@ from tests.integration.fault_workloads import FAULTS
 _seen_groups: list[dist.ProcessGroup] = []
 
 
-class Probe:
-    """Sums the ranks by a real all_reduce and writes what torch.distributed says to a folder."""
+class Probe(Mlp):
+    """A DDP model and a sum over the ranks; one rank may fail or be slow.
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        folder: Annotated[str, Field(description="where each rank writes its file")],
-    ) -> None:
-        self.items_per_step = context.batch_size
-        self._context = context
-        self._folder = Path(folder)
-
-    def step(self) -> None:
-        total = torch.tensor([self._context.rank + 1])
-        world = dist.group.WORLD
-        if world is not None:
-            dist.all_reduce(total)
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-        facts = {
-            "sum": int(total.item()),
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "known_group": world is not None and world in _seen_groups,
-            "environment": {name: os.environ.get(name) for name in names},
-            "niceness": os.nice(0),
-        }
-        path = self._folder / f"{self._context.world_size}-{self._context.rank}.json"
-        if not path.exists():
-            path.write_text(json.dumps(facts))
-
-    def close(self) -> None:
-        if dist.group.WORLD is not None:
-            _seen_groups.append(dist.group.WORLD)
-
-
-class Failing(Mlp):
-    """A DDP model and a sum over the ranks, one of which fails in the chosen way in its third step.
-
-    early: in __init__; late: in close(), when the others have answered. Nothing is counted for
-    which they would wait.
+    A fault strikes in the third step; early: in __init__; late: in close(), when the others have
+    answered. One class for all tests that share workers: another class would cost these their
+    processes.
     """
 
-    flops_per_step = 1.0
+    flops_per_step = 1.0  # not counted: the ranks without the fault would wait for that
 
     def __init__(
         self,
         context: Context,
         *,
+        hidden: int = 32,
+        layers: int = 2,
+        sums: Annotated[
+            bool, Field(description="each step ends with the sum over the ranks")
+        ] = True,
+        faulty_rank: Annotated[int, Field(ge=0, description="the rank that fails or is slow")] = 1,
         fault: str = "none",
-        faulty_rank: Annotated[int, Field(ge=0, description="the rank that fails")] = 1,
+        delay_ms: Annotated[float, Field(ge=0, description="of the slow rank, in each step")] = 0.0,
+        folder: Annotated[str, Field(description="where each rank writes its facts, if any")] = "",
     ) -> None:
-        super().__init__(context, hidden=32, layers=2)
-        self._context = context
-        self._fault = fault if context.rank == faulty_rank else "none"
-        self._total = torch.ones(1)
+        super().__init__(context, hidden=hidden, layers=layers)
+        is_faulty = context.rank == faulty_rank
+        self._context, self._sums, self._folder = context, sums, folder
+        self._fault = fault if is_faulty else "none"
+        self._delay_s = delay_ms / 1e3 if is_faulty else 0.0
         self._steps = 0
         if self._fault == "early":
             raise ValueError("not even built")
 
     def step(self) -> None:
         self._steps += 1
+        time.sleep(self._delay_s)
         if self._steps == 3 and self._fault in FAULTS:
             FAULTS[self._fault](self._context)
         super().step()
-        if dist.is_initialized() and not (self._fault == "skip" and self._steps == 3):
-            dist.all_reduce(self._total)
+        if not self._sums:
+            return
+        total = torch.tensor([self._context.rank + 1])
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        if self._folder:
+            self._write_facts(int(total.item()))
+
+    def _write_facts(self, total: int) -> None:
+        world = dist.group.WORLD
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        facts = {
+            "sum": total,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "known_group": world is not None and world in _seen_groups,
+            "environment": {name: os.environ.get(name) for name in names},
+            "niceness": os.nice(0),
+        }
+        path = Path(self._folder, f"{self._context.world_size}-{self._context.rank}.json")
+        if not path.exists():
+            path.write_text(json.dumps(facts))
 
     def close(self) -> None:
+        if self._folder and dist.group.WORLD is not None:
+            _seen_groups.append(dist.group.WORLD)
         if self._fault == "late":
             time.sleep(2.0)
             raise ValueError("not even closed")
 
 
-class Straggler(Mlp):
-    """An mlp on two ranks, one of which sleeps in each step before it computes."""
-
-    def __init__(
-        self,
-        context: Context,
-        *,
-        slow_rank: Annotated[int, Field(ge=0)] = 1,
-        delay_ms: Annotated[float, Field(ge=0)] = 0.0,
-    ) -> None:
-        super().__init__(context, hidden=256, layers=4)
-        self._delay_s = delay_ms / 1e3 if context.rank == slow_rank else 0.0
-
-    def step(self) -> None:
-        time.sleep(self._delay_s)
-        super().step()
+class OtherProbe(Probe):
+    """The same, as another class of the user's."""
 
 
 class Orphans:

@@ -6,13 +6,13 @@ import pytest
 
 from raybench.job.model import Measure
 from raybench.records import Failure, Task
-from raybench.results.breakdown import is_slowed_by_one_rank
-from tests.cluster_contract import process_ids, run
+from raybench.results.tables import is_slowed_by_one_rank
+from tests.cluster_contract import PROBE, failures, process_ids, run
 from tests.measured_points import measure_row
 from tests.unit.fakes import make_point
 
-STRAGGLER = "tests.integration.probe_workloads:Straggler"
 EXAMPLE = "docs.examples.convnet:ConvNet"
+OTHER = "tests.integration.probe_workloads:OtherProbe"
 DELAY_MS = 60.0
 
 
@@ -22,77 +22,13 @@ def cluster(three_workers):
     return three_workers
 
 
-def measured(cluster, workload=STRAGGLER, *, profile=False, **params):
+def measured(cluster, workload=PROBE, *, profile=False, **params):
     """The row of one point of two ranks."""
+    if workload == PROBE:
+        params = {"hidden": 256, "layers": 4, "sums": False, **params}
     point = make_point(workload=workload, params=params, world_size=2)
     settings = Measure(warmup=3, iterations=15)
     return measure_row(cluster, Task(point=point, settings=settings, profile=profile))
-
-
-@pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
-    row = measured(cluster, slow_rank=slow_rank, delay_ms=DELAY_MS)
-    assert is_slowed_by_one_rank(row)
-    assert row.slowest_rank == slow_rank
-    assert row.straggler_ms == pytest.approx(DELAY_MS, rel=0.2)
-    assert [ms >= DELAY_MS for ms in row.local_step_ms_by_rank] == [
-        rank == slow_rank for rank in (0, 1)
-    ]
-    said = f"rank {slow_rank} is slower: its own step takes "
-    assert [text for text in row.warnings if text.startswith(said) and "(host)" in text]
-    # Every step takes as long as the slow rank alone needs: that is no communication.
-    assert row.local_step_ms >= DELAY_MS
-    assert row.comm_ms < DELAY_MS / 2
-    assert row.comm_exposed_ms < DELAY_MS / 2
-    assert row.optimizer_ms > 0
-    assert row.host_bound is None
-    assert "noop_hook" in row.methods["comm_exposed_ms"]
-
-
-def test_of_equal_ranks_none_is_slow(cluster):
-    row = measured(cluster)
-    assert not is_slowed_by_one_rank(row)
-    assert row.slowest_rank is None
-    assert row.straggler_ms < DELAY_MS / 3
-    assert row.comm_ms > 0
-    assert row.compute_ms > 0
-
-
-def test_another_class_of_the_users_has_new_processes_and_the_same_class_keeps_its_own(cluster):
-    used = []
-    for measure in (run, measured, measured):
-        measure(cluster, *[0, 1] * (measure is run))
-        used.append(process_ids(cluster)[:2])
-    first, second, third = used
-    assert not set(first) & set(second)
-    assert second == third
-
-
-SMALL = {"channels": 4, "image_size": 8}
-PARTS = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
-
-
-@pytest.mark.long
-def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
-    row = measured(cluster, EXAMPLE, **SMALL)
-    assert all(getattr(row, name) is not None for name in PARTS), row
-    assert row.throughput > 0
-    compiled = measured(cluster, EXAMPLE, **SMALL, compile=True)
-    assert all(getattr(compiled, name) is not None for name in PARTS if name != "comm_ms"), compiled
-    # For its gradients DDP's hook would compile another model.
-    assert "local copies" in compiled.methods["comm_exposed_ms"]
-    assert compiled.throughput > 0
-    # The next point is not taken for compiled, too.
-    assert "noop_hook" in measured(cluster, EXAMPLE, **SMALL).methods["comm_exposed_ms"]
-
-
-@pytest.mark.long
-def test_a_profiled_process_is_replaced(cluster):
-    measured(cluster)  # another class would have new processes
-    before = process_ids(cluster)[:2]
-    measured(cluster, profile=True)
-    measured(cluster)
-    assert not set(before) & set(process_ids(cluster))
 
 
 UNEVEN = make_point(
@@ -128,3 +64,68 @@ def test_workers_are_as_before_after_an_uneven_point(three_workers):
         assert not isinstance(answer, Failure), answer
         assert answer.share is None
         assert answer.items_per_step == 32
+
+
+def test_another_class_of_the_users_has_new_processes_and_the_same_class_keeps_its_own(cluster):
+    used = []
+    for workload, worker_ids in ((OTHER, [0]), (PROBE, [0, 1, 2]), (PROBE, [0, 1, 2])):
+        assert failures(run(cluster, *worker_ids, workload=workload)) == []
+        used.append(process_ids(cluster)[0])
+    first, second, third = used
+    assert first != second == third
+
+
+@pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
+    row = measured(cluster, faulty_rank=slow_rank, delay_ms=DELAY_MS)
+    assert is_slowed_by_one_rank(row)
+    assert row.slowest_rank == slow_rank
+    assert row.straggler_ms == pytest.approx(DELAY_MS, rel=0.2)
+    assert [ms >= DELAY_MS for ms in row.local_step_ms_by_rank] == [
+        rank == slow_rank for rank in (0, 1)
+    ]
+    said = f"rank {slow_rank} is slower: its own step takes "
+    assert [text for text in row.warnings if text.startswith(said) and "(host)" in text]
+    # Every step takes as long as the slow rank alone needs: that is no communication.
+    assert row.local_step_ms >= DELAY_MS
+    assert row.comm_ms < DELAY_MS / 2
+    assert row.comm_exposed_ms < DELAY_MS / 2
+    assert row.optimizer_ms > 0
+    assert row.host_bound is None
+    assert "noop_hook" in row.methods["comm_exposed_ms"]
+
+
+def test_of_equal_ranks_none_is_slow(cluster):
+    row = measured(cluster)
+    assert not is_slowed_by_one_rank(row)
+    assert row.slowest_rank is None
+    assert row.straggler_ms < DELAY_MS / 3
+    assert row.comm_ms > 0
+    assert row.compute_ms > 0
+
+
+SMALL = {"channels": 4, "image_size": 8}
+PARTS = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
+
+
+@pytest.mark.long
+def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
+    row = measured(cluster, EXAMPLE, **SMALL)
+    assert all(getattr(row, name) is not None for name in PARTS), row
+    assert row.throughput > 0
+    compiled = measured(cluster, EXAMPLE, **SMALL, compile=True)
+    assert all(getattr(compiled, name) is not None for name in PARTS if name != "comm_ms"), compiled
+    # For its gradients DDP's hook would compile another model.
+    assert "local copies" in compiled.methods["comm_exposed_ms"]
+    assert compiled.throughput > 0
+    # The next point is not taken for compiled, too.
+    assert "noop_hook" in measured(cluster, EXAMPLE, **SMALL).methods["comm_exposed_ms"]
+
+
+@pytest.mark.long
+def test_a_profiled_process_is_replaced(cluster):
+    measured(cluster)  # another class would have new processes
+    before = process_ids(cluster)[:2]
+    measured(cluster, profile=True)
+    measured(cluster)
+    assert not set(before) & set(process_ids(cluster))

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 import raybench
+from tests.cluster_contract import PROBE
 from tests.integration.fault_injection import harmed_sweep
 from tests.integration.fault_runs import rows
 from tests.integration.fault_runs import write_job as write_faults
@@ -31,7 +32,6 @@ from tests.integration.namespaces import (
 )
 from tests.integration.sweeps import sweep_command, table, write_text
 
-PROBE = "tests.integration.probe_workloads:Probe"
 PYTHON = Path(sys.executable)
 SWEEP = [PYTHON.with_name("raybench"), "sweep"]
 

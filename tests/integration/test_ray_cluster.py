@@ -14,13 +14,11 @@ from raybench.cluster.ray_cluster.start import Connection, connect
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records import Task
-from tests.cluster_contract import failures
+from tests.cluster_contract import PROBE, failures
 from tests.integration.clusters import start_cluster
 from tests.integration.sweeps import descendants
 from tests.local_cluster import choose_workers
 from tests.unit import fakes
-
-PROBE = "tests.integration.probe_workloads:Probe"
 
 
 @pytest.fixture
@@ -28,10 +26,11 @@ def cluster(three_workers):
     return three_workers
 
 
-def run(cluster, workload, world_size, strategy="pack", **params):
-    """The answers of a point, and the workers that gave them."""
+def run(cluster, folder, world_size, strategy="pack"):
+    """The answers of a point that writes to the folder, and the workers that gave them."""
     worker_ids = choose_workers(cluster.devices, world_size, strategy)
-    point = fakes.make_point(workload=workload, params=params, world_size=world_size)
+    params = {"folder": str(folder)}
+    point = fakes.make_point(workload=PROBE, params=params, world_size=world_size)
     settings = Measure(warmup=2, iterations=4, timeout_s=60.0)
     return cluster.run(Task(point=point, settings=settings), worker_ids), worker_ids
 
@@ -59,7 +58,7 @@ def test_every_worker_has_its_own_device_and_they_stand_in_node_order(cluster):
 def test_a_group_sums_its_ranks_and_knows_its_places(
     cluster, tmp_path, strategy, world_size, local_ranks, node_ranks
 ):
-    answers, worker_ids = run(cluster, PROBE, world_size, strategy, folder=str(tmp_path))
+    answers, worker_ids = run(cluster, tmp_path, world_size, strategy)
     assert failures(answers) == []
     told = facts(tmp_path, world_size)
     assert {one["sum"] for one in told} == {world_size * (world_size + 1) // 2}
@@ -79,7 +78,7 @@ def test_the_process_group_is_kept_while_the_same_workers_are_used(cluster, tmp_
     for number, world_size in enumerate([2, 2, 3, 2]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        run(cluster, PROBE, world_size, folder=str(folder))
+        run(cluster, folder, world_size)
         known.append(facts(folder, world_size)[0]["known_group"])
     assert known == [False, True, False, False]
 
@@ -91,7 +90,7 @@ def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster, t
     os.kill(store, signal.SIGKILL)
     before = [device.process_id for device in cluster.devices]
     started_s = time.monotonic()
-    answers, _ = run(cluster, PROBE, 3, folder=str(tmp_path))
+    answers, _ = run(cluster, tmp_path, 3)
     print(f"store killed: next point done {time.monotonic() - started_s:.1f} s later")
     assert failures(answers) == []
     assert [device.process_id for device in cluster.devices] == before

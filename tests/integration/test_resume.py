@@ -14,12 +14,12 @@ from functools import partial
 import pytest
 
 import raybench
-from raybench.results.reader import RunStatus, read_runs
-from raybench.results.tables import TABLES
+from raybench.results.reader import read_runs
+from raybench.results.tables import TABLES, RunStatus
 from tests.integration import sweeps
 from tests.integration.fault_injection import harmed_sweep
+from tests.integration.fault_marks import HARMED
 from tests.integration.fault_runs import rows, start_sweep, write_job
-from tests.integration.fault_workloads import HARMED
 from tests.integration.sweeps import (
     RAYBENCH,
     begin,

@@ -134,8 +134,8 @@ def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     said = (
-        r"interrupted: 1 finished point is kept; see: python -m raybench report (small-\S+) "
-        r"--results (\S+)"
+        r"interrupted: 1 finished point is kept; see: `python -m raybench report (small-\S+) "
+        r"--results (\S+)`"
     )
     run_id, folder = re.fullmatch(said, stderr.splitlines()[-1]).groups()
     assert raybench("report", run_id, "--results", folder).stdout == stdout

@@ -21,8 +21,7 @@ from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.results.columns import to_row
-from raybench.results.reader import Run, RunStatus
-from raybench.results.tables import PointRow, point_row
+from raybench.results.tables import PointRow, Run, RunStatus, point_row
 from raybench.results.writer import RunStore
 from raybench.workloads.base import Context, Workload, WrongResultError
 

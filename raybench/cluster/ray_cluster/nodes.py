@@ -312,9 +312,10 @@ class NodeAgents:
             self._monitor.check(afresh=True)
 
     def has_ended(self, node_id: str, *, asks_ray: bool = True) -> bool:
-        """Return whether Ray on this node has ended; False if that is not known. Takes 0.1 s.
+        """Return whether Ray on this node has ended; False if that is not known.
 
         It has if its raylet refuses connections or, with `asks_ray`, if Ray says that it is dead.
+        Takes 0.1 s at most.
         """
         with self._lock:
             node = self._nodes.get(node_id)

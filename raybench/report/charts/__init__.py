@@ -18,7 +18,6 @@ import pandas as pd
 
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.report import formatting
-from raybench.report.blocks import Table
 from raybench.report.charts.grammar import (
     MOST_BARS,
     MOST_LINES,
@@ -30,6 +29,7 @@ from raybench.report.charts.grammar import (
     draw_figure,
     line_panel,
 )
+from raybench.report.documents import Table
 from raybench.report.point_settings import distinguishing_settings, settings_words, short_name
 from raybench.report.summary import RATIOS, Summary
 

@@ -7,7 +7,6 @@ import math
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES
 from raybench.report import formatting
-from raybench.report.blocks import Column, ColumnOf, make_table
 from raybench.report.charts import (
     Chart,
     ChartData,
@@ -28,10 +27,11 @@ from raybench.report.charts.grammar import (
     bar_panels,
 )
 from raybench.report.charts.lines import speed_up_words, time_figure
+from raybench.report.documents import Column, ColumnOf, make_table
 from raybench.report.formatting import counted
 from raybench.report.point_settings import distinguishing_settings, settings_words
 from raybench.report.run_report import amount, answer_metric, metric_noun
-from raybench.results.breakdown import is_slowed_by_one_rank
+from raybench.results.tables import is_slowed_by_one_rank
 
 _MOST_RANKED = 12
 # A longer name has no room at the line of the baseline; the title has it.

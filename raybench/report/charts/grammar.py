@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from raybench.report.blocks import Table
+from raybench.report.documents import Table
 from raybench.report.formatting import printable
 
 Spec = dict[str, Any]

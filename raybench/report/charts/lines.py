@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, is_numeric, varying
-from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, line_figure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
 from raybench.report.run_report import speed_up_half_width
 from raybench.report.summary import SIZE, size_of
+from raybench.results.metrics import memory_peak_gb_s
 
 # Room for the numbers beside the last points.
 _ROOM = 34

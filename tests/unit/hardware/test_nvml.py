@@ -1,11 +1,9 @@
-"""Single questions to NVML, which may refuse, and the peaks of datasheets."""
+"""Single questions to NVML, which may refuse."""
 
 import pynvml
 import pytest
 
 from raybench.hardware import nvml
-from raybench.hardware.peaks import dense_peak_tflops
-from raybench.job.point import Precision
 from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, fields, refusal
 
 
@@ -74,25 +72,3 @@ def test_the_uuid_of_a_device_is_that_of_its_place_in_cudas_list(monkeypatch, vi
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert nvml.uuid_of(index) == uuid
-
-
-@pytest.mark.parametrize(
-    ("name", "fp32", "tf32", "bf16"),
-    [
-        ("NVIDIA H200", 67.0, 494.5, 989.5),
-        ("NVIDIA H100 80GB HBM3", 66.9, 494.7, 989.4),
-        ("A100-SXM4-40GB", 19.5, 156.0, 312.0),  # as drivers before 460 call it
-        ("NVIDIA B200", None, 1125.0, 2250.0),
-        ("AMD Instinct MI355X", 157.3, None, 2516.6),
-        # A name that is only similar may be another card, or a slice of one.
-        ("NVIDIA H100", None, None, None),
-        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None, None, None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None, None),
-    ],
-)
-def test_each_form_factor_has_its_own_dense_peaks_and_an_unknown_device_none(
-    name, fp32, tf32, bf16
-):
-    asked = [dense_peak_tflops(name, p) for p in (Precision.FP32, Precision.TF32, Precision.BF16)]
-    assert asked == [fp32, tf32, bf16]
-    assert dense_peak_tflops("NVIDIA H100 PCIe", Precision.FLOAT8) == 1513.0

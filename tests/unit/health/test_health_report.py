@@ -25,7 +25,7 @@ from raybench.health.report import HealthReport, health_figures
 from raybench.health.suite import WAIT_TEST
 from raybench.records.devices import Action, Verdict
 from raybench.report.documents import format_document
-from raybench.results.reader import RunStatus
+from raybench.results.tables import RunStatus
 
 RUN = "health-20261122-150000-abcd"
 

@@ -16,7 +16,7 @@ from raybench.errors import ResultsError
 from raybench.records import Status
 from raybench.report.export import export_csv, export_github, export_json, export_junit
 from raybench.report.summary import load_summary
-from raybench.results.reader import RunStatus
+from raybench.results.tables import RunStatus
 
 HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
 RUN_ID = "run-of-three"

@@ -40,8 +40,7 @@ from raybench.health.report import HealthReport
 from raybench.records import Status
 from raybench.records.devices import Verdict
 from raybench.report import documents, formatting
-from raybench.report.blocks import legend_paragraphs
-from raybench.report.documents import format_document
+from raybench.report.documents import format_document, legend_paragraphs
 from raybench.report.formatting import plain, plain_lines, printable, shorten
 from raybench.report.messages import group_messages
 from raybench.report.point_settings import point_names, setting_columns
@@ -49,7 +48,8 @@ from raybench.report.run_report import RunReport
 from raybench.report.show import AdviceList, PointDetails, PointList, RunList, advise_run
 from raybench.report.summary import Summary, load_summary
 from raybench.results.columns import SCHEMA_VERSION, to_row
-from raybench.results.reader import RunStatus, load
+from raybench.results.reader import load
+from raybench.results.tables import RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.scheduler import WORTHWHILE
 

@@ -11,8 +11,8 @@ from raybench.errors import ResultsError
 from raybench.records.devices import DeviceSample
 from raybench.results import reader
 from raybench.results.columns import write_part
-from raybench.results.reader import RunStatus, load
-from raybench.results.tables import TABLES
+from raybench.results.reader import load
+from raybench.results.tables import TABLES, RunStatus
 from raybench.results.writer import clear_leftovers, compact_points, compact_run, hold_run
 
 RUN = "run-a"

@@ -9,10 +9,9 @@ from builders import make_device, make_measure, make_measurement, make_point, ma
 from raybench.records import Breakdown
 from raybench.records.environment import usable_cores
 from raybench.report import formatting
-from raybench.results.breakdown import is_slowed_by_one_rank, why_no_breakdown
 from raybench.results.columns import to_row
 from raybench.results.metrics import crowding, half_interval, is_imprecise
-from raybench.results.tables import point_row
+from raybench.results.tables import is_slowed_by_one_rank, point_row, why_no_breakdown
 
 
 def row(step_ms, device_type="cuda", **columns):

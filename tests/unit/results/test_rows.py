@@ -15,10 +15,11 @@ from builders import (
     make_samples,
 )
 
+from raybench.job.point import Precision
 from raybench.records import Breakdown, PeakParts, Repetition, Status, Traffic
 from raybench.results.columns import SCHEMA_VERSION, from_row, to_row
-from raybench.results.reader import Run
-from raybench.results.tables import TABLES, point_row, sample_columns, schema, storable, units
+from raybench.results.metrics import dense_peak_tflops
+from raybench.results.tables import TABLES, Run, point_row, sample_columns, schema, storable, units
 
 MS = 1_000_000
 
@@ -370,3 +371,27 @@ def test_a_unit_in_a_name_is_the_unit_of_the_column(table):
     for name, unit in units(table).items():
         told = [meant for suffix, meant in SUFFIXES.items() if name.endswith(suffix)]
         assert not told or unit in told, name
+
+
+@pytest.mark.parametrize(
+    ("name", "fp32", "tf32", "bf16"),
+    [
+        ("NVIDIA H200", 67.0, 494.5, 989.5),
+        ("NVIDIA H100 80GB HBM3", 66.9, 494.7, 989.4),
+        ("A100-SXM4-40GB", 19.5, 156.0, 312.0),  # as drivers before 460 call it
+        ("NVIDIA B200", None, 1125.0, 2250.0),
+        ("AMD Instinct MI355X", 157.3, None, 2516.6),
+        ("Tesla V100-SXM2-16GB", 15.7, None, None),
+        # A name that is only similar may be another card, or a slice of one.
+        ("NVIDIA H100", None, None, None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", None, None, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None, None),
+        ("Intel(R) Xeon(R)", None, None, None),
+    ],
+)
+def test_each_form_factor_has_its_own_dense_peaks_and_an_unknown_device_none(
+    name, fp32, tf32, bf16
+):
+    asked = [dense_peak_tflops(name, p) for p in (Precision.FP32, Precision.TF32, Precision.BF16)]
+    assert asked == [fp32, tf32, bf16]
+    assert dense_peak_tflops("NVIDIA H100 PCIe", Precision.FLOAT8) == 1513.0

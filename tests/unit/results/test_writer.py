@@ -27,8 +27,8 @@ from raybench.analysis import frames
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, Status
 from raybench.results import reader
-from raybench.results.reader import RunStatus, find_run, load, read_runs, read_table
-from raybench.results.tables import TABLES, point_metrics, schema
+from raybench.results.reader import find_run, load, read_runs, read_table
+from raybench.results.tables import TABLES, RunStatus, point_metrics, schema
 from raybench.results.writer import RunStore, check_writable, hold_run
 
 
@@ -315,7 +315,7 @@ def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         raybench.nothing  # noqa: B018
     code = (
-        "import sys, raybench, raybench.results.reader, raybench.cli.results\n"
+        "import sys, raybench, raybench.cli.results\n"
         "print(sorted({'pandas', 'pyarrow', 'numpy', 'vl_convert', 'torch', 'ray'} "
         "& set(sys.modules)))"
     )

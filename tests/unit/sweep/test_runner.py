@@ -33,7 +33,8 @@ from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.records import Cause, Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
-from raybench.results.reader import RunStatus, count_points
+from raybench.results.reader import count_points
+from raybench.results.tables import RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
@@ -219,7 +220,7 @@ def test_an_end_that_takes_too_long_is_told_once_where_the_whole_run_is(
     where = RunTarget(address="local", device="cuda", output=folder, profiled=frozenset())
     with pytest.raises(KeyboardInterrupt):
         run_sweep(job, state_of(job), where, listener)
-    told = f"2 finished points are kept; see: raybench report run-a --results {folder}\n"
+    told = f"2 finished points are kept; see: `raybench report run-a --results {folder}`\n"
     assert said().endswith(f"\nended at once: {told}")
 
 
