@@ -352,18 +352,7 @@ def select_points(
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
     label = f"{option} {expression if expression.isprintable() else quote(expression)}"
-    try:
-        with warnings.catch_warnings():
-            # What Python remarks on, as the escape in '\d', would be printed.
-            warnings.simplefilter("ignore")
-            # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
-            tree = ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # MemoryError is what Python says to parentheses nested too deep.
-        reason = getattr(error, "msg", None) or " ".join(str(error).split())
-        example = "world_size > 1 and precision == 'bf16'"
-        message = f"{label}: not an expression: {reason}; write it as in {example}"
-        raise UsageError(message) from error
+    tree = _parse_expression(expression, label)
     evaluator = EvalWithCompoundTypes(functions={})
     kept = []
     for point in points:
@@ -374,9 +363,8 @@ def select_points(
             # Most often a text lacks its quotes.
             name = error.name
             of = [key for one in points for key, value in one.settings.items() if value == name]
-            message = (
-                f"{say_unknown('setting', name, point.settings)}; a text needs quotes: {name!r}"
-            )
+            unknown = say_unknown("setting", name, point.settings)
+            message = f"{unknown}; a text needs quotes: {name!r}"
             if of:
                 message = (
                     f"{name} is a value of {of[0]}, and a text needs quotes: {of[0]} == {name!r}"
@@ -393,6 +381,25 @@ def select_points(
     if not kept:
         raise UsageError(f"{label}: keeps none of the {len(points)} points")
     return tuple(kept)
+
+
+def _parse_expression(expression: str, label: str) -> ast.expr:
+    """Return the tree of a Python expression. label: the option that gave it, for messages.
+
+    Raises UsageError for a text that is no expression. simpleeval takes statements such as
+    `world_size = 2` and ignores them.
+    """
+    try:
+        with warnings.catch_warnings():
+            # What Python remarks on, as the escape in '\d', would be printed.
+            warnings.simplefilter("ignore")
+            return ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # MemoryError is what Python says to parentheses nested too deep.
+        reason = getattr(error, "msg", None) or " ".join(str(error).split())
+        example = "world_size > 1 and precision == 'bf16'"
+        message = f"{label}: not an expression: {reason}; write it as in {example}"
+        raise UsageError(message) from error
 
 
 _Settings = Mapping[str, Setting]
