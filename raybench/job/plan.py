@@ -1,7 +1,6 @@
 """From the axes of a job to its points, the filter of points, and the rules of axes and settings.
 
-The rules are those that depend on the workload. A text may name settings in braces: the arguments
-of a script, environment variables. All is pure, but that a script is looked for.
+The rules are those that depend on the workload. All is pure, but that a script is looked for.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ import ast
 import itertools
 import math
 import re
-import shlex
-import string
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +30,10 @@ from raybench.job.point import (
     Precision,
     Scalar,
     device_numbers,
-    setting_text,
+    names_in,
+    product_of,
+    render,
+    split_arguments,
 )
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
 from raybench.job.registry import Setting, make_setting
@@ -47,7 +47,6 @@ _SIZE_RULE = (
     "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
     "8:1GiB:x2"
 )
-_BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
 # Variables that raybench itself sets for each rank, or by which it finds its processes again.
 _OURS = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -353,18 +352,7 @@ def select_points(
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
     label = f"{option} {expression if expression.isprintable() else quote(expression)}"
-    try:
-        with warnings.catch_warnings():
-            # What Python remarks on, as the escape in '\d', would be printed.
-            warnings.simplefilter("ignore")
-            # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
-            tree = ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # MemoryError is what Python says to parentheses nested too deep.
-        reason = getattr(error, "msg", None) or " ".join(str(error).split())
-        example = "world_size > 1 and precision == 'bf16'"
-        message = f"{label}: not an expression: {reason}; write it as in {example}"
-        raise UsageError(message) from error
+    tree = _parse_expression(expression, label)
     evaluator = EvalWithCompoundTypes(functions={})
     kept = []
     for point in points:
@@ -375,9 +363,8 @@ def select_points(
             # Most often a text lacks its quotes.
             name = error.name
             of = [key for one in points for key, value in one.settings.items() if value == name]
-            message = (
-                f"{say_unknown('setting', name, point.settings)}; a text needs quotes: {name!r}"
-            )
+            unknown = say_unknown("setting", name, point.settings)
+            message = f"{unknown}; a text needs quotes: {name!r}"
             if of:
                 message = (
                     f"{name} is a value of {of[0]}, and a text needs quotes: {of[0]} == {name!r}"
@@ -396,6 +383,25 @@ def select_points(
     return tuple(kept)
 
 
+def _parse_expression(expression: str, label: str) -> ast.expr:
+    """Return the tree of a Python expression. label: the option that gave it, for messages.
+
+    Raises UsageError for a text that is no expression. simpleeval takes statements such as
+    `world_size = 2` and ignores them.
+    """
+    try:
+        with warnings.catch_warnings():
+            # What Python remarks on, as the escape in '\d', would be printed.
+            warnings.simplefilter("ignore")
+            return ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # MemoryError is what Python says to parentheses nested too deep.
+        reason = getattr(error, "msg", None) or " ".join(str(error).split())
+        example = "world_size > 1 and precision == 'bf16'"
+        message = f"{label}: not an expression: {reason}; write it as in {example}"
+        raise UsageError(message) from error
+
+
 _Settings = Mapping[str, Setting]
 
 
@@ -411,24 +417,9 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
         settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
     problems = list(_check_env_and_script(job, settings))
     variables = {name: make_setting(name, str) for name in job.env if name not in settings}
-    # The texts that may name settings.
-    texts: list[tuple[KeyPath, object]] = []
-    for name in getattr(workload_class, "templates", ()):
-        texts.append((("workload", name), job.workload.parameters.get(name)))
-        axes = [
-            (("matrix", name), job.axes),
-            *((("zip", n, name), e) for n, e in enumerate(job.zip)),
-        ]
-        for path, axis in axes:
-            texts += [((*path, i), value) for i, value in enumerate(axis.get(name, ()))]
-        texts += [(("include", n, name), point.get(name)) for n, point in enumerate(job.include)]
-    for name, values in job.env.items():
-        texts += [(("env", name, index), value) for index, value in enumerate(values)]
     own: dict[str, Setting] = {}
     known = {*settings, *variables}
-    for path, text in texts:
-        if not isinstance(text, str):
-            continue
+    for path, text in _texts(job, getattr(workload_class, "templates", ())):
         try:
             names = names_in(text)
             split_arguments(text)
@@ -444,6 +435,24 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
                 message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
                 problems.append(Problem(path=path, message=message))
     return settings | variables | own, problems
+
+
+def _texts(job: Job, templates: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (path, text) of each text of the job that may name settings.
+
+    They are the variables of `env`, and the values of the parameters `templates`.
+    """
+    found: list[tuple[KeyPath, object]] = []
+    for name in templates:
+        found.append((("workload", name), job.workload.parameters.get(name)))
+        axes: list[tuple[KeyPath, Mapping[str, tuple[Scalar, ...]]]]
+        axes = [(("matrix",), job.axes), *((("zip", n), entry) for n, entry in enumerate(job.zip))]
+        for path, axis in axes:
+            found += [((*path, name, i), value) for i, value in enumerate(axis.get(name, ()))]
+        found += [(("include", n, name), point.get(name)) for n, point in enumerate(job.include)]
+    for name, values in job.env.items():
+        found += [(("env", name, index), value) for index, value in enumerate(values)]
+    yield from ((path, text) for path, text in found if isinstance(text, str))
 
 
 def _axes_and_included(job: Job) -> set[str]:
@@ -646,50 +655,3 @@ def _check_what_is_missing(
             message = f"has {given[0]}, but {key_text(groups[0][0])} has {kinds[0][0]}"
         if message:
             yield Problem(path=path, message=message)
-
-
-def names_in(text: str) -> list[str]:
-    """Return the names of settings in a text's braces, each once, in their order.
-
-    Raises ValueError, with the rule, where braces hold anything but a name.
-    """
-    try:
-        fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
-    except ValueError:
-        raise ValueError(_BRACES) from None
-    for name, format_spec, conversion in fields:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name or "") or format_spec or conversion:
-            raise ValueError(_BRACES)
-    return list(dict.fromkeys(str(name) for name, *_ in fields))
-
-
-def render(text: str, settings: Mapping[str, Scalar]) -> str:
-    """Return the text with values in place of names in braces; a bool becomes `true` or `false`.
-
-    Raises KeyError for a name that is not in `settings`.
-    """
-    return text.format_map({name: setting_text(value) for name, value in settings.items()})
-
-
-def split_arguments(text: str) -> list[str]:
-    """Return the words of a command line, split as a shell does.
-
-    Raises ValueError for a quote that is not closed.
-    """
-    try:
-        return shlex.split(text)
-    except ValueError:
-        raise ValueError("a quote is not closed") from None
-
-
-def product_of(text: str) -> int | None:
-    """Return the number that a text such as `64 * 8` or `512` means; None for an empty text.
-
-    Raises ValueError, with the rule, for any other text.
-    """
-    if not text.strip():
-        return None
-    factors = [factor.strip() for factor in text.split("*")]
-    if not all(factor.isdecimal() for factor in factors):
-        raise ValueError("must be a whole number, or a product of them, as in 64 * 8")
-    return math.prod(map(int, factors))
