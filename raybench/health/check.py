@@ -20,7 +20,8 @@ from raybench.health.readings import (
 from raybench.health.references import read_findings
 from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
 from raybench.health.verdicts import judge
-from raybench.job.model import Job, Measure, Span, load_job
+from raybench.job.loading import load_job
+from raybench.job.model import Job, Measure, Span
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record

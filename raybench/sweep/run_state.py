@@ -15,7 +15,8 @@ from typing import Any, Literal, Protocol, Self
 
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError, JobError, UsageError
-from raybench.job.model import NOT_MEASURED, Job, Measure, job_from_text
+from raybench.job.loading import job_from_text
+from raybench.job.model import NOT_MEASURED, Job, Measure
 from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_and_class

@@ -29,7 +29,7 @@ from rich.console import Console
 from raybench import cli
 from raybench.cli.progress import ConsoleListener, PointProgress
 from raybench.errors import ClusterError, ResultsError
-from raybench.job.model import load_job
+from raybench.job.loading import load_job
 from raybench.job.plan import make_plan
 from raybench.records import Cause, Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
