@@ -36,8 +36,8 @@ from raybench.cli.shared import (
     write_result,
 )
 from raybench.errors import ResultsError, UsageError
+from raybench.records import RunStatus
 from raybench.report.formatting import command, counted, printable
-from raybench.results.tables import RunStatus
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -192,8 +192,8 @@ def _slowest_rank(
 ) -> dict[str, Any]:
     """Return slowest_rank by name, with local steps also the columns on stragglers, in ms.
 
-    Empty with one rank. Without local steps slowest_rank is by the timed ones. local_ms: the median of each rank, in
-    rank order. step_ms: of the point.
+    Empty with one rank. Without local steps slowest_rank is by the timed ones. local_ms: the median
+    of each rank, in rank order. step_ms: of the point.
     """
     if len(measurements) == 1:
         return {}
