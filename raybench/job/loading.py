@@ -9,14 +9,22 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
 from raybench.job.model import Job, validate
-from raybench.job.plan import names_in, plan_and_problems, script_path, split_arguments
-from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, SCRIPT, UNEVEN, Scalar
+from raybench.job.plan import plan_and_problems, script_path
+from raybench.job.point import (
+    BATCH_SIZES,
+    RUN_SETTINGS,
+    SCRIPT,
+    UNEVEN,
+    Scalar,
+    names_in,
+    split_arguments,
+)
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
 from raybench.job.registry import Setting, make_setting
 from raybench.job.source import YamlSource, parse_source, read_source
@@ -136,24 +144,9 @@ def _add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], l
         settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
     problems = list(_check_env_and_script(job, settings))
     variables = {name: make_setting(name, str) for name in job.env if name not in settings}
-    # The texts that may name settings.
-    texts: list[tuple[KeyPath, object]] = []
-    for name in getattr(workload_class, "templates", ()):
-        texts.append((("workload", name), job.workload.parameters.get(name)))
-        axes = [
-            (("matrix", name), job.axes),
-            *((("zip", n, name), e) for n, e in enumerate(job.zip)),
-        ]
-        for path, axis in axes:
-            texts += [((*path, i), value) for i, value in enumerate(axis.get(name, ()))]
-        texts += [(("include", n, name), point.get(name)) for n, point in enumerate(job.include)]
-    for name, values in job.env.items():
-        texts += [(("env", name, index), value) for index, value in enumerate(values)]
     own: dict[str, Setting] = {}
     known = {*settings, *variables}
-    for path, text in texts:
-        if not isinstance(text, str):
-            continue
+    for path, text in _texts(job, getattr(workload_class, "templates", ())):
         try:
             names = names_in(text)
             split_arguments(text)
@@ -169,6 +162,24 @@ def _add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], l
                 message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
                 problems.append(Problem(path=path, message=message))
     return settings | variables | own, problems
+
+
+def _texts(job: Job, templates: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (path, text) of each text of the job that may name settings.
+
+    They are the variables of `env`, and the values of the parameters `templates`.
+    """
+    found: list[tuple[KeyPath, object]] = []
+    for name in templates:
+        found.append((("workload", name), job.workload.parameters.get(name)))
+        axes: list[tuple[KeyPath, Mapping[str, tuple[Scalar, ...]]]]
+        axes = [(("matrix",), job.axes), *((("zip", n), entry) for n, entry in enumerate(job.zip))]
+        for path, axis in axes:
+            found += [((*path, name, i), value) for i, value in enumerate(axis.get(name, ()))]
+        found += [(("include", n, name), point.get(name)) for n, point in enumerate(job.include)]
+    for name, values in job.env.items():
+        found += [(("env", name, index), value) for index, value in enumerate(values)]
+    yield from ((path, text) for path, text in found if isinstance(text, str))
 
 
 def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[Problem]:

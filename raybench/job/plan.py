@@ -1,17 +1,12 @@
-"""From the axes of a job to its points, the filter of points, and texts that name settings.
+"""From the axes of a job to its points, the filter of points.
 
-A text may name settings in braces: the arguments of a script, environment variables. All is pure,
-but that a script is looked for.
+All is pure, but that a script is looked for.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
-import math
-import re
-import shlex
-import string
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,12 +27,12 @@ from raybench.job.point import (
     Precision,
     Scalar,
     device_numbers,
-    setting_text,
+    product_of,
+    render,
 )
 from raybench.job.problems import KeyPath, Problem, quote, say_unknown
 
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
-_BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,18 +331,7 @@ def select_points(
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
     label = f"{option} {expression if expression.isprintable() else quote(expression)}"
-    try:
-        with warnings.catch_warnings():
-            # What Python remarks on, as the escape in '\d', would be printed.
-            warnings.simplefilter("ignore")
-            # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
-            tree = ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # MemoryError is what Python says to parentheses nested too deep.
-        reason = getattr(error, "msg", None) or " ".join(str(error).split())
-        example = "world_size > 1 and precision == 'bf16'"
-        message = f"{label}: not an expression: {reason}; write it as in {example}"
-        raise UsageError(message) from error
+    tree = _parse_expression(expression, label)
     evaluator = EvalWithCompoundTypes(functions={})
     kept = []
     for point in points:
@@ -358,9 +342,8 @@ def select_points(
             # Most often a text lacks its quotes.
             name = error.name
             of = [key for one in points for key, value in one.settings.items() if value == name]
-            message = (
-                f"{say_unknown('setting', name, point.settings)}; a text needs quotes: {name!r}"
-            )
+            unknown = say_unknown("setting", name, point.settings)
+            message = f"{unknown}; a text needs quotes: {name!r}"
             if of:
                 message = (
                     f"{name} is a value of {of[0]}, and a text needs quotes: {of[0]} == {name!r}"
@@ -379,6 +362,25 @@ def select_points(
     return tuple(kept)
 
 
+def _parse_expression(expression: str, label: str) -> ast.expr:
+    """Return the tree of a Python expression. label: the option that gave it, for messages.
+
+    Raises UsageError for a text that is no expression. simpleeval takes statements such as
+    `world_size = 2` and ignores them.
+    """
+    try:
+        with warnings.catch_warnings():
+            # What Python remarks on, as the escape in '\d', would be printed.
+            warnings.simplefilter("ignore")
+            return ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # MemoryError is what Python says to parentheses nested too deep.
+        reason = getattr(error, "msg", None) or " ".join(str(error).split())
+        example = "world_size > 1 and precision == 'bf16'"
+        message = f"{label}: not an expression: {reason}; write it as in {example}"
+        raise UsageError(message) from error
+
+
 def script_path(job: Job) -> Path | None:
     """Return the file of the parameter `path`; None if there is no such file or parameter.
 
@@ -387,50 +389,3 @@ def script_path(job: Job) -> Path | None:
     name = str(job.workload.parameters.get("path", ""))
     places = (Path(name), job.folder / name)
     return next((place for place in places if name and place.is_file()), None)
-
-
-def names_in(text: str) -> list[str]:
-    """Return the names of settings in a text's braces, each once, in their order.
-
-    Raises ValueError, with the rule, where braces hold anything but a name.
-    """
-    try:
-        fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
-    except ValueError:
-        raise ValueError(_BRACES) from None
-    for name, format_spec, conversion in fields:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name or "") or format_spec or conversion:
-            raise ValueError(_BRACES)
-    return list(dict.fromkeys(str(name) for name, *_ in fields))
-
-
-def render(text: str, settings: Mapping[str, Scalar]) -> str:
-    """Return the text with values in place of names in braces; a bool becomes `true` or `false`.
-
-    Raises KeyError for a name that is not in `settings`.
-    """
-    return text.format_map({name: setting_text(value) for name, value in settings.items()})
-
-
-def split_arguments(text: str) -> list[str]:
-    """Return the words of a command line, split as a shell does.
-
-    Raises ValueError for a quote that is not closed.
-    """
-    try:
-        return shlex.split(text)
-    except ValueError:
-        raise ValueError("a quote is not closed") from None
-
-
-def product_of(text: str) -> int | None:
-    """Return the number that a text such as `64 * 8` or `512` means; None for an empty text.
-
-    Raises ValueError, with the rule, for any other text.
-    """
-    if not text.strip():
-        return None
-    factors = [factor.strip() for factor in text.split("*")]
-    if not all(factor.isdecimal() for factor in factors):
-        raise ValueError("must be a whole number, or a product of them, as in 64 * 8")
-    return math.prod(map(int, factors))

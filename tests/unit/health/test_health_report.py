@@ -215,9 +215,7 @@ def one_bad(tmp_path):
     ("words", "has"),
     [
         ("report latest", "Red: 1 of 4 GPUs is bad: alpha GPU 3; 1 path is slow: alpha GPU 0 to"),
-        ("report --format md", "## Red: 1 of 4 GPUs is bad"),
         ("report --format md", "* type: nvidia-smi --gpu-reset -i 3"),
-        ("report --json", '"headline": "Red: 1 of 4 GPUs is bad'),
         ("report --json", '"commands": [\n        "nvidia-smi --gpu-reset -i 3  # on alpha"'),
         ("report --format html", '<p class="lead lamp red">Red: 1 of 4 GPUs is bad'),
         ("report --format html", "! 470"),

@@ -17,12 +17,8 @@ from raybench.job.model import BatchSearch
 from raybench.job.plan import (
     Plan,
     make_plan,
-    names_in,
-    product_of,
-    render,
     script_path,
     select_points,
-    split_arguments,
     varying_settings,
 )
 from raybench.job.point import (
@@ -34,6 +30,10 @@ from raybench.job.point import (
     Precision,
     SlowBy,
     choose_devices,
+    names_in,
+    product_of,
+    render,
+    split_arguments,
 )
 from raybench.job.registry import estimate, explain_oom
 from raybench.results.tables import TABLES, point_row

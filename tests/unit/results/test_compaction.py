@@ -84,14 +84,6 @@ def test_a_reader_has_all_rows_of_a_run_that_is_compacted_meanwhile(store, monke
     assert_same(rows(store), before)
 
 
-def test_a_second_time_there_is_nothing_to_do(store):
-    compact_run(store.root, RUN)
-    content = parts(store, "points")[0].read_bytes()
-    done = compact_run(store.root, RUN)
-    assert done.parts_before == done.parts_after
-    assert parts(store, "points")[0].read_bytes() == content
-
-
 def test_the_samples_of_an_attempt_are_found(store):
     last = make_point(world_size=4).point_id
     [before] = reader.rows_of_attempts(store.root, "samples", RUN, [(last, 1)])
