@@ -19,7 +19,8 @@ from raybench.cli import raybench as command_line
 from raybench.cli.jobs import templates
 from raybench.cli.shared import write_file
 from raybench.errors import JobError, UsageError
-from raybench.job.model import Job, job_from_text, job_schema
+from raybench.job.loading import job_from_text
+from raybench.job.model import Job, job_schema
 from raybench.job.plan import make_plan
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jobs import HEAD, MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
-from raybench.job.model import Measure, Span, answer_of_run, load_job
+from raybench.job.loading import load_job
+from raybench.job.model import Measure, Span, answer_of_run
 from raybench.job.registry import ANSWER_METRICS, BUILTIN, Answer
 from raybench.job.registry import load as load_class
 from raybench.results.tables import TABLES

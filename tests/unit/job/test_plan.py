@@ -12,7 +12,8 @@ from commands import refusal_of
 from jobs import HEAD, MLP, load, plan, problems_of
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
-from raybench.job.model import BatchSearch, load_job
+from raybench.job.loading import load_job
+from raybench.job.model import BatchSearch
 from raybench.job.plan import (
     Plan,
     make_plan,

@@ -37,7 +37,7 @@ from raybench.analysis.rows import ScaledRow, point_rows
 from raybench.cli.results import show_command
 from raybench.cli.sweep import plan_command
 from raybench.health.report import HealthReport
-from raybench.records import Status
+from raybench.records import RunStatus, Status
 from raybench.records.devices import Verdict
 from raybench.report import documents, formatting
 from raybench.report.documents import format_document, legend_paragraphs
@@ -49,7 +49,6 @@ from raybench.report.show import AdviceList, PointDetails, PointList, RunList, a
 from raybench.report.summary import Summary, load_summary
 from raybench.results.columns import SCHEMA_VERSION, to_row
 from raybench.results.reader import load
-from raybench.results.tables import RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.scheduler import WORTHWHILE
 

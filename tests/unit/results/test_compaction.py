@@ -8,11 +8,12 @@ import pytest
 from builders import START, make_device, make_failed, make_point, make_record, make_run, write_run
 
 from raybench.errors import ResultsError
+from raybench.records import RunStatus
 from raybench.records.devices import DeviceSample
 from raybench.results import reader
 from raybench.results.columns import write_part
 from raybench.results.reader import load
-from raybench.results.tables import TABLES, RunStatus
+from raybench.results.tables import TABLES
 from raybench.results.writer import clear_leftovers, compact_points, compact_run, hold_run
 
 RUN = "run-a"

@@ -25,10 +25,10 @@ from commands import refusal_of, run_python
 import raybench
 from raybench.analysis import frames
 from raybench.errors import ResultsError
-from raybench.records import ModuleTime, Profile, Status
+from raybench.records import ModuleTime, Profile, RunStatus, Status
 from raybench.results import reader
 from raybench.results.reader import find_run, load, read_runs, read_table
-from raybench.results.tables import TABLES, RunStatus, point_metrics, schema
+from raybench.results.tables import TABLES, point_metrics, schema
 from raybench.results.writer import RunStore, check_writable, hold_run
 
 

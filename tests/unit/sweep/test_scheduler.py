@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.analysis.scaling import scaling
-from raybench.job.model import load_job
+from raybench.job.loading import load_job
 from raybench.job.plan import Plan, make_plan
 from raybench.job.point import Precision
 from raybench.records import Cause, Status
