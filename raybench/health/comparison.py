@@ -13,8 +13,9 @@ from statistics import median
 from typing import Any
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER, Change
+from raybench.health.cases import reason_with_value
 from raybench.health.references import limit_elsewhere
-from raybench.health.report import HealthReport, reason_with_value
+from raybench.health.report import HealthReport
 from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.records.devices import Finding, Verdict, is_time

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -49,30 +49,62 @@ _CRC_ERRORS_PER_S = 100.0
 _HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
 
 FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES = "free memory", "memory errors", "PCIe lanes"
-# The unit of each fact, and what to do about a problem with it.
-_FACTS: Mapping[str, tuple[str, Action]] = {
+
+
+class _Fact(NamedTuple):
+    """A fact that the driver tells of a device.
+
+    action: what to do about a problem with it. read: returns its value, None if it is not known.
+    """
+
+    unit: str
+    action: Action
+    read: Callable[[DeviceFacts], float | None]
+
+
+def _count_xids(facts: DeviceFacts) -> int | None:
+    known = [len(found) for found in (facts.kernel_xids, facts.new_xids) if found is not None]
+    return max(known, default=None)
+
+
+def _count_link_errors(facts: DeviceFacts) -> int | None:
+    counts = [sum(link.errors.values()) for link in facts.nvlinks or () if link.errors]
+    return sum(counts) if counts else None
+
+
+def _count_links_up(facts: DeviceFacts) -> int | None:
+    return None if facts.nvlinks is None else sum(link.is_active for link in facts.nvlinks)
+
+
+_FACTS: Mapping[str, _Fact] = {
     # What workloads can have; other programs may hold the rest.
-    FREE_MEMORY: ("GiB", Action.SETTING),
+    FREE_MEMORY: _Fact(
+        *("GiB", Action.SETTING),
+        lambda one: one.memory_free_bytes and one.memory_free_bytes / _GIB,
+    ),
     # Errors that could not be corrected: results are lost.
-    MEMORY_ERRORS: ("errors", Action.RESET),
+    MEMORY_ERRORS: _Fact("errors", Action.RESET, lambda one: one.ecc_errors),
     # Rows of memory that a spare one replaces, at once or at a reset.
-    "remapped rows": ("rows", Action.RESET),
+    "remapped rows": _Fact("rows", Action.RESET, lambda one: one.remapped_rows),
     # A bad row has no spare one left.
-    "failed remaps": ("", Action.REPLACE),
-    "retired pages": ("pages", Action.RESET),
+    "failed remaps": _Fact("", Action.REPLACE, lambda one: one.is_remap_failed),
+    "retired pages": _Fact("pages", Action.RESET, lambda one: one.retired_pages),
     # What the driver noted as errors of the device or of a program.
-    "Xid errors": ("errors", Action.RESET),
+    "Xid errors": _Fact("errors", Action.RESET, _count_xids),
     # Packets sent again: a bad contact or cable.
-    "PCIe replays": ("packets", Action.WATCH),
+    "PCIe replays": _Fact("packets", Action.WATCH, lambda one: one.pcie_replays),
     # Fewer lanes in use carry less between host and GPU.
-    PCIE_LANES: ("lanes", Action.REPLACE),
-    "NVLinks up": ("links", Action.RESET),
+    PCIE_LANES: _Fact("lanes", Action.REPLACE, lambda one: one.pcie_lanes),
+    "NVLinks up": _Fact("links", Action.RESET, _count_links_up),
     # Transfers that had to be repeated.
-    "NVLink errors": ("errors", Action.WATCH),
+    "NVLink errors": _Fact("errors", Action.WATCH, _count_link_errors),
     # What the fabric manager says of the device's links.
-    "NVLink fabric": ("faults", Action.RESET),
+    "NVLink fabric": _Fact(
+        *("faults", Action.RESET),
+        lambda one: None if one.fabric_state is None else len(one.fabric_faults),
+    ),
 }
-ACTIONS: Mapping[str, Action] = {name: action for name, (_, action) in _FACTS.items()}
+ACTIONS: Mapping[str, Action] = {name: fact.action for name, fact in _FACTS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -498,54 +530,42 @@ def facts_readings(
     unchanged. CPUs have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
-    # Of devices of one model on one node: those that are up on any of them; all where an NVSwitch
-    # connects any. Boards with bridges have some, and a virtual machine of one GPU may have none.
-    expected_links: dict[tuple[str, str], set[int]] = {}
-    for one in after:
-        links = one.nvlinks or ()
-        is_switched = one.fabric_state is not None and any(link.is_active for link in links)
-        key = one.device.node_id, one.device.name
-        expected_links.setdefault(key, set()).update(
-            link.link for link in links if link.is_active or is_switched
-        )
+    expected_links = _expected_links(after)
     found = []
-    for now in after:
-        if now.device.kind != "cuda":
-            continue
+    for now in (one for one in after if one.device.kind == "cuda"):
         was = earlier.get(now.device.uuid, now)
         # What was read before and is silent now is lost; many containers have no NVML at all.
         lost = now.unread if now.unread != was.unread else ""
-        xids = [len(found) for found in (now.kernel_xids, now.new_xids) if found is not None]
-        link_errors = [sum(one.errors.values()) for one in now.nvlinks or () if one.errors]
-        values: dict[str, float | None] = {
-            FREE_MEMORY: now.memory_free_bytes and now.memory_free_bytes / _GIB,
-            MEMORY_ERRORS: now.ecc_errors,
-            "remapped rows": now.remapped_rows,
-            "failed remaps": now.is_remap_failed,
-            "retired pages": now.retired_pages,
-            "Xid errors": max(xids, default=None),
-            "PCIe replays": now.pcie_replays,
-            PCIE_LANES: now.pcie_lanes,
-            "NVLinks up": None
-            if now.nvlinks is None
-            else sum(one.is_active for one in now.nvlinks),
-            "NVLink errors": sum(link_errors) if link_errors else None,
-            "NVLink fabric": None if now.fabric_state is None else len(now.fabric_faults),
-        }
         problems = _fact_problems(was, now, expected_links[now.device.node_id, now.device.name])
-        for name, (unit, _) in _FACTS.items():
-            test = HealthTest(name=name, stage="facts", unit=unit, floor=0.0, is_compared=False)
-            value, problem = values[name], lost or problems.get(name, "")
-            found.append(
-                Reading(
-                    test=test,
-                    subject=device_subject(now.device),
-                    pass_number=1,
-                    value=None if value is None else float(value),
-                    problem=Problem(text=problem) if problem else None,
-                )
+        for name, fact in _FACTS.items():
+            value, problem = fact.read(now), lost or problems.get(name, "")
+            reading = Reading(
+                test=HealthTest(
+                    name=name, stage="facts", unit=fact.unit, floor=0.0, is_compared=False
+                ),
+                subject=device_subject(now.device),
+                pass_number=1,
+                value=None if value is None else float(value),
+                problem=Problem(text=problem) if problem else None,
             )
+            found.append(reading)
     return tuple(found)
+
+
+def _expected_links(after: Iterable[DeviceFacts]) -> dict[tuple[str, str], set[int]]:
+    """Return (node id, model) -> numbers of the NVLinks that should be up on each of its devices.
+
+    They are those that are up on any of these devices; all links where an NVSwitch connects any.
+    Boards with bridges have some, and a virtual machine of one GPU may have none.
+    """
+    found: dict[tuple[str, str], set[int]] = {}
+    for one in after:
+        links = one.nvlinks or ()
+        is_switched = one.fabric_state is not None and any(link.is_active for link in links)
+        found.setdefault((one.device.node_id, one.device.name), set()).update(
+            link.link for link in links if link.is_active or is_switched
+        )
+    return found
 
 
 def _fact_problems(

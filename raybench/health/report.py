@@ -1,8 +1,5 @@
 """The report of a health check: verdict in a sentence, cases, tables of tests, page and exports.
 
-A case is a subject that is not healthy, with all its findings: a device that fails in many tests is
-one case. A finding that another subject is to blame for belongs to the case of that subject.
-
 Tests are the rows of a table, because there are more tests than fit side by side. Devices are its
 columns where they fit; otherwise it has the range of the devices, and the outliers by name. A mark
 stands before a figure that is not healthy, so that it is seen without colour.
@@ -13,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from raybench.analysis.references import Measurement
+from raybench.health.cases import Case, cases_of, reason_with_value
 from raybench.health.references import grade_text
 from raybench.health.suite import BETWEEN_NODES
-from raybench.records.devices import Action, Finding, Subject, Verdict, is_time
+from raybench.records.devices import Finding, Verdict, is_time
 from raybench.report import formatting
 from raybench.report.charts.grammar import (
     Figure,
@@ -56,18 +53,10 @@ from raybench.stats.outliers import BAD_RATIO
 if TYPE_CHECKING:
     import pandas as pd
 
-_SEVERITY = {verdict: place for place, verdict in enumerate(Verdict)}
 # Before figures that are not healthy; the worst first.
 _MARKS = {Verdict.BAD: "!", Verdict.UNTESTED: "x", Verdict.SUSPECT: "?"}
 _LEGEND = "! bad, ? suspect, x not tested"
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
-_ACTION_WORDS: Mapping[Action | None, str] = {
-    Action.REPLACE: "replace it: keep jobs off it until then",
-    Action.RESET: "reset it; where that does not help, replace it",
-    Action.SETTING: "change a setting",
-    Action.WATCH: "look at it, and watch it",
-    None: "",
-}
 # The titles of the tables.
 _STAGES = {
     "alone": "Each alone, all at the same time",
@@ -101,45 +90,6 @@ _SHAPES = {
 _LEAST_DOMAIN = (0.9, 1.1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A subject that is not healthy. findings: about it, the worst first.
-
-    further: `TEST (1.60x the time), ...` of the findings but the worst, four of them at most.
-    evidence: that of the worst finding of each stage. victims: names of subjects that are slow
-    because of it. action: the gravest of the findings; None where none has one. commands: those of
-    that action. Texts without content are empty.
-    """
-
-    subject: Subject
-    findings: Sequence[Finding]
-    further: str
-    evidence: str
-    victims: Sequence[str]
-    action: Action | None
-    commands: Sequence[str]
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return the worst verdict of the findings."""
-        return self.findings[0].verdict
-
-
-def reason_with_value(finding: Finding) -> str:
-    """Return `TEST: REASON (VALUE, against EXPECTED)`, without the bracket if nothing is expected.
-
-    It is also left out if the finding has no ratio and is not about the whole cluster.
-    """
-    text = f"{finding.test}: {finding.reason}"
-    is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
-    if not is_compared or not finding.expected:
-        return text
-    value = (
-        f"{number(finding.value, 3)} {finding.unit}".strip() if finding.value is not None else ""
-    )
-    return f"{text} ({', against '.join(filter(None, (value, finding.expected)))})"
-
-
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class HealthReport(Document):
     """The results of a check: a document (see `raybench.report.documents`).
@@ -159,47 +109,7 @@ class HealthReport(Document):
     @cached_property
     def cases(self) -> list[Case]:
         """Return the subjects that are not healthy, the worst first."""
-        own: dict[tuple[str, object], list[Finding]] = {}
-        victims: dict[str, list[str]] = {}
-        for finding in self.findings:
-            subject = finding.subject
-            if finding.culprit:
-                victims.setdefault(finding.culprit, []).append(subject.name)
-            elif finding.verdict.is_unhealthy:
-                # Both directions of a pair are one case, and so are all devices of a model.
-                name: object = subject.model if subject.kind == "cluster" else subject.name
-                if subject.kind == "pair" and subject.uuids:
-                    name = frozenset(subject.uuids)
-                own.setdefault((subject.kind, name), []).append(finding)
-        cases = []
-        for (kind, _), found in own.items():
-            # Of findings that are about as slow the last one: the largest size says most.
-            if kind != "pair":
-                found.reverse()
-            found.sort(key=lambda one: (_SEVERITY[one.verdict], -round(one.ratio or 0, 1)))
-            subject, further = found[0].subject, []
-            for one in found[1:]:
-                is_reverse = kind == "pair" and one.subject.uuids == subject.uuids[::-1]
-                much = "not tested" if one.verdict is Verdict.UNTESTED else one.reason
-                much = f"{one.ratio:.2f}x the time" if one.ratio else much
-                further.append(f"{one.test}{' the other way' * is_reverse} ({much})")
-            # Other findings of a stage repeat its evidence.
-            stages = {one.stage: one.evidence for one in reversed(found) if one.evidence}
-            evidence = [stages[one.stage] for one in found if one.stage in stages]
-            asked = {one.action for one in found}
-            action = next((action for action in Action if action in asked), None)
-            commands = [one.command.splitlines() for one in found if one.action is action]
-            case = Case(
-                subject=subject,
-                findings=found,
-                further=some(further),
-                evidence="; ".join(dict.fromkeys(evidence)),
-                victims=list(dict.fromkeys(victims.get(subject.name, ()))),
-                action=action,
-                commands=list(dict.fromkeys(chain(*commands))),
-            )
-            cases.append(case)
-        return sorted(cases, key=lambda case: _SEVERITY[case.verdict])
+        return cases_of(self.findings)
 
     @property
     def exit_code(self) -> int:
@@ -327,11 +237,11 @@ class HealthReport(Document):
         """Yield the blocks: a listing for each case, then advice, notes, tables, marks, grades."""
         for case in self.cases:
             lines = [
-                ("what", reason_with_value(case.findings[0])),
+                ("what", case.reason),
                 ("also", case.further),
                 ("why", case.evidence),
                 ("victims", some(case.victims)),
-                ("do", _ACTION_WORDS[case.action]),
+                ("do", case.action_words),
                 *(("type", command) for command in case.commands),
                 ("is", ", ".join(case.subject.uuids) if case.subject.kind == "device" else ""),
             ]
@@ -402,11 +312,11 @@ class HealthReport(Document):
                 {
                     "subject": asdict(case.subject),
                     "verdict": case.verdict,
-                    "what": reason_with_value(case.findings[0]),
+                    "what": case.reason,
                     "evidence": case.evidence,
                     "victims": case.victims,
                     "action": case.action,
-                    "action_words": _ACTION_WORDS[case.action],
+                    "action_words": case.action_words,
                     "commands": case.commands,
                     "tests": [one.test for one in case.findings],
                 }

@@ -13,7 +13,7 @@ Nodes come before devices: a node whose devices are all slow with other nodes is
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -174,24 +174,33 @@ def _findings(
         elif compared is None and not has_value:
             changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
         elif compared and compared.is_slow[column]:
-            ratio = finding.ratio or 0.0
-            evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
-            if compared.peers is not None:
-                evidence.append(f"the others spread by {compared.peers.sigma:.1%}")
-                if compared.peers.is_divided:
-                    slow = int(compared.is_slow.sum())
-                    others = len(passes) - slow
-                    evidence.append(f"one of {slow} that are slower than the other {others}")
-            changes = {
-                "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
-                "reason": f"takes {_times(ratio)} as long as those alike",
-                "evidence": "; ".join(evidence),
-            }
+            changes = _beside_peers(finding, compared)
         elif compared and compared.peers is None and alike is None:
             changes = _against_elsewhere(finding, group, elsewhere)
         yield replace(finding, **changes)
     if alike is not None:
         yield alike
+
+
+def _beside_peers(finding: Finding, compared: _Comparison) -> dict[str, Any]:
+    """Return the fields, for `replace`, of the finding of a subject that is slow beside its peers.
+
+    Bad or suspect by its ratio. The evidence says in how many passes it was slow, how far its peers
+    spread, and whether others are slow too.
+    """
+    ratio = finding.ratio or 0.0
+    evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
+    if compared.peers is not None:
+        evidence.append(f"the others spread by {compared.peers.sigma:.1%}")
+        if compared.peers.is_divided:
+            slow = int(compared.is_slow.sum())
+            others = len(compared.is_slow) - slow
+            evidence.append(f"one of {slow} that are slower than the other {others}")
+    return {
+        "verdict": Verdict.BAD if ratio > compared.group.test.bad_ratio else Verdict.SUSPECT,
+        "reason": f"takes {_times(ratio)} as long as those alike",
+        "evidence": "; ".join(evidence),
+    }
 
 
 def _expected_words(one: _Comparison) -> str:
@@ -364,35 +373,49 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
     names |= {one.uuids[0]: one.name for one in device_subjects(list(known.values()))}
     alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
     slow_alone = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
-    found = list(findings)
-    for test in dict.fromkeys(one.test for one in findings if one.subject.kind == "pair"):
-        pairs = [one for one in findings if one.test == test and one.subject.kind == "pair"]
-        between = [one for one in pairs if len(_edge(one, node_of)) == 2]
-        within = [one for one in pairs if len(_edge(one, node_of)) == 1]
+    by_test: dict[str, list[Finding]] = {}
+    for one in findings:
+        if one.subject.kind == "pair":
+            by_test.setdefault(one.test, []).append(one)
+    explained: dict[tuple[str, Subject], Finding] = {}
+    causes: list[Finding] = []
+    for test, pairs in by_test.items():
         healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
         fast_with = _partners(_edge(one, itself) for one in healthy)
-        explained = {}
         for pair in (one for one in pairs if one.verdict.is_slow):
-            two = _edge(pair, itself)
-            blamed, evidence = "the path or one of the two is to blame", ""
-            if all(fast_with.get(uuid, set()) - two for uuid in two):
-                blamed, evidence = _PATH, "both are fast with other partners"
-            elif two & slow_alone:
-                evidence = "one of the two is not healthy alone"
-            explained[pair.subject] = replace(
-                pair,
-                reason=f"{pair.reason}: {blamed}",
-                evidence="; ".join(filter(None, (pair.evidence, evidence))),
-            )
+            explained[test, pair.subject] = _without_culprit(pair, fast_with, slow_alone)
+        between = [one for one in pairs if len(_edge(one, node_of)) == 2]
+        within = [one for one in pairs if len(_edge(one, node_of)) == 1]
         with_culprit: set[Subject] = set()
         for own, ends in ((between, node_of), (between, itself), (within, itself)):
             left = [one for one in own if one.subject not in with_culprit]
             for slow, cause in _causes(left, ends, names):
-                found.append(cause)
-                with_culprit |= {one.subject for one in slow}
-                explained |= {one.subject: replace(one, culprit=cause.subject.name) for one in slow}
-        found = [explained.get(one.subject, one) if one.test == test else one for one in found]
-    return found
+                causes.append(cause)
+                for one in slow:
+                    with_culprit.add(one.subject)
+                    explained[test, one.subject] = replace(one, culprit=cause.subject.name)
+    return [*(explained.get((one.test, one.subject), one) for one in findings), *causes]
+
+
+def _without_culprit(
+    pair: Finding, fast_with: Mapping[str, Set[str]], slow_alone: Set[str]
+) -> Finding:
+    """Return the finding of a slow pair with what is to blame as far as no culprit is known.
+
+    That is the path where both devices are fast with others. fast_with: uuid -> uuids of the
+    devices that it is fast with. slow_alone: uuids of the devices that are not healthy alone.
+    """
+    two = set(pair.subject.uuids)
+    blamed, evidence = "the path or one of the two is to blame", ""
+    if all(fast_with.get(uuid, set()) - two for uuid in two):
+        blamed, evidence = _PATH, "both are fast with other partners"
+    elif two & slow_alone:
+        evidence = "one of the two is not healthy alone"
+    return replace(
+        pair,
+        reason=f"{pair.reason}: {blamed}",
+        evidence="; ".join(filter(None, (pair.evidence, evidence))),
+    )
 
 
 def _edge(pair: Finding, ends: Mapping[str, str]) -> _Edge:

@@ -103,35 +103,11 @@ def make_plan(job: Job) -> Plan:
 
 def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
     """Return the plan, and the problems for which it must not be run; empty if it may."""
-    # What is no axis: defaults, placement, variables with one value, the workload section.
-    shared = {
-        **{
-            n: one.accept(one.default) for n, one in job.settings.items() if one.default is not None
-        },
-        "devices": job.placement.devices,
-        "strategy": job.placement.strategy,
-        **{name: values[0] for name, values in job.env.items() if len(values) == 1},
-        **_accept(job, job.workload.parameters),
-    }
-    excluded = [_accept_all(job, entry) for entry in job.exclude]
-    unused = set(range(len(excluded)))
+    wanted, unused = _not_excluded(job)
     problems: dict[KeyPath, Problem] = {}
     points: dict[str, Point] = {}
     duplicates: Counter[KeyPath] = Counter()
-    are_any_left = False
-    for origin, choice in _choices(job):
-        values = shared | {name: value for name, (value, _) in choice.items()}
-        if origin == ("matrix",):
-            matching = {
-                number
-                for number, entry in enumerate(excluded)
-                if all(values.get(name) in wanted for name, wanted in entry.items())
-            }
-            unused -= matching
-            if matching:
-                continue
-        are_any_left = True
-        size_path = next((choice[name][1] for name in BATCH_SIZES if name in choice), origin)
+    for origin, values, size_path in wanted:
         point = _make_point(job, values, origin, size_path)
         if isinstance(point, Problem):
             problems.setdefault(point.path, point)
@@ -139,11 +115,11 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
             duplicates[origin] += 1
         else:
             points[point.point_id] = point
-    if not are_any_left:
+    if not wanted:
         problems[()] = Problem(path=("exclude",), message="leaves no point to run")
     remarks = [
         *_remarks(job),
-        *(Problem(path=("exclude", n), message="matches no point") for n in sorted(unused)),
+        *(Problem(path=("exclude", n), message="matches no point") for n in unused),
         *(
             Problem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
             for path, count in duplicates.items()
@@ -162,6 +138,41 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
         baseline=baseline,
     )
     return plan, list(problems.values())
+
+
+def _not_excluded(
+    job: Job,
+) -> tuple[list[tuple[KeyPath, dict[str, Scalar], KeyPath]], list[int]]:
+    """Return the settings of each point to make, and the entries of `exclude` that match none.
+
+    Each point as (where the job file asks for it, its settings, where its batch size is given).
+    """
+    # What is no axis: defaults, placement, variables with one value, the workload section.
+    shared = {
+        **{
+            n: one.accept(one.default) for n, one in job.settings.items() if one.default is not None
+        },
+        "devices": job.placement.devices,
+        "strategy": job.placement.strategy,
+        **{name: values[0] for name, values in job.env.items() if len(values) == 1},
+        **_accept(job, job.workload.parameters),
+    }
+    excluded = [_accept_all(job, entry) for entry in job.exclude]
+    used: set[int] = set()
+    wanted = []
+    for origin, choice in _choices(job):
+        values = shared | {name: value for name, (value, _) in choice.items()}
+        matching = {
+            number
+            for number, entry in enumerate(excluded)
+            if all(values.get(name) in allowed for name, allowed in entry.items())
+        }
+        if matching and origin == ("matrix",):  # included points cannot be excluded
+            used |= matching
+            continue
+        size_path = next((choice[name][1] for name in BATCH_SIZES if name in choice), origin)
+        wanted.append((origin, values, size_path))
+    return wanted, [number for number in range(len(excluded)) if number not in used]
 
 
 def _accept(job: Job, entry: Mapping[str, Scalar]) -> dict[str, Scalar]:
