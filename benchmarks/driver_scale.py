@@ -30,7 +30,8 @@ import psutil
 
 from benchmarks.common import options, write_result
 from benchmarks.made_up import devices, measurement, telemetry
-from raybench.job.model import Job, load_job
+from raybench.job.loading import load_job
+from raybench.job.model import Job
 from raybench.job.plan import make_plan
 from raybench.records import Answer, Device, Task
 from raybench.records.devices import DeviceSample

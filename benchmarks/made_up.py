@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
-from raybench.records import Breakdown, Device, Measurement, Repetition, Samples
+from raybench.records import Breakdown, Device, Measurement, Repetition, RunStatus, Samples
 from raybench.records.devices import DeviceSample
-from raybench.results.tables import Run, RunStatus
+from raybench.results.tables import Run
 
 START = datetime(2026, 11, 22, tzinfo=UTC)
 WARMUP, INSTRUMENTED = 5, 20

@@ -187,8 +187,8 @@ def health_command(
     from raybench.cli.progress import ConsoleListener
     from raybench.health.check import examine
     from raybench.health.suite import STAGES, title
+    from raybench.records import RunStatus
     from raybench.records.devices import check_list_writable, write_device_list
-    from raybench.results.tables import RunStatus
     from raybench.results.writer import check_writable
 
     if "burn-in" in stages and not burn_in_s:

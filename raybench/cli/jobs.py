@@ -74,7 +74,7 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     raybench init --list
     raybench init --template ddp_linear
     """
-    from raybench.job.model import job_from_text
+    from raybench.job.loading import job_from_text
     from raybench.job.plan import make_plan
 
     known = templates()

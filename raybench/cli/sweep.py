@@ -36,6 +36,7 @@ from raybench.cli.shared import (
     write_result,
 )
 from raybench.errors import ResultsError, UsageError
+from raybench.records import RunStatus
 from raybench.report.formatting import command, counted, printable
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:
 
     Raises UsageError where there is none or more than one, and JobError for mistakes in it.
     """
-    from raybench.job.model import load_job
+    from raybench.job.loading import load_job
     from raybench.job.source import overrides_in
     from raybench.results import reader
 
@@ -226,7 +227,7 @@ def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
     names the option that has it.
     """
     from raybench.cli.jobs import name_after
-    from raybench.job.model import job_from_text
+    from raybench.job.loading import job_from_text
 
     script, world_sizes, items = given["script"], given["world_sizes"], given["items_per_step"]
     sizes = world_sizes.split(",")
@@ -431,7 +432,7 @@ def plan_command(
     raybench plan jobs/ddp_scaling.yaml --set matrix.world_size=1,2
     raybench plan jobs/ddp_scaling.yaml --filter "precision == 'bf16'"
     """
-    from raybench.job.model import load_job
+    from raybench.job.loading import load_job
     from raybench.job.plan import make_plan
 
     job = load_job(job_file, overrides)

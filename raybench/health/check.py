@@ -20,13 +20,14 @@ from raybench.health.readings import (
 from raybench.health.references import read_findings
 from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
 from raybench.health.verdicts import judge
-from raybench.job.model import Job, Measure, Span, load_job
+from raybench.job.loading import load_job
+from raybench.job.model import Job, Measure, Span
 from raybench.job.plan import Plan
 from raybench.job.point import Point
-from raybench.records import Device, Record
+from raybench.records import Device, Record, RunStatus
 from raybench.records.devices import DeviceFacts, Finding, Stage
 from raybench.records.environment import usable_cores
-from raybench.results.tables import Run, RunStatus
+from raybench.results.tables import Run
 from raybench.results.writer import RunStore
 from raybench.sweep.run_state import Listener, RunTarget, start_run
 from raybench.sweep.runner import run_sweep

@@ -17,6 +17,7 @@ from raybench.analysis.references import Measurement
 from raybench.health.cases import Case, cases_of, reason_with_value
 from raybench.health.references import grade_text
 from raybench.health.suite import BETWEEN_NODES
+from raybench.records import RunStatus
 from raybench.records.devices import Finding, Verdict, is_time
 from raybench.report import formatting
 from raybench.report.charts.grammar import (
@@ -47,7 +48,7 @@ from raybench.report.page import device_table, render
 from raybench.report.show import Advice, estimate_gains
 from raybench.report.summary import HOW_TO_MAKE, Standing
 from raybench.results.columns import to_row
-from raybench.results.tables import Run, RunStatus
+from raybench.results.tables import Run
 from raybench.stats.outliers import BAD_RATIO
 
 if TYPE_CHECKING:

@@ -1,14 +1,11 @@
 """The sections of a job file, the job that they make up, and what a run of it answers.
 
-A job file is loaded and checked here. Rules of one section are with it; those that depend on the
-workload are in `plan.py`. A `Job` that `load_job` returned breaks none.
+Rules of one section are with it; those that depend on the workload are in `loading.py`.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -42,11 +39,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
-from raybench.job.plan import add_settings, check, plan_and_problems
 from raybench.job.point import ANY, RUN_SETTINGS, Scalar, Strategy, are_devices
 from raybench.job.problems import KeyPath, Problem, key_text, quote, rule_of, say_unknown
 from raybench.job.registry import ANSWER_METRICS, SAMPLES, Answer
-from raybench.job.source import YamlSource, parse_source, read_source, with_sizes
+from raybench.job.source import YamlSource, parse_source, with_sizes
 
 
 def _must(rule: str, test: Callable[[Any], object]) -> Callable[[Any], Any]:
@@ -446,9 +442,18 @@ class Job(Section):
         default="continue", description="What to do after a point that failed."
     )
 
+    # Given by `raybench.job.loading`.
     _source: YamlSource = PrivateAttr()
     _settings: dict[str, registry.Setting] = PrivateAttr()
     _workload_class: type = PrivateAttr(default=object)
+
+    def read_from(self, source: YamlSource) -> None:
+        """Keep the source, for messages, the text and the folder of the job."""
+        self._source = source
+
+    def mean(self, settings: dict[str, registry.Setting], workload_class: type) -> None:
+        """Keep what the workload makes of the job: name -> setting, and its class."""
+        self._settings, self._workload_class = settings, workload_class
 
     @property
     def text(self) -> str:
@@ -468,6 +473,11 @@ class Job(Section):
             name: (values.start,) if isinstance(values, BatchSearch) else values
             for name, values in self.matrix.items()
         }
+
+    @property
+    def varied(self) -> set[str]:
+        """The names of all settings in matrix, zip and include."""
+        return set(self.matrix).union(*self.zip, *self.include)
 
     @property
     def metrics(self) -> list[str]:
@@ -522,66 +532,12 @@ _MODELS: Mapping[str, type[BaseModel]] = {
 }
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Return the checked job of the file at `path`; imports the module of its workload.
-
-    overrides: values of `--set`, such as `measure.warmup=5`. Raises JobError with a line for each
-    problem of the file.
-    """
-    return _load(read_source(path, overrides))
-
-
-def job_from_text(
-    name: str,
-    text: str,
-    overrides: Sequence[str] = (),
-    options: Mapping[KeyPath, str] | None = None,
-) -> Job:
-    """Return the job of a text that is in no file, checked as by `load_job`.
-
-    name: stands for the file in messages. options: path of a value -> the command-line option that
-    gave it, which messages name in place of the file. Raises JobError as `load_job` does.
-    """
-    return _load(parse_source(name, text, overrides, options))
-
-
-def _load(source: YamlSource) -> Job:
-    """Return the checked job of a source. Raises JobError with a line for each problem of it."""
-    problems = list(source.problems)
-    job, found = _validate(source.data)
-    problems += _not_below(problems, found)
-    if job is None:
-        # Go on with what is sound, so that the user reads all problems at once. A list or a span
-        # that has a problem goes as a whole.
-        sound = {
-            name: dict(value) if isinstance(value, dict) else value
-            for name, value in source.data.items()
-        }
-        for problem in found:
-            keys = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
-            *above, last = itertools.islice(keys, 2)
-            section = sound.get(above[0]) if above else sound
-            if isinstance(section, dict):
-                section.pop(last, None)
-        job, _ = _validate({"version": 1, "name": "unnamed", **sound})
-    if job is not None:
-        job._source = source
-        problems += _not_below(problems, _check_meaning(job, problems))
-        shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
-        # Without any problem, making the plan reports those of the points.
-        if problems and all(p.path and p.path[0] not in shaping for p in problems):
-            problems += plan_and_problems(job)[1]
-    if job is None or problems:
-        raise JobError(source.explain_all(problems))
-    return job
-
-
 def job_schema() -> dict[str, Any]:
     """Return the JSON Schema of the job file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
 
 
-def _validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
+def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
     """Return the job of this data; None, and what pydantic finds wrong, where it is not valid."""
     try:
         return Job.model_validate(data), []
@@ -606,40 +562,6 @@ def _problem(error: ErrorDetails) -> Problem:
             message = f"unknown key {quote(path[-1])}; did you mean {' or '.join(places)}?"
         return Problem(path=path, at_key=True, message=message)
     return Problem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
-
-
-def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Problem]:
-    """Return the problems found, without those at or below the place of a known problem."""
-    paths = {problem.path for problem in known}
-    return [
-        problem
-        for problem in found
-        if not any(problem.path[:length] in paths for length in range(len(problem.path) + 1))
-    ]
-
-
-def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
-    """Return what is wrong with the job by its workload, whose module is imported for that.
-
-    Gives the job its settings and its class. Where there is no such workload, the one with the
-    nearest name is taken. problems: those known already, whose values count as given.
-    """
-    unsound = [problem.path for problem in problems]
-    found: list[Problem] = []
-    try:
-        workload_class = registry.load(job.workload.kind)
-        settings, unknown = add_settings(job, workload_class)
-    except UsageError as error:
-        found.append(Problem(path=("workload", "kind"), message=str(error)))
-        nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
-        if not nearest:
-            # What every workload has can be checked all the same.
-            settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
-            return found + check(job, settings, unsound, is_workload_known=False)
-        workload_class = registry.load(nearest[0])
-        settings, unknown = add_settings(job, workload_class)
-    job._settings, job._workload_class = settings, workload_class
-    return [*found, *unknown, *check(job, settings, unsound)]
 
 
 def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str]) -> Answer:

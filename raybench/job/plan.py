@@ -1,26 +1,21 @@
-"""From the axes of a job to its points, the filter of points, and the rules of axes and settings.
+"""From the axes of a job to its points, the filter of points.
 
-The rules are those that depend on the workload. A text may name settings in braces: the arguments
-of a script, environment variables. All is pure, but that a script is looked for.
+All is pure, but that a script is looked for.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
-import math
-import re
-import shlex
-import string
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from raybench.errors import UsageError
 from raybench.job import registry
+from raybench.job.model import BatchSearch, Job
 from raybench.job.point import (
     BATCH_SIZES,
     BY_ACCUMULATION,
@@ -28,33 +23,16 @@ from raybench.job.point import (
     FAST,
     RUN_SETTINGS,
     SCRIPT,
-    UNEVEN,
     Point,
     Precision,
     Scalar,
     device_numbers,
-    setting_text,
+    product_of,
+    render,
 )
-from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
-from raybench.job.registry import Setting, make_setting
+from raybench.job.problems import KeyPath, Problem, quote, say_unknown
 
-if TYPE_CHECKING:
-    from raybench.job.model import BatchSearch, Job
-
-MAX_POINTS = 100_000
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
-_SIZE_RULE = (
-    "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
-    "8:1GiB:x2"
-)
-_BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
-# Variables that raybench itself sets for each rank, or by which it finds its processes again.
-_OURS = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
-)
-_OUR_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +287,7 @@ def _why_not(point: Point) -> str | None:
 
 def _remarks(job: Job) -> Iterator[Problem]:
     """Yield remarks on a script without items_per_step, and on limits that end a point early."""
-    given = {*job.workload.parameters, *_axes_and_included(job)}
+    given = {*job.workload.parameters, *job.varied}
     if job.workload.kind == SCRIPT and "items_per_step" not in given:
         message = (
             "gives no items_per_step, without which there is no throughput and no speed-up; set "
@@ -353,18 +331,7 @@ def select_points(
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
     label = f"{option} {expression if expression.isprintable() else quote(expression)}"
-    try:
-        with warnings.catch_warnings():
-            # What Python remarks on, as the escape in '\d', would be printed.
-            warnings.simplefilter("ignore")
-            # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
-            tree = ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # MemoryError is what Python says to parentheses nested too deep.
-        reason = getattr(error, "msg", None) or " ".join(str(error).split())
-        example = "world_size > 1 and precision == 'bf16'"
-        message = f"{label}: not an expression: {reason}; write it as in {example}"
-        raise UsageError(message) from error
+    tree = _parse_expression(expression, label)
     evaluator = EvalWithCompoundTypes(functions={})
     kept = []
     for point in points:
@@ -375,9 +342,8 @@ def select_points(
             # Most often a text lacks its quotes.
             name = error.name
             of = [key for one in points for key, value in one.settings.items() if value == name]
-            message = (
-                f"{say_unknown('setting', name, point.settings)}; a text needs quotes: {name!r}"
-            )
+            unknown = say_unknown("setting", name, point.settings)
+            message = f"{unknown}; a text needs quotes: {name!r}"
             if of:
                 message = (
                     f"{name} is a value of {of[0]}, and a text needs quotes: {of[0]} == {name!r}"
@@ -396,84 +362,23 @@ def select_points(
     return tuple(kept)
 
 
-_Settings = Mapping[str, Setting]
+def _parse_expression(expression: str, label: str) -> ast.expr:
+    """Return the tree of a Python expression. label: the option that gave it, for messages.
 
-
-def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], list[Problem]]:
-    """Return name -> setting of the job's points, and problems of texts that name settings.
-
-    They are the settings of the workload, the variables of `env`, and the axes that a script names
-    in braces. Raises UsageError for parameters that no job file could give.
+    Raises UsageError for a text that is no expression. simpleeval takes statements such as
+    `world_size = 2` and ignores them.
     """
-    settings = registry.settings(workload_class)
-    given = {*_axes_and_included(job), *job.env}
-    if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
-        settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
-    problems = list(_check_env_and_script(job, settings))
-    variables = {name: make_setting(name, str) for name in job.env if name not in settings}
-    # The texts that may name settings.
-    texts: list[tuple[KeyPath, object]] = []
-    for name in getattr(workload_class, "templates", ()):
-        texts.append((("workload", name), job.workload.parameters.get(name)))
-        axes = [
-            (("matrix", name), job.axes),
-            *((("zip", n, name), e) for n, e in enumerate(job.zip)),
-        ]
-        for path, axis in axes:
-            texts += [((*path, i), value) for i, value in enumerate(axis.get(name, ()))]
-        texts += [(("include", n, name), point.get(name)) for n, point in enumerate(job.include)]
-    for name, values in job.env.items():
-        texts += [(("env", name, index), value) for index, value in enumerate(values)]
-    own: dict[str, Setting] = {}
-    known = {*settings, *variables}
-    for path, text in texts:
-        if not isinstance(text, str):
-            continue
-        try:
-            names = names_in(text)
-            split_arguments(text)
-        except ValueError as error:
-            problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
-            continue
-        own |= {name: make_setting(name, Scalar) for name in names if name in given - known}
-        for name in names:
-            if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
-                message = f"names {{{name}}}, but the job gives no batch size; "
-                problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
-            elif name not in known and name not in own:
-                message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
-                problems.append(Problem(path=path, message=message))
-    return settings | variables | own, problems
-
-
-def _axes_and_included(job: Job) -> set[str]:
-    """Return the names of all settings in matrix, zip and include."""
-    return set(job.matrix).union(*job.zip, *job.include)
-
-
-def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[Problem]:
-    """Yield a problem for each variable that no job may set, and for a script that is not there."""
-    for name in job.env:
-        message = ""
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            message = "must be the name of a variable, as in NCCL_ALGO"
-        elif name in _OURS or name.startswith(_OUR_PREFIXES):
-            message = "is set by raybench itself; leave it out"
-        elif name in settings or name in RUN_SETTINGS:
-            message = "is the name of a setting; a variable cannot have it"
-        if message:
-            yield Problem(path=("env", name), at_key=True, message=message)
-    if job.workload.kind != SCRIPT:
-        return
-    if "path" in _axes_and_included(job):
-        message = "a script cannot be an axis; give one path in workload"
-        yield Problem(path=("workload",), at_key=True, message=message)
-    path = job.workload.parameters.get("path")
-    if isinstance(path, str) and path and script_path(job) is None:
-        here, there = Path.cwd(), job.folder.absolute()
-        places = f"{here}" if here == there else f"{here} nor in {there}"
-        message = f"no such file, given {quote(path)}; it is not in {places}"
-        yield Problem(path=("workload", "path"), message=message)
+    try:
+        with warnings.catch_warnings():
+            # What Python remarks on, as the escape in '\d', would be printed.
+            warnings.simplefilter("ignore")
+            return ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # MemoryError is what Python says to parentheses nested too deep.
+        reason = getattr(error, "msg", None) or " ".join(str(error).split())
+        example = "world_size > 1 and precision == 'bf16'"
+        message = f"{label}: not an expression: {reason}; write it as in {example}"
+        raise UsageError(message) from error
 
 
 def script_path(job: Job) -> Path | None:
@@ -484,212 +389,3 @@ def script_path(job: Job) -> Path | None:
     name = str(job.workload.parameters.get("path", ""))
     places = (Path(name), job.folder / name)
     return next((place for place in places if name and place.is_file()), None)
-
-
-def check(
-    job: Job, settings: _Settings, unsound: Sequence[KeyPath], *, is_workload_known: bool = True
-) -> list[Problem]:
-    """Return all that is wrong with `job`.
-
-    settings: those that a point of its workload has. unsound: paths of wrong values that were taken
-    out of the job; they are not reported as missing. is_workload_known: False if `settings` are
-    only those that every workload has; then no other name is wrong, and nothing is missing.
-    """
-    problems = list(_check_values(job, settings, is_workload_known=is_workload_known))
-    problems += _check_axes(job)
-    if not is_workload_known:
-        return problems
-    if job.answer is not None:
-        known = job.metrics
-        if job.answer.metric not in known:
-            message = say_unknown("metric", job.answer.metric, known)
-            problems.append(Problem(path=("answer", "metric"), message=message))
-        for index, name in enumerate(job.answer.over):
-            if name not in settings:
-                message = say_unknown("setting", name, [*_axis_names(job), *settings])
-                problems.append(Problem(path=("answer", "over", index), message=message))
-    damaged = {path[0] for path in unsound if path}
-    # A merge key may have given any axis.
-    if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in unsound:
-        if ("matrix",) not in unsound:
-            problems += _check_what_is_missing(job, settings, unsound)
-        lengths = [len(values) for values in (*job.axes.values(), *job.env.values())]
-        lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
-        # Counted without building them.
-        count = (math.prod(lengths) if lengths else 0) + len(job.include)
-        if "matrix" not in damaged and count > MAX_POINTS:
-            message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
-            problems.append(Problem(path=("matrix",), message=message))
-    return problems
-
-
-def _axis_names(job: Job) -> list[str]:
-    """Return the names of all axes, in their order."""
-    variables = [name for name, values in job.env.items() if len(values) > 1]
-    return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
-
-
-def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> Iterator[Problem]:
-    """Yield a problem for each wrong key or value of a setting, wherever the job gives some."""
-    # The path of a part of the job, what it gives, and what a name in it is called.
-    groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
-        (("workload",), job.workload.parameters if is_workload_known else {}, "parameter"),
-        (("matrix",), job.axes, "axis"),
-        *((("zip", number), entry, "axis") for number, entry in enumerate(job.zip)),
-        *((("exclude", number), entry, "setting") for number, entry in enumerate(job.exclude)),
-        *((("include", number), entry, "setting") for number, entry in enumerate(job.include)),
-        (("baseline",), job.baseline, "setting"),
-    ]
-    for path, group, what in groups:
-        if not group and path[0] in ("zip", "exclude"):
-            yield Problem(path=path, message="must not be empty")
-        known = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
-        for name, given in group.items():
-            place = (*path, name)
-            if name not in known:
-                if is_workload_known:
-                    message = _explain_unknown(job, name, known, what)
-                    if what == "parameter" and name in settings:
-                        message = "not a parameter; put it into matrix"
-                    yield Problem(path=place, at_key=True, message=message)
-                continue
-            several = isinstance(given, tuple)
-            for index, value in enumerate(given if isinstance(given, tuple) else (given,)):
-                complaint = settings[name].complaint(value)
-                if complaint is None:
-                    continue
-                if name.endswith("_bytes") and isinstance(value, str):
-                    complaint = f"{_SIZE_RULE}, given {quote(value)}"
-                elif name in BATCH_SIZES and value == "auto":
-                    complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
-                elif place == ("matrix", "batch_size") and isinstance(value, str):
-                    complaint += did_you_mean(value.lower(), ["auto"])
-                yield Problem(path=(*place, index) if several else place, message=complaint)
-
-
-def _explain_unknown(job: Job, name: str, known: Collection[str], what: str) -> str:
-    """Return why a name is not known as a `what`, with the nearest known one."""
-    kind = job.workload.kind
-    if name in BATCH_SIZES:
-        return f"workload {kind} takes no batch size; leave {name} out"
-    if name in UNEVEN:
-        return (
-            f"workload {kind} does not say that it multiplies its loss by context.loss_weight "
-            f"(weighs_loss = True); leave {name} out"
-        )
-    may_name = kind == SCRIPT and what != "parameter"
-    return say_unknown(what, name, known) + f"; or name {{{name}}} in args or env" * may_name
-
-
-def _check_axes(job: Job) -> Iterator[Problem]:
-    """Yield a problem for each axis given twice, of unequal lists, or against a search."""
-    fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
-    first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
-    first |= {name: ("env", name) for name in job.env}
-    paths: list[KeyPath] = [("matrix", name) for name in job.matrix]
-    paths += [("zip", number, name) for number, entry in enumerate(job.zip) for name in entry]
-    for number, point in enumerate(job.include):
-        paths += [("include", number, name) for name in point if name in fixed]
-    for path in paths:
-        known = first.setdefault(str(path[-1]), path)
-        if known != path:
-            message = f"also given by {key_text(known)}; keep one of them"
-            yield Problem(path=path, at_key=True, message=message)
-    for number, entry in enumerate(job.zip):
-        if len({len(values) for values in entry.values()}) > 1:
-            lengths = ", ".join(f"{name} {len(values)}" for name, values in entry.items())
-            message = f"the lists of one entry must be of equal length, given {lengths}"
-            yield Problem(path=("zip", number), message=message)
-    if job.batch_search is not None:
-        places: list[KeyPath] = [("include",)] if job.include else []
-        for number, entry in enumerate(job.exclude):
-            places += [("exclude", number, name) for name in BATCH_SIZES if name in entry]
-        places += [("baseline", "batch_size")] if "batch_size" in job.baseline else []
-        rule = "does not go with matrix.batch_size: auto, which finds the batch sizes; leave it out"
-        yield from (Problem(path=path, at_key=True, message=rule) for path in places)
-
-
-def _check_what_is_missing(
-    job: Job, settings: _Settings, unsound: Sequence[KeyPath]
-) -> Iterator[Problem]:
-    """Yield a problem for each axis, batch size or parameter that points lack, or have twice."""
-    below = {
-        section: [str(p[1]) for p in unsound if p[0:1] == (section,) and len(p) > 1]
-        for section in ("matrix", "workload")
-    }
-    axes = list(dict.fromkeys([*_axis_names(job), *below["matrix"]]))
-    fixed = {*job.workload.parameters, *below["workload"]}
-    groups: list[tuple[KeyPath, Collection[str]]]
-    groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
-    for path, entry in groups:
-        if missing := [name for name in axes if name not in entry and name not in BATCH_SIZES]:
-            message = f"must give every axis of the job, lacks {', '.join(missing)}"
-            yield Problem(path=path, message=message)
-    if axes or not groups:
-        groups.insert(0, (("matrix",), axes))
-    for setting in settings.values():
-        in_all = all(setting.name in given for _, given in groups)
-        if setting.is_required and setting.name not in fixed and not in_all:
-            path = ("workload", setting.name)
-            yield Problem(path=path, at_key=True, message="required, but not given")
-    if not any(name in settings for name in BATCH_SIZES):
-        return
-    # All groups of points give batch_size, or all global_batch_size.
-    kinds = [[size for size in BATCH_SIZES if size in names] for _, names in groups]
-    for (path, _), given in zip(groups, kinds, strict=True):
-        message = ""
-        if len(given) == 2:
-            message = "has both batch_size and global_batch_size; a job has one of them"
-        elif not given:
-            message = "has neither batch_size nor global_batch_size; a job needs one of them"
-        elif kinds[0] and given[0] not in kinds[0]:
-            message = f"has {given[0]}, but {key_text(groups[0][0])} has {kinds[0][0]}"
-        if message:
-            yield Problem(path=path, message=message)
-
-
-def names_in(text: str) -> list[str]:
-    """Return the names of settings in a text's braces, each once, in their order.
-
-    Raises ValueError, with the rule, where braces hold anything but a name.
-    """
-    try:
-        fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
-    except ValueError:
-        raise ValueError(_BRACES) from None
-    for name, format_spec, conversion in fields:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name or "") or format_spec or conversion:
-            raise ValueError(_BRACES)
-    return list(dict.fromkeys(str(name) for name, *_ in fields))
-
-
-def render(text: str, settings: Mapping[str, Scalar]) -> str:
-    """Return the text with values in place of names in braces; a bool becomes `true` or `false`.
-
-    Raises KeyError for a name that is not in `settings`.
-    """
-    return text.format_map({name: setting_text(value) for name, value in settings.items()})
-
-
-def split_arguments(text: str) -> list[str]:
-    """Return the words of a command line, split as a shell does.
-
-    Raises ValueError for a quote that is not closed.
-    """
-    try:
-        return shlex.split(text)
-    except ValueError:
-        raise ValueError("a quote is not closed") from None
-
-
-def product_of(text: str) -> int | None:
-    """Return the number that a text such as `64 * 8` or `512` means; None for an empty text.
-
-    Raises ValueError, with the rule, for any other text.
-    """
-    if not text.strip():
-        return None
-    factors = [factor.strip() for factor in text.split("*")]
-    if not all(factor.isdecimal() for factor in factors):
-        raise ValueError("must be a whole number, or a product of them, as in 64 * 8")
-    return math.prod(map(int, factors))

@@ -1,10 +1,16 @@
-"""A point: one combination of axis values, and what identifies it. Pure."""
+"""A point: one combination of axis values, what identifies it, and texts that name its settings.
+
+All is pure.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+import shlex
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
@@ -357,3 +363,54 @@ RUN_SETTINGS = {
     name: _read_setting(name, _HINTS[name], _DEFAULTS[name])
     for name in ("world_size", *EXECUTION, *BATCH_SIZES)
 }
+
+
+# A text may name settings in braces: the arguments of a script, an environment variable.
+_BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names of settings in a text's braces, each once, in their order.
+
+    Raises ValueError, with the rule, where braces hold anything but a name.
+    """
+    try:
+        fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
+    except ValueError:
+        raise ValueError(_BRACES) from None
+    for name, format_spec, conversion in fields:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name or "") or format_spec or conversion:
+            raise ValueError(_BRACES)
+    return list(dict.fromkeys(str(name) for name, *_ in fields))
+
+
+def render(text: str, settings: Mapping[str, Scalar]) -> str:
+    """Return the text with values in place of names in braces; a bool becomes `true` or `false`.
+
+    Raises KeyError for a name that is not in `settings`.
+    """
+    return text.format_map({name: setting_text(value) for name, value in settings.items()})
+
+
+def split_arguments(text: str) -> list[str]:
+    """Return the words of a command line, split as a shell does.
+
+    Raises ValueError for a quote that is not closed.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise ValueError("a quote is not closed") from None
+
+
+def product_of(text: str) -> int | None:
+    """Return the number that a text such as `64 * 8` or `512` means; None for an empty text.
+
+    Raises ValueError, with the rule, for any other text.
+    """
+    if not text.strip():
+        return None
+    factors = [factor.strip() for factor in text.split("*")]
+    if not all(factor.isdecimal() for factor in factors):
+        raise ValueError("must be a whole number, or a product of them, as in 64 * 8")
+    return math.prod(map(int, factors))

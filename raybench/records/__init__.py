@@ -167,6 +167,15 @@ NOT_RUN = frozenset({Status.SKIPPED, Status.CANCELLED})
 FAILURES = frozenset(status for status in Status if status.is_failure)
 
 
+class RunStatus(StrEnum):
+    """How far a run has come; one that says `running` without a driver was interrupted."""
+
+    RUNNING = "running"
+    OK = "ok"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
 class Cause(StrEnum):
     """Why an attempt has no measurement, as its `error_type`, where raybench itself found out.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.rows import BY_NAME, MAIN_RATES, ScaledRow, value_of, workload_metrics
 from raybench.job.point import BY_SPEED, FAST
+from raybench.records import RunStatus
 from raybench.report import formatting
 from raybench.report.documents import (
     SETTING_CHARS,
@@ -28,7 +29,7 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
-from raybench.results.tables import Run, RunStatus, is_slowed_by_one_rank
+from raybench.results.tables import Run, is_slowed_by_one_rank
 from raybench.stats.shares import fast_devices
 
 if TYPE_CHECKING:

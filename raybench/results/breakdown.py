@@ -190,11 +190,13 @@ def _slowest_rank(
     local_ms: Sequence[float],
     step_ms: float,
 ) -> dict[str, Any]:
-    """Return slowest_rank by name, and with local steps also the columns on stragglers, in ms.
+    """Return slowest_rank by name, with local steps also the columns on stragglers, in ms.
 
-    Without local steps slowest_rank is by the timed ones. local_ms: the median of each rank, in
-    rank order. step_ms: of the point.
+    Empty with one rank. Without local steps slowest_rank is by the timed ones. local_ms: the median
+    of each rank, in rank order. step_ms: of the point.
     """
+    if len(measurements) == 1:
+        return {}
     blocks = [b.local_ms for b in broken_down]
     found = find_straggler(blocks) if local_ms else None
     if found is None:
@@ -247,7 +249,7 @@ def _rank_that_stands_out(
 
 
 def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float) -> int | None:
-    """Return the slowest rank by the timed steps; None with one rank, and where none stands out."""
+    """Return the slowest rank by the timed steps; None where none stands out."""
     found = find_straggler(
         [[[ns / NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
     )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean, quote
-from raybench.records import Status, TrialKey, by_point
+from raybench.records import RunStatus, Status, TrialKey, by_point
 from raybench.results.columns import (
     TABLE_NAMES,
     UnreadablePartsError,
@@ -31,7 +31,7 @@ from raybench.results.columns import (
     plain_rows,
     read_parts,
 )
-from raybench.results.tables import Run, RunStatus, schema
+from raybench.results.tables import Run, schema
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +19,7 @@ from raybench.records import (
     ModuleTime,
     RankMetrics,
     Record,
+    RunStatus,
     Samples,
     Status,
     combine_ranks,
@@ -62,15 +62,6 @@ _MOST_PARTS = 1.10
 # Lateness and negative communication are told from this share of the step on.
 _LEAST_SHARE = 0.02
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
-
-
-class RunStatus(StrEnum):
-    """How far a run has come; one that says `running` without a driver was interrupted."""
-
-    RUNNING = "running"
-    OK = "ok"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

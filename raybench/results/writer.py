@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, brief, traceback_of
-from raybench.records import Device, Record, Status
+from raybench.records import Device, Record, RunStatus, Status
 from raybench.records.devices import DeviceSample
 from raybench.results.columns import (
     MERGED,
@@ -41,7 +41,6 @@ from raybench.results.reader import LATEST, LOCK, LOGS, read_run
 from raybench.results.tables import (
     TABLES,
     Run,
-    RunStatus,
     SummaryRow,
     arrow_table,
     module_rows,

@@ -15,12 +15,13 @@ from typing import Any, Literal, Protocol, Self
 
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError, JobError, UsageError
-from raybench.job.model import NOT_MEASURED, Job, Measure, job_from_text
+from raybench.job.loading import job_from_text
+from raybench.job.model import NOT_MEASURED, Job, Measure
 from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_and_class
 from raybench.job.source import overrides_in
-from raybench.records import Device, Record, Status, TrialKey, by_point
+from raybench.records import Device, Record, RunStatus, Status, TrialKey, by_point
 from raybench.records.devices import DeviceList
 from raybench.records.environment import (
     Code,
@@ -32,7 +33,7 @@ from raybench.records.environment import (
     variables_that_matter,
 )
 from raybench.results import reader
-from raybench.results.tables import Run, RunStatus
+from raybench.results.tables import Run
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted
 from raybench.sweep.scheduler import Rounds, with_probes

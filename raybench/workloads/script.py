@@ -24,7 +24,7 @@ import psutil
 from pydantic import Field
 
 from raybench.errors import DETAIL_CHARACTERS, UsageError, shorten_start
-from raybench.job.plan import product_of, render, split_arguments
+from raybench.job.point import product_of, render, split_arguments
 from raybench.records import Cause, Failure, Samples, Status, Task
 from raybench.workloads.base import Context, Workload
 

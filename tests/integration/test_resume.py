@@ -14,8 +14,9 @@ from functools import partial
 import pytest
 
 import raybench
+from raybench.records import RunStatus
 from raybench.results.reader import read_runs
-from raybench.results.tables import TABLES, RunStatus
+from raybench.results.tables import TABLES
 from tests.integration import sweeps
 from tests.integration.fault_injection import harmed_sweep
 from tests.integration.fault_marks import HARMED

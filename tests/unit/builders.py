@@ -15,13 +15,22 @@ from raybench.health.readings import Reading
 from raybench.health.suite import HealthTest
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Breakdown, Device, Measurement, Record, Repetition, Samples, Status
+from raybench.records import (
+    Breakdown,
+    Device,
+    Measurement,
+    Record,
+    Repetition,
+    RunStatus,
+    Samples,
+    Status,
+)
 from raybench.records.devices import Finding, Subject, Verdict
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.results.columns import to_row
-from raybench.results.tables import PointRow, Run, RunStatus, point_row
+from raybench.results.tables import PointRow, Run, point_row
 from raybench.results.writer import RunStore
 from raybench.workloads.base import Context, Workload, WrongResultError
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
-from raybench.records import Answer, Device, Measurement
+from raybench.records import Answer, Device, Measurement, RankInfo
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster, this_process
 from tests.unit import builders
+
+ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 
 
 def make_device(node: str = "a", index: int = 0, **changes) -> Device:

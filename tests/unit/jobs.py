@@ -3,7 +3,8 @@
 import pytest
 
 from raybench.errors import JobError
-from raybench.job.model import Job, job_from_text
+from raybench.job.loading import job_from_text
+from raybench.job.model import Job
 from raybench.job.plan import Plan, make_plan
 
 HEAD = "version: 1\nname: test\n"

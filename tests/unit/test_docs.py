@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raybench.cli import COMMANDS
-from raybench.job.model import load_job
+from raybench.job.loading import load_job
 from raybench.job.plan import make_plan
 
 REPOSITORY = Path(__file__).parents[2]

@@ -25,21 +25,6 @@ def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
     assert [shuffled[position] for position in in_device_order(shuffled)] == devices
 
 
-@pytest.mark.parametrize(
-    ("strategy", "world_size", "expected"),
-    [
-        ("pack", 1, (2,)),
-        ("pack", 3, (2, 3, 4)),
-        ("pack", 4, (0, 2, 3, 4)),
-        ("spread", 2, (0, 2)),
-        ("spread", 3, (0, 2, 5)),
-        ("spread", 5, (0, 1, 2, 3, 5)),
-    ],
-)
-def test_pack_fills_nodes_and_spread_takes_turns(strategy, world_size, expected):
-    assert choose_workers(make_devices(a=2, b=3, c=1), world_size, strategy) == expected
-
-
 def test_places_are_those_of_torchrun():
     ranked = assign_ranks(make_devices(a=1, b=2))
     places = [(p.rank, p.local_rank, p.local_world_size, p.node_rank) for p in ranked]
@@ -76,23 +61,6 @@ def taken(allocator, *sizes):
         if places[-1]:
             allocator.take(places[-1])
     return places
-
-
-def test_a_point_never_spans_more_nodes_than_it_would_on_the_idle_cluster():
-    allocator = allocator_of(a=2, b=2)
-    assert taken(allocator, 1) == [(0,)]
-    allocator.take((2,))
-    assert allocator.choose(2) is None
-    allocator.free((2,))
-    assert allocator.choose(2) == (2, 3)
-
-
-def test_spread_points_keep_their_devices_on_different_nodes():
-    allocator = allocator_of(a=2, b=2, strategy="spread")
-    assert taken(allocator, 2, 2) == [(0, 2), (1, 3)]
-    allocator.free((0, 2))
-    allocator.take((0,))
-    assert allocator.choose(2) is None
 
 
 def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
@@ -174,26 +142,34 @@ def racks(**nodes):
 TWO_RACKS = racks(left={"a": 2, "b": 2}, right={"c": 2, "d": 2})
 
 
+NODES = make_devices(a=2, b=3, c=1)
+
+
 @pytest.mark.parametrize(
-    ("strategy", "world_size", "expected"),
+    ("devices", "strategy", "world_size", "expected"),
     [
-        ("pack", 2, (0, 1)),
-        ("pack", 4, (0, 1, 2, 3)),
-        ("spread", 2, (0, 4)),
-        ("spread", 4, (0, 2, 4, 6)),
-        ("rail", 2, (0, 2)),
-        ("rail", 3, (0, 1, 2)),
-        ("rail", 4, (0, 1, 2, 3)),
-        ("rail", 6, (0, 1, 2, 3, 4, 6)),
+        (NODES, "pack", 1, (2,)),
+        (NODES, "pack", 3, (2, 3, 4)),
+        (NODES, "pack", 4, (0, 2, 3, 4)),
+        (NODES, "spread", 2, (0, 2)),
+        (NODES, "spread", 3, (0, 2, 5)),
+        (NODES, "spread", 5, (0, 1, 2, 3, 5)),
+        (TWO_RACKS, "pack", 2, (0, 1)),
+        (TWO_RACKS, "pack", 4, (0, 1, 2, 3)),
+        (TWO_RACKS, "spread", 2, (0, 4)),
+        (TWO_RACKS, "spread", 4, (0, 2, 4, 6)),
+        (TWO_RACKS, "rail", 2, (0, 2)),
+        (TWO_RACKS, "rail", 3, (0, 1, 2)),
+        (TWO_RACKS, "rail", 4, (0, 1, 2, 3)),
+        (TWO_RACKS, "rail", 6, (0, 1, 2, 3, 4, 6)),
+        # The rack that has most, and no other.
+        (racks(small={"a": 2}, big={"b": 2, "c": 2}), "pack", 4, (2, 3, 4, 5)),
     ],
 )
-def test_racks_are_filled_spread_over_or_crossed_on_rails(strategy, world_size, expected):
-    assert choose_workers(TWO_RACKS, world_size, strategy) == expected
-
-
-def test_pack_takes_the_rack_that_has_most_and_stays_in_it():
-    devices = racks(small={"a": 2}, big={"b": 2, "c": 2})
-    assert choose_workers(devices, 4, "pack") == (2, 3, 4, 5)
+def test_nodes_and_racks_are_filled_spread_over_or_crossed_on_rails(
+    devices, strategy, world_size, expected
+):
+    assert choose_workers(devices, world_size, strategy) == expected
 
 
 def test_nodes_of_a_rack_have_neighbouring_ranks():

@@ -23,9 +23,9 @@ from raybench.health.comparison import FigureChange, trace_figures
 from raybench.health.references import read_findings
 from raybench.health.report import HealthReport, health_figures
 from raybench.health.suite import WAIT_TEST
+from raybench.records import RunStatus
 from raybench.records.devices import Action, Verdict
 from raybench.report.documents import format_document
-from raybench.results.tables import RunStatus
 
 RUN = "health-20261122-150000-abcd"
 
@@ -215,9 +215,7 @@ def one_bad(tmp_path):
     ("words", "has"),
     [
         ("report latest", "Red: 1 of 4 GPUs is bad: alpha GPU 3; 1 path is slow: alpha GPU 0 to"),
-        ("report --format md", "## Red: 1 of 4 GPUs is bad"),
         ("report --format md", "* type: nvidia-smi --gpu-reset -i 3"),
-        ("report --json", '"headline": "Red: 1 of 4 GPUs is bad'),
         ("report --json", '"commands": [\n        "nvidia-smi --gpu-reset -i 3  # on alpha"'),
         ("report --format html", '<p class="lead lamp red">Red: 1 of 4 GPUs is bad'),
         ("report --format html", "! 470"),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jobs import HEAD, MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
-from raybench.job.model import Measure, Span, answer_of_run, load_job
+from raybench.job.loading import load_job
+from raybench.job.model import Measure, Span, answer_of_run
 from raybench.job.registry import ANSWER_METRICS, BUILTIN, Answer
 from raybench.job.registry import load as load_class
 from raybench.results.tables import TABLES
@@ -51,9 +52,7 @@ def test_the_meaning_changes_with_what_is_run_and_with_nothing_else():
 MALFORMED = [
     (JOB + "measure: quickly\n", "6:10: measure: must be a mapping or quick, given "),
     (JOB + "matrx: {}\n", "6:1: matrx: unknown key 'matrx'; did you mean"),
-    (JOB + "measure: 0x" + "f" * 5000 + "\n", "6:10: measure: an integer must fit into 64 bits"),
     (JOB + "measure: {warmpu: 3}\n", "6:11: measure.warmpu: unknown key 'warmpu'; did you mean"),
-    (JOB + "measure: {warmup: many}\n", "6:19: measure.warmup: must be a count or a mapping"),
     (
         MLP + "matrix: {batch_size: Auto}\n",
         "4:22: matrix.batch_size[0]: must be an integer, given 'Auto'; did you mean 'auto'?",
@@ -84,8 +83,7 @@ MALFORMED = [
     ),
     (JOB + "exclude: [{bach_size: 64}]\n", "6:12: exclude[0].bach_size: unknown setting"),
     (JOB + "baseline: {world: 1}\n", "6:12: baseline.world: unknown setting 'world'; did you"),
-    ("", "1:1: a job file is a mapping of keys to values, given an empty file"),
-    (JOB + "  world_size: [1, 0]\n", "6:19: matrix.world_size[1]: "),
+    (JOB + "  world_size: [1, 0]\n", "6:19: matrix.world_size[1]: must be greater than or equal"),
     (JOB + "measure: {max_seconds: 0}\n", "6:24: measure.max_seconds: "),
     (JOB.replace("test", "../x"), "2:7: name: must match"),
     (JOB + "measure: {warmup: true}\n", "6:19: measure.warmup: must be a count or a mapping"),

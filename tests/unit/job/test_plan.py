@@ -12,16 +12,13 @@ from commands import refusal_of
 from jobs import HEAD, MLP, load, plan, problems_of
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
-from raybench.job.model import BatchSearch, load_job
+from raybench.job.loading import load_job
+from raybench.job.model import BatchSearch
 from raybench.job.plan import (
     Plan,
     make_plan,
-    names_in,
-    product_of,
-    render,
     script_path,
     select_points,
-    split_arguments,
     varying_settings,
 )
 from raybench.job.point import (
@@ -33,6 +30,10 @@ from raybench.job.point import (
     Precision,
     SlowBy,
     choose_devices,
+    names_in,
+    product_of,
+    render,
+    split_arguments,
 )
 from raybench.job.registry import estimate, explain_oom
 from raybench.results.tables import TABLES, point_row

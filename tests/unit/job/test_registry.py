@@ -90,13 +90,8 @@ def test_a_value_is_checked_against_the_declared_type():
     assert found["width"].complaint(4.0) == "must be an integer, given 4.0"
     assert found["grad_accumulation"].complaint(0) is not None
     assert found["is_fast"].complaint(1) == "must be true or false, given 1"
-    assert found["precision"].complaint("fp23") == (
-        "must be 'fp32', 'tf32', 'fp16', 'bf16' or 'float8', given 'fp23'; did you mean 'fp32'?"
-    )
     # So that ids agree.
     assert isinstance(found["rate"].accept(1), float)
-    assert found["world_size"].complaint(0) == "must be greater than or equal to 1, given 0"
-    assert found["batch_size"].complaint(-4) == "must be greater than or equal to 1, given -4"
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def test_scalars_are_those_of_yaml_1_2(text, value):
         ("a: 1e999\n", (1, 4), "must be finite, given '1e999'"),
         ("a: 9223372036854775808\n", (1, 4), "must fit into 64 bits"),
         ("a: " + "9" * 5000 + "\n", (1, 4), "not a number that can be read"),
+        ("a: 0x" + "f" * 5000 + "\n", (1, 4), "must fit into 64 bits"),
         ('a: "\\ud800"\n', (1, 4), "not a Unicode text"),
     ],
 )

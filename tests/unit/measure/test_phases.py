@@ -3,13 +3,11 @@
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from builders import make_context
 
-from raybench.errors import UsageError
 from raybench.hardware.devices import Reading
 from raybench.job.model import Measure
 from raybench.measure import phases, profiling
@@ -336,12 +334,6 @@ def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(clock, mon
     found = phases.measure(build, make_context(), settings, began_s=began_s, rested=rested)
     assert done == ["built", "waited"]
     assert found.setup_s >= 100.02
-
-
-def test_a_cuda_graph_is_refused_on_a_cpu():
-    context = replace(make_context(), cuda_graph=True)
-    with pytest.raises(UsageError, match="cuda_graph: needs a CUDA device, given cpu"):
-        phases.measure(lambda: Sized([]), context, Measure())
 
 
 class Comparing(Paced):

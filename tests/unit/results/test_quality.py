@@ -22,9 +22,7 @@ def test_an_interval_is_wide_beyond_a_tenth_of_the_step_to_either_side():
     assert half_interval(row(10.0, step_ms_ci_low=9.0, step_ms_ci_high=12.0)) == pytest.approx(0.15)
     assert is_imprecise(row(10.0, step_ms_ci_low=8.9, step_ms_ci_high=11.0))
     assert not is_imprecise(row(10.0, step_ms_ci_low=9.1, step_ms_ci_high=11.0))
-
-
-def test_what_is_not_known_of_an_interval_is_no_reason_to_doubt():
+    # What is not known is no reason to doubt.
     assert half_interval(row(10.0)) is None
     assert not is_imprecise(row(10.0))
     assert not is_imprecise(row(None))

@@ -72,23 +72,6 @@ def test_a_summary_of_known_samples():
         stats.summarize([])
 
 
-def test_the_step_of_ranks_in_lockstep_is_their_median_without_the_jitter_of_the_slowest():
-    rng = np.random.default_rng(5)
-    ends = 1000.0 * np.arange(401) + 3 * rng.standard_normal((8, 401))
-    ranks = np.diff(ends, axis=1)
-    series = stats.step_series(ranks.tolist())
-    assert series.tolist() == np.median(ranks, axis=0).tolist()
-    assert np.median(series) == pytest.approx(1000, abs=0.5)
-    assert np.median(stats.per_iteration_max(ranks.tolist())) > 1004
-
-
-def test_the_step_of_ranks_that_differ_is_that_of_the_slowest():
-    ranks = [[100, 900, 100], [102, 102, 102], [99, 99, 99]]
-    assert stats.step_series(ranks).tolist() == [102, 102, 102]
-    assert stats.step_series(ranks[:1]).tolist() == [100, 900, 100]
-    assert stats.step_time(ranks) == 102
-
-
 def test_ranks_are_told_apart_by_their_medians_and_spread():
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]

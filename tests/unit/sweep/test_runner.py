@@ -29,12 +29,11 @@ from rich.console import Console
 from raybench import cli
 from raybench.cli.progress import ConsoleListener, PointProgress
 from raybench.errors import ClusterError, ResultsError
-from raybench.job.model import load_job
+from raybench.job.loading import load_job
 from raybench.job.plan import make_plan
-from raybench.records import Cause, Failure, Profile, Status, TrialKey, by_point
+from raybench.records import Cause, Failure, Profile, RunStatus, Status, TrialKey, by_point
 from raybench.records.environment import code_of
 from raybench.results.reader import count_points
-from raybench.results.tables import RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.run_state import RunRows, RunState, RunTarget

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.analysis.scaling import scaling
-from raybench.job.model import load_job
+from raybench.job.loading import load_job
 from raybench.job.plan import Plan, make_plan
 from raybench.job.point import Precision
 from raybench.records import Cause, Status
@@ -94,30 +94,6 @@ def test_a_point_that_does_not_fit_is_skipped_with_both_numbers_and_what_was_los
     assert skipped(made) == {0: (cause, f"needs {world_size} devices, {told}")}
 
 
-def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
-    devices = make_devices(a=1, b=1)
-    made = schedule(make_plan_of(1, 1, 1).points, devices, "device")
-    assert started(made) == [(0, (0,)), (1, (1,))]
-    made.update_cluster(devices, 2, frozenset({0}), 0)
-    made.free(attempts([make_point()])[0])
-    assert started(made) == []
-    made.free(replace(attempts([make_point()])[0], index=1))
-    assert started(made) == [(2, (1,))]
-
-
-def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
-    devices = make_devices(a=2, b=2)
-    made = filled([make_point(world_size=4), make_point(world_size=2)], "cluster")
-    made.update_cluster(devices[:2], 4, frozenset(), pending=2)
-    assert started(made) == [(1, (0, 1))]
-    made.free(Attempt(index=1, point=make_point(world_size=2), number=1))
-    assert made.next() is None
-    assert not made.is_done
-    made.update_cluster(devices, 4, frozenset(), pending=0)
-    assert started(made) == [(0, (0, 1, 2, 3))]
-    assert made.is_done
-
-
 def test_a_cuda_graph_on_a_cpu_is_skipped():
     gpus = make_devices(a=2)
     cpus = [replace(device, kind="cpu") for device in gpus]
@@ -125,13 +101,6 @@ def test_a_cuda_graph_on_a_cpu_is_skipped():
     told = "cuda_graph: true needs CUDA devices"
     assert skipped(schedule([point], cpus)) == {0: ("NeedsCuda", told)}
     assert started(schedule([point], gpus)) == [(0, (0, 1))]
-
-
-def test_after_a_stop_every_point_is_skipped_and_names_the_failed_one():
-    made = schedule([make_point()], make_devices(a=2))
-    made.stop("abc123")
-    made.stop("def456")
-    assert skipped(made) == {0: ("Stopped", "on_error: stop, after point abc123 failed")}
 
 
 def test_the_workers_that_the_plan_can_keep_busy_are_started():

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from raybench.job.model import Measure
-from raybench.records import Group, RankInfo, Task
+from raybench.records import Group, Task
 from raybench.worker.process_group import (
     GroupGoneError,
     NcclFile,
@@ -17,9 +17,8 @@ from raybench.worker.process_group import (
     choose_interface,
     serve_store,
 )
-from tests.unit.fakes import make_point
+from tests.unit.fakes import ALONE, make_point
 
-ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 TASK = Task(point=make_point(), settings=Measure(warmup=1, iterations=1))
 
 

@@ -7,14 +7,12 @@ import time
 
 import psutil
 import pytest
-from fakes import make_point
+from fakes import ALONE, make_point
 
 from raybench.job.model import Measure
-from raybench.records import Measurement, RankInfo, Status, Task
+from raybench.records import Measurement, Status, Task
 from raybench.worker.worker import Worker
 from tests.script_files import write_script
-
-ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 
 
 def make_task(script, measure=None, **params):

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.distributed as dist
-from fakes import make_point
+from fakes import ALONE, make_point
 from state_changes import SET_BEFORE_EACH_BUILD, STATE_CHANGES, seen
 
 from raybench.hardware.devices import Reading
@@ -20,13 +20,12 @@ from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.measure.profiling import Counted
-from raybench.records import Failure, Group, Measurement, RankInfo, Status, Task
+from raybench.records import Failure, Group, Measurement, Status, Task
 from raybench.records.environment import code_of
 from raybench.worker.process_group import break_group, serve_store
 from raybench.worker.worker import Worker
 from raybench.workloads.base import apply_precision
 
-ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 MLP = {"workload": "mlp", "params": {"hidden": 16, "layers": 2}}
 
 

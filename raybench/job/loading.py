@@ -1,0 +1,369 @@
+"""A job file is read and checked: `load_job` returns a `Job` that breaks no rule.
+
+Rules of one section are in `model.py`. Those here depend on the workload, whose module is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from raybench.errors import JobError, UsageError
+from raybench.job import registry
+from raybench.job.model import Job, validate
+from raybench.job.plan import plan_and_problems, script_path
+from raybench.job.point import (
+    BATCH_SIZES,
+    RUN_SETTINGS,
+    SCRIPT,
+    UNEVEN,
+    Scalar,
+    names_in,
+    split_arguments,
+)
+from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
+from raybench.job.registry import Setting, make_setting
+from raybench.job.source import YamlSource, parse_source, read_source
+
+MAX_POINTS = 100_000
+_SIZE_RULE = (
+    "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
+    "8:1GiB:x2"
+)
+# Variables that raybench itself sets for each rank, or by which it finds its processes again.
+_OURS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+)
+_OUR_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
+_Settings = Mapping[str, Setting]
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """Return the checked job of the file at `path`; imports the module of its workload.
+
+    overrides: values of `--set`, such as `measure.warmup=5`. Raises JobError with a line for each
+    problem of the file.
+    """
+    return _load(read_source(path, overrides))
+
+
+def job_from_text(
+    name: str,
+    text: str,
+    overrides: Sequence[str] = (),
+    options: Mapping[KeyPath, str] | None = None,
+) -> Job:
+    """Return the job of a text that is in no file, checked as by `load_job`.
+
+    name: stands for the file in messages. options: path of a value -> the command-line option that
+    gave it, which messages name in place of the file. Raises JobError as `load_job` does.
+    """
+    return _load(parse_source(name, text, overrides, options))
+
+
+def _load(source: YamlSource) -> Job:
+    """Return the checked job of a source. Raises JobError with a line for each problem of it."""
+    problems = list(source.problems)
+    job, found = validate(source.data)
+    problems += _not_below(problems, found)
+    if job is None:
+        # Go on with what is sound, so that the user reads all problems at once. A list or a span
+        # that has a problem goes as a whole.
+        sound = {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in source.data.items()
+        }
+        for problem in found:
+            keys = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
+            *above, last = itertools.islice(keys, 2)
+            section = sound.get(above[0]) if above else sound
+            if isinstance(section, dict):
+                section.pop(last, None)
+        job, _ = validate({"version": 1, "name": "unnamed", **sound})
+    if job is not None:
+        job.read_from(source)
+        problems += _not_below(problems, _check_meaning(job, problems))
+        shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
+        # Without any problem, making the plan reports those of the points.
+        if problems and all(p.path and p.path[0] not in shaping for p in problems):
+            problems += plan_and_problems(job)[1]
+    if job is None or problems:
+        raise JobError(source.explain_all(problems))
+    return job
+
+
+def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Problem]:
+    """Return the problems found, without those at or below the place of a known problem."""
+    paths = {problem.path for problem in known}
+    return [
+        problem
+        for problem in found
+        if not any(problem.path[:length] in paths for length in range(len(problem.path) + 1))
+    ]
+
+
+def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
+    """Return what is wrong with the job by its workload, whose module is imported for that.
+
+    Gives the job its settings and its class. Where there is no such workload, the one with the
+    nearest name is taken. problems: those known already, whose values count as given.
+    """
+    unsound = [problem.path for problem in problems]
+    found: list[Problem] = []
+    try:
+        workload_class = registry.load(job.workload.kind)
+        settings, unknown = _add_settings(job, workload_class)
+    except UsageError as error:
+        found.append(Problem(path=("workload", "kind"), message=str(error)))
+        nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
+        if not nearest:
+            # What every workload has can be checked all the same.
+            settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
+            return found + _check(job, settings, unsound, is_workload_known=False)
+        workload_class = registry.load(nearest[0])
+        settings, unknown = _add_settings(job, workload_class)
+    job.mean(settings, workload_class)
+    return [*found, *unknown, *_check(job, settings, unsound)]
+
+
+def _add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], list[Problem]]:
+    """Return name -> setting of the job's points, and problems of texts that name settings.
+
+    They are the settings of the workload, the variables of `env`, and the axes that a script names
+    in braces. Raises UsageError for parameters that no job file could give.
+    """
+    settings = registry.settings(workload_class)
+    given = {*job.varied, *job.env}
+    if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
+        settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
+    problems = list(_check_env_and_script(job, settings))
+    variables = {name: make_setting(name, str) for name in job.env if name not in settings}
+    own: dict[str, Setting] = {}
+    known = {*settings, *variables}
+    for path, text in _texts(job, getattr(workload_class, "templates", ())):
+        try:
+            names = names_in(text)
+            split_arguments(text)
+        except ValueError as error:
+            problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
+            continue
+        own |= {name: make_setting(name, Scalar) for name in names if name in given - known}
+        for name in names:
+            if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
+                message = f"names {{{name}}}, but the job gives no batch size; "
+                problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
+            elif name not in known and name not in own:
+                message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
+                problems.append(Problem(path=path, message=message))
+    return settings | variables | own, problems
+
+
+def _texts(job: Job, templates: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (path, text) of each text of the job that may name settings.
+
+    They are the variables of `env`, and the values of the parameters `templates`.
+    """
+    found: list[tuple[KeyPath, object]] = []
+    for name in templates:
+        found.append((("workload", name), job.workload.parameters.get(name)))
+        axes: list[tuple[KeyPath, Mapping[str, tuple[Scalar, ...]]]]
+        axes = [(("matrix",), job.axes), *((("zip", n), entry) for n, entry in enumerate(job.zip))]
+        for path, axis in axes:
+            found += [((*path, name, i), value) for i, value in enumerate(axis.get(name, ()))]
+        found += [(("include", n, name), point.get(name)) for n, point in enumerate(job.include)]
+    for name, values in job.env.items():
+        found += [(("env", name, index), value) for index, value in enumerate(values)]
+    yield from ((path, text) for path, text in found if isinstance(text, str))
+
+
+def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[Problem]:
+    """Yield a problem for each variable that no job may set, and for a script that is not there."""
+    for name in job.env:
+        message = ""
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            message = "must be the name of a variable, as in NCCL_ALGO"
+        elif name in _OURS or name.startswith(_OUR_PREFIXES):
+            message = "is set by raybench itself; leave it out"
+        elif name in settings or name in RUN_SETTINGS:
+            message = "is the name of a setting; a variable cannot have it"
+        if message:
+            yield Problem(path=("env", name), at_key=True, message=message)
+    if job.workload.kind != SCRIPT:
+        return
+    if "path" in job.varied:
+        message = "a script cannot be an axis; give one path in workload"
+        yield Problem(path=("workload",), at_key=True, message=message)
+    path = job.workload.parameters.get("path")
+    if isinstance(path, str) and path and script_path(job) is None:
+        here, there = Path.cwd(), job.folder.absolute()
+        places = f"{here}" if here == there else f"{here} nor in {there}"
+        message = f"no such file, given {quote(path)}; it is not in {places}"
+        yield Problem(path=("workload", "path"), message=message)
+
+
+def _check(
+    job: Job, settings: _Settings, unsound: Sequence[KeyPath], *, is_workload_known: bool = True
+) -> list[Problem]:
+    """Return all that is wrong with `job`.
+
+    settings: those that a point of its workload has. unsound: paths of wrong values that were taken
+    out of the job; they are not reported as missing. is_workload_known: False if `settings` are
+    only those that every workload has; then no other name is wrong, and nothing is missing.
+    """
+    problems = list(_check_values(job, settings, is_workload_known=is_workload_known))
+    problems += _check_axes(job)
+    if not is_workload_known:
+        return problems
+    if job.answer is not None:
+        known = job.metrics
+        if job.answer.metric not in known:
+            message = say_unknown("metric", job.answer.metric, known)
+            problems.append(Problem(path=("answer", "metric"), message=message))
+        for index, name in enumerate(job.answer.over):
+            if name not in settings:
+                message = say_unknown("setting", name, [*_axis_names(job), *settings])
+                problems.append(Problem(path=("answer", "over", index), message=message))
+    damaged = {path[0] for path in unsound if path}
+    # A merge key may have given any axis.
+    if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in unsound:
+        if ("matrix",) not in unsound:
+            problems += _check_what_is_missing(job, settings, unsound)
+        lengths = [len(values) for values in (*job.axes.values(), *job.env.values())]
+        lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
+        # Counted without building them.
+        count = (math.prod(lengths) if lengths else 0) + len(job.include)
+        if "matrix" not in damaged and count > MAX_POINTS:
+            message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
+            problems.append(Problem(path=("matrix",), message=message))
+    return problems
+
+
+def _axis_names(job: Job) -> list[str]:
+    """Return the names of all axes, in their order."""
+    variables = [name for name, values in job.env.items() if len(values) > 1]
+    return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
+
+
+def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> Iterator[Problem]:
+    """Yield a problem for each wrong key or value of a setting, wherever the job gives some."""
+    # The path of a part of the job, what it gives, and what a name in it is called.
+    groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
+        (("workload",), job.workload.parameters if is_workload_known else {}, "parameter"),
+        (("matrix",), job.axes, "axis"),
+        *((("zip", number), entry, "axis") for number, entry in enumerate(job.zip)),
+        *((("exclude", number), entry, "setting") for number, entry in enumerate(job.exclude)),
+        *((("include", number), entry, "setting") for number, entry in enumerate(job.include)),
+        (("baseline",), job.baseline, "setting"),
+    ]
+    for path, group, what in groups:
+        if not group and path[0] in ("zip", "exclude"):
+            yield Problem(path=path, message="must not be empty")
+        known = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
+        for name, given in group.items():
+            place = (*path, name)
+            if name not in known:
+                if is_workload_known:
+                    message = _explain_unknown(job, name, known, what)
+                    if what == "parameter" and name in settings:
+                        message = "not a parameter; put it into matrix"
+                    yield Problem(path=place, at_key=True, message=message)
+                continue
+            several = isinstance(given, tuple)
+            for index, value in enumerate(given if isinstance(given, tuple) else (given,)):
+                complaint = settings[name].complaint(value)
+                if complaint is None:
+                    continue
+                if name.endswith("_bytes") and isinstance(value, str):
+                    complaint = f"{_SIZE_RULE}, given {quote(value)}"
+                elif name in BATCH_SIZES and value == "auto":
+                    complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
+                elif place == ("matrix", "batch_size") and isinstance(value, str):
+                    complaint += did_you_mean(value.lower(), ["auto"])
+                yield Problem(path=(*place, index) if several else place, message=complaint)
+
+
+def _explain_unknown(job: Job, name: str, known: Collection[str], what: str) -> str:
+    """Return why a name is not known as a `what`, with the nearest known one."""
+    kind = job.workload.kind
+    if name in BATCH_SIZES:
+        return f"workload {kind} takes no batch size; leave {name} out"
+    if name in UNEVEN:
+        return (
+            f"workload {kind} does not say that it multiplies its loss by context.loss_weight "
+            f"(weighs_loss = True); leave {name} out"
+        )
+    may_name = kind == SCRIPT and what != "parameter"
+    return say_unknown(what, name, known) + f"; or name {{{name}}} in args or env" * may_name
+
+
+def _check_axes(job: Job) -> Iterator[Problem]:
+    """Yield a problem for each axis given twice, of unequal lists, or against a search."""
+    fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
+    first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
+    first |= {name: ("env", name) for name in job.env}
+    paths: list[KeyPath] = [("matrix", name) for name in job.matrix]
+    paths += [("zip", number, name) for number, entry in enumerate(job.zip) for name in entry]
+    for number, point in enumerate(job.include):
+        paths += [("include", number, name) for name in point if name in fixed]
+    for path in paths:
+        known = first.setdefault(str(path[-1]), path)
+        if known != path:
+            message = f"also given by {key_text(known)}; keep one of them"
+            yield Problem(path=path, at_key=True, message=message)
+    for number, entry in enumerate(job.zip):
+        if len({len(values) for values in entry.values()}) > 1:
+            lengths = ", ".join(f"{name} {len(values)}" for name, values in entry.items())
+            message = f"the lists of one entry must be of equal length, given {lengths}"
+            yield Problem(path=("zip", number), message=message)
+    if job.batch_search is not None:
+        places: list[KeyPath] = [("include",)] if job.include else []
+        for number, entry in enumerate(job.exclude):
+            places += [("exclude", number, name) for name in BATCH_SIZES if name in entry]
+        places += [("baseline", "batch_size")] if "batch_size" in job.baseline else []
+        rule = "does not go with matrix.batch_size: auto, which finds the batch sizes; leave it out"
+        yield from (Problem(path=path, at_key=True, message=rule) for path in places)
+
+
+def _check_what_is_missing(
+    job: Job, settings: _Settings, unsound: Sequence[KeyPath]
+) -> Iterator[Problem]:
+    """Yield a problem for each axis, batch size or parameter that points lack, or have twice."""
+    below = {
+        section: [str(p[1]) for p in unsound if p[0:1] == (section,) and len(p) > 1]
+        for section in ("matrix", "workload")
+    }
+    axes = list(dict.fromkeys([*_axis_names(job), *below["matrix"]]))
+    fixed = {*job.workload.parameters, *below["workload"]}
+    groups: list[tuple[KeyPath, Collection[str]]]
+    groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
+    for path, entry in groups:
+        if missing := [name for name in axes if name not in entry and name not in BATCH_SIZES]:
+            message = f"must give every axis of the job, lacks {', '.join(missing)}"
+            yield Problem(path=path, message=message)
+    if axes or not groups:
+        groups.insert(0, (("matrix",), axes))
+    for setting in settings.values():
+        in_all = all(setting.name in given for _, given in groups)
+        if setting.is_required and setting.name not in fixed and not in_all:
+            path = ("workload", setting.name)
+            yield Problem(path=path, at_key=True, message="required, but not given")
+    if not any(name in settings for name in BATCH_SIZES):
+        return
+    # All groups of points give batch_size, or all global_batch_size.
+    kinds = [[size for size in BATCH_SIZES if size in names] for _, names in groups]
+    for (path, _), given in zip(groups, kinds, strict=True):
+        message = ""
+        if len(given) == 2:
+            message = "has both batch_size and global_batch_size; a job has one of them"
+        elif not given:
+            message = "has neither batch_size nor global_batch_size; a job needs one of them"
+        elif kinds[0] and given[0] not in kinds[0]:
+            message = f"has {given[0]}, but {key_text(groups[0][0])} has {kinds[0][0]}"
+        if message:
+            yield Problem(path=path, message=message)
