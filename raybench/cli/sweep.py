@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 # A report of 1,000 points takes 5.5 s if each is a part of its own, and 1.5 s if they are in one;
 # with fewer parts than these the difference is below a second.
 _MANY_PARTS = 200
-# By the status of a run, whose class is not imported here: its module loads numpy.
-_EXIT_CODES = {"ok": 0, "failed": 1, "interrupted": 130}
+_EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
 # The options that a command to resume must have again.
 _REPEATED = (
     "address",
@@ -318,7 +317,7 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
         say(console, nothing_left_message(start))
         run = end_of_run(start, where.output, job.measure)
     # Who interrupts a sweep wants it to end; a sweep that goes on with its run does it.
-    if run.status != "interrupted":
+    if run.status is not RunStatus.INTERRUPTED:
         _compact_points(start, where.output, console)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
         summary = load_summary(where.output, run.run_id)
