@@ -1,10 +1,14 @@
 """What all tests need."""
 
 import os
+import re
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +28,32 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def _locks_are_removed() -> Iterator[None]:
     yield
     shutil.rmtree(_LOCKS, ignore_errors=True)
+
+
+# What takes seconds to start, and is started once in each process that runs one of its files: the
+# cluster of the integration tests, and the server that forks ranks.
+_SHARED = {"cluster": r"\bthree_(nodes|workers)\b", "forked ranks": r"^from forked import"}
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Keep a file in one process, and in one all files that share what takes seconds to start.
+
+    Not by --dist loadgroup, which pytest-xdist 3.8 does not do with pytest 9.2.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByShared(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::")[0]
+            return _shared(config.rootpath / path) or path
+
+    return ByShared(config, log)
+
+
+@cache
+def _shared(file: Path) -> str | None:
+    text = file.read_text(encoding="utf-8")
+    found = (name for name, sign in _SHARED.items() if re.search(sign, text, re.MULTILINE))
+    return next(found, None)

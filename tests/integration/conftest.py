@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -36,32 +35,8 @@ def place():
 
 # Those that take longest go first, so that no process is left with one of them at the end.
 _LONGEST = ["sweep_command", "resume", "health", "faults", "hosts", "nodes", "doctor_runs"]
-_OF_THE_CLUSTER = ("three_nodes", "three_workers")
 # Built-in workloads before classes of the user's, which cost workers their processes.
 _ON_WORKERS = ["script_ranks", "breakdown_of_ranks"]
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
-    """Keep a file in one process, and in one all that use the cluster, which then starts once.
-
-    Not by --dist loadgroup, which pytest-xdist 3.8 does not do with pytest 9.2.
-    """
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByCluster(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.split("::")[0]
-            return _OF_THE_CLUSTER[0] if _uses_cluster(config.rootpath / path) else path
-
-    return ByCluster(config, log)
-
-
-@cache
-def _uses_cluster(file: Path) -> bool:
-    text = file.read_text(encoding="utf-8")
-    return any(name in text for name in _OF_THE_CLUSTER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

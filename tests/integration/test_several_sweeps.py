@@ -1,12 +1,15 @@
 """Sweeps on one host: a second one is refused, or says in its rows who was there."""
 
+import os
+import signal
 import subprocess
 import time
 
 import pytest
 
 from raybench.cluster.device_reservation import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
-from tests.integration.sweeps import begin, cpu_sweep, table, write_text
+from tests.integration.orphans import hanging_sweep, lives, orphans_in
+from tests.integration.sweeps import begin, cpu_sweep, table, wait_for, write_text
 
 JOB = """\
 workload: {kind: mlp, hidden: 32, layers: 1}
@@ -66,3 +69,16 @@ def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_w
     first.close()
     # The agents of the sweep that has ended hold nothing any more, and have removed their files.
     assert not list((tmp_path / "locks").iterdir())
+
+
+@pytest.mark.long
+def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(tmp_path, three_nodes):
+    with hanging_sweep(tmp_path, "--address", three_nodes) as driver:
+        first, second = orphans_in(tmp_path)
+        os.kill(first[0], signal.SIGKILL)
+        child_s = wait_for(lambda: not any(map(lives, first)), 10)
+        assert driver.poll() is None
+        driver.kill()
+        driver.wait()
+        took_s = wait_for(lambda: not any(map(lives, second)), 15)
+    print(f"gone: children of a killed worker {child_s:.1f} s; after the driver's {took_s:.1f} s")

@@ -16,10 +16,15 @@ ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_ra
 
 
 def make_device(node: str = "a", index: int = 0, **changes) -> Device:
-    address = f"10.0.0.{ord(node[0]) - ord('a') + 1}"
-    place = {"node_id": node, "host": f"host-{node}", "address": address}
-    known = {"uuid": f"GPU-{node}{index}", "name": "Test GPU", "cpu_count": 8}
-    return builders.make_device(index, **place, **known | changes)
+    facts = {
+        "node_id": node,
+        "host": f"host-{node}",
+        "address": f"10.0.0.{ord(node[0]) - ord('a') + 1}",
+        "uuid": f"GPU-{node}{index}",
+        "name": "Test GPU",
+        "cpu_count": 8,
+    }
+    return builders.make_device(index, **facts | changes)
 
 
 def make_devices(**devices_by_node: int) -> list[Device]:

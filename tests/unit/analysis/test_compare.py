@@ -39,8 +39,10 @@ def flat(text):
     return " ".join(text.split())
 
 
+# Half of all: any three of the four in each of their combinations.
 @pytest.mark.parametrize(
-    ("base_rounds", "new_rounds", "base_runs", "new_runs"), list(product((1, 3), repeat=4))
+    ("base_rounds", "new_rounds", "base_runs", "new_runs"),
+    [counts for counts in product((1, 3), repeat=4) if counts.count(1) % 2 == 0],
 )
 def test_all_rounds_and_runs_count(tmp_path, command, base_rounds, new_rounds, base_runs, new_runs):
     # The last round of each run is 10 % off, so that a mean of all rounds shows what was used.

@@ -7,7 +7,7 @@ import pytest
 from builders import make_device, make_measurement, make_point, make_record, make_samples
 
 from raybench.job.point import Precision
-from raybench.records import Breakdown, Record, Repetition, WallTimes
+from raybench.records import Breakdown, Repetition, WallTimes
 from raybench.results import metrics
 from raybench.results.tables import point_metrics
 from raybench.stats.outliers import MARK_ERRORS
@@ -269,9 +269,3 @@ def test_a_point_is_stable_when_its_level_stayed_in_all_repeats():
 def test_items_that_some_ranks_do_not_finish_count_for_those_that_do():
     assert of(rank(0, 10.0), rank(1, 10.0, items_per_step=None))["throughput"] == 6400
     assert of(rank(0, 10.0, items_per_step=None))["throughput"] is None
-
-
-def test_rates_need_no_more_than_the_step_time():
-    record: Record = make_record(measurements=(rank(0, 10.0, memory_bytes=10**9),))
-    assert metrics.rate_columns(record, 10.0).memory_gb_s == pytest.approx(100.0)
-    assert metrics.rate_columns(record, 0.0).memory_gb_s is None

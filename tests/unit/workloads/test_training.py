@@ -76,7 +76,7 @@ def test_steps_of_a_usual_learning_rate_lower_the_loss_in_every_precision(
         return loss
 
     workload.loss = watched
-    for _ in range(20):
+    for _ in range(12):
         workload.step()
     workload.close()
     assert all(math.isfinite(loss) for loss in losses)
