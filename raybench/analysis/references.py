@@ -12,6 +12,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from io import StringIO
@@ -321,7 +322,67 @@ class References:
         return next((one for one in same if quantity.fabric.startswith(one.fabric)), None)
 
 
+HOW_TO_MAKE = "No reference is known; `raybench export RUN --format reference` writes one."
 SHIPPED = References()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A measured value beside its reference."""
+
+    measured: Measurement
+    entry: Entry
+
+    def share_of(self, value: float) -> float:
+        """Return the speed of a value as a share of the reference: above 1 is faster."""
+        return self.entry.value / value if is_time(self.entry.unit) else value / self.entry.value
+
+    @property
+    def share(self) -> float:
+        """Return the speed of the measured value as a share of the reference."""
+        return self.share_of(self.measured.value)
+
+    @property
+    def is_within(self) -> bool:
+        """Return whether the measured value lies within the range of the reference."""
+        return self.entry.low <= self.measured.value <= self.entry.high
+
+    @property
+    def text(self) -> str:
+        """Return `97% of the reference for H200 (94 to 101%, 6 devices, November 2026)`."""
+        low, high = sorted(map(self.share_of, (self.entry.low, self.entry.high)))
+        mark = "" if self.is_within else f", outside: {'slow' if self.share < 1 else 'fast'}"
+        return (
+            f"{self.share:.0%} of the reference for {self.measured.model.removeprefix('NVIDIA ')} "
+            f"({100 * low:.0f} to {high:.0%}, {self.entry.provenance}){mark}"
+        )
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """Return the members of the JSON object."""
+        return {
+            "point_id": self.measured.point_id,
+            "model": self.measured.model,
+            "value": self.measured.value,
+            "share": self.share,
+            "is_within": self.is_within,
+            "reference": self.entry.model_dump(mode="json", exclude={"measured"}),
+        }
+
+
+def count_within(found: Sequence[Standing]) -> str:
+    """Return in words how many are within: `within reference on 11 of 12 quantities`."""
+    count = sum(one.is_within for one in found)
+    return f"within reference on {count} of {len(found)} quantities"
+
+
+def standings(measured: Iterable[Measurement], references: References) -> list[Standing]:
+    """Return the measurements that have a reference, each with it."""
+    return [
+        Standing(measured=one, entry=entry)
+        for one in measured
+        if (entry := references.find(one.model, one))
+    ]
 
 
 @cache

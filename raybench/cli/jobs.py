@@ -194,7 +194,7 @@ def explain_command(term: tuple[str, ...]) -> None:
 
     folder = files("raybench").joinpath("how-to")
     pages = {
-        page.name.removesuffix(".md"): page
+        page.name.removesuffix(".md"): page.read_text(encoding="utf-8").rstrip()
         for page in sorted(folder.iterdir(), key=lambda page: page.name)
     }
     words = [entry.word for entry in load_glossary()]
@@ -208,10 +208,12 @@ def explain_command(term: tuple[str, ...]) -> None:
         found = list(dict.fromkeys(_meanings(wanted)))
     texts = [click.wrap_text(text, width=78, subsequent_indent="  ") for text in found]
     if page := pages.get(wanted.lower()):
-        texts.append(page.read_text(encoding="utf-8").rstrip())
+        texts.append(page)
     if not texts:
+        saying = [name for name, page in pages.items() if wanted.lower() in page.lower()]
         unknown = say_unknown("term", wanted, [*words, *pages, *BY_NAME])
         message = f"{unknown}; `raybench explain` lists all, and the how-to pages"
+        message += f"; how-to pages that have it: {', '.join(saying)}" if saying else ""
         raise UsageError(message.replace("?;", "?"))
     write_result("\n".join(texts) + "\n")
 
@@ -228,8 +230,9 @@ def _meanings(wanted: str) -> Iterator[str]:
             yield f"{entry.word}{also}: {entry.means}"
     if key in ("marks", "mark", "!"):
         yield from (f"{mark}: {text}" for mark, text in MARKS.items())
-    if wanted in MARKS:
-        yield f"{wanted}: {MARKS[wanted]}"
+    for mark, text in MARKS.items():
+        if wanted == mark or key == text.partition(",")[0]:
+            yield f"{mark}: {text}"
     for metric in BY_NAME.values():
         if key in {metric.name, metric.title.lower(), metric.heading.lower()} - {""}:
             meaning = metric.meaning or metric.description

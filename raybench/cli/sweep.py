@@ -545,11 +545,10 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
         each = f"at most {_duration(most_s / measure.rounds / count)} a point"
         time = f"{each}; the number of points is known when the sweep has ended"
     else:
-        total = f"{_duration(least_s)} to" if least_s else "at most"
-        least = f"{measure.least_s:.3g} to" if measure.least_s else "at most"
         rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
-        each = f"{counted(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
-        time = f"{total} {_duration(most_s)} ({rounds}{points} x {each})"
+        each = _span(f"{measure.least_s:.3g}", f"{measure.max_seconds:g}")
+        each = f"{counted(measure.repeats, 'repeat')} of {each} s"
+        time = f"{_span(_duration(least_s), _duration(most_s))} ({rounds}{points} x {each})"
     yield (
         f"iterations: {time}; steps above {fitting_s:.3g} s take longer: "
         f"{counted(measure.iterations.min, 'iteration')} are timed in any case; "
@@ -563,6 +562,13 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
             f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more, and the "
             "report would have intervals"
         )
+
+
+def _span(least: str, most: str) -> str:
+    """Return `2 to 3`, `at most 3` for a `least` of zero, and `3` if both are the same."""
+    if least == most:
+        return most
+    return f"at most {most}" if least.split()[0] == "0" else f"{least} to {most}"
 
 
 def _duration(seconds: float) -> str:

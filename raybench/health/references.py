@@ -14,13 +14,19 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 
-from raybench.analysis.references import Measurement, Quantity, References
+from raybench.analysis.references import (
+    Measurement,
+    Quantity,
+    References,
+    Standing,
+    count_within,
+    standings,
+)
 from raybench.health.readings import Group, placement_of
 from raybench.health.suite import HealthTest
 from raybench.records import Device
 from raybench.records.devices import Finding, Subject, Verdict
 from raybench.report.formatting import number, some
-from raybench.report.summary import Standing, count_within, standings
 from raybench.results import reader
 from raybench.results.columns import from_row
 

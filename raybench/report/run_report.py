@@ -42,8 +42,10 @@ from raybench.report.summary import (
     Candidate,
     Case,
     Summary,
-    find_metric,
+    amount,
+    answer_metric,
     follows_step_time,
+    metric_noun,
     size_of,
     with_most_ranks,
 )
@@ -55,14 +57,6 @@ _MOST_WARNINGS = 3
 _MOST_GROUPS = 4
 # A loss below this share of the step in every point is not worth a line.
 _MIN_SHARE = 0.01
-_NOUNS = {
-    "step_ms_p50": "step time",
-    "step_ms_p99": "99th percentile of the step time",
-    "peak_mem_allocated_bytes": "memory",
-    "busbw_gb_s": "bus bandwidth",
-    "memory_gb_s": "memory bandwidth",
-    "wall_unsynced_share": "share of the step that time.time() shows without waiting",
-}
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
@@ -490,29 +484,6 @@ def _largest_batches(summary: Summary) -> list[Insight]:
         where = _words({n: one.settings[n] for n in names or one.settings}, summary.ranks)
         found.append(Insight(value=f"{one.batch_size:,}", what=what, where=where))
     return found
-
-
-def answer_metric(summary: Summary) -> Metric | None:
-    """Return the metric by which points are ranked; None if it was not measured."""
-    return find_metric(summary.rows, summary.ranked_by.metric)
-
-
-def metric_noun(summary: Summary, metric: Metric) -> str:
-    """Return what a metric is, in words: `tokens/s`, `step time`."""
-    if metric.name == "throughput":
-        return f"{summary.answer.items}/s"
-    return _NOUNS.get(metric.name, metric.title)
-
-
-def amount(summary: Summary, metric: Metric, value: float) -> str:
-    """Return a value with its unit: `587,718 samples/s`, `11.60 µs`, `1.50 GiB`."""
-    if metric.name == "throughput":
-        return f"{formatting.number(value)} {summary.answer.items}/s"
-    if metric.name.endswith("_ms") or metric.name.startswith("step_ms"):
-        return formatting.duration(value)
-    text = formatting.metric(metric, value)
-    unit = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}.get(metric.format)
-    return f"{text} {metric.unit or metric.title if unit is None else unit}".rstrip()
 
 
 def _ranked(summary: Summary) -> list[Insight]:

@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
+from raybench.analysis.references import HOW_TO_MAKE, count_within
 from raybench.analysis.rounds import (
     MOST_RANKS,
     RankStep,
@@ -37,7 +38,7 @@ from raybench.report.documents import (
 )
 from raybench.report.messages import marks
 from raybench.report.point_settings import DEGREES, point_names, setting_columns, short_name
-from raybench.report.summary import HOW_TO_MAKE, count_within, find_metric, rows_compared
+from raybench.report.summary import find_metric, rows_compared
 from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
 if TYPE_CHECKING:

@@ -35,8 +35,9 @@ from raybench.stats.shares import fast_devices
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raybench.analysis.references import Standing
     from raybench.records import Metric
-    from raybench.report.summary import Standing, Summary
+    from raybench.report.summary import Summary
     from raybench.results.reader import RankLog
     from raybench.results.tables import PointRow, RegionRow
 

@@ -14,7 +14,14 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.references import SHIPPED, Entry, Measurement, References, impossible_figures
+from raybench.analysis.references import (
+    SHIPPED,
+    Measurement,
+    References,
+    Standing,
+    impossible_figures,
+    standings,
+)
 from raybench.analysis.rounds import (
     Trials,
     latest_trials,
@@ -41,7 +48,6 @@ from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
 from raybench.job.registry import Answer
 from raybench.job.source import overrides_in
 from raybench.records import Cause, Metric, Status, TrialKey, by_point
-from raybench.records.devices import is_time
 from raybench.report import formatting, messages
 from raybench.report.documents import records
 from raybench.report.formatting import counted, plain, span
@@ -56,6 +62,15 @@ from raybench.results import reader
 from raybench.results.tables import PointRow, RegionRow, Run, units
 from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
 from raybench.workloads.base import builtin_class, parameter_count
+
+_NOUNS = {
+    "step_ms_p50": "step time",
+    "step_ms_p99": "99th percentile of the step time",
+    "peak_mem_allocated_bytes": "memory",
+    "busbw_gb_s": "bus bandwidth",
+    "memory_gb_s": "memory bandwidth",
+    "wall_unsynced_share": "share of the step that time.time() shows without waiting",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -565,6 +580,29 @@ def find_metric(rows: Iterable[ScaledRow], name: str) -> Metric | None:
     return found if has_value else None
 
 
+def answer_metric(summary: Summary) -> Metric | None:
+    """Return the metric by which points are ranked; None if it was not measured."""
+    return find_metric(summary.rows, summary.ranked_by.metric)
+
+
+def metric_noun(summary: Summary, metric: Metric) -> str:
+    """Return what a metric is, in words: `tokens/s`, `step time`."""
+    if metric.name == "throughput":
+        return f"{summary.answer.items}/s"
+    return _NOUNS.get(metric.name, metric.title)
+
+
+def amount(summary: Summary, metric: Metric, value: float) -> str:
+    """Return a value with its unit: `587,718 samples/s`, `11.60 µs`, `1.50 GiB`."""
+    if metric.name == "throughput":
+        return f"{formatting.number(value)} {summary.answer.items}/s"
+    if metric.name.endswith("_ms") or metric.name.startswith("step_ms"):
+        return formatting.duration(value)
+    text = formatting.metric(metric, value)
+    unit = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}.get(metric.format)
+    return f"{text} {metric.unit or metric.title if unit is None else unit}".rstrip()
+
+
 def _interval(
     row: ScaledRow, metric: Metric, value: float
 ) -> tuple[float, float] | tuple[None, None]:
@@ -611,66 +649,6 @@ def with_most_ranks(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
 # What a point is judged by: the first of these that it has, and its burst.
 _FIGURES = ("busbw_gb_s", "throughput", "memory_gb_s", "achieved_tflops_per_device", "step_ms_p50")
 _BURST = "burst_tflops_per_device"
-HOW_TO_MAKE = "No reference is known; `raybench export RUN --format reference` writes one."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A measured value beside its reference."""
-
-    measured: Measurement
-    entry: Entry
-
-    def share_of(self, value: float) -> float:
-        """Return the speed of a value as a share of the reference: above 1 is faster."""
-        return self.entry.value / value if is_time(self.entry.unit) else value / self.entry.value
-
-    @property
-    def share(self) -> float:
-        """Return the speed of the measured value as a share of the reference."""
-        return self.share_of(self.measured.value)
-
-    @property
-    def is_within(self) -> bool:
-        """Return whether the measured value lies within the range of the reference."""
-        return self.entry.low <= self.measured.value <= self.entry.high
-
-    @property
-    def text(self) -> str:
-        """Return `97% of the reference for H200 (94 to 101%, 6 devices, November 2026)`."""
-        low, high = sorted(map(self.share_of, (self.entry.low, self.entry.high)))
-        mark = "" if self.is_within else f", outside: {'slow' if self.share < 1 else 'fast'}"
-        return (
-            f"{self.share:.0%} of the reference for {self.measured.model.removeprefix('NVIDIA ')} "
-            f"({100 * low:.0f} to {high:.0%}, {self.entry.provenance}){mark}"
-        )
-
-    @property
-    def members(self) -> dict[str, Any]:
-        """Return the members of the JSON object."""
-        return {
-            "point_id": self.measured.point_id,
-            "model": self.measured.model,
-            "value": self.measured.value,
-            "share": self.share,
-            "is_within": self.is_within,
-            "reference": self.entry.model_dump(mode="json", exclude={"measured"}),
-        }
-
-
-def count_within(found: Sequence[Standing]) -> str:
-    """Return in words how many are within: `within reference on 11 of 12 quantities`."""
-    count = sum(one.is_within for one in found)
-    return f"within reference on {count} of {len(found)} quantities"
-
-
-def standings(measured: Iterable[Measurement], references: References) -> list[Standing]:
-    """Return the measurements that have a reference, each with it."""
-    return [
-        Standing(measured=one, entry=entry)
-        for one in measured
-        if (entry := references.find(one.model, one))
-    ]
 
 
 def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterator[Measurement]:

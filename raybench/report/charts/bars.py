@@ -30,7 +30,7 @@ from raybench.report.charts.lines import speed_up_words, time_figure
 from raybench.report.documents import Column, ColumnOf, make_table
 from raybench.report.formatting import counted
 from raybench.report.point_settings import distinguishing_settings, settings_words
-from raybench.report.run_report import amount, answer_metric, metric_noun
+from raybench.report.summary import amount, answer_metric, metric_noun
 from raybench.results.tables import is_slowed_by_one_rank
 
 _MOST_RANKED = 12

@@ -262,7 +262,7 @@ def _over_batch(
         note=note,
         over=("batch",),
         lines_by=("world_size",),
-        x=axis("global batch size" if is_global else "batch size per device", base, format="~s"),
+        x=axis("global batch size" if is_global else "batch size per device", base, format=",~f"),
         along=lambda row: row.batch or 0,
         is_on_axis=lambda row: row.status == Status.OOM,
         tip=tip,

@@ -315,6 +315,8 @@ def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(nam
         (("straggler",), "straggler_ms"),
         (("idle",), "Python has not issued work"),
         (("w",), "more than ±10 % open"),
+        (("not", "alone"), "n: not alone, something else used"),
+        (("±",), "95 % interval"),
         (("marks",), "h: host-bound"),
         (("scaling", "efficiency"), "100 % is perfect scaling"),
         (("timeout",), "measure.timeout_s"),
@@ -338,3 +340,5 @@ def test_without_a_term_all_are_listed(command):
 def test_an_unknown_term_is_one_line_with_the_nearest(command):
     told = command("explain", "eficiency", results=None).refusal
     assert "did you mean 'efficiency'" in told
+    told = command("explain", "slurm", results=None).refusal
+    assert "how-to pages that have it: cluster" in told

@@ -26,8 +26,8 @@ from raybench.analysis.scaling import LOSSES
 from raybench.job.point import Precision
 from raybench.records import Status
 from raybench.report.point_settings import distinguishing_settings, short_name
-from raybench.report.run_report import RunReport, amount, answer_metric, lead
-from raybench.report.summary import Summary
+from raybench.report.run_report import RunReport, lead
+from raybench.report.summary import Summary, amount, answer_metric
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.tables import PointRow
 
