@@ -101,7 +101,8 @@ def mentions(error: BaseException, *words: str) -> bool:
 def shorten(text: str, characters: int) -> str:
     """Return the text; if it is longer than `characters`, its start and a mark, so long together.
 
-    The mark is " ... [cut: 12,345 characters]".
+    The mark is " ... [cut: 12,345 characters]", with the length of the whole text; `characters`
+    must be more than that of the mark.
     """
     if len(text) <= characters:
         return text
@@ -110,7 +111,11 @@ def shorten(text: str, characters: int) -> str:
 
 
 def shorten_start(text: str, characters: int) -> str:
-    """Return the text; if it is longer than `characters`, a mark and its end, so long together."""
+    """Return the text; if it is longer than `characters`, a mark and its end, so long together.
+
+    The mark is "[cut: 12,345 characters] ...", with the length of the whole text; `characters`
+    must be more than that of the mark.
+    """
     if len(text) <= characters:
         return text
     mark = f"[cut: {len(text):,} characters] ..."

@@ -482,8 +482,9 @@ def impossible_figures(
 ) -> list[str]:
     """Return a sentence for each figure of a point that is impossible; [] for a point not ok.
 
-    attempts_s: the seconds of the attempt in each round whose iterations `row` counts. If one is
-    None, it is not checked that the iterations fit into that time.
+    Rates are held against references and datasheets; those without either are not checked.
+    attempts_s: the seconds of the attempt in each round whose iterations `row` counts. Without
+    them, or if one is None, it is not checked that the iterations fit into that time.
     """
     if row.status is not Status.OK:
         return []

@@ -159,7 +159,10 @@ class Fleet:
         return min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
 
     def as_good(self) -> list[str]:
-        """Return the shares that may be as good as the best: the difference is within its error."""
+        """Return the other shares that may be as good as the best.
+
+        Those whose difference to the best is within its 95 % interval.
+        """
         gains = {
             other.shares: gain_over(self.best, other)
             for other in self.scenarios.values()

@@ -89,8 +89,9 @@ def open_cluster(
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
     """Start a worker on every device, and return the results of all checks; takes seconds.
 
-    phase: returns a context that shows a text meanwhile. Raises ClusterError where no worker
-    starts. If raybench refuses the devices, the checks that compute on them are left out.
+    phase: given a text, returns a context that shows it meanwhile. Raises ClusterError where no
+    worker starts. If raybench refuses the devices, one failed check, "collective", stands for all
+    that compute on them. The workers run until the caller closes the cluster.
     """
     refusal = ""
     with phase(f"starting {counted(cluster.capacity, 'worker')}"):

@@ -115,7 +115,8 @@ def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | floa
 def throttle_reasons(handle: Any) -> tuple[str, ...]:
     """Return why the clocks are limited now, as ("power_cap",); empty if they are not, or unknown.
 
-    A reason that has no name here is shown as its bit, "0x800".
+    "idle", and "app_clocks" for clocks that an administrator set, are reasons too. One that has no
+    name here is shown as its bit, "0x800".
     """
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:

@@ -58,7 +58,11 @@ class Case:
 
 
 def cases_of(findings: Iterable[Finding]) -> list[Case]:
-    """Return the subjects that are not healthy, the worst first."""
+    """Return a case for each subject that is not healthy, the worst first.
+
+    One that is slow because of another has no case of its own, but is a victim in that of the
+    other. Both directions of a pair are one case, and so are findings of the cluster on one model.
+    """
     own: dict[tuple[str, object], list[Finding]] = {}
     victims: dict[str, list[str]] = {}
     for finding in findings:

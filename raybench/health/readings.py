@@ -141,7 +141,8 @@ class Reading:
 def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ...]:
     """Return the readings of all subjects that took part in the point of a probe.
 
-    If the point failed, each has a problem and no value.
+    If the point failed, each has a problem and no value. Of the parts of a training step a device
+    has up to three readings, each of another test; none if its step was not taken apart.
     """
     found: list[tuple[HealthTest, Subject, float | None, Problem | None]]
     if record.status is not Status.OK:

@@ -94,8 +94,9 @@ def device_numbers(devices: str) -> tuple[int, ...]:
 def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
     """Return the numbers of the devices that a setting `devices` selects; [] if it selects none.
 
-    In ascending order, or as the setting lists them; numbers beyond the cluster are left out.
-    models: of all devices, by number. A model in the setting may be a part of a name, in any case.
+    devices: "any", a part of a model's name in any case, or numbers as in "2/0", which keep their
+    order; numbers beyond the cluster are left out. Without numbers the order is ascending.
+    models: of all devices, by number.
     """
     if numbers := device_numbers(devices):
         return [number for number in numbers if number < len(models)]

@@ -315,8 +315,8 @@ def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
 def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
     """Return why the class refuses a point with these settings; None if it accepts it.
 
-    A class without a method `why_not` accepts all, but for float8, which it must support
-    (`takes_float8`). Raises UsageError, in one line, when its method raises.
+    Any class refuses float8 unless it has `takes_float8`; else its method `why_not` decides, and a
+    class without one accepts all. Raises UsageError, in one line, when the method raises.
     """
     is_float8 = settings.get("precision") == Precision.FLOAT8
     if is_float8 and not getattr(workload_class, "takes_float8", False):

@@ -388,7 +388,11 @@ class _GradientsAtPeak:
         self.now_bytes = self.peak_bytes = self._count()
 
     def look(self) -> None:
-        """If the memory has a new peak, set `peak_bytes` to the gradients of the last look."""
+        """Count `now_bytes` anew; on a new peak of memory, first set `peak_bytes` to them.
+
+        To be called whenever a gradient is complete, before an optimizer steps, and after the step.
+        The first look goes by what was counted at the construction.
+        """
         largest = torch.cuda.max_memory_allocated(self._device)
         if largest > self._largest:
             self._largest, self.peak_bytes = largest, self.now_bytes

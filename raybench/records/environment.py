@@ -148,7 +148,11 @@ def code_of(module: str) -> Code:
 
 
 def code_of_script(path: Path) -> Code:
-    """Return the hashes of raybench, of a script, and of the user's modules that it imports."""
+    """Return the hashes of raybench, of a script, and of the user's modules that it imports.
+
+    Files are read and parsed, none is imported or run; modules beside the script are found first.
+    Its folder in the result is the current directory.
+    """
     script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
     before = [*sys.path]
     # As a script finds modules beside it.

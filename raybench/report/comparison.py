@@ -94,7 +94,10 @@ class Comparison(Document):
 
     @property
     def broken(self) -> list[ComparedPoint]:
-        """Return the points measured in base that fail in new, or in more of their rounds."""
+        """Return the points measured in base of which a larger share of the rounds fails in new.
+
+        The worst first. A point that new does not have is not among them.
+        """
         return [
             row
             for row in self.rows

@@ -168,8 +168,9 @@ def to_row(record: Any) -> dict[str, Any]:
 def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
     """Return a row as a dataclass; a column that is null or missing gets the default of its field.
 
-    Raises ResultsError where a field without a default has no value, or an enum does not have the
-    value.
+    Without a default it is None where the field may be that, else "", 0 or False by its type.
+    Other columns of the row are ignored. Raises ResultsError where a field of another type has no
+    value, and where a value cannot be read, as of an enum without it.
     """
     values: dict[str, Any] = {}
     for name, column in _own_columns(cast("Hashable", kind)):

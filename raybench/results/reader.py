@@ -142,11 +142,11 @@ def pick(
     way_out: str = "",
     names: Iterable[str] = (),
 ) -> str:
-    """Return the one id that is `prefix` or starts with it.
+    """Return the id that is `prefix`, else the only one that starts with it.
 
-    Raises ResultsError, naming the candidates, if none or several start with it. For its text:
-    kind, where: what the ids name, and where they are. way_out: what else to type if several start
-    with it. names: other words that may have been meant.
+    Raises ResultsError, naming the candidates, if none or several start with it, and for an empty
+    prefix. For its text: kind, where: what the ids name, and where they are. way_out: what else to
+    type if several start with it. names: other words that may have been meant.
     """
     found = [known for known in ids if prefix and known.startswith(prefix)]
     if prefix in ids or len(found) == 1:
@@ -313,9 +313,10 @@ class RankLog:
 
 
 def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
-    """Return the logs of all ranks, in the order of the plan, of one point or of all.
+    """Return the logs of the ranks that wrote something, of one point or of all.
 
-    Attempts in which no rank wrote anything have none.
+    In the order of the plan, then by attempt and rank; [] without any, also for a run or point that
+    is not there. run_id, point_id: whole ids; "*": all points.
     """
     found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
     names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))

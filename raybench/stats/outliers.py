@@ -312,11 +312,12 @@ def compare_few(
 ) -> tuple[Floats, Bools]:
     """Return each subject's time over that of the fastest, and a mask of the slow subjects.
 
-    For fewer than `LEAST_ALIKE` subjects, whose median and spread say nothing. A subject is slow if
-    its ratio is above a limit in the median of the passes, and above the limit less one floor in
-    each pass. The limit is 1.1 or one plus seven floors, whichever is more, and at most
-    `bad_ratio`; it is `bad_ratio` itself if that is above BAD_RATIO. The ratio is NaN without a
-    value. values, is_time, floor: as for `compare_peers`.
+    For fewer than `LEAST_ALIKE` subjects, whose median and spread say nothing. values: [passes,
+    subjects], NaN without a value. is_time: whether less is better. floor: the noise of a healthy
+    device, as a share. A subject without a value has the ratio NaN and is not slow.
+    A subject is slow if its ratio is above a limit in the median of the passes, and above the limit
+    less one floor in each pass. The limit is `bad_ratio` if that is above BAD_RATIO; else it is 1.1
+    or one plus seven floors, whichever is more, but not above `bad_ratio`.
     """
     times = _as_times(values, is_time)
     typical = _median(times, axis=0)

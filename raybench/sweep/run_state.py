@@ -212,7 +212,11 @@ class RunRows:
                 self._keep_total(self._run.points_total + 1)
 
     def adopt(self, rounds: Rounds) -> None:
-        """Set the rounds of a run whose points depend on its devices, which are known now."""
+        """Set the rounds of a run whose points depend on its devices, which are known now.
+
+        To be called before the first attempt: `left` begins anew. Writes the row of the run, with
+        its number of points.
+        """
         self.start = replace(self.start, rounds=rounds)
         self.left = set(self.start.todo)
         self._points = {point.point_id for point in rounds.plan.points}

@@ -259,9 +259,9 @@ def _abort_key(group: Group) -> str:
 
 
 def set_torchrun_variables(rank_info: RankInfo, group: Group | None) -> None:
-    """Set the environment variables of torchrun, which libraries read.
+    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun does.
 
-    MASTER_ADDR and MASTER_PORT are set with a group only.
+    With a group MASTER_ADDR and MASTER_PORT too; without one, those that are set stay.
     """
     os.environ.update(
         RANK=str(rank_info.rank),
@@ -290,7 +290,9 @@ def serve_store(address: str) -> TCPStore:
 
 
 def choose_interface(address: str) -> None:
-    """Set GLOO_SOCKET_IFNAME to the interface that has `address`, unless the user has set it.
+    """Set GLOO_SOCKET_IFNAME to the interface that has `address`, unless it is set already.
+
+    Nothing is set where no interface has it as its first IPv4 address.
 
     gloo takes the address that this host's own name resolves to. That is a loopback address on
     many hosts (Debian and Ubuntu write 127.0.1.1 into /etc/hosts), so that no other host can

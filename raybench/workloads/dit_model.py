@@ -317,7 +317,8 @@ class Steps:
         """Return a function that does one step of a scope and returns its output.
 
         The output is this rank's tokens for a block, the velocity of the whole image for forward,
-        and for loop the image after `steps` Euler steps from noise. All ranks must call both.
+        and for loop the whole image after `steps` Euler steps from noise; `steps` counts for loop
+        only. All ranks must call this method, and must call the function equally often.
         """
         shape, parallel, pixels = self.shape, self.parallel, self.rows * self.columns
         generator = None  # the meta device has no numbers

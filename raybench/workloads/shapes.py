@@ -249,9 +249,11 @@ class Layout:
 
 
 def why_not_divided(settings: Mapping[str, Any]) -> str | None:
-    """Return why ranks cannot divide the training of a point, in a sentence; None if they can.
+    """Return why a training cannot be divided as the settings say, in a sentence; None if it can.
 
-    settings: those of the point.
+    By dp_replicate, dp_shard, cp and tp, whose product must be world_size. One rank may be refused
+    too: float8 without torchao, or an optimizer_dtype that does not fit the precision.
+    settings: all those of the point, defaults included.
     """
     layout, world_size = Layout.make(settings["world_size"], settings), settings["world_size"]
     precision = settings["precision"]

@@ -78,7 +78,10 @@ class NodeAgent(DeviceLocks):
                     process.kill()
 
     def sample(self, devices: Sequence[Device]) -> None:
-        """Start to sample these devices, which must not be sampled yet, in a thread."""
+        """Start to sample these devices of this node in a thread; `drain` returns the samples.
+
+        None of them may be sampled yet. Those that NVML does not know are left out.
+        """
         from raybench.hardware.devices import Sampler
 
         self._samplers.append(Sampler(devices))

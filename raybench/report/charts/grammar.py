@@ -372,9 +372,10 @@ def heat_panel(
 ) -> Panel:
     """Return a panel of coloured cells, with the legend of `color`.
 
-    cells: at least one, each with `x`, `y`, `tip` and the field of `color`; optional `x2` (x is a
-    range to it), `text` (written into the cell), `is_marked` (the cell is outlined). height: of
-    the plot, in px. inverse: a Vega expression that is true for cells with inverted text.
+    cells: at least one, each with `x`, `y`, `tip` and the field of `color`. All or none have `x2`
+    (x is a range to it); any may have `text` (written into it) and `is_marked` (it is outlined).
+    x, y: Vega-Lite channels, whose field is added. height: of the plot, in px. inverse: a Vega
+    expression that is true for cells whose text has the colour of the page.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     is_range = "x2" in cells[0]
