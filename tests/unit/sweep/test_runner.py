@@ -211,6 +211,22 @@ def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, said):
     assert GO_ON not in said()
 
 
+def test_on_error_stop_in_the_job_skips_the_points_after_one_that_failed(
+    tmp_path, job, folder, listener, monkeypatch
+):
+    path = tmp_path / "job.yaml"
+    path.write_text(path.read_text() + "on_error: stop\n")
+    job = load_job(path)
+
+    def script(point, rank):
+        return Failure.of(Cause.TIMEOUT, rank=rank, message="no")
+
+    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: one_worker(script))
+    where = RunTarget(address="local", device="cuda", output=folder, profiled=frozenset())
+    run = run_sweep(job, state_of(job), where, listener)
+    assert (run.status, run.points_failed, run.points_skipped) == (RunStatus.FAILED, 1, 1)
+
+
 def test_an_end_that_takes_too_long_is_told_once_where_the_whole_run_is(
     job, folder, listener, said, monkeypatch
 ):
