@@ -48,7 +48,7 @@ class ClusterError(RaybenchError):
 
 
 class ResultsWarning(UserWarning):
-    """Part of the results is left out: a damaged run, columns of a later version."""
+    """Part of the results is left out: a damaged run, or a reference value that cannot be."""
 
 
 class DevicesInUseError(ClusterError):
@@ -82,7 +82,7 @@ def brief(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the error's traceback; if it is longer, its last 4,000 characters."""
+    """Return the error's traceback; at most 4,000 characters: `shorten_start` cuts a longer one."""
     return shorten_start("".join(traceback.format_exception(error)), DETAIL_CHARACTERS)
 
 

@@ -66,7 +66,8 @@ _INTERVAL = 0.9
 class ComparedPoint:
     """A point of two sides, with its settings. None: not known, or a side has no time.
 
-    status_base, status_new: the worst over the rounds of the runs; None where no run has a row.
+    status_base, status_new: over the rounds of the runs a failure if one failed, the worst; else ok
+    if one is; None where no run has a row.
     base_failed, new_failed: the share of rounds that failed; 0 without a round.
     base_ms, new_ms: the median step as the mean of the runs, of which `base_runs` and `new_runs`
     are ok. ratio: new / base of the median step. rate_ratio: the same of samples/s, or of steps/s

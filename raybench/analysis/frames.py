@@ -44,10 +44,10 @@ def load(
     """Return one table as a pandas DataFrame, of all runs or of one.
 
     root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
-    health (of health checks), or one of two that are derived from `points`. `scaling`: the latest
-    attempt at each point with its speed-up and efficiency against the baseline point of the job,
+    health (of health checks), or one of two that are derived from `points`. `scaling`: each point,
+    its rounds as one, with its speed-up and efficiency against the baseline point of the job,
     their 95 % intervals, the losses by cause, and `why_not`: why an ok point has no speed-up.
-    `summary`: one row per point with the 25 columns that most questions need; `params.NAME` and
+    `summary`: one row per point with the 27 columns that most questions need; `params.NAME` and
     `metrics.NAME` are columns of their own, with their types.
     run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
     params: for the tables points and scaling only. `columns` makes a column `params.hidden` of
@@ -88,7 +88,8 @@ def load(
 def units(table: str) -> dict[str, str]:
     """Return column -> unit ("ms"), in column order; "" for a column without a unit.
 
-    table: a name that `load` takes. Raises KeyError for another name.
+    table: a name that `load` takes. Raises KeyError for another name. Of `summary` it has
+    `params_json` and `metrics_json` in place of the columns that `load` makes of them.
     """
     if table != SCALING:
         return tables.units(table)

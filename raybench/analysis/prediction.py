@@ -43,7 +43,7 @@ _SETTINGS = ("workload", "scaling", *EXECUTION)
 class Prediction:
     """A point at a number of devices that was not measured; times in milliseconds.
 
-    measured: the row of the largest measured world of its series, of which `point_id` is.
+    measured: the row of the largest measured world of its series.
     low, high: a 95 % interval. speed_up and efficiency: over the smallest measured world, which is
     `base_world`. No efficiency is above 100 %, or above what was measured where that is more.
     """

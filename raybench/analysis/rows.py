@@ -28,10 +28,10 @@ def point_rows(frame: pd.DataFrame) -> list[PointRow]:
 
 
 def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
-    """Return the rows of a frame as dataclasses of this kind, with None for null.
+    """Return the rows of a frame as dataclasses of this kind; null is read as by `from_row`.
 
     A field without a column gets its default; a column without a field is left out. Raises
-    ResultsError for null in a field without a default, such as the id of a point.
+    ResultsError for null in a field that has no value for it, such as the status of a point.
     """
     values: dict[str, list[Any]] = {}
     for column in columns_of(kind):
@@ -54,7 +54,7 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
 class ScaledRow(PointRow):
     """A point, its rounds as one, with its speed-up against the baseline point of its series.
 
-    Derived from `points` when reporting; None where not known, or where a point has one round.
+    Derived from `points` when reporting; None where not known, as intervals of one round.
     """
 
     batch: Annotated[int | None, Column("", "batch size that the job fixed")] = None

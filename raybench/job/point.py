@@ -236,9 +236,10 @@ class Point(Execution):
     params: the workload's parameters, defaults included, in the order of their names; of a script
     also the axes that it names itself. env: environment variables of its processes.
     global_batch_size = batch_size x world_size x the workload's `grad_accumulation` (1 where it
-    has none). scaling: weak when the job fixes batch_size, strong when it fixes global_batch_size.
-    These three are None for a workload that takes no batch size; but where ranks share their work,
-    scaling is strong, and world_size is no factor of the global batch.
+    has none); groups of ranks that share their items count in place of ranks. scaling: weak when
+    the job fixes batch_size, strong when it fixes global_batch_size. These three are None for a
+    workload that takes no batch size; but where ranks share their work, scaling is strong, and
+    world_size is no factor of the global batch.
     """
 
     workload: str

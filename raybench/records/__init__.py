@@ -124,7 +124,7 @@ def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | Non
 
 
 class Status(StrEnum):
-    """How an attempt at a point ended; the worst first.
+    """How an attempt at a point ended; failures first, the worst first, then ok, then not run.
 
     label: in a table that people read. clause: in a sentence, behind the point.
     """
@@ -596,7 +596,7 @@ class Record:
     attempt: counts from 1, over all rounds of the point. round: counts from 1.
     control_of: as of a TrialKey.
     measurements: rank order, one per rank when status is ok, else empty.
-    devices: those that ran it, in rank order; empty for a skipped point.
+    devices: those that ran it, in rank order; empty if it was skipped, or cut short with the sweep.
     error_rank: the rank that failed first, as far as one can be named. error_detail: its traceback
     and the last lines that it wrote. outputs: what each rank wrote, by rank.
     neighbours: point_ids that ran on a node of this one at the same time; and in words who else

@@ -190,7 +190,7 @@ def differing(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 @cache
 def raybench_sha256() -> str:
-    """Return the SHA-256 of raybench's own files, as they were at the first call."""
+    """Return the SHA-256 of raybench's files but those that only show, as at the first call."""
     folder = Path(__file__).parents[1]
     files = {path.relative_to(folder): path for path in folder.rglob("*.py")}
     return _digest(

@@ -169,7 +169,7 @@ def half_interval(row: StepColumns) -> float | None:
 def is_imprecise(row: StepColumns) -> bool:
     """Return whether half of the step time's interval is more than 10 % of it.
 
-    Such a point is not compared, nor called the best. False with fewer than ten samples, whose
+    Predictions leave such a point out, reports mark it. False with fewer than ten samples, whose
     interval is wide though nothing is wrong, and if it is unknown.
     """
     half_width = half_interval(row)
@@ -419,7 +419,7 @@ class MemoryColumns:
 
 
 def memory_columns(record: Record) -> MemoryColumns:
-    """Return the memory parts of the rank with the largest peak; None without all breakdowns."""
+    """Return the parts of the rank with the largest peak, each None without all breakdowns."""
     broken_down = [m.breakdown for m in record.measurements if m.breakdown is not None]
     peaks = [b.peak for b in broken_down if b.peak is not None]
     if not peaks or len(broken_down) < len(record.measurements):

@@ -315,8 +315,8 @@ class RankLog:
 def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
     """Return the logs of the ranks that wrote something, of one point or of all.
 
-    In the order of the plan, then by attempt and rank; [] without any, also for a run or point that
-    is not there. run_id, point_id: whole ids; "*": all points.
+    Round by round in the order of the plan, then by attempt and rank; [] without any, also for a
+    run or point that is not there. run_id, point_id: whole ids; "*": all points.
     """
     found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
     names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))

@@ -68,8 +68,8 @@ _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 class Run:
     """One execution of a job.
 
-    workload_sha256, workload_files, raybench_sha256: as `raybench.records.environment.Code`; None
-    in a run of a version that did not tell.
+    workload_sha256, workload_files, raybench_sha256: as `raybench.records.environment.Code`; None,
+    and {} for the files, in a run of a version that did not tell.
     seed: of the order of the points in rounds.
     only_devices: names of those that `--devices` named; empty where all could be used.
     paused_s: from the end of a sweep to `--resume`, in all; None in a run that was never resumed.
@@ -416,7 +416,7 @@ def why_no_breakdown(row: PointRow) -> str | None:
 def is_slowed_by_one_rank(row: PointRow) -> bool:
     """Return whether one rank is slower than the others by its own steps; False if unknown.
 
-    In the mean of several rounds: whether most of them name the same rank.
+    In the mean of several rounds the rank is what they name most often, and the excess their mean.
     """
     excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
     if row.slowest_rank is None or excess_ms is None or not step_ms:

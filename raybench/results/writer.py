@@ -67,7 +67,7 @@ _WRITTEN = ("points", "samples", "devices", "runs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStore:
-    """Writes one run. Every method raises ResultsError when the folder cannot be written.
+    """Writes one run. What writes raises ResultsError when the folder cannot be written.
 
     measure: what the job asks for; points that fall short of it get a warning.
     code: what the workers load, which each point names; None: not known.
@@ -119,7 +119,7 @@ class RunStore:
         """Write attempts with samples and profiles, and return their records as they were kept.
 
         A record of which no row can be made is kept with the status error. batch: (index, record),
-        the index being the position in the plan, by which parts sort. Raises ResultsError where
+        the index being the place among all trials, by which parts sort. Raises ResultsError where
         they cannot be written.
         """
         import pyarrow as pa
@@ -376,8 +376,8 @@ def compact_points(root: Path, run_id: str) -> None:
     """Put the parts of `points` into one, which a report reads in a quarter of the time.
 
     The parts of other tables stay: readers take them one by one, as all may not fit into memory.
-    The run must be held. Raises ResultsError as `compact_run`, and OSError where a part that was
-    put into the new one cannot be removed.
+    The run must be held and have points. Raises ResultsError for parts that cannot be read or
+    written, and OSError where a part that was put into the new one cannot be removed.
     """
     parts = parts_of(root, "points", run_id)
     whole = read_parts(parts, "points", schema("points"))

@@ -115,8 +115,8 @@ class PointAdded:
 class RoundStarted:
     """Round `round` of `rounds` begins.
 
-    trials: those of this round that the sweep will run. later: how many it will run in later
-    rounds, as far as that is known.
+    trials: those of this round that the sweep will run, but for points that a `PointAdded` tells
+    of. later: how many it will run in later rounds, as far as that is known.
     """
 
     round: int

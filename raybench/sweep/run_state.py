@@ -62,7 +62,7 @@ class Listener(Protocol):
         """Return a context during which the user is shown that the sweep waits for `what`."""
 
     def progress(self, plan: Plan, trials: int | None) -> Progress:
-        """Return the progress of a sweep. trials: how many points finish; None: each once."""
+        """Return the progress of a sweep. trials: how many will finish; None: each point once."""
 
     def show_cursor(self) -> None:
         """Show the cursor again, which a spinner hides; called before the process ends."""
@@ -279,7 +279,7 @@ def start_run(
     """Return a new run with a new id, of which nothing is done yet. Writes nothing.
 
     resume_command: returns for a run id what the user types to resume that run. Raises UsageError
-    if the job's workload does not exist.
+    as `code_of_job`.
     """
     code = code_of_job(job)
     now = datetime.now(UTC)
@@ -321,9 +321,9 @@ def rounds_of_job(job: Job, plan: Plan) -> Rounds:
 
 
 def code_of_job(job: Job) -> Code:
-    """Return the source files of the job's workload, which is imported, and of raybench.
+    """Return the source files of the job's workload and of raybench; imports nothing.
 
-    Raises UsageError if the workload does not exist.
+    Raises UsageError for a kind that is neither built in nor of the form package.module:Class.
     """
     script = script_path(job) if job.workload.kind == SCRIPT else None
     return code_of_script(script) if script else code_of(module_and_class(job.workload.kind)[0])

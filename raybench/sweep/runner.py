@@ -187,7 +187,8 @@ def record_run(
     """Start the workers, run all points, write how the run ended, and return it.
 
     After an interrupt it ends early, and the user is told how to resume. Raises what `run_sweep`
-    raises once there is a cluster; the run is then `failed`, for DevicesInUseError deleted.
+    raises once there is a cluster; the run is then `failed`, for DevicesInUseError
+    what `RunRows.forget` leaves.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:

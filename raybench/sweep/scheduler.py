@@ -481,7 +481,7 @@ class BatchSearches:
         return new
 
     def endings(self) -> Iterator[str]:
-        """Yield for each search that ended without a batch a line with the reason, for the user."""
+        """Yield a line with the reason for each search that did not find the largest batch."""
         search = self._plan.batch_search
         if search is None:
             return
