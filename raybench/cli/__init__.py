@@ -1,8 +1,8 @@
 """The command line: the only place that prints and exits.
 
 stdout carries results, stderr progress and errors. Exit codes are in `raybench.errors`,
-and 1 where a point failed or is slower, 5 where `compare --fail-on unclear` finds none slower but
-one unclear, 130 where the user interrupted.
+and 1 where a point failed or is slower, 5 where `compare --fail-on` finds none slower but cannot
+tell of all, 130 where the user interrupted.
 """
 
 from __future__ import annotations

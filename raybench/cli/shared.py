@@ -233,7 +233,10 @@ def complete_run(
 def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of points of the run that was typed, in plan order; [] unless one run matches."""
+    """Return ids of points of the run that was typed, in plan order; [] unless one run matches.
+
+    They are from the names of parts: of points in one part (`compact`) only the first is known.
+    """
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_inside(ctx)):
         return []
@@ -250,7 +253,7 @@ def complete_point(
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of points of all runs in the results, the newest run first."""
+    """Return ids of points of all runs, the newest run first, as far as `complete_point` does."""
     return _point_ids(_results(ctx), _runs(ctx), incomplete)
 
 

@@ -76,7 +76,7 @@ def open_cluster(
     """Join or start a cluster, whose devices other sweeps may use too; the caller closes it.
 
     address, device, end: as for `raybench.cluster.connect`, which may start a private Ray. Raises
-    ClusterError where no cluster can be joined or started.
+    ClusterError where no cluster can be joined or started, UsageError for a bad address.
     """
     from raybench.cluster import connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process

@@ -191,7 +191,7 @@ class HealthReport(Document):
 
     @property
     def notes(self) -> list[str]:
-        """Return a sentence for each model of device that could not be compared with anything."""
+        """Return a sentence for each model that no references or earlier checks have figures of."""
         found = (
             sentence(one.reason)
             for one in self.findings

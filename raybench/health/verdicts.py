@@ -67,7 +67,7 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
-    Then findings about what subjects share: a slow model, a model that cannot be compared (no
+    Also findings about what subjects share: a slow model, a model without known figures (no
     references, no earlier checks), other programs, a node, a path. devices: those that were
     checked. past: (run id, finding) of earlier checks; only healthy ones with a value count.
     """

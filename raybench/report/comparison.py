@@ -96,7 +96,7 @@ class Comparison(Document):
     def broken(self) -> list[ComparedPoint]:
         """Return the points measured in base of which a larger share of the rounds fails in new.
 
-        The worst first. A point that new does not have is not among them.
+        In the order of `rows`. A point that new does not have is not among them.
         """
         return [
             row
@@ -106,7 +106,7 @@ class Comparison(Document):
 
     @property
     def is_regression(self) -> bool:
-        """Return whether a point is slower in new, or fails there and did not in base."""
+        """Return whether a point is slower in new, or fails more often there (`broken`)."""
         return bool(self.verdicts[SLOWER] or self.broken)
 
     @property

@@ -41,14 +41,15 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedPoint:
-    """The latest attempt at a point.
+    """A point by its latest attempts, its rounds as one.
 
     row: its columns as JSON can hold them. settings: all that define the point, the same in every
     run that has it. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
     figures: what was measured and derived, as numbers: yes is 1, null is left out, and a metric
     that the workload declares itself has its own name, unless a column has it.
-    is_failure: in a search for a batch size, running out of memory is none. was_not_run: skipped
-    or cancelled. error, warnings: on one line each, empty without one.
+    is_failure: running out of memory is none if the run is ok, as a search for a batch size is that
+    failed in no other way. was_not_run: skipped or cancelled. error, warnings: on one line each,
+    empty without one.
     """
 
     row: dict[str, Any]
@@ -177,7 +178,7 @@ def export_github(summary: Summary) -> str:
 def export_json(summary: Summary) -> str:
     """Return a JSON object of run, devices, units (of the columns of points) and points.
 
-    points: the latest attempts, with all columns and what the report derives.
+    points: one each, its rounds as one, with all columns and what the report derives.
     """
     return format_object(
         run=asdict(summary.run),
@@ -209,7 +210,7 @@ def export_junit(summary: Summary) -> str:
     """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
 
     The figures of a point are its properties, in the units of `raybench.units("points")`; `time` is
-    what the attempt took. Running out of memory is no error where a batch size was searched.
+    what the last attempt took. Running out of memory is no error where the run is ok, as a search.
     """
     run, cases = summary.run, []
     for point in exported_points(summary):

@@ -300,7 +300,7 @@ def long_time(total_s: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text with a capital and a full stop; a name at its beginning stays as it is."""
+    """Return a text with a capital and a full stop; a first word with non-letters stays so."""
     is_word = text.partition(" ")[0].isalpha()
     return (text[:1].upper() + text[1:] if is_word else text) + "."
 

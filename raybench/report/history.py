@@ -54,7 +54,7 @@ class History(Document):
 
     @property
     def title(self) -> str:
-        """Return how many points changed their level, in a sentence."""
+        """Return how many points, runs and steps (changes of a level) there are, in a sentence."""
         steps = sum(row.step is not None for row in self.rows)
         runs = len({row.run_id for row in self.rows})
         points = len({row.point_id for row in self.rows})

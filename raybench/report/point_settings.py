@@ -69,7 +69,7 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
 def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
     """Return settings in short, as `FSDP 2, full checkpointing`; unused settings are left out.
 
-    So is the number of ranks if the layout tells it. `plain` if nothing is left.
+    So is the number of ranks if the layout tells it. `plain` if nothing is left; "" for no names.
     """
     degrees = {name: number_of(setting(row, name)) or 1 for name in DEGREES if name in names}
     is_said = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1

@@ -481,9 +481,9 @@ def _references(summary: Summary) -> Iterator[Listing]:
 
 
 def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Yield (name, text): how many figures are within their reference, then those outside it.
+    """Yield (name, text): how many figures are within their reference, then the slowest outside it.
 
-    The slowest first; nothing if no ok point ran on GPUs.
+    Of up to four figures all follow, and of one it alone. Nothing if no ok point ran on GPUs.
     """
     if not any(row.status == "ok" and row.device_type == "cuda" for row in summary.rows):
         return

@@ -186,7 +186,7 @@ class PointDetails(Document):
     """Everything about a point over all rounds: a document (see `raybench.report.documents`).
 
     row: of `points`, its rounds as one row (`mean_of_rounds`). rounds: the number of rounds.
-    step_ms_interval: the 95 % interval of the step over the rounds; None where it is not known.
+    step_ms_interval: 95 % interval of the step over the rounds; its ends are None where unknown.
     is_precision_unknown: it ran a script whose job sets no precision, so that the one of its row is
     a default that did nothing.
     attempts: all of them, in order. ranks, modules, regions: as the functions of
@@ -354,7 +354,10 @@ def format_logs(logs: Sequence[RankLog]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """about: what is to be chosen. rows: point_ids, or tests of a health check."""
+    """about: what is to be chosen.
+
+    rows: point_ids, tests of a health check, or in words "all 4 points that are ok".
+    """
 
     about: str
     text: str

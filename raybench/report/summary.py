@@ -462,7 +462,7 @@ class Summary:
 
     @cached_property
     def more_rounds(self) -> MoreRounds | None:
-        """Return what three rounds in all would take; None if the run has them."""
+        """Return what three rounds in all would take; None if it has them, or measured nothing."""
         measured = [row for row in self.rows if row.status == "ok"]
         done = max((row.rounds for row in measured), default=WORTHWHILE)
         if done >= WORTHWHILE:

@@ -186,9 +186,10 @@ def bar_figure(
     """Return a figure with a bar for each point, in the order of `rows`.
 
     Bars of one panel differ in batch, number of ranks and size; each value of other settings has a
-    panel of its own. If panels had fewer than two bars on average, there is one panel. Of more than
-    72 points the first 72 are drawn, and the note says so. marks: returns the marks of a point; its
-    second argument is `point_name`, for their tips. of_bars: arguments of `bar_panels`.
+    panel of its own. If panels had fewer than two bars on average, none has a title, and bars have
+    all settings. Of more than 72 points the first 72 are drawn, and the note says so. marks:
+    returns the marks of a point; its second argument is `point_name`, for their tips. of_bars:
+    arguments of `bar_panels`.
     """
     shown, names, ranks = rows[:MOST_BARS], distinguishing_settings(rows), data.ranks
     along = [name for name in names if name in _ALONG]
