@@ -233,10 +233,7 @@ def complete_run(
 def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of points of the run that was typed, in plan order; [] unless one run matches.
-
-    They are from the names of parts: of points in one part (`compact`) only the first is known.
-    """
+    """Return ids of points of the run that was typed, in plan order; [] unless one run matches."""
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_inside(ctx)):
         return []
@@ -253,18 +250,24 @@ def complete_point(
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of points of all runs, the newest run first, as far as `complete_point` does."""
+    """Return ids of points of all runs in the results, the newest run first."""
     return _point_ids(_results(ctx), _runs(ctx), incomplete)
 
 
 def _point_ids(folder: Path, runs: Sequence[str], begin: str) -> list[CompletionItem]:
     """Return ids of the points of these runs in a results folder that begin like this."""
-    parts = (
-        part
-        for run_id in runs
-        for part in sorted((folder / "points" / run_id).glob("[!.]*-*-*.parquet"))
-    )
-    ids = dict.fromkeys(part.stem.split("-")[1] for part in parts)
+    ids: dict[str, None] = {}
+    for run_id in runs:
+        parts = sorted((folder / "points" / run_id).glob("[!.]*-*-*.parquet"))
+        if not any("-and-" in part.stem for part in parts):
+            ids |= dict.fromkeys(part.stem.split("-")[1] for part in parts)
+            continue
+        # A part of several points does not name them.
+        from raybench.results.reader import read_table
+
+        with suppress(ResultsError):
+            found = read_table(folder, "points", run_id, ["point_id"])["point_id"].to_pylist()
+            ids |= dict.fromkeys(found)
     return [CompletionItem(point_id) for point_id in ids if point_id.startswith(begin)]
 
 

@@ -9,6 +9,7 @@ from commands import run_python
 from raybench.cli import COMMANDS
 from raybench.job.registry import BUILTIN
 from raybench.results.reader import LATEST
+from raybench.results.writer import compact_run
 
 RUNS = ["gemm-3", "mlp-2", "mlp-1"]
 POINTS = [make_point(world_size=world_size) for world_size in (2, 1)]
@@ -78,6 +79,12 @@ def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results, offe
     assert offered("raybench report ") == [LATEST, *inside]
     assert offered("raybench report examples/m") == inside[1:]
     assert offered("raybench show examples/gemm ") == IDS
+
+
+def test_points_of_a_compacted_run_are_offered(results, offered):
+    compact_run(results, "mlp-1")
+    assert len(list((results / "points" / "mlp-1").iterdir())) == 1
+    assert offered("show mlp-1 ") == IDS
 
 
 def test_completing_imports_none_of_the_slow_libraries(results):
