@@ -39,7 +39,7 @@ class Cluster(Protocol):
 
     @property
     def lost(self) -> frozenset[int]:
-        """Ids of workers that cannot be used any more: their node or their device is gone."""
+        """Ids of workers of no more use: node or device is gone, or no new process starts."""
 
     @property
     def pending(self) -> int:
@@ -59,7 +59,8 @@ class Cluster(Protocol):
     def refresh(self, timeout_s: float) -> None:
         """Add workers that came and note lost ones; wait at most `timeout_s` for one.
 
-        Changes `devices`, `lost` and `pending`. Raises ClusterError when the cluster is gone.
+        It takes longer where it starts workers on devices that are free now. Changes `devices`,
+        `lost` and `pending`. Raises ClusterError when the cluster is gone.
         """
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
@@ -71,7 +72,7 @@ class Cluster(Protocol):
         """
 
     def restart(self) -> None:
-        """Replace the processes of all workers; no point may run meanwhile.
+        """Replace the processes of all workers that have run a point; none may run meanwhile.
 
         A worker that can have no new process is lost. Raises ClusterError when the cluster is gone.
         """
@@ -131,8 +132,9 @@ def connect(
 def starts_private(address: str) -> bool:
     """Return whether `connect` will start a private Ray on this host.
 
-    If False, it may still do so: a cluster of this host that looks alive may be gone. Raises
-    ClusterError where `auto` could mean several clusters of this host.
+    If False, it may still do so: a cluster of this host that looks alive may be gone, and
+    RAY_ADDRESS may be `local` or `auto`. Raises ClusterError where `auto` could mean several
+    clusters of this host.
     """
     if address != "auto" or os.environ.get("RAY_ADDRESS"):
         return address == "local"

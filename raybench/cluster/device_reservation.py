@@ -259,7 +259,7 @@ def _read_holder(path: Path) -> Holder | None:
 
 
 def lock_name(device: Device) -> str:
-    """Return the name under which a worker's device is locked: the GPU's UUID, or "CPU" for a CPU.
+    """Return the name under which a worker's device is locked: the GPU's UUID, or `CPU` for a CPU.
 
     So all CPU workers of a host share one lock.
     """

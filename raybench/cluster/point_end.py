@@ -45,7 +45,7 @@ class RunningRanks(Protocol):
     devices: Sequence[Device]
 
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
-        """Return rank -> answer for those that came since the last call, in the order of coming.
+        """Return rank -> answer for those that came since the last call, in any order.
 
         Waits up to `timeout_s` for the first one; may also return early without one. A rank whose
         process has died, or whose node is gone, has a Failure.
@@ -279,7 +279,8 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point that failed before its limit.
 
     A rank keeps its own failure. Ranks that only lost a peer get PeerFailed. If no rank has a
-    failure of its own, those without an answer get NoAnswer.
+    failure of its own, those without an answer get NoAnswer; if all answered, failures keep their
+    type, and lost connections get the status lost.
     """
     cause = _own_failure(point.answers.values())
     if cause is not None:

@@ -428,7 +428,7 @@ class FactReader:
     def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Return the facts of each device now, in order; unknown facts are None.
 
-        All are unknown for a CPU, and for a GPU that NVML does not know; `unread` then says so.
+        All are unknown for a CPU, and for a GPU that NVML does not know, whose `unread` says so.
         """
         logged = kernel_xids(self._kernel_log)
         return tuple(self._read_device(device, logged) for device in devices)

@@ -189,7 +189,7 @@ class MemoryUse:
         self._reset()
 
     def restart(self) -> None:
-        """Forget the peak of allocated memory; call it when a warm-up is over.
+        """Forget the peak of allocated memory since the last `paused`; call it after a warm-up.
 
         DDP makes its buckets anew in the second step. NCCL keeps the first ones until its watchdog,
         which looks ten times a second, has seen the end of what used them: gradients count twice
@@ -319,9 +319,10 @@ def _cut(samples: Samples, start: int, end: int) -> Samples:
 def workload_stream(context: Context) -> Iterator[None]:
     """Make the workload's stream the current one inside the `with` block.
 
-    It is a new stream if the steps will be captured in a CUDA graph, or if `context.sms` limits the
-    multiprocessors; else the current stream stays. Raises UsageError for a CUDA graph on a device
-    that is not CUDA, and where torch or the driver cannot limit the multiprocessors.
+    It is a new stream if the steps will be captured in a CUDA graph; else, if `context.sms` limits
+    the multiprocessors, the one of this process for so many; else the current stream stays. Raises
+    UsageError for a CUDA graph on a device that is not CUDA, and where torch or the driver cannot
+    limit the multiprocessors.
     """
     if context.cuda_graph and context.device.type != "cuda":
         raise UsageError(

@@ -12,8 +12,8 @@ worker:
 * `get_config_copy` of the configurations of `torch._dynamo`, `torch._functorch`, `torch._inductor`
   and `torch.compiler` (state): reads all their settings at once.
 * `torch.autocast_increment_nesting`, not documented (state): says whether a workload left autocast.
-* `torch._C._cuda_clearCublasWorkspaces` (state, measure.flops): frees memory that would be taken
-  for the workload's.
+* `torch._C._cuda_clearCublasWorkspaces` (state, measure.profiling): frees memory that would be
+  taken for the workload's.
 * `torch.distributed.distributed_c10d._world` (process_group): has the groups of the workload.
 * `torch.distributed.distributed_c10d._abort_process_group` (process_group): ends collectives of
   NCCL that wait for a rank which has failed. `destroy_process_group` would wait with them.
@@ -30,11 +30,9 @@ measure:
   profiler of the host alone. The public one uses CUPTI, after which launches stay slower.
 * `Module._compiled_call_impl` (profiling): a hook of a compiled module would be compiled with it.
 * `torch.utils._pytree.tree_map_only` (profiling): finds the tensors in inputs and outputs.
-* `torch.utils._python_dispatch.TorchDispatchMode` (flops): sees each operator, to stop after a time
-  limit; torch's own FLOP counter is one.
-* `torch._scaled_mm` (flops): the matrix product of float8.
+* `torch._scaled_mm` (profiling): the matrix product of float8.
 * `DistributedDataParallel._comm_hooks` (marks, workloads.base): says whether a hook is there.
-* `DTensor._local_tensor` (memory): this rank's shard, without a new node of autograd.
+* `DTensor._local_tensor` (marks): this rank's shard, without a new node of autograd.
 * `torch.nn.modules.batchnorm._BatchNorm` (uneven): the base class of all batch norms.
 
 workloads:

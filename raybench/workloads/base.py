@@ -240,7 +240,10 @@ class Replicas:
 
 
 def count_compiled_frames() -> int:
-    """Return how many code frames torch.compile has processed in this process, so far."""
+    """Return a number that grows with each code frame that torch.compile processes in this process.
+
+    It counts a frame once or twice, and a worker sets it to 0 after each point.
+    """
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else sum(utils.counters["frames"].values())
 
@@ -284,8 +287,8 @@ class Context(Execution):
         """Return the model wrapped by DistributedDataParallel; itself on one rank and on meta.
 
         The model must be on the device, and all ranks must call it. options: arguments of
-        DistributedDataParallel. raybench can measure the cost of reducing gradients only of models
-        that are wrapped here, and of workloads with `set_comm_hook`.
+        DistributedDataParallel. raybench can tell comm_ms and wait_ms only of models that are
+        wrapped here, and of workloads with `set_comm_hook`.
         """
         if self.world_size == 1 or self.device.type == "meta":
             return model
@@ -480,8 +483,8 @@ class Workload(ABC):
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return how many parameters its model has; None if it has no model.
 
-        params: the parameters of the workload as tables hold them, as texts. A workload that
-        returns a number reduces a gradient of each of the model's parameters in its step.
+        params: the parameters of the workload as tables hold them, as texts. Predictions take a
+        workload that returns a number for one that reduces the gradients of these parameters.
         """
         return None
 

@@ -112,7 +112,8 @@ class LanguageModel(nn.Module):
     grouped queries, SwiGLU, and no biases.
 
     seq_len: the longest sequence. checkpointing: of each block. region: as Context.region.
-    looked_up: name of the table of which a token reads one row, in `named_parameters`.
+    looked_up: name of the table of which a token reads one row, in `named_parameters`, which lack
+    it for a tied Llama.
     """
 
     def __init__(

@@ -163,13 +163,14 @@ class Pairs(Workload):
             self._arrival = peer, rank, incoming, _message(peer, size_bytes, device)
 
     def step(self) -> None:
-        """Issue the messages once; the current stream waits for them, the host does not."""
+        """Issue the messages once; on a GPU the current stream waits for them, not the host."""
         self._issue()
 
     def check(self) -> None:
         """Raise WrongResultError, which names the pair, if the message arrived with other bytes.
 
-        Afterwards it is wrong until the next step. Does nothing on a rank that receives nothing.
+        Afterwards it is wrong until the next step. With transport send each receiver checks, with
+        copy the lower rank of the pair; on other ranks this does nothing.
         """
         import torch
 

@@ -235,7 +235,7 @@ class RunningScript(Workload):
         self._send(do="keep_gradients")
 
     def close(self) -> None:
-        """End the script and all processes that it has started, and wait for their end."""
+        """End the script and wait for that; kill all processes that it has started."""
         started: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
             started = psutil.Process(self._process.pid).children(recursive=True)

@@ -120,7 +120,7 @@ def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
 
 
 def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
-    """Return the FLOPs that torch executes in training on `tokens` tokens.
+    """Return the FLOPs that torch executes in training on `tokens` tokens, without recomputation.
 
     Of matrix products and attention; not of the token embedding, of which a token reads one row.
     """

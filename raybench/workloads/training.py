@@ -85,8 +85,8 @@ class Model(Workload):
     Training is stationary: every step costs what the first ones cost, however many there were. In
     inference several ranks are replicas, each with data of its own, that do not communicate.
 
-    model: the bare model. replica: what training calls: the model under DistributedDataParallel, or
-    itself where world_size is 1. loss: of the replica's outputs and the targets.
+    model: the bare model. replica: what training calls: what `divide` of `train` returned, as the
+    model under DistributedDataParallel. loss: of the replica's outputs and the targets.
     """
 
     weighs_loss = True

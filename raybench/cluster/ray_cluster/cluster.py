@@ -359,7 +359,8 @@ class ProcessGroups:
     def leave(self, worker_ids: Sequence[int]) -> None:
         """Make all members leave each group that has one of these workers, and wait until they did.
 
-        The members must be idle. If one does not leave in time, all get new processes.
+        The members must be idle. If one does not leave in time, all get new processes; if one is
+        lost, the group is aborted, without a wait.
         """
         with self._lock:
             for members in self._with(worker_ids):

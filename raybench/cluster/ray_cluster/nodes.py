@@ -123,7 +123,7 @@ class NodeAgent(DeviceLocks):
     ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
         """Return process id -> what the worker wrote since the last call, and UUID -> SM clocks.
 
-        spans_ns: UUID -> spans of time; the clocks are the MHz sampled in them, () if none was.
+        spans_ns: UUID -> spans of time; the clocks are in MHz, as `clocks_within` finds them.
         """
         clocks = {
             uuid: max((s.sm_clocks_mhz(uuid, spans) for s in self._samplers), key=len, default=())
@@ -200,7 +200,8 @@ class _Node:
 class NodeAgents:
     """The client to the agents of all nodes that have workers.
 
-    No method waits long for an agent that is gone or slow, or raises for it: its answer is missing.
+    No method waits without a limit for an agent that is gone or slow, or raises for it: its answer
+    is missing.
     """
 
     def __init__(self, monitor: HeadMonitor) -> None:
@@ -318,7 +319,7 @@ class NodeAgents:
         """Return whether Ray on this node has ended; False if that is not known.
 
         It has if its raylet refuses connections or, with `asks_ray`, if Ray says that it is dead.
-        Takes 0.1 s at most.
+        Waits 0.1 s at most for the raylet; Ray, asked, may take longer.
         """
         with self._lock:
             node = self._nodes.get(node_id)

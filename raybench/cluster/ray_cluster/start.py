@@ -76,8 +76,8 @@ class Connection:
     """A cluster that this process has joined.
 
     where: which one, for the user. needed: name -> HOST:PORT of each program of Ray without which
-    the sweep cannot go on. capacity: devices of `kind` on all its nodes, or those wanted where
-    nodes are waited for. wait_s: how long these may take. folder: of a private Ray.
+    the sweep cannot go on. capacity: devices of `kind` on all its nodes, at least those wanted
+    where nodes are waited for. wait_s: how long these may take. folder: of a private Ray.
     """
 
     where: str
