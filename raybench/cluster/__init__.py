@@ -132,11 +132,12 @@ def connect(
 def starts_private(address: str) -> bool:
     """Return whether `connect` will start a private Ray on this host.
 
-    If False, it may still do so: a cluster of this host that looks alive may be gone, and
-    RAY_ADDRESS may be `local` or `auto`. Raises ClusterError where `auto` could mean several
-    clusters of this host.
+    If False, it may still do so: a cluster of this host that looks alive may be gone. Raises
+    ClusterError where `auto` could mean several clusters of this host.
     """
-    if address != "auto" or os.environ.get("RAY_ADDRESS"):
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+    if address != "auto":
         return address == "local"
     from raybench.cluster.ray_cluster import start
 

@@ -325,26 +325,37 @@ class DeviceReservation:
         `wait_s` of the terms, and then raises DevicesInUseError. Without terms it does nothing.
         """
         if (terms := self._terms) is not None:
-            others = _wait_for_others(lambda: self._lock(devices, terms), terms, self._log)
+            others = _wait_for_others(lambda: self._lock_all(devices, terms), terms, self._log)
             holders = (str(one) for held_by in others.values() for one in held_by)
             self.other_sweeps = tuple(dict.fromkeys(holders))
 
-    def try_reserve(self, devices: Sequence[Device]) -> str:
-        """Lock the devices without waiting; return "" or, in words, which other sweep has them.
+    def try_reserve(self, device: Device) -> str:
+        """Lock one more device without waiting; return "" or, in words, which other sweep has it.
 
-        "" too without terms, and with shared ones: then other sweeps do not matter.
+        "" too without terms, and with shared ones: then other sweeps do not matter. Those that are
+        reserved already stay so.
         """
         if self._terms is None:
             return ""
-        others = self._lock(devices, self._terms)
+        others = self._lock([device], self._terms)
         return "" if self._terms.shared else _in_use(others)
+
+    def _lock_all(
+        self, devices: Sequence[Device], terms: ReservationTerms
+    ) -> dict[str, tuple[Holder, ...]]:
+        """Lock all devices of the sweep, or none; return what `_lock` does."""
+        found = self._lock(devices, terms)
+        if found and not terms.shared:
+            # Two sweeps that wait for each other's nodes would wait for ever.
+            self._nodes.unlock(devices)
+        return found
 
     def _lock(
         self, devices: Sequence[Device], terms: ReservationTerms
     ) -> dict[str, tuple[Holder, ...]]:
         """Lock the devices; return each place in words that others have, and its holders.
 
-        Where others have one and the terms are not shared, none is locked.
+        If others have a device of a node and the terms are not shared, none is locked there.
         """
         found: dict[str, tuple[Holder, ...]] = {}
         for first, result in self._nodes.lock(devices, terms.holder, shared=terms.shared):
@@ -362,9 +373,6 @@ class DeviceReservation:
                 for device in here
             }
             found |= {places[name]: holders for name, holders in result.others.items()}
-        if found and not terms.shared:
-            # Two sweeps that wait for each other's nodes would wait for ever.
-            self._nodes.unlock(devices)
         return found
 
 

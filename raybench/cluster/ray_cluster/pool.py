@@ -468,7 +468,7 @@ class WorkerPool:
             used = [one.device for one in self._workers if not one.lost_because]
             try:
                 _check_devices([*used, worker.device])
-                reason = self._reservation.try_reserve([worker.device])
+                reason = self._reservation.try_reserve(worker.device)
             except ClusterError as error:
                 reason = str(error)
         if reason:

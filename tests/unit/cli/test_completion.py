@@ -84,7 +84,7 @@ def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results, offe
 def test_points_of_a_compacted_run_are_offered(results, offered):
     compact_run(results, "mlp-1")
     assert len(list((results / "points" / "mlp-1").iterdir())) == 1
-    assert offered("show mlp-1 ") == IDS
+    assert offered("raybench show mlp-1 ") == IDS
 
 
 def test_completing_imports_none_of_the_slow_libraries(results):

@@ -288,8 +288,10 @@ def test_who_shares_is_not_kept_out_and_told_who_is_there():
 
 def test_a_worker_that_comes_late_is_refused_where_others_are_and_not_waited_for():
     nodes = FakeNodes({CPU: (OTHER,)})
-    assert "are used by run a-1" in reservation(nodes, wait_s=60.0).try_reserve(cpus(1))
-    assert reservation(nodes).try_reserve(cpus(1)) == ""
+    assert "are used by run a-1" in reservation(nodes, wait_s=60.0).try_reserve(*cpus(1))
+    # The devices that the sweep has already stay its own.
+    assert nodes.released == 0
+    assert reservation(nodes).try_reserve(*cpus(1)) == ""
 
 
 def test_a_host_without_locks_is_measured_and_that_is_said_once():

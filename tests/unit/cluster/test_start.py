@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from ruamel.yaml import YAML
 
+from raybench.cluster import starts_private
 from raybench.cluster.ray_cluster import start
 from raybench.cluster.ray_cluster.start import HeadMonitor, find_own_cluster, make_private_folder
 from raybench.errors import ClusterError
@@ -46,6 +47,24 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setattr("psutil.process_iter", lambda _: made.processes)
     monkeypatch.setattr(start, "get_default_ray_temp_dir", lambda: made.usual)
     return made
+
+
+@pytest.mark.parametrize(
+    ("address", "exported", "is_private"),
+    [
+        ("auto", "", True),
+        ("auto", "auto", True),
+        ("auto", "local", True),
+        ("auto", "192.0.2.1:6379", False),
+        ("local", "192.0.2.1:6379", True),
+        ("192.0.2.1:6379", "local", False),
+    ],
+)
+def test_a_private_ray_is_expected_as_the_address_and_ray_address_say(
+    host, monkeypatch, address, exported, is_private
+):
+    monkeypatch.setenv("RAY_ADDRESS", exported)
+    assert starts_private(address) is is_private
 
 
 @pytest.mark.parametrize(("head", "owner"), [("192.0.2.1:6379", None), ("192.0.2.66:6379", 65534)])
