@@ -289,9 +289,31 @@ def test_who_shares_is_not_kept_out_and_told_who_is_there():
 def test_a_worker_that_comes_late_is_refused_where_others_are_and_not_waited_for():
     nodes = FakeNodes({CPU: (OTHER,)})
     assert "are used by run a-1" in reservation(nodes, wait_s=60.0).try_reserve(*cpus(1))
-    # The devices that the sweep has already stay its own.
-    assert nodes.released == 0
     assert reservation(nodes).try_reserve(*cpus(1)) == ""
+
+
+class ThisHost:
+    """The device locks of this process, as the agent of a node has them."""
+
+    def __init__(self):
+        self._locks = DeviceLocks()
+
+    def lock(self, devices, holder, *, shared):
+        names = [device.uuid for device in devices]
+        return [(devices[0], self._locks.lock(names, holder, shared=shared))]
+
+    def unlock(self, devices):
+        self._locks.close()
+
+
+@pytest.mark.usefixtures("other")
+def test_a_device_that_comes_late_and_is_refused_leaves_the_sweep_those_that_it_has():
+    mine = reservation(ThisHost())
+    first, late = (make_device(index=n, uuid=f"GPU-{n}") for n in range(2))
+    mine.reserve([first])
+    assert "cuda:1 of" in mine.try_reserve(late)
+    # As a third sweep sees it.
+    assert [*DeviceLocks().lock(["GPU-0"], me("run third-1"), shared=False).others] == ["GPU-0"]
 
 
 def test_a_host_without_locks_is_measured_and_that_is_said_once():
