@@ -87,7 +87,7 @@ def _load(source: YamlSource) -> Job:
                 section.pop(last, None)
         job, _ = validate({"version": 1, "name": "unnamed", **sound})
     if job is not None:
-        job.read_from(source)
+        job.set_source(source)
         problems += _not_below(problems, _check_meaning(job, problems))
         shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
         # Without any problem, making the plan reports those of the points.
@@ -128,7 +128,7 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
             return found + _check(job, settings, unsound, is_workload_known=False)
         workload_class = registry.load(nearest[0])
         settings, unknown = _add_settings(job, workload_class)
-    job.mean(settings, workload_class)
+    job.set_workload(settings, workload_class)
     return [*found, *unknown, *_check(job, settings, unsound)]
 
 

@@ -447,11 +447,11 @@ class Job(Section):
     _settings: dict[str, registry.Setting] = PrivateAttr()
     _workload_class: type = PrivateAttr(default=object)
 
-    def read_from(self, source: YamlSource) -> None:
+    def set_source(self, source: YamlSource) -> None:
         """Keep the source, for messages, the text and the folder of the job."""
         self._source = source
 
-    def mean(self, settings: dict[str, registry.Setting], workload_class: type) -> None:
+    def set_workload(self, settings: dict[str, registry.Setting], workload_class: type) -> None:
         """Keep what the workload makes of the job: name -> setting, and its class."""
         self._settings, self._workload_class = settings, workload_class
 
