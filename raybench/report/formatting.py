@@ -360,7 +360,7 @@ def settings(values: Mapping[str, Any]) -> str:
 
 def program() -> str:
     """Return how this process was called: `raybench` or `python -m raybench`."""
-    is_module = bool(sys.argv) and Path(sys.argv[0]).name == "__main__.py"
+    is_module = bool(sys.argv) and Path(sys.argv[0]).parts[-2:] == ("raybench", "__main__.py")
     return "python -m raybench" if is_module else "raybench"
 
 
