@@ -7,6 +7,7 @@ Sizes such as 4KiB, which a job file may give in place of bytes, are read here t
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import re
@@ -226,6 +227,12 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
         template = files("raybench").joinpath("jobs", path.name)
         if isinstance(error, FileNotFoundError) and template.is_file():
             reason = f"{reason}; `raybench init --template {path.stem}` writes {path.name}"
+        elif isinstance(error, FileNotFoundError):
+            there = {
+                one.stem: one for at in ("*.yaml", "jobs/*.yaml") for one in path.parent.glob(at)
+            }
+            for near in difflib.get_close_matches(path.stem, there, n=1):
+                reason = f"{reason}; did you mean {there[near]}?"
         raise JobError(f"{path}:1:1: the job file cannot be read: {reason}") from error
     if len(content) > MAX_FILE_BYTES:
         raise JobError(f"{path}:1:1: a job file has at most {MAX_FILE_BYTES:,} bytes")

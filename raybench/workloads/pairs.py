@@ -104,8 +104,7 @@ class Pairs(Workload):
         context: Context,
         *,
         turn: Annotated[
-            int,
-            Field(ge=0, description="Which pairs: after world_size - 1 turns all have come."),
+            int, Field(ge=0, description="Which pairs: after world_size turns all have come.")
         ] = 0,
         partners: Annotated[
             str, Field(description="The pairs instead, as in 0-3,1-2; ranks not named wait.")

@@ -223,6 +223,11 @@ def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them():
     assert str(caught.value) == "--template: no job 'nope'; see: `raybench init --list`"
     with pytest.raises(JobError, match=r"`raybench init --template gemm` writes gemm\.yaml"):
         run("plan", "jobs/gemm.yaml")
+    Path("jobs").mkdir()
+    Path("gemm.yaml").rename("jobs/mine_too.yaml")
+    for mistyped in ("mine_too", "mine_to.yaml", "jobs/mine_too.yml"):
+        with pytest.raises(JobError, match=r"No such file .*; did you mean jobs/mine_too\.yaml\?$"):
+            run("plan", mistyped)
 
 
 def test_workloads_describes_a_class_of_the_user(tmp_path, monkeypatch):
