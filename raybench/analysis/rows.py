@@ -23,7 +23,10 @@ _Row = TypeVar("_Row")
 
 
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
-    """Return the rows of a frame of the table `points`, which may lack columns: `typed_rows`."""
+    """Return the rows of a frame of the table `points`, which may lack columns: `typed_rows`.
+
+    Raises ResultsError for null where each point has a value, such as its status.
+    """
     return typed_rows(frame, PointRow)
 
 

@@ -123,7 +123,10 @@ def _draw(root: Path, found: Summary | HealthReport, kind: str) -> bytes:
 
 
 def format_page(root: Path, found: Summary | HealthReport) -> str:
-    """Return the HTML page of a run or of a health check of the results folder `root`."""
+    """Return the HTML page of a run or of a health check of the results folder `root`.
+
+    Raises ResultsError where a table of the run cannot be read.
+    """
     from raybench.analysis.rounds import SAMPLE_COLUMNS, Trials, join_rounds, rank_by_iteration
     from raybench.health.report import HealthReport
     from raybench.health.report import format_page as format_check

@@ -212,7 +212,7 @@ class Examiner:
         return self.measure if probe is not None and probe.test.reads == "parts" else None
 
     def note(self, record: Record) -> None:
-        """Add the readings that a record of one of the probes gives to `readings`."""
+        """Append the readings of an attempt at a probe's point to `readings`."""
         self.readings += read_record(record, self._probes[record.point.point_id], self._fleet)
 
     def further_round(self, number: int) -> Sequence[Point]:

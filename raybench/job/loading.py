@@ -47,8 +47,8 @@ _Settings = Mapping[str, Setting]
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Return the checked job of the file at `path`; imports the module of its workload.
 
-    overrides: values of `--set`, such as `measure.warmup=5`. Raises JobError with a line for each
-    problem of the file.
+    overrides: values of `--set`, such as `measure.warmup=5`. Raises JobError, a UsageError, with a
+    line for each problem of the file.
     """
     return _load(read_source(path, overrides))
 

@@ -472,7 +472,8 @@ def break_down_script(
     All ranks must call it. With several ranks, steps with timed communication come first, then
     steps without any; from then on the script's gradients are not reduced any more. If the script
     ends, or its gradients cannot be hooked on some rank, the breakdown has only `methods` with the
-    reason.
+    reason. Raises ScriptFailedError where the script fails, ScriptAbortedError where another
+    rank's has.
     """
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
 

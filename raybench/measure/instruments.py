@@ -270,7 +270,8 @@ class ScriptTimer(MemoryUse):
         """Return the durations of iterations that the script runs and times.
 
         All ranks must call it. step, parts: not used. Raises StepsEndedError where the script ends
-        before so many iterations, and ScriptFailedError where it ends before the first timed one.
+        before so many iterations, ScriptFailedError where it fails or ends before the first timed
+        one, and ScriptAbortedError where another rank's has failed.
         """
         try:
             samples = self._script.run_steps(iterations, lead_in=lead_in)

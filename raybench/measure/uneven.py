@@ -294,7 +294,10 @@ class StepMaker:
 
     @contextmanager
     def build(self, context: Context, params: Parameters, items: int) -> Iterator[Workload]:
-        """Yield the workload, an `Idle` if `items` is 0, on its stream; close it afterwards."""
+        """Yield the workload for `items` samples, an `Idle` for 0, on its stream; then close it.
+
+        Raises what the workload raises where it is made.
+        """
         with workload_stream(context):
             workload = self.make(context, params) if items else Idle()
             try:

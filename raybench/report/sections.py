@@ -359,9 +359,10 @@ def _ranks(summary: Summary) -> Iterator[Table]:
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
-    """Return a table of the ranks of one point; None if nothing is known of them.
+    """Return a table with a row per rank of one point; None if nothing is known of them.
 
-    row: of the table `points`.
+    It has the ranks of `ranks_to_show`; without their steps the first MOST_RANKS. Times are in
+    `unit`. row: of the table `points`.
     """
     steps = {one.rank: one for one in ranks_to_show(ranks_of_step(row))}
     known = (row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ())

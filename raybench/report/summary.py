@@ -267,7 +267,7 @@ class Summary:
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:
-        """Return point_id -> the regions of its last attempt (`regions_by_point`)."""
+        """Return point_id -> the regions of its last attempt; without points that have none."""
         return regions_by_point(typed_rows(self.region_rows, RegionRow))
 
     @cached_property

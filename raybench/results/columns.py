@@ -367,7 +367,10 @@ def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
 
 
 def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]:
-    """Return (point_id, attempt) of all attempts in these parts. Raises as `read_parts` does."""
+    """Return (point_id, attempt) of all attempts in these parts.
+
+    Raises UnreadablePartsError, a ResultsError, where a file cannot be read.
+    """
     import pyarrow as pa
 
     names = ["point_id", "attempt"]

@@ -229,7 +229,9 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
     """Return one table as a frame for a report: nulls of numbers are NaN, maps are dicts.
 
-    root, run_id, and errors: as of `raybench.load`. table: a stored one, not `scaling`.
+    run_id: None for all runs. table: a stored one, not `scaling`. Raises ResultsError where there
+    is no such table or run, or a part of the run cannot be read; of all runs, such parts are left
+    out with a ResultsWarning.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
@@ -240,7 +242,7 @@ def read_table(
 ) -> pa.Table:
     """Return one stored table as an Arrow table. columns: names of those to read; None: all.
 
-    Other parameters and errors: as of `raybench.load`.
+    run_id: None for all runs. Raises ResultsError as `load` does, and warns as it does.
     """
     import pyarrow as pa
 
@@ -420,7 +422,10 @@ def _read_stored_run(root: Path, run_id: str) -> Run:
 
 
 def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
-    """Return run_id -> settings of its baseline points, as text; of one run, or of all for None."""
+    """Return run_id -> settings of its baseline points, as text; of one run, or of all for None.
+
+    A run without a baseline of its own has {}. Raises ResultsError as `load` does.
+    """
     rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
     return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}
 

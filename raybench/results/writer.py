@@ -100,19 +100,28 @@ class RunStore:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
-        """Write the row of the run, in place of an earlier one."""
+        """Write the row of the run, in place of an earlier one. Raises ResultsError on failure."""
         self._write("runs", "run", arrow_table("runs", [to_row(run)]))
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
-        """Write devices of the run, in place of a part of this name; nothing for no devices."""
+        """Write devices of the run, in place of a part of this name; nothing for no devices.
+
+        Raises ResultsError where the folder cannot be written.
+        """
         self._write_of_run("devices", part, devices)
 
     def write_health(self, findings: Sequence[Finding]) -> None:
-        """Write the findings of a health check, in place of earlier ones; nothing for none."""
+        """Write the findings of a health check, in place of earlier ones; nothing for none.
+
+        Raises ResultsError where the folder cannot be written.
+        """
         self._write_of_run("health", "health", findings)
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
-        """Write the summary of the run, in place of an earlier one; nothing for no rows."""
+        """Write the summary of the run, in place of an earlier one; nothing for no rows.
+
+        Raises ResultsError where the folder cannot be written.
+        """
         self._write_of_run("summary", "summary", rows)
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
@@ -178,6 +187,7 @@ class RunStore:
         """Write the samples of devices taken until these attempts ended; nothing for none.
 
         Samples from between two points are in the part of the second. batch: names the part.
+        Raises ResultsError where the folder cannot be written.
         """
         import pyarrow as pa
 

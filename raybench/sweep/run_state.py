@@ -168,7 +168,8 @@ class RunRows:
     def keep_devices(self, devices: Sequence[Device]) -> None:
         """Write the devices of which the run has no row yet.
 
-        Raises ClusterError if a resumed run was measured on other models of devices.
+        Raises ClusterError if a resumed run was measured on other models of devices, ResultsError
+        where the folder cannot be written.
         """
         strange = {device.name for device in devices} - self.start.models
         if self.start.models and strange:
@@ -187,7 +188,11 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write records of attempts, (index, record), new devices, and the devices' samples."""
+        """Write records of attempts, (index, record), new devices, and the devices' samples.
+
+        A record that cannot be kept is written as failed, and the user is told. Raises as
+        `keep_devices` does.
+        """
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
@@ -197,7 +202,10 @@ class RunRows:
         self.store.write_telemetry(batch, cluster.telemetry())
 
     def note(self, event: Event) -> None:
-        """Update `left` and the run's number of points by an event of the sweep."""
+        """Update `left` by an event of the sweep; write the run's number of points if it adds one.
+
+        Raises ResultsError where that cannot be written.
+        """
         if isinstance(event, RoundStarted):
             # The trials of a round are known when it begins.
             later = {key for key in self.left if key.round != event.round}
@@ -215,7 +223,7 @@ class RunRows:
         """Set the rounds of a run whose points depend on its devices, which are known now.
 
         To be called before the first attempt: `left` begins anew. Writes the row of the run, with
-        its number of points.
+        its number of points; raises ResultsError where it cannot.
         """
         self.start = replace(self.start, rounds=rounds)
         self.left = set(self.start.todo)
@@ -227,7 +235,10 @@ class RunRows:
         self.store.write_run(self._run)
 
     def close(self, status: RunStatus | None = None) -> Run:
-        """Write how the run ended, and its summary; return it. status: None: by its points."""
+        """Write how the run ended, and its summary; return it. status: None: by its points.
+
+        Raises ResultsError where the folder cannot be written.
+        """
         run = finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)
@@ -388,6 +399,8 @@ def resume_run(
 ) -> RunState:
     """Return the state of a run that is resumed. Writes nothing; reads the rows of the run.
 
+    Raises ResultsError where they cannot be read.
+
     The run must be held (`hold_run`). root: the results folder. rounds: those of the job. chosen:
     ids of the points that may be run. retry_failed: run failed trials again too. tags: added to
     those of the run.
@@ -453,7 +466,8 @@ def nothing_left_message(start: RunState) -> str:
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return the run of which no trial is left, with the counts and status of its rows.
 
-    Writes the run and its summary if its driver died before it could.
+    Writes the run and its summary if its driver died before it could. Raises ResultsError where
+    the run cannot be read or written.
     """
     from raybench.analysis.scaling import write_summary
 

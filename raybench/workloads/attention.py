@@ -151,7 +151,8 @@ class SequenceParallel:
     def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention of this rank's queries over the tokens of all ranks.
 
-        All three and the output are (own tokens, heads, head). All ranks must call it.
+        All three and the output are (own tokens, heads, head width). All ranks must call it. Raises
+        UsageError for the kernel math in a ring that sends (`ring_kind` p2p).
         """
         query, key, value = map(self._to_heads, (query, key, value))
         if self.ring > 1 and self.ring_kind == "p2p":
@@ -256,9 +257,9 @@ def _all_gather(own: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
 
 
 def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the attention of queries over these keys, not causal; all are (tokens, heads, head).
+    """Return the attention, not causal, of queries over these keys, computed by this kernel.
 
-    It is computed by this kernel, on the meta device by math.
+    All are (tokens, heads, head width). On the meta device it is computed by math.
     """
     query, key, value = map(_as_batch, (query, key, value))
     if kernel == "math" or query.device.type == "meta":

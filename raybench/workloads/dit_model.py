@@ -371,7 +371,10 @@ class Steps:
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel of attention: the one asked for, or what torch takes for this rank's heads."""
+        """The kernel of attention: the one asked for, or what torch takes for this rank's heads.
+
+        Raises UsageError for efficient and cudnn on a CPU.
+        """
         heads = self.shape.heads // self.parallel.ulysses
         shape = (1, heads, self.rows * self.columns, self.shape.head_width)
         return choose_kernel(

@@ -229,7 +229,7 @@ class Linear(Model):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters of the layer, which is always the same."""
+        """Return the number of parameters of the layer, always the same, never None."""
         return FEATURES + 1
 
 
