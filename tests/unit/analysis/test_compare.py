@@ -351,6 +351,9 @@ def test_the_part_that_moved_with_the_step_is_named():
     assert [one.name for one in found] == ["exposed communication", "throttled", "SM clock"]
     late = point_changes(base, replace(base, step_ms_p50=9.0, straggler_ms=2.0))
     assert [one.name for one in late] == ["one rank slower"]
+    both = {"step_ms_p50": 9.0, "comm_exposed_ms": 1.4, "straggler_ms": 1.6}
+    found = point_changes(replace(base, comm_exposed_ms=1.1), replace(base, **both))
+    assert [one.name for one in found] == ["one rank slower", "exposed communication"]
 
 
 def test_levels_change_where_steps_are_and_nowhere_else():

@@ -384,23 +384,24 @@ def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(one_device):
 
 
 def record_of(point=None, *, status=Status.ERROR, error_type="ValueError", **facts):
-    """The record of a lone rank that failed."""
+    """The record of rank 0, which failed, and rank 1, which wrote nothing."""
     failure = Failure(rank=0, status=status, error_type=error_type, message="no", **facts)
     attempt = Attempt(index=0, point=point or make_point(), number=1)
     running = RunningAttempt(
         attempt=attempt,
-        devices=(builders.make_device(),),
+        devices=(builders.make_device(), builders.make_device(1)),
         started_at=datetime.now(UTC),
-        outcome=(failure,),
+        outcome=(failure, replace(failure, rank=1, output="")),
     )
     return make_record_of(running)
 
 
 def test_the_last_lines_of_a_rank_stand_below_its_traceback():
     lines = [f"line {number}" for number in range(20)]
-    told = record_of(detail="Traceback\nValueError: no", output="\n".join(lines)).error_detail
+    record = record_of(detail="Traceback\nValueError: no", output="\n".join(lines))
     last = ["the last lines that rank 0 wrote:", *lines[-10:]]
-    assert told.splitlines() == ["Traceback", "ValueError: no", "", *last]
+    assert record.error_detail.splitlines() == ["Traceback", "ValueError: no", "", *last]
+    assert record.outputs == ("\n".join(lines), "")
 
 
 def test_a_script_that_ended_itself_says_why_in_its_last_line():

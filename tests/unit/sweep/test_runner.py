@@ -242,14 +242,16 @@ def test_an_end_that_takes_too_long_is_told_once_where_the_whole_run_is(
 def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_runs(
     job, rows_of, said
 ):
-    statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED]
+    statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED, Status.SKIPPED]
     ended = {TrialKey(str(number)): status for number, status in enumerate(statuses)}
     rows = rows_of(state_of(job, ended=ended, earlier=EarlierSweeps(chosen=())))
     rows.tell_kept("stopped")
     rows.tell_kept("told again")
     listed = rows.close()
     assert (listed.points_ok, listed.points_failed) == (1, 2)
-    assert said().startswith("stopped: 3 finished points are kept (1 ok, 2 failed); see: ")
+    assert said().startswith(
+        "stopped: 4 finished points are kept (1 ok, 2 failed, 1 skipped); see: "
+    )
     assert len(said().splitlines()) == 1
 
 
