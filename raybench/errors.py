@@ -61,10 +61,10 @@ DETAIL_CHARACTERS = 4000
 
 
 def message_of(error: BaseException) -> str:
-    """Return the first line of the error's text and of each of its notes, joined by "; ".
+    """Return the first non-blank line of the error's text and of each note, joined by "; ".
 
-    Without the name of its type, but `TypeName: no message` if it has no text. Cut at the end to
-    2,000 characters.
+    Without the name of its type, but `TypeName: no message` if it has no text, or its `__str__`
+    raises. Of a KeyError it is `no such key: 'KEY'`. Longer than 2,000 characters: `shorten` cuts.
     """
     notes = getattr(error, "__notes__", None)
     texts = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
@@ -75,7 +75,7 @@ def message_of(error: BaseException) -> str:
 def brief(error: BaseException) -> str:
     """Return `TypeName: first line of its text`, for use in a sentence; at most 2,000 characters.
 
-    `TypeName: no message` for an error without a text.
+    `TypeName: no message` for an error without a text. The text is as in `message_of`.
     """
     text = _first_line(_text(error)) or "no message"
     return shorten(f"{type(error).__name__}: {text}", MESSAGE_CHARACTERS)
@@ -93,13 +93,13 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mentions(error: BaseException, *words: str) -> bool:
-    """Return whether one of `words` is a substring of the error's text; case-sensitive."""
+    """Return whether str(error) contains one of `words`; case-sensitive. False if that raises."""
     text = _text(error)
     return any(word in text for word in words)
 
 
 def shorten(text: str, characters: int) -> str:
-    """Return the text; if it is longer than `characters`, its start and a mark, so long together.
+    """Return the text; a longer one as its start and a mark, together `characters` long.
 
     The mark is " ... [cut: 12,345 characters]", with the length of the whole text; `characters`
     must be more than that of the mark.
@@ -111,7 +111,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def shorten_start(text: str, characters: int) -> str:
-    """Return the text; if it is longer than `characters`, a mark and its end, so long together.
+    """Return the text; a longer one as a mark and its end, together `characters` long.
 
     The mark is "[cut: 12,345 characters] ...", with the length of the whole text; `characters`
     must be more than that of the mark.

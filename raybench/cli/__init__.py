@@ -132,7 +132,11 @@ def _check_arguments() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit the process; every error becomes one exit code here."""
+    """Run the command of `sys.argv` and exit the process: it raises SystemExit in any case.
+
+    Every error becomes a line on stderr and an exit code, which the docstring of `raybench.cli`
+    lists; of a bug the traceback is printed. Replaces sys.stderr (`keep_stderr_usable`).
+    """
     keep_stderr_usable()
     try:
         _check_arguments()

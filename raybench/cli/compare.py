@@ -210,7 +210,10 @@ class Found:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """Return name -> text of all that may change a measured time: versions, devices, code."""
+        """Return name -> text of all that may change a measured time: versions, devices, code.
+
+        What is not known is left out. Raises ResultsError where run or devices cannot be read.
+        """
         from raybench.analysis.compare import facts
         from raybench.results import reader
 

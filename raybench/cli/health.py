@@ -82,7 +82,10 @@ def doctor_command(
 
 
 def format_text(diagnosis: Diagnosis) -> str:
-    """Return a line for each check, with its advice below it, and how many of each status."""
+    """Return the cluster, a line for each check with its advice below it, and counts by verdict.
+
+    As wide as the terminal at most, in colour if stdout shows colours.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -105,9 +108,10 @@ def format_text(diagnosis: Diagnosis) -> str:
 
 
 def format_json(diagnosis: Diagnosis) -> str:
-    """Return the JSON object of all checks.
+    """Return the JSON object of all checks as text.
 
-    Its members: schema_version, cluster, checks, devices; versions and environment of this process.
+    Its members: schema_version, cluster, checks (name, verdict, found, advice, details), devices;
+    versions and environment of this process.
     """
     return json_text(
         {

@@ -130,7 +130,11 @@ def templates() -> dict[str, str]:
 
 
 def name_after(path: Path, otherwise: str) -> str:
-    """Return the name of a file as a valid job name; `otherwise` if no character of it is valid."""
+    """Return the name of a file, without its ending, as a valid job name of at most 64 characters.
+
+    Other characters than A-Z a-z 0-9 _ . - become "-"; leading _ . - are left out. `otherwise` if
+    nothing is left.
+    """
     return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:64].lstrip("_.-") or otherwise
 
 

@@ -113,7 +113,7 @@ class PointProgress:
             self._console.print()
 
     def show(self, event: Event) -> None:
-        """Count an event; print the line of a finished point or a new round; redraw what runs."""
+        """Count an event; print a line for a finished or retried point, and a round with trials."""
         if isinstance(event, PointAdded):
             self._total += 1
         elif isinstance(event, PointStarted):

@@ -106,7 +106,6 @@ def _load_references(
     Raises UsageError for a file that cannot be read or breaks the schema.
     """
     if ctx.resilient_parsing:
-        # The Tab key must not wait for it.
         return None
     from raybench.analysis.references import References, load_files
 
@@ -134,7 +133,7 @@ device_option = partial(
 
 
 def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "terminal") -> Option:
-    """Return the options `--format` and `--json`, which give a command the argument `kind`.
+    """Return a decorator for `--format` and `--json`, which give a command the argument `kind`.
 
     kinds: the choices of `--format`. meaning: its help. usual: the value of `kind` if neither
     option is given and the name of the option `output` does not end in one of `kinds`, as in
@@ -197,8 +196,9 @@ devices_option = click.option(
 def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()) -> RunTarget:
     """Return where a command runs its points.
 
-    given: the command's arguments, with those of address, device, output, wait, shared and devices.
-    profiled: ids of the points to profile. Raises UsageError where the file of --devices is wrong.
+    given: the command's arguments, with address, device, output, wait_s, shared and devices_file
+    (None: all devices). profiled: ids of the points to profile. Raises UsageError where the file
+    cannot be read, names no device, or has a line that is no name.
     """
     from raybench.records.devices import read_device_list
     from raybench.sweep.run_state import RunTarget
@@ -218,10 +218,10 @@ def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return the run ids that begin with `incomplete`, the newest first.
+    """Return `latest` and the run ids, the newest first, as far as they begin with `incomplete`.
 
     Runs of results folders inside the results come last, as `examples/RUN`. If no run begins so
-    and there is a slash, the shell completes a path.
+    and there is a slash, the one item is of type "dir": the shell completes a path.
     """
     inside = [f"{folder}/{name}" for folder in _inside(ctx) for name in _runs(ctx, folder)]
     names = [name for name in (_LATEST, *_runs(ctx), *inside) if name.startswith(incomplete)]
@@ -233,7 +233,10 @@ def complete_run(
 def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of points of the run that was typed, in plan order; [] unless one run matches."""
+    """Return ids of points of the run that was typed that begin with `incomplete`, in plan order.
+
+    Empty unless exactly one run matches: `latest`, its id or a unique prefix of it.
+    """
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_inside(ctx)):
         return []
@@ -250,7 +253,7 @@ def complete_point(
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of points of all runs in the results, the newest run first."""
+    """Return ids of points of all runs that begin with `incomplete`, the newest run first."""
     return _point_ids(_results(ctx), _runs(ctx), incomplete)
 
 
@@ -303,7 +306,7 @@ _STDERR = 2
 
 
 def write_result(text: str) -> None:
-    """Write the result to stdout. Raises ResultsError when it cannot be written.
+    """Write the text to stdout as it is. Raises ResultsError when it cannot be written.
 
     Nothing is raised where the reader of a pipe has left (`| head`); the rest is dropped.
     """
@@ -318,7 +321,10 @@ def write_result(text: str) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write the result to a file, in place of an older one. Raises ResultsError if that fails."""
+    """Write the result to a file, in place of an older one; its folder must exist.
+
+    Raises ResultsError if that fails; a file that was not there before is then removed.
+    """
     is_new = not os.path.lexists(path)
     try:
         path.write_bytes(content)
@@ -366,7 +372,7 @@ def text_width() -> int:
 
 
 def scalar_text(value: object) -> str:
-    """Return a value as a job file has it: `true`, `none`, `64`, `bf16`."""
+    """Return a value as a job file has it: `true`, `none`, `64`; unprintable characters as `�`."""
     from raybench.report.formatting import printable
 
     if isinstance(value, bool):
@@ -387,8 +393,8 @@ def write_document(
 ) -> None:
     """Write a document to the file `path`, or to stdout for None.
 
-    kind: terminal, md, json, or html, for which `make_page` returns the page. Raises ResultsError
-    when it cannot be written.
+    kind: terminal, md, json, or html, for which `make_page` returns the page; a line on stderr then
+    names the file. Raises ResultsError when it cannot be written, and what `make_page` raises.
     """
     from raybench.report.documents import format_document
 
@@ -405,7 +411,7 @@ def write_document(
 
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as text, as wide as the terminal at most, in colour if that has colours."""
+    """Return a table as text, folded to the terminal's width, in colour if stdout shows colours."""
     from raybench.report.documents import SETTING_CHARS, Column, Table, render
 
     columns = (
@@ -428,7 +434,7 @@ def make_console() -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print one line, neither wrapped nor coloured, so that commands in it can be copied."""
+    """Print one line, neither wrapped nor coloured; commands in it as raybench was called."""
     from raybench.report.formatting import name_program, printable
 
     console.print(printable(name_program(text)), markup=False, highlight=False, soft_wrap=True)

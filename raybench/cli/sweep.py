@@ -441,8 +441,9 @@ def plan_command(
 def print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = None) -> None:
     """Print the plan on stdout, as text or JSON, and its warnings on stderr.
 
-    device_bytes: memory of one device: the text then says which points are estimated not to fit.
-    None: it does not.
+    plan: of one point at least, unless as JSON. device_bytes: memory of one device: the text then
+    says which points are estimated not to fit; None: it does not. Raises ResultsError where stdout
+    cannot be written.
     """
     from raybench.job.registry import estimate
 

@@ -58,10 +58,10 @@ class Case:
 
 
 def cases_of(findings: Iterable[Finding]) -> list[Case]:
-    """Return a case for each subject that is not healthy, the worst first.
+    """Return a case for each subject with a bad, untested or suspect finding, the worst first.
 
-    One that is slow because of another has no case of its own, but is a victim in that of the
-    other. Both directions of a pair are one case, and so are findings of the cluster on one model.
+    A finding with a culprit makes no case: its subject is a victim in the case of the culprit. Both
+    directions of a pair are one case, and so are findings of the cluster on one model.
     """
     own: dict[tuple[str, object], list[Finding]] = {}
     victims: dict[str, list[str]] = {}
@@ -70,7 +70,6 @@ def cases_of(findings: Iterable[Finding]) -> list[Case]:
         if finding.culprit:
             victims.setdefault(finding.culprit, []).append(subject.name)
         elif finding.verdict.is_unhealthy:
-            # Both directions of a pair are one case, and so are all devices of a model.
             name: object = subject.model if subject.kind == "cluster" else subject.name
             if subject.kind == "pair" and subject.uuids:
                 name = frozenset(subject.uuids)

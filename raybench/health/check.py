@@ -90,12 +90,15 @@ def examine(
     make_probes: MakeProbes | None = None,
     references: References = SHIPPED,
 ) -> Examination:
-    """Run a health check on all devices of a cluster, and return its findings.
+    """Run a health check on the devices of `where`, and return its findings; takes minutes.
 
-    Writes a run below `where.output`, with the findings in `health`. argv: the command, for the
-    table `runs`. serial: test one pair at a time. burn_in_s: least duration of the burn-in; 0:
-    none. make_probes: returns the probes of a pass; None: those of the suite. Raises ClusterError
-    where the cluster cannot be used, ResultsError where nothing can be written.
+    Writes a run below `where.output`, with the findings in `health`. To be called in the main
+    thread. An interrupt while tests run ends it early: the run is `interrupted`, and tests without
+    their last pass have no findings. argv: the command, for the table `runs`. serial: test one pair
+    at a time. burn_in_s: least duration of the burn-in, whatever `stages`; 0: none. make_probes:
+    returns the probes of a pass; None: those of the suite. Raises ClusterError where the cluster
+    cannot be used or another sweep has the devices, UsageError for an address that cannot be
+    joined, ResultsError where earlier checks cannot be read or nothing can be written.
     """
     job = health_job()
     of_passes = [stage for stage in PASS_STAGES if stage in stages]
@@ -160,8 +163,8 @@ class Examiner:
     def rounds(self, cluster: Cluster) -> Rounds:
         """Return the passes over the probes, as rounds, on the devices that are not lost.
 
-        Sets `devices`, reads the facts of the devices, and adds a reading for each probe that a
-        device has too little memory for.
+        To be called first. Sets `devices`, reads the facts of the devices, and adds a reading for
+        each probe that a device has too little memory for.
         """
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
         self._use_devices(range(len(cluster.devices)))
@@ -216,17 +219,16 @@ class Examiner:
         self.readings += read_record(record, self._probes[record.point.point_id], self._fleet)
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of one more round; empty when the check is over.
+        """Return the points of one more round; empty when the check is over: do not call it again.
 
-        If a device was lost since the last call, the passes start anew without it, and a reading is
-        added for each device: lost or not. A burn-in follows the passes. At the end readings of the
-        facts before and after the check, and of the drift in the burn-in, are added. number: not
-        used.
+        If a device was lost since the last call, passes and burn-in start anew without it, and a
+        reading is added for each device: lost or not. A burn-in follows the passes. At the end
+        `readings` gets those of the facts, if "facts" is among `stages`, and of the drift in a
+        burn-in. number: not used.
         """
         assert self._cluster is not None
         lost = self._cluster.lost
         if gone := [rank for rank, place in enumerate(self._places) if place in lost]:
-            # The passes start anew without them, and so does a burn-in.
             self.readings += presence(self._fleet, gone)
             self._use_devices(self._places)
             self._passes_left = self.measure.rounds

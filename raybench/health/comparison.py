@@ -86,7 +86,10 @@ class FigureChange:
 
     @property
     def members(self) -> dict[str, Any]:
-        """Return the members of its JSON object; ratio and limit compare times, not rates."""
+        """Return the members of its JSON object; ratio and limit compare times, not rates.
+
+        test, stage, subject (kind, name, model, uuids), unit, values, ratio, limit, verdict.
+        """
         return {
             "test": self.new.test,
             "stage": self.new.stage,
@@ -104,9 +107,10 @@ def trace_figures(
 ) -> list[FigureChange]:
     """Return the figures that at least two of the checks have.
 
-    Sorted: slower, faster, same, and then by the size of the change. checks: the findings of each
-    check, the oldest check first. kinds: "cuda" or "cpu" of the devices. least: ratio of times up
-    to which no figure has changed.
+    Without facts, values of 0, findings without a unit, waiting and communication in a step, and
+    other programs. Sorted: slower, faster, same, and in each the largest change first. checks: the
+    findings of each check, the oldest check first. kinds: "cuda" or "cpu" of the devices, for the
+    limits of their tests. least: no limit is below this ratio of times.
     """
     checked = set(kinds)
     limits = {
@@ -202,7 +206,10 @@ class HealthComparison(Document):
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks: runs, verdicts, changes of the environment, the table of figures."""
+        """Yield the blocks: runs, verdicts, new cases, changes of the environment, the figures.
+
+        Their table has all figures that changed, and 20 of the others.
+        """
         sides = (("base", self.base), ("new", self.new))
         lines = [
             (name, f"{formatting.title(side.run)}, {formatting.when(side.run.started_at)}")
@@ -237,7 +244,7 @@ class HealthComparison(Document):
         """Return the members of the JSON object.
 
         base, new (runs), headline, headline_base, headline_new, is_regression, changes (of the
-        environment), figures.
+        environment), figures (`FigureChange.members`).
         """
         return {
             "base": asdict(self.base.run),
@@ -274,7 +281,7 @@ class HealthHistory(Document):
         return f"{counted(len(self.figures), 'figure')} over {checks}: {verdict}"
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the table of the first 40 figures, the slower ones first."""
+        """Yield the table of the first 40 figures, in order, and a line that counts the rest."""
         if self.figures:
             yield _figure_table(
                 self.figures[:_MOST_IN_HISTORY],

@@ -143,8 +143,9 @@ class Reading:
 def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ...]:
     """Return the readings of all subjects that took part in the point of a probe.
 
-    If the point failed, each has a problem and no value. Of the parts of a training step a device
-    has up to three readings, each of another test; none if its step was not taken apart.
+    If the point is not ok, each has a problem and no value; with wrong bits it has both. Of the
+    parts of a training step a device has up to three readings, each of another test; none if its
+    step was not taken apart.
     """
     found: list[tuple[HealthTest, Subject, float | None, Problem | None]]
     if record.status is not Status.OK:
@@ -213,8 +214,8 @@ def wrong_bits(
 
     A product is wrong if it changed between repetitions, or differs from that of most devices of
     the model. If no product has a majority, those are wrong that change when rows move; if that
-    holds for none or all, all are. metrics: of the workload `same_bits`, by rank. subjects: devices
-    by rank.
+    holds for none or all, all are. metrics: of the workload `same_bits`, by rank, with digest,
+    changed_products and misplaced_products. subjects: devices by rank.
     """
     problems: dict[int, str] = {}
     for model in dict.fromkeys(subject.model for subject in subjects):
@@ -321,8 +322,8 @@ def split_by_memory(
 ) -> tuple[tuple[Probe, ...], tuple[Reading, ...]]:
     """Return the probes that fit on all devices, and readings in place of the other probes.
 
-    Each device without enough memory for a probe gets a reading with a problem and no value.
-    free_bytes: device uuid -> free memory; devices that are not in it have enough.
+    A probe needs its `device_bytes` and 1 GiB more. Each device without so much gets a reading with
+    a problem and no value. free_bytes: uuid -> free memory; devices that are not in it have enough.
     """
     fitting: list[Probe] = []
     left_out: list[Reading] = []
@@ -350,7 +351,7 @@ def split_by_memory(
 
 
 def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
-    """Yield a reading of the fact "worker" for each device: value 1, or a problem if it is lost.
+    """Yield a reading of the fact "worker" for each device: value 1; None and a problem if lost.
 
     lost: ranks of the lost devices.
     """
@@ -371,8 +372,9 @@ def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
     """Yield a reading per test and subject of the burn-in: how much slower its end is.
 
     The value is the median time in the last tenth of the readings over that in the first tenth,
-    above 1 if slower. A subject with fewer than two readings is left out. readings: in the order of
-    time. floor: that of the yielded tests, the noise of the ratio on healthy devices (0.02: 2 %).
+    above 1 if slower, of a test `NAME drift`. A subject with fewer than two values other than 0 is
+    left out. readings: in the order of time; other stages are ignored. floor: that of the yielded
+    tests, the noise of the ratio on healthy devices (0.02: 2 %).
     """
     series: dict[tuple[str, Subject], list[Reading]] = {}
     for reading in readings:
@@ -504,7 +506,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
 
 
 def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
-    """Return how many devices the subject has, and on how many nodes.
+    """Return how many devices the subject has, on how many nodes, and the connection of a pair.
 
     known: as returned by `devices_by_uuid`; devices that are not in it do not count.
     """
@@ -529,8 +531,9 @@ def facts_readings(
 ) -> tuple[Reading, ...]:
     """Return a reading of each fact of each GPU: its value after the check, and any problem.
 
-    The value is None if the driver does not report it. before: a device that it lacks counts as
-    unchanged. CPUs have no facts and no readings.
+    `ACTIONS` has the facts. The value is None if the driver does not report it. A GPU that can no
+    longer be read has a problem in each. before: a device that it lacks counts as unchanged. CPUs
+    have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
     expected_links = _expected_links(after)

@@ -52,7 +52,9 @@ _LEFT_OUT = re.compile(r"all at once|same bits|gemm \w+ (256|512|1024)$")
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
     """Return (run_id, finding) of one check, or of all for None; empty if there is no check.
 
-    Raises ResultsError where the table cannot be read.
+    Also empty for a run that is none. Of all, a damaged one is left out, with a ResultsWarning.
+    Raises ResultsError for a damaged run, for a run that is not there (if `root` has checks), and
+    for a value that this version does not know.
     """
     if not (root / "health").is_dir():
         return []
@@ -63,7 +65,8 @@ def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Find
 def limit_elsewhere(test: HealthTest) -> float:
     """Return the largest usual ratio of a time to that of another day or machine, above 1.
 
-    It is 10 for tests of what all programs of a host share.
+    It is 10 for tests of what all programs of a host share (a floor of 0.1 or more), `bad_ratio`
+    for those of host-links, and else 1.1, or 1 and five floors if that is more.
     """
     if test.floor >= _SHARED_FLOOR:
         return _SHARED_RATIO
@@ -81,7 +84,7 @@ class ValueRange:
     source: str
 
     def excess(self, value: float, test: HealthTest) -> float | None:
-        """Return time of the value / worst time of the range; None if it is within the limit."""
+        """Return time of the value / worst time of the range; None if at most `limit_elsewhere`."""
         ratio = value / self.high if test.is_time else self.low / max(value, _ALMOST_ZERO)
         return ratio if ratio > limit_elsewhere(test) else None
 
@@ -147,10 +150,11 @@ def _model_key(test: str, subject: Subject) -> object:
 def grades(
     findings: Iterable[Finding], gpus: Mapping[str, Device], references: References
 ) -> dict[str, list[Standing]]:
-    """Return name -> how its values stand against references.
+    """Return name -> how its values stand against references, in the order of the findings.
 
-    Names are those of devices, and `node HOST` of nodes with several devices. gpus: UUID -> device
-    of the check. Devices and nodes without a reference are left out.
+    Names are those of devices, then `node HOST` of nodes with several devices: with the values of
+    its devices, pairs and groups. Tests are those of `measurements`, with any verdict. gpus: UUID
+    -> device of the check. Devices and nodes without a reference are left out.
     """
     by_device: dict[str, list[Standing]] = {}
     by_node: dict[str, list[Standing]] = {}
@@ -166,7 +170,10 @@ def grades(
 
 
 def grade_text(graded: Sequence[Standing]) -> str:
-    """Return grades in words: `within reference on 11 of 12 quantities; h2d alone 92%`."""
+    """Return grades in words: `within reference on 11 of 12 quantities; h2d alone 92%`.
+
+    After the count the first four tests outside, with their speed as a share of the reference.
+    """
     outside = [f"{one.entry.of['test']} {one.share:.0%}" for one in graded if not one.is_within]
     return "; ".join(filter(None, (count_within(graded), some(outside))))
 
@@ -174,7 +181,9 @@ def grade_text(graded: Sequence[Standing]) -> str:
 def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[Measurement]:
     """Return the values of healthy and unknown findings, from which references can be made.
 
-    Only of tests whose values are typical of a GPU model. gpus: UUID -> device of the check.
+    Only of the stages alone, host-links, pairs and together, without tests of all at once, of same
+    bits, and of products up to 1024: these say little of a model. A value of 0, and one of devices
+    that are not in `gpus` (UUID -> device of the check), is left out.
     """
     sound = (one for one in findings if one.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN))
     return [measured for one in sound for measured in _measured(one, gpus)]

@@ -224,7 +224,7 @@ class HealthReport(Document):
 
     @property
     def tone(self) -> Tone:
-        """Return how a terminal shows the title: good, advice or alarm."""
+        """Return how a terminal shows the title, by `exit_code`: 0 good, 1 alarm, 3 advice."""
         return _TONES[self.exit_code]
 
     def blocks(self) -> Iterator[Block]:

@@ -96,7 +96,7 @@ class HealthTest:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as a multiple of GiB, MiB, MB or KiB, else in bytes: `256 MiB`, `8 B`."""
+    """Return a size as a whole number of GiB, MiB, MB or KiB, else in bytes: `256 MiB`, `8 B`."""
     for name, unit in (("GiB", 2**30), ("MiB", _MIB), ("MB", 10**6), ("KiB", 2**10)):
         if size_bytes % unit == 0:
             return f"{size_bytes // unit} {name}"
@@ -331,7 +331,7 @@ class Fleet:
 
     @property
     def kind(self) -> DeviceKind:
-        """Return "cuda" or "cpu": all devices are of one kind."""
+        """Return "cuda" or "cpu": all devices are of one kind, and there must be one."""
         return self.devices[0].kind
 
     @cached_property
@@ -355,7 +355,8 @@ class Fleet:
         """Return the test with a point of it over all devices.
 
         participants: parameters of the workload that say which devices take part; other parameters
-        are those of the test, else the defaults of the workload.
+        are those of the test, else the defaults of the workload. With one device a
+        test that `reads` the parts of a step reads "ranks".
         """
         batch_size, world_size = test.batch_size, len(self.devices)
         point = Point(

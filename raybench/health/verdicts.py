@@ -67,9 +67,10 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
-    Also findings about what subjects share: a slow model, a model without known figures (no
-    references, no earlier checks), other programs, a node, a path. devices: those that were
-    checked. past: (run id, finding) of earlier checks; only healthy ones with a value count.
+    Group by group (`group_readings`), each with one about its model if all are slow alike. Last a
+    model without known figures (no references, no earlier checks), other programs, and what slows
+    pairs: a device, a node, a path. docs/explanation/health.md has the rules. devices: those that
+    were checked. past: (run id, finding) of earlier checks; only healthy ones with a value count.
     """
     readings = list(readings)
     known = devices_by_uuid(devices)
