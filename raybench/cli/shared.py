@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from raybench.sweep.run_state import RunTarget
 
 
+_STAMP = re.compile(r"\d{8}-\d{6}(?=-[0-9a-f]+$)")
 _LATEST = "latest"  # as raybench.results.reader has it, which is slow to import
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -275,10 +277,15 @@ def _point_ids(folder: Path, runs: Sequence[str], begin: str) -> list[Completion
 
 
 def _runs(ctx: click.Context, inside: str = "") -> list[str]:
-    """Return ids of the runs in the results, or in the folder `inside`, the newest first."""
-    found = [
-        (entry.stat().st_mtime, entry.name) for entry in _folders(_results(ctx) / inside / "runs")
-    ]
+    """Return ids of the runs in the results, or in the folder `inside`, the newest first.
+
+    By the start that an id has, as `latest` is; else by the time of the folder.
+    """
+    found = []
+    for entry in _folders(_results(ctx) / inside / "runs"):
+        stamp = _STAMP.search(entry.name)
+        changed = time.strftime("%Y%m%d-%H%M%S", time.gmtime(entry.stat().st_mtime))
+        found.append((stamp[0] if stamp else changed, entry.name))
     return [name for _, name in sorted(found, reverse=True)]
 
 

@@ -143,7 +143,10 @@ def trace_figures(
 
 def _key(finding: Finding) -> object:
     """Return a key that the findings of one test and subject have in all checks."""
-    return finding.test, finding.subject.kind, finding.subject.uuids or finding.subject.name
+    subject = finding.subject
+    # All devices together and all nodes, each slow alike, have the same UUIDs.
+    needs_name = subject.kind == "cluster" or not subject.uuids
+    return finding.test, subject.kind, subject.uuids, subject.name if needs_name else ""
 
 
 def _figure_table(changes: Sequence[FigureChange], *columns: ColumnOf[FigureChange]) -> Table:
@@ -270,10 +273,10 @@ class HealthHistory(Document):
 
     @property
     def title(self) -> str:
-        """Return how many figures are slower in the last check, in a sentence."""
+        """Return how many figures are slower in the last check that has them, in a sentence."""
         slower = sum(one.verdict == SLOWER for one in self.figures)
         verdict = (
-            f"{slower or 'none'} slower in the last one than before, by more than days differ."
+            f"{slower or 'none'} slower when last tested than before, by more than days differ."
         )
         if not self.figures:
             verdict = "nothing to compare; it takes two checks of the same devices."

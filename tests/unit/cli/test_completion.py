@@ -29,7 +29,11 @@ def results(tmp_path):
 def offered(results, command, monkeypatch):
     """What bash is told for a line whose last word is being written, beside the results."""
     monkeypatch.chdir(results.parent)
-    monkeypatch.setenv("_RAYBENCH_COMPLETE", "bash_complete")
+    for program in (
+        "RAYBENCH",
+        "PYTHON__M_PYTEST",
+    ):  # as click calls `pytest` and `python -m pytest`
+        monkeypatch.setenv(f"_{program}_COMPLETE", "bash_complete")
 
     def told(line):
         monkeypatch.setenv("COMP_WORDS", line)
@@ -85,6 +89,13 @@ def test_points_of_a_compacted_run_are_offered(results, offered):
     compact_run(results, "mlp-1")
     assert len(list((results / "points" / "mlp-1").iterdir())) == 1
     assert offered("raybench show mlp-1 ") == IDS
+
+
+def test_the_run_that_began_last_comes_first_though_another_was_resumed_since(results, offered):
+    early, late = (f"x-2026110{day}-101010-abcd" for day in (1, 2))
+    for run_id in (late, early):
+        write_run(results, run_id, map(make_record, POINTS))
+    assert offered("raybench report x") == [late, early]
 
 
 def test_completing_imports_none_of_the_slow_libraries(results):

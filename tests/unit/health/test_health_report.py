@@ -286,7 +286,7 @@ def test_two_checks_are_compared_figure_by_figure(command):
 @pytest.mark.usefixtures("two_checks")
 def test_the_history_of_checks_is_that_of_their_figures(command):
     text = command("history", "--health").out
-    assert text.startswith("4 figures over 2 checks: 1 slower in the last one than before")
+    assert text.startswith("4 figures over 2 checks: 1 slower when last tested than before")
     assert text.splitlines()[4].endswith("slower")
     found = json.loads(command("history", "--health", "--json").out)
     assert found["checks"] == [FIRST, SECOND]
