@@ -354,6 +354,10 @@ def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
     ]
     second = [*first[:2], make_finding(make_subject(1)), make_finding(make_subject(2))]
     assert trace_figures([first, second], ["cuda"], 1.0) == []
+    # Of both nodes, each slow alike, and of all devices at once: the same devices.
+    same = {"kind": "cluster", "uuids": ("GPU-0", "GPU-1")}
+    one, other = (make_finding(make_subject(name=name, **same)) for name in ("nodes", "GPUs"))
+    assert trace_figures([[one, other]], ["cuda"], 1.0) == []
 
 
 @pytest.fixture
