@@ -201,7 +201,7 @@ MAIN_RATES = tuple(
 
 
 def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
-    """Return the metrics that the workloads of these points declare, each once."""
+    """Return the metrics of their own that these points have, each once, in order of occurrence."""
     found: dict[str, Metric] = {}
     for row in rows:
         headings, methods = row.workload_headings or {}, row.methods or {}

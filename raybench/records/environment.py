@@ -78,7 +78,7 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of `folder`, "+changes" added if tracked files differ; None without git."""
+    """Return the commit of `folder` (and "+changes" if files differ); None where git tells none."""
     git = partial(
         subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
     )

@@ -90,7 +90,7 @@ def exported_points(summary: Summary) -> list[ExportedPoint]:
 
 
 def facts_of_run(summary: Summary) -> dict[str, str]:
-    """Return what trackers keep of a run: machine, commit, versions and tags."""
+    """Return machine, git_commit (if known), version.NAME and tag.NAME of a run, for trackers."""
     run = summary.run
     return {
         "machine": summary.machine,
@@ -121,7 +121,7 @@ def export_csv(summary: Summary) -> str:
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return these columns of some rows as CSV, below a line of their names."""
+    """Return these columns of some rows as CSV, below their names; cells are as in `export_csv`."""
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     writer.writerow(map(_csv_cell, names))

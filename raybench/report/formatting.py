@@ -284,7 +284,7 @@ def when(time: datetime) -> str:
 
 
 def run_time(run: Run) -> str:
-    """Return how long a run took without pauses, as `1 h 2 min`; else `unfinished`, `unknown`."""
+    """Return how long a run took without pauses; `unfinished`; `unknown` if the clock went back."""
     if run.finished_at is None:
         return "unfinished"
     total_s = (run.finished_at - run.started_at).total_seconds() - (run.paused_s or 0.0)
@@ -292,7 +292,7 @@ def run_time(run: Run) -> str:
 
 
 def long_time(total_s: float) -> str:
-    """Return seconds as `1 h 2 min 3 s`; parts that are 0 are left out."""
+    """Return seconds, rounded to whole ones, as `1 h 2 min 3 s`; parts that are 0 are left out."""
     minutes, seconds = divmod(round(total_s), 60)
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (seconds, "s"))

@@ -99,7 +99,7 @@ class History(Document):
 
 
 def sparkline(times: Sequence[float]) -> str:
-    """Return a bar character for each of the last 24 times, on a scale of at least 5 %."""
+    """Return a bar character for each of the last 24 times (above 0), on a scale of 5 % or more."""
     values = np.log(np.asarray(times[-_MAX_BARS:], dtype=np.float64))
     span = max(float(np.ptp(values)), _MIN_RANGE)
     low = (values.max() + values.min() - span) / 2

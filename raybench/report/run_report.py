@@ -112,7 +112,7 @@ class RunReport(Document):
 
     @property
     def listings(self) -> list[Listing]:
-        """Return the findings, a verdict on slow devices first."""
+        """Return the lists of findings that apply, beginning with a verdict on slow devices."""
         found = [one for _, blocks in self.sections for one in blocks if isinstance(one, Listing)]
         first = found[: bool(self.summary.fleets)]
         return [*first, *_listings(self.summary), *found[len(first) :]]
@@ -299,7 +299,7 @@ class Insight:
 
 
 def insights(summary: Summary) -> list[Insight]:
-    """Return the numbers that answer the question of a run, the most important first."""
+    """Return the numbers that answer a run's question, the most important first; [] without any."""
     if summary.largest_batches:
         return _largest_batches(summary)
     if not summary.compared:

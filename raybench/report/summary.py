@@ -492,7 +492,8 @@ _RATES = ("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct", "gemm_share_pct
 def load_summary(results: Path, run: str, references: References | None = None) -> Summary:
     """Return the summary of a run. run: as `raybench report` takes it.
 
-    references: None for those that come with raybench. Raises ResultsError if there is no such run.
+    references: None for those that come with raybench. Raises ResultsError if there is no such run
+    or it cannot be read.
     """
     root, run_id = reader.find_run(results, run)
     return Summary(

@@ -292,14 +292,10 @@ def serve_store(address: str) -> TCPStore:
 def choose_interface(address: str) -> None:
     """Set GLOO_SOCKET_IFNAME to the interface that has `address`, unless it is set already.
 
-    Nothing is set where no interface has it as its first IPv4 address.
-
-    gloo takes the address that this host's own name resolves to. That is a loopback address on
-    many hosts (Debian and Ubuntu write 127.0.1.1 into /etc/hosts), so that no other host can
-    connect, and on hosts with several networks it may be one that the others do not reach. They
-    all reach the address by which Ray knows this node.
-
-    NCCL leaves loopback out by itself, and its choice is part of the measurement, as with torchrun.
+    Nothing is set where no interface has it as its first IPv4 address. gloo's own choice is the
+    address of this host's name: loopback on many hosts (Debian and Ubuntu write 127.0.1.1 into
+    /etc/hosts), or that of a network which others do not reach. All reach the address by which Ray
+    knows this node. NCCL's choice is left alone: it is part of the measurement, as with torchrun.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return
