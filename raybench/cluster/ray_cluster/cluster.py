@@ -151,7 +151,7 @@ class RayCluster(WorkerPool):
         super().replace(worker_ids)
 
     def restart(self) -> None:
-        """Replace the processes of all workers that have run a point."""
+        """Replace the processes of all workers that have run a point. Raises as `replace` does."""
         self.lose(self._agents.silent_nodes())
         used = [one for one in range(len(self.devices)) if self[one].is_used]
         self._groups.forget(used)
@@ -360,7 +360,7 @@ class ProcessGroups:
         """Make all members leave each group that has one of these workers, and wait until they did.
 
         The members must be idle. If one does not leave in time, all get new processes; if one is
-        lost, the group is aborted, without a wait.
+        lost, the group is aborted, without a wait. Raises ClusterError where the cluster is gone.
         """
         with self._lock:
             for members in self._with(worker_ids):

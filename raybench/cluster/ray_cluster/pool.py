@@ -234,7 +234,10 @@ class WorkerPool:
             self._log(f"{len(came)} of {wanted} workers are there, up to {more} may come")
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that came and note lost ones; wait at most `timeout_s` for one."""
+        """Add workers that came and note lost ones; wait at most `timeout_s` for one.
+
+        Raises ClusterError where the head of the cluster or this host's Ray is gone.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             self.lose(self._agents.silent_nodes())
@@ -253,7 +256,7 @@ class WorkerPool:
         """Kill the processes of these workers and start new ones, and wait for all of them.
 
         The new process has the same device: Ray keeps a GPU for our placement group. A worker whose
-        new process does not start, or has another GPU, is lost.
+        new process does not start, or has another GPU, is lost. Raises as `refresh` does.
         """
         self.lose(self._agents.silent_nodes())
         workers = [self._workers[worker_id] for worker_id in worker_ids]
