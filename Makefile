@@ -73,8 +73,7 @@ alone: $(BIN)/.dev
 
 # Variants, and what takes most of a minute each: late nodes, killed drivers, a small soak.
 long: $(BIN)/.dev
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not alone"
-	$(BIN)/pytest -m "alone and long" $(ALONE)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m long
 
 # The page of a report in Chromium, which must be on this machine; not part of `test`.
 browser: $(BIN)/.dev

@@ -218,7 +218,7 @@ def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back
     assert statuses == ["ok", "lost", "ok", "lost"]
     assert first[1]["error_host"] == victim.name
     assert f"node {victim.name} does not answer" in first[1]["error_message"]
-    assert f"node {victim.name} was lost" in first[3]["error_message"]
+    assert f"lost: node {victim.name}" in first[3]["error_message"]
     assert ended.code == 1
     assert f"node {victim.name} does not answer: 1 worker is lost" in ended.said
     assert ended.end_s < 60
