@@ -58,7 +58,7 @@ class RunningRanks(Protocol):
         """Kill the processes of these ranks; `answers` never returns an answer of them again."""
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
-        """Return rank -> the last lines that its process wrote; "" or no entry if unknown."""
+        """Return rank -> the last lines (60 at most) of its process; "" or no entry if unknown."""
 
     def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
         """Wait until the memory of killed ranks is freed on their devices.

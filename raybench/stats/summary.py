@@ -200,7 +200,10 @@ def median_of_smallest(ranks: Sequence[Sequence[float]]) -> float | None:
 
 
 def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each rank the median over steps of its value - the smallest of any rank."""
+    """Return for each rank the median over steps of its value - the smallest of any rank.
+
+    Raises ValueError for unequal numbers of steps.
+    """
     values = _by_rank(ranks)
     return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
 

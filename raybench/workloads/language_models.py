@@ -294,7 +294,10 @@ class JointAttention(nn.Module):
         self.output = Linear(shape.width, shape.width)
 
     def forward(self, x: Tensor, rotation: None, cache: KeyValueCache | None = None) -> Tensor:
-        """Return attention's output, (batch, length, width) as x; writes into the cache."""
+        """Return causal attention's output, (batch, length, width) as x. rotation: not used.
+
+        cache: the tokens before x, to which it adds those of x; None: x is all there is.
+        """
         batch, length, width = x.shape
         joint = self.joint(x).view(batch, length, 3, self._heads, width // self._heads)
         query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
