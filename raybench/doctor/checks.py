@@ -85,7 +85,7 @@ class Facts:
 
     @property
     def nodes(self) -> dict[str, list[Device]]:
-        """Return node id -> its devices."""
+        """Return node id -> its devices; both in the order of `devices`."""
         nodes: dict[str, list[Device]] = {}
         for device in self.devices:
             nodes.setdefault(device.node_id, []).append(device)
@@ -95,8 +95,8 @@ class Facts:
 def check_facts(facts: Facts) -> list[Check]:
     """Return the checks that need no computation on the devices, in the order of the output.
 
-    Checks of GPUs are left out if no worker owns one. Each environment variable whose value slows
-    measurements down adds a check.
+    Checks of GPUs are left out if no worker owns one. The last are one for each variable of
+    variables.yaml whose value costs something here. `facts.refusal` is not looked at.
     """
     in_use = (
         "both share the devices and their time: wait for its end, or measure on others; a sweep "

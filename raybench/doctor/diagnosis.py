@@ -75,8 +75,8 @@ def open_cluster(
 ) -> Cluster:
     """Join or start a cluster, whose devices other sweeps may use too; the caller closes it.
 
-    address, device, end: as for `raybench.cluster.connect`, which may start a private Ray. Raises
-    ClusterError where no cluster can be joined or started, UsageError for a bad address.
+    address, device, end: as for `raybench.cluster.connect`. Raises ClusterError where no cluster
+    can be joined or started, or has no GPU for device cuda; UsageError for a bad address.
     """
     from raybench.cluster import connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process
@@ -89,9 +89,10 @@ def open_cluster(
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
     """Start a worker on every device, and return the results of all checks; takes seconds.
 
-    phase: given a text, returns a context that shows it meanwhile. Raises ClusterError where no
-    worker starts. If raybench refuses the devices, one failed check, "collective", stands for all
-    that compute on them. The workers run until the caller closes the cluster.
+    phase: given a text, returns a context that shows it meanwhile. Raises ClusterError where the
+    start fails and leaves no device, and where the cluster is gone. If it fails with devices there,
+    one failed check, "collective", stands for all that compute on them. The workers run until the
+    caller closes the cluster.
     """
     refusal = ""
     with phase(f"starting {counted(cluster.capacity, 'worker')}"):
@@ -232,8 +233,8 @@ def judge_transports(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
     """Return the checks of how data travels: within nodes, then between nodes.
 
     Each is left out if no route is of its kind. On CPU workers there is one check, of gloo's
-    interfaces. If a rank failed, or none printed a route, the one check is "unknown". answers: one
-    per rank to the transport probe, in rank order.
+    interfaces. If a rank failed, or none printed a route, the one check is a warning, "unknown".
+    answers: to the transport probe, one per rank; rank i ran on `facts.devices[i]`.
     """
     failure = next((one for one in answers if isinstance(one, Failure)), None)
     ranks = [_read_rank(one.output) for one in answers if isinstance(one, Measurement)]
