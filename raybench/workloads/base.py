@@ -83,7 +83,7 @@ class PartTimes:
             self._spent_ns[name] += time.perf_counter_ns() - start_ns
 
     def take(self) -> dict[str, int]:
-        """Return part -> nanoseconds since the last call, and set all to 0."""
+        """Return part -> nanoseconds, of the parts entered since the last call; forget them."""
         spent_ns, self._spent_ns = self._spent_ns, Counter()
         return spent_ns
 
@@ -123,7 +123,7 @@ class Regions:
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-        """Return a context in which each region is timed by the context `time(name)`."""
+        """Return a context in which the context `time(name)` times each region; after it, none."""
         self._time = time
         try:
             yield
@@ -171,7 +171,7 @@ class DdpOptions(TypedDict, total=False):
 
 @cache
 def option_defaults(options: type) -> Mapping[str, Scalar | None]:
-    """Return option -> its default. options: DdpOptions or a subclass of it."""
+    """Return option -> its default, inherited ones too. options: DdpOptions or a subclass."""
     hints = get_type_hints(options, include_extras=True)
     return {name: hint.__metadata__[0].default for name, hint in hints.items()}
 
@@ -202,7 +202,8 @@ class Replicas:
     def why_no_hook(self) -> str | None:
         """Return why `set_comm_hook` must not be called, in words for a report; None if it may be.
 
-        It must not if no model was wrapped, code was compiled since, or a model has a hook already.
+        It must not if no model is wrapped, a model has a hook that was not set here, or code was
+        compiled since the last `forget`, or since this object was made.
         """
         if not self.wrapped:
             return "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
@@ -215,8 +216,8 @@ class Replicas:
     def set_comm_hook(self, hook: CommHook | None) -> None:
         """Reduce gradients of all wrapped models by this communication hook; None: as DDP does.
 
-        All ranks must call it. DDP takes one hook only, so each DDP object is initialised anew in
-        place, and its gradients are set to None.
+        All ranks must call it, and only if `why_no_hook` returns None. Each DDP object is
+        initialised anew in place, and its gradients are set to None.
         """
         for ddp, wrapped in list(self.wrapped.items()):
             model, is_training = ddp.module, ddp.training
@@ -335,16 +336,14 @@ class Context(Execution):
     def region(self, name: str) -> AbstractContextManager[None]:
         """Return a context that times what its block issues to the device, as the region `name`.
 
-        It times in a few instrumented steps after the timed ones; in all others it does nothing.
-        Times of one name add up within a step, and an outer region contains its inner ones.
+        It times in a few instrumented steps after the timed ones; in all others, and in compiled
+        code, it does nothing. Times of one name add up within a step, and an outer region contains
+        its inner ones.
         """
         return self.regions.region(name)
 
     def generator(self) -> torch.Generator | None:
-        """Return a new random number generator on the device, seeded by `seed` + `rank`.
-
-        None on the meta device, which has no numbers.
-        """
+        """Return a new random generator on the device, seeded by `seed` + `rank`; None on meta."""
         import torch
 
         if self.device.type == "meta":
@@ -366,9 +365,8 @@ class Context(Execution):
     def grad_scaler(self) -> torch.amp.GradScaler:
         """Return a gradient scaler that is enabled in precision fp16 and else does nothing.
 
-        Enabled, it waits for the device once a step, to learn whether a gradient overflowed: that
-        is part of what fp16 training costs. Its scale falls while gradients overflow and never
-        grows: every growth, after 2000 steps, would end in a step that overflows and is skipped.
+        On the meta device it is never enabled. Enabled, it waits for the device once a step, to
+        learn whether a gradient overflowed. Its scale falls while they overflow and never grows.
         """
         import torch
 
@@ -443,11 +441,11 @@ class Workload(ABC):
     def check(self) -> None:  # noqa: B027
         """Raise WrongResultError when a step computed something wrong.
 
-        Called between blocks of steps, outside what is timed.
+        Called on all ranks between blocks of steps, outside what is timed. Does nothing by default.
         """
 
     def close(self) -> None:  # noqa: B027
-        """End processes and threads; called after the last step."""
+        """End processes and threads; called once, after the last step or where anything raised."""
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
@@ -475,7 +473,7 @@ class Workload(ABC):
     def describe(cls, params: Mapping[str, str]) -> str:
         """Return what ran, in words for a report; "" if its name in the job file is enough.
 
-        params: its parameters as tables hold them, as texts.
+        params: all its parameters as tables hold them, as texts.
         """
         return cls.title
 
@@ -483,14 +481,14 @@ class Workload(ABC):
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return how many parameters its model has; None if it has no model.
 
-        params: the parameters of the workload as tables hold them, as texts. Predictions take a
+        params: all parameters of the workload as tables hold them, as texts. Predictions take a
         workload that returns a number for one that reduces the gradients of these parameters.
         """
         return None
 
 
 def as_workload(workload_class: type) -> type[Workload]:
-    """Return the class itself if it inherits from Workload, else a subclass that inherits both.
+    """Return the class itself if it inherits from Workload, else a new subclass of both.
 
     Attributes of the class come before the defaults of Workload.
     """
@@ -505,14 +503,14 @@ def as_workload(workload_class: type) -> type[Workload]:
 
 
 def builtin_class(kind: str) -> type[Workload] | None:
-    """Return the class of a built-in workload; None if `kind` is not the name of one."""
+    """Return the class of a built-in workload, importing it; None if `kind` is no name of one."""
     return as_workload(registry.load(kind)) if kind in registry.BUILTIN else None
 
 
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
     """Return how many parameters the model of a built-in workload has.
 
-    None for a user's own workload, and for one without a model. params: the parameters of the
+    None for a user's own workload, and for one without a model. params: all parameters of the
     workload as tables hold them, as texts.
     """
     built_in = builtin_class(kind)
@@ -610,8 +608,9 @@ _MOST_EXACT = 2**53
 def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
     """Return what the workload declares of one step on this rank, by the name of its attribute.
 
-    `items_per_step`, `flops_per_step` and so on; None where it declares nothing. Numbers of any
-    class become int or float. Raises UsageError for what is no number, below 0 or above 1e30.
+    Always items_per_step, message_bytes, busbw_factor, memory_bytes, flops_per_step and
+    model_flops_per_step; None where it declares nothing. Numbers of any class become int or float.
+    Raises UsageError for a value that is no number from 0 to 1e30, as NaN and True are.
     """
     declared: dict[str, int | float | None] = {}
     for name in _DECLARED:
@@ -625,10 +624,10 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
 
 
 def own_metrics(workload: Workload) -> dict[Metric, float]:
-    """Return the values of the metrics that the workload's class declares, but for those not set.
+    """Return metric -> its value, of the metrics of the workload's class; not those unset or None.
 
     Entries of `metrics` that are no Metric are ignored: a class may use the name for something
-    else. Raises UsageError for a value that is no number, or beyond 1e30.
+    else. Raises UsageError for a value that is no number from -1e30 to 1e30, as NaN and True are.
     """
     declared = type(workload).metrics
     metrics = declared if isinstance(declared, tuple | list) else (declared,)
