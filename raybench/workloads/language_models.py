@@ -85,14 +85,15 @@ class KeyValueCache:
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_layer(self, layer: int) -> KeyValueCache:
-        """Return the cache of one layer, a view of this one at the same position."""
+        """Return the cache of one layer, a view of this memory, and a copy of its position."""
         return KeyValueCache(self.memory[layer], self.position)
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write new keys and values of one layer at `position`; return those of all tokens so far.
 
         new: (2, batch, heads, length, head). Returned are views of the cache, keys and values, each
-        (batch, heads, position + length, head). More than one token must be the first ones.
+        (batch, heads, position + length, head). `position` stays. More than one token must be the
+        first ones. They must fit: one token too many is lost without an error.
         """
         length = new.shape[3]
         # Else some of the new tokens would need a mask of their own.
@@ -160,8 +161,8 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
 
-        tokens: (batch, length). cache: keys and values of earlier tokens; those of `tokens` are
-        written into it, and only logits of the last position are returned, (batch, 1, vocabulary).
+        tokens: (batch, length). cache: of earlier tokens; those of `tokens` are written into it;
+        its `position` stays, only logits of the last one are returned, (batch, 1, vocabulary).
         """
         begin, length = 0 if cache is None else cache.position, tokens.shape[1]
         here = slice(begin, begin + length)
@@ -232,9 +233,7 @@ class Block(nn.Module):
 def _keep_costly_parts() -> Any:
     """Return the contexts of torch.utils.checkpoint for selective checkpointing.
 
-    They save the outputs of attention and of every second matrix product, as torchtitan does:
-    attention costs most for the memory of its output, and half of the products are worth half of
-    the memory.
+    They save the outputs of attention and of every second matrix product, as torchtitan does.
     """
     # Of the forward pass, and of what is computed again in the same order.
     seen = {False: 0, True: 0}
@@ -373,7 +372,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Return x with its pairs (i, i + head / 2) turned by rotary positions, in the type of x.
 
-    x: (batch, heads, length, head). Computed in fp32 at least.
+    x: (batch, heads, length, head). rotation: of its positions. Computed in fp32 at least.
     """
     cosines, sines = rotation
     first, second = x.to(torch.promote_types(x.dtype, cosines.dtype)).chunk(2, dim=-1)
@@ -432,8 +431,9 @@ def divide(
 ) -> nn.Module:
     """Divide the model over all ranks, in place, or wrap it by DDP; return the module to call.
 
-    By tensor parallelism, context parallelism and FSDP2, as the degrees of `layout` say. All ranks
-    must call it. options: all of LayoutOptions, by name. compiles: compile each block.
+    By tensor parallelism, context parallelism and FSDP2, as the degrees of `layout` say, which
+    `why_not_divided` must accept. All ranks must call it. options: all of LayoutOptions, by name.
+    compiles: compile each block.
     """
     device = context.device
     if not layout.is_divided:
@@ -525,8 +525,7 @@ def _make_mesh(device: torch.device, **degrees: int) -> tuple[DeviceMesh, tuple[
 def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
     """Divide each matrix product over the ranks, and between products the sequence, in place.
 
-    As torchtitan and torch's tutorial on tensor parallelism divide Llama. Each rank gets whole
-    logits of its part of the sequence, as local tensors.
+    As torchtitan does. Each rank gets whole logits of its part of the sequence, as local tensors.
     """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -579,8 +578,8 @@ def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
 def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
     """Return the tokens of the rank at `place` of `degree` ranks that divide `whole` along `dim`.
 
-    The tokens are cut into 2 x degree chunks; a rank gets the chunk at `place` and the one as far
-    from the end. So all ranks have the same work: in causal attention late tokens see more.
+    The tokens, a multiple of 2 x degree, are cut into so many chunks; a rank gets the chunk at
+    `place` and the one as far from the end. With degree 1 it gets `whole` itself.
     """
     if degree == 1:
         return whole
@@ -605,7 +604,7 @@ class ContextParallel:
         """Return causal attention of this rank's queries over the keys and values of all ranks.
 
         query, output: (batch, heads, own tokens, head); key, value: the same, with as many or fewer
-        heads. All ranks of the group must call it.
+        heads. Own tokens are those of `take_part`. All ranks of the group must call it.
         """
         keys, values = self._gather(key), self._gather(value)
         shared = query.shape[1] // key.shape[1]

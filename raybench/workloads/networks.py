@@ -85,7 +85,7 @@ class Mlp(Model):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return the model with its sizes, as in "MLP of 4 layers, 1,024 wide"."""
+        """Return as in "MLP of 4 layers, 1,024 wide"; KeyError if `params` lack a size."""
         return f"MLP of {params['layers']} layers, {int(params['hidden']):,} wide"
 
     @classmethod
@@ -242,12 +242,12 @@ def load_batches(
     pin_memory: bool,
     distributed_sampler: bool,
 ) -> Iterator[Batch]:
-    """Return an endless iterator over full batches from a DataLoader.
+    """Return an endless iterator over full batches from a DataLoader, shuffled in each epoch.
 
-    The batches are on the device. The processes of the loader start here, and end when the iterator
-    is closed or dropped. inputs, targets: rows in host memory, the same on all ranks. With
-    `distributed_sampler` each rank gets a part of the rows, else all; it must be enough for a
-    batch.
+    The batches are on the device. Waiting for one adds to the part `data` of `context.parts`. The
+    processes of the loader start here, and end when the iterator is closed or dropped. inputs,
+    targets: rows in host memory, the same on all ranks. With `distributed_sampler` each rank gets a
+    part of the rows, else all; it must be enough for a batch.
     """
     from torch import Generator
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -472,7 +472,8 @@ class Smoke(Workload):
     def check(self) -> None:
         """Raise WrongResultError if this rank's gradients are not those of most ranks.
 
-        Also if the loss has not fallen since the first step. All ranks must call it.
+        Also if the loss has not fallen since the first step; ValueError after a single one. All
+        ranks must call it.
         """
         import torch
         import torch.distributed as dist

@@ -122,7 +122,7 @@ def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
 def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
     """Return the FLOPs that torch executes in training on `tokens` tokens, without recomputation.
 
-    Of matrix products and attention; not of the token embedding, of which a token reads one row.
+    Of matrix products and attention to the whole sequence; not of the token embedding.
     """
     products = shape.layers * shape.block_weights + shape.vocabulary * shape.width
     return tokens * (6.0 * products + _attention_flops(shape, seq_len))
@@ -212,7 +212,7 @@ class Layout:
         """Return the layout of `world_size` ranks; options: degrees by name (LayoutOptions).
 
         If dp_shard is -1, it gets the ranks that the other degrees leave; else dp_replicate does,
-        if it is not given. At least 1 each.
+        if it is not given. At least 1 each, so their product may differ from world_size.
         """
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
@@ -352,7 +352,7 @@ class DitShape:
         return round(self._of(scope, double_block, single_block, outside))
 
     def flops(self, scope: str, *, text: int, image: int) -> float:
-        """Return the FLOPs of products and attention, of the block `scope` or a forward pass.
+        """Return the FLOPs of products and attention, of the block `scope` or else of one pass.
 
         text, image: tokens of all ranks. A multiply-add is two operations.
         """

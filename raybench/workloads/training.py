@@ -133,7 +133,7 @@ class Model(Workload):
     ) -> None:
         """Prepare the steps: call `train`, or for inference `load` and `run_forward`.
 
-        Arguments are those of `train` and `load`; a forward pass takes the inputs of the batches.
+        Arguments and errors are those of `train` and `load`; a forward pass takes a batch's inputs.
         """
         if mode == "train":
             self.train(context, make_model, batches, compile=compile, **recipe)
@@ -217,11 +217,7 @@ class Model(Workload):
         self.items_per_step = context.batch_size
 
     def run_forward(self, forward: Callable[[], object]) -> None:
-        """Make `step` call `forward`, in inference mode.
-
-        Also gives the memory that setting up used back to CUDA: a CUDA graph, which has a memory
-        pool of its own, could not use it.
-        """
+        """Make `step` call `forward`, in inference mode; give unused memory back to CUDA."""
         import torch
 
         self._inference_pass = forward
@@ -229,7 +225,7 @@ class Model(Workload):
             torch.cuda.empty_cache()
 
     def step(self) -> None:
-        """Run a forward pass; or train: `grad_accumulation` passes, then the optimizer's update."""
+        """Run a forward pass; or train, on all ranks: `grad_accumulation` passes and an update."""
         if self._inference_pass is not None:
             with self.inference():
                 self._inference_pass()
@@ -254,7 +250,7 @@ class Model(Workload):
 
         Right are the gradients of one process over the samples of all ranks; the error is the norm
         of the difference over the norm of the right gradient. Takes the batches of one step. All
-        ranks that train together must call it, before their first step.
+        ranks that train together must call it, between steps; not for inference.
         """
         import torch
         from torch import distributed as dist
@@ -349,9 +345,9 @@ def estimate_step(
     The peak is where the backward pass begins, where it ends, or in the optimizer. Measured points
     lie within a fifth of it. None for inference, in a CUDA graph, and if ranks have unequal shares.
 
-    parameters: number of the model's parameters. ranks: over how many they are sharded. In bytes:
-    saved: by the forward pass for the backward pass. at_loss: needed besides at the loss.
-    recomputed: of a block that is recomputed. data: of all inputs and targets.
+    settings: all those of the point. parameters: number of the model's. ranks: over how many they
+    are sharded. In bytes: saved: by the forward pass for the backward pass. at_loss: needed besides
+    at the loss. recomputed: of a block that is recomputed. data: of all inputs and targets.
     """
     is_even = settings["shares"] == EQUAL and settings["slow_ratio"] == 1
     if settings["mode"] != "train" or settings["cuda_graph"] or not is_even:
@@ -376,7 +372,7 @@ def product_bytes(settings: Mapping[str, Any]) -> int:
 def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
     """Yield inputs and targets of consecutive rows, without end, as views of `batch_size` rows.
 
-    Left-over rows are unused.
+    Left-over rows are unused. With fewer rows than that it never yields, and hangs.
     """
     starts = range(0, len(inputs) - batch_size + 1, batch_size)
     while True:
@@ -398,10 +394,7 @@ def compute_dtype(context: Context) -> torch.dtype:
 
 
 def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forward:
-    """Return the model so that its first call compiles it; the model itself if not `wanted`.
-
-    Also the model itself on the meta device: compiled code would hide the operations to count.
-    """
+    """Return the model so that its first call compiles it; itself if not `wanted`, and on meta."""
     import torch
 
     return torch.compile(model) if wanted and context.device.type != "meta" else model

@@ -224,13 +224,13 @@ class Transformer(Model):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return the kind of model, GPT-2 or Llama, and the tokens of a sequence."""
+        """Return as in "Llama shaped transformer, 1,024 tokens a sequence"; GPT-2 if not Llama."""
         kind = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
         return f"{kind} shaped transformer, {int(params['seq_len']):,} tokens a sequence"
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters of the model; None for an unknown preset."""
+        """Return the number of parameters; None for an unknown preset, KeyError without seq_len."""
         shape = LANGUAGE_PRESETS.get(params.get("preset", ""))
         if shape is None:
             return None
@@ -425,7 +425,7 @@ class Transformer(Model):
 
 
 def random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> Tensor:
-    """Return random token ids of this shape on the device, different on each rank."""
+    """Return random token ids, int64, on the device: others on each rank, the same in each call."""
     import torch
 
     return torch.randint(vocabulary, shape, generator=context.generator(), device=context.device)
