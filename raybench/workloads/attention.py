@@ -49,7 +49,7 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
 
 
 def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
-    """Make torch's attention use this kernel from now on, in this process; auto leaves the choice.
+    """Make torch's attention use this kernel from now on, in this process; auto: as it is.
 
     Compiled code and recomputed activations use it too; code compiled for another kernel is not
     taken from torch's cache. Does nothing on the meta device. Raises UsageError for efficient and
@@ -78,7 +78,7 @@ def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) ->
     """Return (output, log-sum-exp) of attention by this kernel, not causal.
 
     Shapes are those of the module's docstring. Raises UsageError for math, which computes no
-    log-sum-exp.
+    log-sum-exp, and torch's RuntimeError where the kernel does not take the type or the device.
     """
     aten: Any = torch.ops.aten
     if kernel == "flash" and query.device.type == "cpu":
@@ -100,9 +100,8 @@ def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) ->
 def merge(parts: Iterable[Part]) -> Tensor:
     """Return the output of attention over all keys, in the type of the parts.
 
-    parts: (output, log-sum-exp) over a part of the keys each, at least one; each is used as soon as
-    it comes. The result is the mean of the outputs with weights exp(logsumexp of the part -
-    logsumexp of all), computed in fp32 at least.
+    parts: as of `attention_part`, each over a part of the keys; at least one. Each is used as soon
+    as it comes. Computed in fp32 at least.
     """
     remaining = iter(parts)
     out, logsumexp = next(remaining)
@@ -141,18 +140,19 @@ class SequenceParallel:
         return self.ulysses * self.ring
 
     def shard(self, tokens: Tensor) -> Tensor:
-        """Return this rank's part of all tokens, cut along dimension 0."""
+        """Return this rank's part of the tokens, a view; `degree` must divide dimension 0."""
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """Return the tokens of all ranks, joined along dimension 0; all ranks must call it."""
+        """Return the tokens of all ranks, joined along dimension 0 by rank; all must call it."""
         return tokens if self.degree == 1 else _all_gather(tokens, self.degree, None)
 
     def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention of this rank's queries over the tokens of all ranks.
 
-        All three and the output are (own tokens, heads, head width). All ranks must call it. Raises
-        UsageError for the kernel math in a ring that sends (`ring_kind` p2p).
+        All three and the output are (own tokens, heads, head width): as many tokens on each rank,
+        and heads that `ulysses` divides. All ranks must call it. Raises UsageError for the kernel
+        math in a ring that sends (`ring_kind` p2p).
         """
         query, key, value = map(self._to_heads, (query, key, value))
         if self.ring > 1 and self.ring_kind == "p2p":

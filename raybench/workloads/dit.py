@@ -99,7 +99,7 @@ class Dit(Workload):
         self.flops_per_step = of_all / context.world_size
 
     def step(self) -> None:
-        """Run the block, the pass or the loop once, and set `output`; all ranks must call it."""
+        """Run what `scope` says and set `output`, as `Steps.make` tells; all ranks must call it."""
         import torch
 
         with torch.inference_mode():
@@ -109,7 +109,7 @@ class Dit(Workload):
         """Raise WrongResultError if the last output is not finite, or the division is wrong.
 
         It is wrong if a small model that the ranks divide differs from the undivided one
-        (`difference_to_whole`). All ranks must call it.
+        (`difference_to_whole`) by more than `TOLERANCES` allow. All ranks must call it.
         """
         from raybench.workloads.dit_model import TOLERANCES, difference_to_whole
 
@@ -126,7 +126,7 @@ class Dit(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why the ranks cannot divide a point's sizes, in a sentence; None if they can."""
+        """Return why a point with these settings cannot be run, one sentence; None if it can."""
         world_size = settings["world_size"]
         ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
         if ulysses * ring != world_size:

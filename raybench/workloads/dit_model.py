@@ -196,8 +196,9 @@ class Dit(nn.Module):
     ) -> Tensor:
         """Return the velocity of each image token, (tokens, channels).
 
-        time: (1, 1), from 1 (noise) to 0. text: (text tokens, text width). pooled: (1, pooled
-        width). guidance: (1, 1). rotation: of the text's tokens, then the image's.
+        image: as the output. time: (1, 1), from 1 (noise) to 0. text: (text tokens, text width).
+        pooled: (1, pooled width). guidance: (1, 1). rotation: of the text's tokens, then the
+        image's. Where ranks divide the tokens, all are this rank's.
         """
         embedded: Tensor = (
             self.time_in(sinusoids(time, self._frequencies))
@@ -216,7 +217,7 @@ class Dit(nn.Module):
 
 
 def sinusoids(time: Tensor, count: int) -> Tensor:
-    """Return a time (1, 1) encoded as cosines, then sines, of growing periods, (1, count)."""
+    """Return a time (1, 1) as cosines, then sines, of growing periods, (1, count); count: even."""
     wide = torch.promote_types(time.dtype, torch.float32)
     places = torch.arange(count // 2, dtype=wide, device=time.device)
     rates = torch.exp(-math.log(_LONGEST_PERIOD) * places / (count // 2))
@@ -318,7 +319,8 @@ class Steps:
 
         The output is this rank's tokens for a block, the velocity of the whole image for forward,
         and for loop the whole image after `steps` Euler steps from noise; `steps` counts for loop
-        only. All ranks must call this method, and must call the function equally often.
+        only. All ranks must call this method, and must call the function equally often. Raises
+        UsageError as `kernel` does, and the function as `SequenceParallel.attend` does.
         """
         shape, parallel, pixels = self.shape, self.parallel, self.rows * self.columns
         generator = None  # the meta device has no numbers
@@ -422,7 +424,7 @@ def difference_to_whole(steps: Steps) -> float:
 
     The model has one block of each kind, in the type and with the kernel of `steps`. The error is
     the Frobenius norm of the difference to the undivided output, over that output's; 0 for one
-    rank. All ranks must call it.
+    rank, NaN or infinite if an output is not finite. All ranks must call it. Raises as `make` does.
     """
     ranks = steps.parallel.degree
     if ranks == 1:
