@@ -73,7 +73,7 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
     """Return the groups of ranks that a text such as "0-3,4-7" or "0+2,1+3" names, in its order.
 
     Each group is ascending. Raises UsageError where the text is malformed, a group has fewer than
-    2 ranks, a rank is in two groups, or a rank is not below world_size.
+    2 ranks, a rank is named twice, or a rank is not below world_size.
     """
     rule = "groups: must be disjoint groups of ranks, as in 0-3,4-7 or 0+2,1+3"
     groups: list[tuple[int, ...]] = []
@@ -95,7 +95,7 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
-    """Return groups of ranks as text, "0-3,4+6", which `parse_groups` reads back."""
+    """Return ascending groups of 2 or more ranks as text, "0-3,4+6", as for `parse_groups`."""
     return ",".join(
         f"{group[0]}-{group[-1]}"
         if list(group) == list(range(group[0], group[-1] + 1))

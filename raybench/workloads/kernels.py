@@ -154,8 +154,7 @@ class SameBits(Workload):
     def check(self) -> None:
         """Update the three metrics from the last product; afterwards it is 0 until the next step.
 
-        The product is computed once more with its rows in other places. If its bits then differ,
-        either the device is wrong or its library treats rows differently by their place.
+        For them the product is computed once more, with its rows in other places.
         """
         import torch
 
@@ -169,10 +168,7 @@ class SameBits(Workload):
 
 
 def digest_of(tensor: Tensor) -> int:
-    """Return a hash of the bytes of a tensor: 48 bits, which a double holds exactly.
-
-    Copies the tensor to the host, so it waits for the device.
-    """
+    """Return a 48-bit hash of a tensor's bytes; waits for the device, to copy it to the host."""
     import torch
 
     content = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
@@ -341,7 +337,7 @@ class Memory(Workload):
 def memory_gb_s(context: Context) -> float | None:
     """Return the device's memory bandwidth in GB/s (1e9 bytes), by 0.1 s of `memory`'s triad.
 
-    None on the meta device. It needs 3 GiB on a GPU while it runs, and frees them.
+    None on the meta device. On a GPU it needs 3 GiB meanwhile, or raises torch.OutOfMemoryError.
     """
     import torch
     from torch.utils.benchmark import Timer
@@ -413,7 +409,7 @@ class HostCopy(Workload):
             self._stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
-        """Issue the copies once; the current stream waits for all of them."""
+        """Issue this rank's copies, if it has any; the current stream waits for all of them."""
         import torch
 
         if self._stream is None:

@@ -51,8 +51,8 @@ def turns(world_size: int) -> int:
 def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
     """Return the disjoint pairs of one turn (from 0), sorted, the lower rank first in each.
 
-    After all `turns` each pair has come once. Of an odd number of ranks one has no partner in each
-    turn. By the circle method: one rank stays and the others walk round it.
+    After all `turns` each pair has come once; later turns repeat them. Of an odd number of ranks
+    one has no partner in each turn.
     """
     even = world_size + world_size % 2
     circle = [even - 1, *((turn + step) % (even - 1) for step in range(even - 1))]
@@ -65,7 +65,7 @@ def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
 def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
     """Return the pairs that a text such as "0-3,1-2" names, in order, the lower rank first in each.
 
-    Raises UsageError where the text is malformed, a rank is in two pairs, or a rank is not below
+    Raises UsageError where the text is malformed, a rank is named twice, or a rank is not below
     world_size.
     """
     rule = "partners: must be disjoint pairs of ranks, as in 0-3,1-2"
@@ -162,7 +162,10 @@ class Pairs(Workload):
             self._arrival = peer, rank, incoming, _message(peer, size_bytes, device)
 
     def step(self) -> None:
-        """Issue the messages once; on a GPU the current stream waits for them, not the host."""
+        """Issue the pair's messages once; on a GPU the current stream waits for them, not the host.
+
+        Both ranks of a pair must call it. Raises RuntimeError where CUDA refuses a copy.
+        """
         self._issue()
 
     def check(self) -> None:
@@ -305,7 +308,8 @@ _LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
 def main() -> None:
     """Do the collective, print the lines of NCCL's log and of the host, each once, and exit with 0.
 
-    sys.argv: cuda or cpu, and a name for the keys in the store.
+    sys.argv: cuda (that of LOCAL_RANK), cuda:N or cpu, and a name for the keys in the store. Raises
+    KeyError without torchrun's variables, RuntimeError where a peer does not come in 60 s.
     """
     device, name = [*sys.argv[1:], "transport"][:2]
     with TemporaryDirectory(prefix="raybench-nccl-") as folder:

@@ -191,8 +191,9 @@ class RunningScript(Workload):
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
         """Run `lead_in` iterations, then return the times of `iterations` more.
 
-        Fewer, or none, if the script ends meanwhile. Raises ScriptEndedError when it has ended
-        before, ScriptFailedError where it fails, and ScriptAbortedError where another rank has.
+        Starts count from that of the script's process. Fewer, or none, if the script ends
+        meanwhile. Also sets `parts` and `peaks`. Raises ScriptEndedError when it has ended before,
+        ScriptFailedError where it fails, and ScriptAbortedError where another rank has.
         """
         if self._has_ended:
             raise ScriptEndedError
@@ -212,7 +213,10 @@ class RunningScript(Workload):
         )
 
     def forget_memory(self) -> None:
-        """Tell the script to reset its peaks of memory before its next step; does not wait."""
+        """Tell the script to reset its peaks of memory before its next step; does not wait.
+
+        From then on no other optimizer becomes the one whose step ends an iteration.
+        """
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> str:
@@ -227,15 +231,15 @@ class RunningScript(Workload):
         return str(self._receive()["why_not"])
 
     def time_gradients(self) -> None:
-        """Time how DDP reduces gradients in later steps; only after `mark_parts` returned ""."""
+        """Time how DDP reduces gradients later; once, after `mark_parts` with peers returned ""."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:
-        """Stop DDP from reducing gradients in later steps; only after `mark_parts` returned ""."""
+        """Stop DDP from reducing gradients in later steps; only after `time_gradients`."""
         self._send(do="keep_gradients")
 
     def close(self) -> None:
-        """End the script and wait for that; kill all processes that it has started."""
+        """End the script, waiting 2 s at most, and kill all that it has started; call it once."""
         started: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
             started = psutil.Process(self._process.pid).children(recursive=True)

@@ -241,7 +241,8 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
 
     If the script raises, the process exits with 1; the parent and stderr get the traceback.
 
-    descriptor: of the socket to the parent. options: JSON with `step_of` and `timeout_s`.
+    descriptor: of the socket to the parent. options: JSON with `step_of`, the optimizer class whose
+    step ends an iteration or "", and `timeout_s`, after which the stacks are written to stderr.
     """
     # The system kills this process when the worker dies; it may have died already.
     parent = os.getppid()
