@@ -64,22 +64,28 @@ class Prediction:
 
     @property
     def measured_efficiency(self) -> float:
-        """Return the efficiency at the largest measured world size, which may be above 1."""
+        """Return the efficiency of the largest over the smallest measured world, also above 1."""
         return self.base_ms / _step_ms(self.measured)
 
     @property
     def efficiency(self) -> float:
-        """Return the efficiency over the smallest measured world size; 1 is perfect scaling."""
+        """Return the predicted efficiency over the smallest measured world size; 1 is perfect.
+
+        It is at most 1, or `measured_efficiency` if that is above 1.
+        """
         return self._efficiency(self.step_ms)
 
     @property
     def efficiency_low(self) -> float:
-        """Return the low end of the 95 % interval of the efficiency, by the step's alone."""
+        """Return the low end of the 95 % interval of `efficiency`, with the same upper limit.
+
+        It follows from the interval of the predicted step; `base_ms` is taken as exact.
+        """
         return self._efficiency(self.step_ms_high)
 
     @property
     def efficiency_high(self) -> float:
-        """Return the high end of the 95 % interval of the efficiency."""
+        """Return the high end of the 95 % interval of `efficiency`; see `efficiency_low`."""
         return self._efficiency(self.step_ms_low)
 
     def _efficiency(self, step_ms: float) -> float:
@@ -87,7 +93,7 @@ class Prediction:
 
     @property
     def speed_up(self) -> float:
-        """Return throughput / throughput of the smallest measured world size."""
+        """Return predicted throughput / measured throughput of the smallest measured world size."""
         return self.efficiency * self.world_size / self.base_world
 
 
@@ -96,10 +102,11 @@ def predict(
 ) -> tuple[list[Prediction], list[str]]:
     """Return a prediction for each series and world size, and why each other series has none.
 
-    A series: points that differ in the number of devices alone, in the order of the points.
-    points: rows of the table `points` of one run. world_sizes: above the measured ones; the largest
-    decides whether a series can be predicted. devices_per_node: in the cluster of the run. Raises
-    ResultsError, with the first reason, where no series can be predicted.
+    A series: points that differ in the number of devices alone, in the order of the points. Those
+    that are not ok or imprecise (`is_imprecise`) are not used. points: rows of the table `points`
+    of one run. world_sizes: one or more, above the measured ones; the largest decides whether a
+    series can be predicted. devices_per_node: in the cluster of the run. Raises ResultsError, with
+    the first reason, where no series can be predicted, and for no points.
     """
     trials = Trials(points)
     series: dict[tuple[Any, ...], list[PointRow]] = {}

@@ -55,7 +55,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
 
     points: of one run. baseline: settings of the baseline points; a series is all points that are
     equal in every other setting (weak: batch_size, strong: global_batch_size; weak and strong
-    apart). Without settings there is no baseline.
+    apart). Without settings there is no baseline. speed_up is None for a point that is not ok or
+    has no throughput; `why` tells why another ok point has none.
 
     * Intervals (`*_low`, `*_high`) are over the rounds of this run, by the ratios within each
       round, see `raybench.stats.summary`.
@@ -284,9 +285,9 @@ def _models_of(row: PointRow) -> Sequence[str]:
 
 
 def probe_speeds(row: PointRow) -> list[float]:
-    """Return the samples/s of each device alone with an equal share, by rank, as it was probed.
+    """Return the samples/s of each device alone with an equal share of the batch, by the probe.
 
-    Empty where the devices were not probed.
+    In rank order. Empty where the devices were not probed.
     """
     if not row.global_batch_size or not row.fixed_ms_by_rank or not row.speed_by_rank:
         return []
@@ -473,9 +474,10 @@ _MADE = ("job_name", "params_json", "metrics_json")
 
 
 def write_summary(store: RunStore, run: Run) -> None:
-    """Write the table `summary` of a run; nothing if its points cannot be read.
+    """Write the table `summary` of a run, in place of an earlier one.
 
-    Raises ResultsError where the folder cannot be written.
+    Nothing if its points cannot be read, or it has none. Raises ResultsError where the folder
+    cannot be written.
     """
     try:
         points = point_rows(reader.load(store.root, "points", run.run_id))
@@ -485,7 +487,7 @@ def write_summary(store: RunStore, run: Run) -> None:
 
 
 def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
-    """Return one row for each point of a run.
+    """Return one row for each point of a run, as `scaling` makes them; controls are left out.
 
     points: rows of the run in the table `points`, all attempts. In the result params_json has the
     parameters with their types, and the settings that are not at their defaults.
