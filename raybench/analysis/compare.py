@@ -293,10 +293,7 @@ def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, A
 
 
 def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
-    """Yield the test of each point that has the figure in all its runs.
-
-    A point is left out where its scatter cannot be estimated.
-    """
+    """Yield the test of each point with the figure in all its runs, and a scatter of its starts."""
     known = [one for one in pairs if not np.isnan(np.concatenate(one.logs[figure])).any()]
     runs = [
         [(number, row.run_id) for number, side in enumerate(one.ok) for row in side]

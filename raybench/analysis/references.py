@@ -138,7 +138,7 @@ class Entry(Quantity):
 
     @property
     def provenance(self) -> str:
-        """Return `6 devices of 3 hosts, November 2026`; one host is not named."""
+        """Return `6 devices of 3 hosts, November 2026`; `of 3 hosts` only for several hosts."""
         devices = f"{self.devices} device{'s' * (self.devices > 1)}"
         return f"{devices}{f' of {self.hosts} hosts' * (self.hosts > 1)}, {self.dates}"
 
@@ -256,10 +256,7 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
 
 
 def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> Entry:
-    """Return the entry of a quantity, its range computed from the starts.
-
-    measured: one start or more. file: lists their runs and devices.
-    """
+    """Return the entry of a quantity from its starts, one or more. file: lists their devices."""
     # Starts that share a UUID may be of the same device.
     groups: list[tuple[set[str], list[float]]] = []
     are_together = False
@@ -363,10 +360,7 @@ class Standing:
 
     @property
     def members(self) -> dict[str, Any]:
-        """Return the JSON object: point_id, model, value, share, is_within, and reference.
-
-        reference: the fields of the entry, without `measured`.
-        """
+        """Return point_id, model, value, share, is_within, reference (entry but `measured`)."""
         return {
             "point_id": self.measured.point_id,
             "model": self.measured.model,
@@ -541,8 +535,7 @@ def impossible_among(warnings: Iterable[str]) -> list[str]:
 def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
     """Yield a sentence for each rate (MFU, TFLOP/s, memory, bus) that its device cannot reach.
 
-    known: the reference entries of the model; without them only MFU and peaks of datasheets are
-    held.
+    known: the reference entries of the model; without any, MFU and peaks of datasheets are held.
     """
 
     def most(test: str) -> float:

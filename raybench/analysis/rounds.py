@@ -63,10 +63,10 @@ def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     """Return one row for each point of each run: its last attempt, or the mean of its rounds.
 
     Step times, rates and parts are geometric means over the rounds that are ok; cold steps are
-    medians, counts of samples and energy are added, of bytes the largest is taken. Number, start
+    medians, counts of samples and energy are added, of memory the largest is taken. Number, start
     and duration of the attempt are those of the last ok round. A warning of one round is kept, a
     failed round adds one. Without an ok round it is the worst row (order of `Status`). The interval
-    of the step time is that of the samples alone. points: of `points`; controls are left out.
+    of the step time is that of the samples alone. points: all attempts; controls are left out.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):
@@ -126,10 +126,7 @@ def _as_one(column: TableColumn, values: Sequence[Any]) -> Any:
 
 
 def _mean(known: Sequence[float]) -> float:
-    """Return the geometric mean, so that a rate is still what a step does over its time.
-
-    Arithmetic where a value is 0 or less.
-    """
+    """Return the geometric mean, for rates and times alike; arithmetic if a value is 0 or less."""
     return math.exp(fmean(map(math.log, known))) if min(known) > 0 else fmean(known)
 
 
@@ -178,9 +175,8 @@ class Trials:
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
         """Return round -> logarithm of row's throughput over base's, for the rounds that both have.
 
-        Empty if both are ok, with a throughput, in no round. If the baseline is in another block
-        (world_size), half of the drift that the control at the end of row's block shows is
-        subtracted.
+        Empty if both have a throughput in no round. If the baseline is in another block
+        (world_size), half of the drift that the control at the end of row's block shows is removed.
         """
         of_base, found = self.rounds(base), {}
         for number, one in self.rounds(row).items():
@@ -192,10 +188,7 @@ class Trials:
         return found
 
     def _drift(self, block: tuple[str, int, int]) -> float:
-        """Return the logarithm of how much faster a control is than its point in the same round.
-
-        0 where that is not known.
-        """
+        """Return log(step of the point / step of its control in the same round); 0 if unknown."""
         control = self._controls.get(block)
         first = None if control is None else self.rounds(control).get(block[1])
         if control is None or first is None or not first.step_ms_p50 or not control.step_ms_p50:

@@ -25,7 +25,7 @@ _Row = TypeVar("_Row")
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
     """Return the rows of a frame of the table `points`, which may lack columns: `typed_rows`.
 
-    Raises as that does.
+    Raises ResultsError for null where each point has a value, ValueError for an unknown status.
     """
     return typed_rows(frame, PointRow)
 

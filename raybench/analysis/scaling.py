@@ -260,10 +260,7 @@ def why_not_comparable(row: PointRow, base: PointRow) -> str | None:
 
 
 def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
-    """Return the ratio of the SM clocks of two points on one model.
-
-    None where it is not known, and within 1 % of 1.
-    """
+    """Return the ratio of SM clocks of two points on one model; None if unknown or 1 within 1 %."""
     mhz, base_mhz = row.sm_clock_mhz_p50, base.sm_clock_mhz_p50
     if row.device_name != base.device_name or not mhz or not base_mhz:
         return None
@@ -336,10 +333,7 @@ class _OwnSpeeds:
 
 
 def _key(row: PointRow) -> tuple[object, ...]:
-    """Return what a point must have in common with a point of one device to be compared with it.
-
-    That is all its settings but those of its devices.
-    """
+    """Return all settings of a point but those of its devices, to find a point of one device."""
     names = ("workload", "scaling", *_ALIKE, batch_column(row) or "status")
     return (*(str(setting(row, name)) for name in names), *sorted(row.params.items()))
 
@@ -437,9 +431,6 @@ def _communication_ms(row: PointRow) -> float | None:
     Between none and what was measured of communication, and of ranks that are late in turn. All of
     it where collectives were counted but not timed: the own step is then the same with local copies
     in their place, and nothing else differs. None where nothing was measured.
-
-    Communication delays a rank for as long as it runs at most, whether it is waited for or takes
-    from the computation beside it.
     """
     timed_ms, exposed_ms = row.comm_ms, row.comm_exposed_ms
     if exposed_ms is None:
@@ -451,10 +442,7 @@ def _communication_ms(row: PointRow) -> float | None:
 
 
 def _pace_ms(row: PointRow) -> float:
-    """Return the step in ms that the row's samples/s are of; the row must have a throughput.
-
-    It is the mean one where the step was taken apart, else the median.
-    """
+    """Return the mean step in ms of a row with a throughput; the median without local steps."""
     step_ms = row.step_ms_mean if row.local_step_ms_by_rank else row.step_ms_p50
     assert step_ms is not None  # both rows have a throughput
     return step_ms
@@ -474,10 +462,9 @@ _MADE = ("job_name", "params_json", "metrics_json")
 
 
 def write_summary(store: RunStore, run: Run) -> None:
-    """Write the table `summary` of a run, in place of an earlier one.
+    """Write the table `summary` of a run anew; nothing if it has no points that can be read.
 
-    Nothing if its points cannot be read, or it has none. Raises ResultsError where the folder
-    cannot be written.
+    Raises ResultsError where the folder cannot be written.
     """
     try:
         points = point_rows(reader.load(store.root, "points", run.run_id))

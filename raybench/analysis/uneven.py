@@ -104,10 +104,7 @@ class Gain:
 
 
 def gain_over(one: Scenario, other: Scenario) -> Gain:
-    """Return by what share the throughput of `one` is above that of `other` (0.1: 10 % more).
-
-    Its interval follows from those of both steps; one that is unknown counts as 0.
-    """
+    """Return by what share the throughput of `one` is above that of `other` (0.1: 10 % more)."""
     ratio = one.throughput / other.throughput
     return Gain(gain=ratio - 1, half_width=ratio * math.hypot(one.half_width, other.half_width))
 
@@ -125,10 +122,7 @@ class Fleet:
 
     @property
     def slow_count(self) -> int:
-        """Return how many devices are slow: emulated, else by the probes (`fast_devices`).
-
-        0 if they were neither emulated nor probed.
-        """
+        """Return how many devices are slow: emulated, else by probes (`fast_devices`); else 0."""
         if self.first.slow_ratio < 1:
             return min(self.first.slow_count, self.first.world_size)
         return sum(not rank.is_fast for rank in self._ranks)
