@@ -123,10 +123,12 @@ def compare(
     *,
     threshold: float = THRESHOLD,
 ) -> list[ComparedPoint]:
-    """Return each point of two sides with its verdict, in the order of `new`, then of `base`.
+    """Return each point of two sides with its verdict: those of `new`, then those only in `base`.
 
-    base, new: for each run of the side its rows of the table `points`, with POINT_COLUMNS at least.
-    threshold: a relative change up to this counts as none.
+    Each in the order in which it first occurs. Controls are left out. `ComparedPoint` defines the
+    verdicts: None where a side has no ok run, `unclear` where it has only one.
+    base, new: for each run of the side, the newest last, its rows of the table `points`, with
+    POINT_COLUMNS at least. threshold: a relative change up to this counts as none (0.015: 1.5 %).
     """
     sides = []
     for side in (base, new):
@@ -291,10 +293,7 @@ def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, A
 
 
 def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
-    """Yield the test of each point that has the figure in all its runs.
-
-    A point is left out where its scatter cannot be estimated.
-    """
+    """Yield the test of each point with the figure in all its runs, and a scatter of its starts."""
     known = [one for one in pairs if not np.isnan(np.concatenate(one.logs[figure])).any()]
     runs = [
         [(number, row.run_id) for number, side in enumerate(one.ok) for row in side]
@@ -376,8 +375,9 @@ class Change:
 def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     """Return name -> text of all that can change a measured time in a run: versions, devices, code.
 
-    What is not known is left out. Where devices differ, the text lists their values, with commas.
-    devices: the rows of the run in the table `devices`.
+    Names are such as `driver`, `code FILE` or `variable NAME`. What is not known is left out. Where
+    devices differ, the text lists their values, sorted, with commas. Hashes are cut to 12 digits.
+    devices: the rows of the run in the table `devices`, with all its columns.
     """
     commit, plus, changed = (run.git_commit or NONE).partition("+")
     models = sorted(Counter(devices["name"]).items())
@@ -402,7 +402,7 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
 
 
 def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return the changes between two runs' facts, without UUIDs, hosts and device selection."""
+    """Return `changes` without UUIDs, hosts, CUDA_VISIBLE_DEVICES and NCCL_HOSTID."""
     return tuple(one for one in changes(base, new) if one.name not in _OF_ALLOCATION)
 
 
@@ -468,8 +468,10 @@ class PointChange:
 def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
     """Return the parts of the step that explain a quarter of its change or more, then the states.
 
-    The parts that changed most come first; there are none where a breakdown contradicts its step.
-    States: throttled and host-bound if they differ, and the SM clock if it moved by 2 % or more.
+    Parts are in ms; those that changed most come first. There are none where the step did not
+    change, or a breakdown contradicts its step (`why_no_breakdown`). States: throttled and
+    host-bound (bool) if they differ, and the SM clock in MHz if it moved by 2 % or more. A column
+    that one row lacks is left out. base, new: the same point in two runs.
     """
     step_ms = (new.step_ms_p50 or 0.0) - (base.step_ms_p50 or 0.0)
     is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
@@ -496,9 +498,9 @@ def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
 def all_point_changes(
     base: Sequence[PointRow], new: Sequence[PointRow]
 ) -> dict[str, tuple[PointChange, ...]]:
-    """Return point_id -> `point_changes` of the points that are ok in both runs.
+    """Return point_id -> `point_changes` of the points that are ok in both runs; () for no change.
 
-    base, new: one row per point, as returned by `mean_of_rounds`.
+    base, new: of one run each, as returned by `mean_of_rounds`. In the order of `new`.
     """
     of_base = {row.point_id: row for row in base if row.status is Status.OK}
     return {
@@ -545,11 +547,12 @@ class HistoryRow(PointRow):
 
 
 def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list[HistoryRow]:
-    """Return the ok points of all runs, each with the level of its step time.
+    """Return a row for each ok point of each run, its rounds as one, with the level of its step.
 
-    They are sorted by point and then by time; each machine has levels of its own, but its rows are
-    not kept apart. points: rows of the table `points` of any runs, with HISTORY_COLUMNS at least.
-    threshold: a relative change up to this is no step.
+    Rows without a step time are left out. Points are in the order in which they first occur, rows
+    of a point by start. Each machine has levels of its own, but its rows are not kept apart.
+    points: rows of the table `points` of any runs, with HISTORY_COLUMNS at least. threshold: as of
+    `find_steps`, 0.015 for 1.5 %.
     """
     order = {name: place for place, name in enumerate(dict.fromkeys(p.point_id for p in points))}
     ok = [row for row in mean_of_rounds(points) if row.status is Status.OK and row.step_ms_p50]
@@ -584,8 +587,9 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
 def find_steps(values: NDArray[np.float64], within: float, threshold: float) -> list[int]:
     """Return the indices at which a new level begins, ascending; empty for fewer than five runs.
 
-    values: logarithms of step times, one per run. within: standard deviation of a value by the
-    samples of its run alone. threshold: a relative change up to this is no step.
+    Index 0 is never one. A step is larger than `threshold`, a relative change, and than chance
+    explains (FALSE_STEPS). values: logarithms of step times, one per run, in the order of time.
+    within: standard deviation of a value by the samples of its run alone; 0 if not known.
     """
     from scipy.special import stdtr
 

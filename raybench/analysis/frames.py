@@ -50,8 +50,8 @@ def load(
     `summary`: one row per point with the 27 columns that most questions need; `params.NAME` and
     `metrics.NAME` are columns of their own, with their types.
     run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
-    params: for the tables points and scaling only. `columns` makes a column `params.hidden` of
-    {"hidden": "4096"}, with numbers if all its values are numbers.
+    params: `columns` makes a column `params.hidden` of {"hidden": "4096"}, with numbers or truth
+    values if all its values are such; it raises ResultsError for tables but points and scaling.
 
     Columns are those of today's schema, also for parts of an older one (missing: null). Types do
     not depend on the content: Int64, boolean, string, float64; maps are dicts. `raybench.units`

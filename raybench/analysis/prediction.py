@@ -64,22 +64,22 @@ class Prediction:
 
     @property
     def measured_efficiency(self) -> float:
-        """Return the efficiency at the largest measured world size, which may be above 1."""
+        """Return the efficiency of the largest measured world over the smallest; may be above 1."""
         return self.base_ms / _step_ms(self.measured)
 
     @property
     def efficiency(self) -> float:
-        """Return the efficiency over the smallest measured world size; 1 is perfect scaling."""
+        """Return base_ms / step_ms, at most `max(1, measured_efficiency)`; 1 is perfect scaling."""
         return self._efficiency(self.step_ms)
 
     @property
     def efficiency_low(self) -> float:
-        """Return the low end of the 95 % interval of the efficiency, by the step's alone."""
+        """Return the low end of the 95 % interval of `efficiency`, by that of the step alone."""
         return self._efficiency(self.step_ms_high)
 
     @property
     def efficiency_high(self) -> float:
-        """Return the high end of the 95 % interval of the efficiency."""
+        """Return the high end of the 95 % interval of `efficiency`, with the same upper limit."""
         return self._efficiency(self.step_ms_low)
 
     def _efficiency(self, step_ms: float) -> float:
@@ -87,7 +87,7 @@ class Prediction:
 
     @property
     def speed_up(self) -> float:
-        """Return throughput / throughput of the smallest measured world size."""
+        """Return predicted throughput / measured throughput of the smallest measured world size."""
         return self.efficiency * self.world_size / self.base_world
 
 
@@ -96,10 +96,11 @@ def predict(
 ) -> tuple[list[Prediction], list[str]]:
     """Return a prediction for each series and world size, and why each other series has none.
 
-    A series: points that differ in the number of devices alone, in the order of the points.
-    points: rows of the table `points` of one run. world_sizes: above the measured ones; the largest
-    decides whether a series can be predicted. devices_per_node: in the cluster of the run. Raises
-    ResultsError, with the first reason, where no series can be predicted.
+    A series: points that differ in the number of devices alone, in the order of the points. Those
+    that are not ok or imprecise (`is_imprecise`) are not used. points: rows of the table `points`
+    of one run. world_sizes: one or more, above the measured ones; the largest decides whether a
+    series can be predicted. devices_per_node: in the cluster of the run. Raises ResultsError, with
+    the first reason, where no series can be predicted, and for no points.
     """
     trials = Trials(points)
     series: dict[tuple[Any, ...], list[PointRow]] = {}
@@ -137,7 +138,6 @@ def _why_not(
     """Return why a series cannot be predicted up to this world size; None where it can.
 
     rows: all its points; usable: those that are ok and known to 10 %, the fewest devices first.
-    devices_per_node: of the run's cluster.
     """
     # DDP reduces the gradients of built-in models, and where that was timed.
     if not any(
@@ -238,8 +238,7 @@ def _bytes_sent(world_size: int) -> float:
 def _own_error(row: PointRow, trials: Trials) -> float:
     """Return half of the 95 % interval of a measured step, as a logarithm; 0 where it is not known.
 
-    From the scatter of its rounds; of one round from its samples, which do not tell how far another
-    start would be.
+    From the scatter of its rounds; of one round from its samples, which tell nothing of starts.
     """
     steps_ms = [one.step_ms_p50 for one in trials.rounds(row).values() if one.step_ms_p50]
     if len(steps_ms) > 1:

@@ -77,9 +77,9 @@ class Quantity(_Strict):
 
     @cached_property
     def key(self) -> object:
-        """Return a hashable key: the metric and the settings, sorted, without default parameters.
+        """Return a hashable key: the metric and the settings, sorted, without fabric.
 
-        So a parameter that a later version adds, at its default, keeps the key.
+        Parameters at their default are left out: one that a later version adds keeps the key.
         """
         defaults = _defaults(self.of.get("workload", ""))
         given = ((name, text) for name, text in self.of.items() if defaults.get(name) != text)
@@ -138,7 +138,7 @@ class Entry(Quantity):
 
     @property
     def provenance(self) -> str:
-        """Return what was measured and when, as `6 devices of 3 hosts, November 2026`."""
+        """Return `6 devices of 3 hosts, November 2026`; `of 3 hosts` only for several hosts."""
         devices = f"{self.devices} device{'s' * (self.devices > 1)}"
         return f"{devices}{f' of {self.hosts} hosts' * (self.hosts > 1)}, {self.dates}"
 
@@ -166,8 +166,8 @@ class ReferenceFile(_Strict):
 def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (value, low, high): geometric mean, and 99 % prediction interval of a new device.
 
-    The interval is for one start of it. devices: for each device the values of its starts, above 0.
-    All three are rounded to six significant digits.
+    The interval is for one start of it. devices: one or more; for each the values of its starts,
+    one or more, above 0. All three are rounded to six significant digits.
 
     On logarithms, for n devices: mean ± t(n-1) s sqrt(1 + 1/n), the prediction interval of a new
     observation (G. J. Hahn, W. Q. Meeker, Statistical Intervals, 1991, section 4.7). s² is the
@@ -204,8 +204,8 @@ def reference_files(
 ) -> list[ReferenceFile]:
     """Return one file per model, with the reference entries that this run's values give.
 
-    devices: rows of the run in the table `devices`. measured: values; one without known devices is
-    left out.
+    devices: rows of the run in the table `devices`. measured: values above 0, of these devices; one
+    without known devices is left out. Several of one quantity and device are its starts.
     """
     versions, places = dict(run.versions), {}
     for one in devices:
@@ -230,7 +230,8 @@ def reference_files(
 def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
     """Return one file per model, its ranges computed anew from the starts of all files.
 
-    If no file knows the starts of a quantity, the entry of the last file is kept.
+    Starts of the same run and devices count once, as in the last file. If no file knows the starts
+    of a quantity, the entry of the last file is kept.
     """
     by_model: dict[str, list[ReferenceFile]] = {}
     for file in files:
@@ -255,10 +256,7 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
 
 
 def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> Entry:
-    """Return the entry of a quantity, its range computed from the starts.
-
-    measured: one start or more. file: lists their runs and devices.
-    """
+    """Return the entry of a quantity from its starts, one or more. file: lists their devices."""
     # Starts that share a UUID may be of the same device.
     groups: list[tuple[set[str], list[float]]] = []
     are_together = False
@@ -313,10 +311,10 @@ class References:
         return [entry for file in files for entry in file.quantities]
 
     def find(self, model: str, quantity: Quantity) -> Entry | None:
-        """Return the entry of a quantity on a model of device; None where there is none.
+        """Return the first of `entries` for a quantity on a model of device; None without one.
 
-        An entry fits if its fabric is a prefix of the quantity's: "NVLink x18" of
-        "NVLink x18, 1:PHB".
+        An entry fits if it has the same `key`, and its fabric is a prefix of the quantity's:
+        "NVLink x18" of "NVLink x18, 1:PHB".
         """
         same = (one for one in self.entries(model) if one.key == quantity.key)
         return next((one for one in same if quantity.fabric.startswith(one.fabric)), None)
@@ -339,7 +337,7 @@ class Standing:
 
     @property
     def share(self) -> float:
-        """Return the speed of the measured value as a share of the reference."""
+        """Return the speed of the measured value as a share of the reference: above 1 is faster."""
         return self.share_of(self.measured.value)
 
     @property
@@ -349,7 +347,10 @@ class Standing:
 
     @property
     def text(self) -> str:
-        """Return `97% of the reference for H200 (94 to 101%, 6 devices, November 2026)`."""
+        """Return `97% of the reference for H200 (94 to 101%, 6 devices, November 2026)`.
+
+        A value out of the range has `, outside: slow` or `, outside: fast` at the end.
+        """
         low, high = sorted(map(self.share_of, (self.entry.low, self.entry.high)))
         mark = "" if self.is_within else f", outside: {'slow' if self.share < 1 else 'fast'}"
         return (
@@ -359,7 +360,7 @@ class Standing:
 
     @property
     def members(self) -> dict[str, Any]:
-        """Return the members of the JSON object."""
+        """Return point_id, model, value, share, is_within, reference (entry but `measured`)."""
         return {
             "point_id": self.measured.point_id,
             "model": self.measured.model,
@@ -377,7 +378,7 @@ def count_within(found: Sequence[Standing]) -> str:
 
 
 def standings(measured: Iterable[Measurement], references: References) -> list[Standing]:
-    """Return the measurements that have a reference, each with it."""
+    """Return the measurements that have a reference, each with it, in their order."""
     return [
         Standing(measured=one, entry=entry)
         for one in measured
@@ -394,9 +395,9 @@ def shipped(model: str) -> ReferenceFile | None:
 
 
 def load_files(path: Path) -> list[ReferenceFile]:
-    """Return the content of a reference file, or of all YAML files of a folder.
+    """Return the content of a reference file, or of each YAML file of a folder, sorted by name.
 
-    An entry above the peak of the datasheet is left out, with a ResultsWarning. Raises UsageError
+    An impossible entry (`why_impossible`) is left out, with a ResultsWarning. Raises UsageError
     where a folder has no YAML file, and where a file cannot be read or breaks the schema.
     """
     paths = sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
@@ -452,7 +453,10 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 
 
 def why_impossible(model: str, entry: Entry) -> str:
-    """Return why an entry is impossible (its rate is above the datasheet's peak), else ""."""
+    """Return why an entry is impossible (its rate is above the datasheet's peak), else "".
+
+    Never of times, of arrays below LARGER_THAN_CACHES, or without a known peak (`peak_of`).
+    """
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, and then beat the memory.
     is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
@@ -482,9 +486,10 @@ def impossible_figures(
 ) -> list[str]:
     """Return a sentence for each figure of a point that is impossible; [] for a point not ok.
 
-    Rates are held against references and datasheets; those without either are not checked.
+    Each begins with "cannot be: ". Checked are the efficiency; rates, if a reference or datasheet
+    has them; samples against the batch; and whether the iterations fit into the attempts.
     attempts_s: the seconds of the attempt in each round whose iterations `row` counts. Without
-    them, or if one is None, it is not checked that the iterations fit into that time.
+    them, or if one is None, the last is not checked.
     """
     if row.status is not Status.OK:
         return []
@@ -530,8 +535,7 @@ def impossible_among(warnings: Iterable[str]) -> list[str]:
 def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
     """Yield a sentence for each rate (MFU, TFLOP/s, memory, bus) that its device cannot reach.
 
-    known: the reference entries of the model; without them only MFU and peaks of datasheets are
-    held.
+    known: the reference entries of the model; without any, MFU and peaks of datasheets are held.
     """
 
     def most(test: str) -> float:

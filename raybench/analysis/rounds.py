@@ -45,7 +45,7 @@ LARGEST_DRIFT = 0.01
 
 
 def latest_trials(points: Iterable[PointRow]) -> list[PointRow]:
-    """Return the last attempt at each trial (`TrialKey`) of each run, in the order of the first."""
+    """Return the last attempt at each trial (`TrialKey`) of each run, as trials first occur."""
     latest: dict[tuple[Any, ...], PointRow] = {}
     for row in points:
         trial = (row.run_id, row.point_id, row.round, row.control_of)
@@ -63,9 +63,10 @@ def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     """Return one row for each point of each run: its last attempt, or the mean of its rounds.
 
     Step times, rates and parts are geometric means over the rounds that are ok; cold steps are
-    medians, counts of samples are added. A warning of one round is kept, a failed round adds one.
-    Without an ok round it is the worst row. The interval of the step time is that of the samples
-    alone. points: rows of the table `points`; controls are left out.
+    medians, counts of samples and energy are added, of memory the largest is taken. Number, start
+    and duration of the attempt are those of the last ok round. A warning of one round is kept, a
+    failed round adds one. Without an ok round it is the worst row (order of `Status`). The interval
+    of the step time is that of the samples alone. points: all attempts; controls are left out.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):
@@ -125,10 +126,7 @@ def _as_one(column: TableColumn, values: Sequence[Any]) -> Any:
 
 
 def _mean(known: Sequence[float]) -> float:
-    """Return the geometric mean, so that a rate is still what a step does over its time.
-
-    Arithmetic where a value is 0 or less.
-    """
+    """Return the geometric mean, for rates and times alike; arithmetic if a value is 0 or less."""
     return math.exp(fmean(map(math.log, known))) if min(known) > 0 else fmean(known)
 
 
@@ -177,8 +175,8 @@ class Trials:
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
         """Return round -> logarithm of row's throughput over base's, for the rounds that both have.
 
-        Empty if they share no round. If the baseline is in another block (world_size), half of the
-        drift that the control at the end of row's block shows is subtracted.
+        Empty if both have a throughput in no round. If the baseline is in another block
+        (world_size), half of the drift that the control at the end of row's block shows is removed.
         """
         of_base, found = self.rounds(base), {}
         for number, one in self.rounds(row).items():
@@ -190,10 +188,7 @@ class Trials:
         return found
 
     def _drift(self, block: tuple[str, int, int]) -> float:
-        """Return the logarithm of how much faster a control is than its point in the same round.
-
-        0 where that is not known.
-        """
+        """Return log(step of the point / step of its control in the same round); 0 if unknown."""
         control = self._controls.get(block)
         first = None if control is None else self.rounds(control).get(block[1])
         if control is None or first is None or not first.step_ms_p50 or not control.step_ms_p50:
@@ -219,7 +214,7 @@ SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
 
 def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the samples of all rounds of a point, with a number of their own for all repeats.
+    """Return the samples of all rounds of a point in one frame; `repeat` counts on over the rounds.
 
     rounds: rows of the table `samples`, one frame per round. Raises ValueError for no rounds.
     """
@@ -236,10 +231,10 @@ def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
     """Return the timed samples of a point in ms, by rank (index) and iteration (columns).
 
-    samples: rows of the table `samples`; warm-up is left out. Empty without timed samples. columns:
-    the most columns. If there are more iterations, a column stands for several in a row: it holds
-    for each rank the time farthest from the point's median. It is named by the index of its first
-    iteration, counted over all repeats.
+    samples: rows of the table `samples`; warm-up is left out. Empty without timed samples; NaN if
+    a rank lacks an iteration. columns: the most columns. If there are more iterations, a column
+    stands for several in a row: it holds for each rank the time farthest from the point's median.
+    It is named by the index of its first iteration, counted over all repeats.
     """
     import pandas as pd
 
@@ -261,8 +256,8 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
 def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
     """Return one row per rank: rank, iterations, median_ms, min_ms, max_ms, data_ms.
 
-    Of timed samples alone. data_ms: median wait for the next batch; NaN where steps take no batch.
-    samples: rows of the table `samples` of one attempt at one point.
+    Of timed samples alone, sorted by rank; no rows without any. iterations: their number. data_ms:
+    median wait for the next batch; NaN where steps take no batch. samples: of one attempt.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
     found = timed.groupby("rank").agg(
@@ -305,7 +300,7 @@ def slowest_regions(regions: Iterable[RegionRow]) -> list[RegionRow]:
 
 
 def regions_by_point(regions: Sequence[RegionRow]) -> dict[str, list[RegionRow]]:
-    """Return point_id -> the regions of its last attempt, as returned by `slowest_regions`.
+    """Return point_id -> the regions of its last attempt with any, as from `slowest_regions`.
 
     regions: all rows of one run. A point without regions is left out.
     """
@@ -338,14 +333,14 @@ class RankStep:
 
     @property
     def own_ms(self) -> float:
-        """Return the ms of the rank's step without waits and communication."""
+        """Return the ms of the rank's step without waits for ranks and communication."""
         return self.computes_ms + (self.idle_ms or 0.0)
 
 
 def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
     """Return the step of each rank of a point, by rank; a rank without a share is left out.
 
-    Empty for one rank, and where the steps have no breakdown.
+    Empty for one rank, and without a breakdown that may be shown (`why_no_breakdown`).
     """
     own, device = row.local_step_ms_by_rank or (), row.device_ms_by_rank
     if len(own) < 2 or row.step_ms_p50 is None or why_no_breakdown(row):
@@ -369,7 +364,7 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
 def ranks_to_show(ranks: Sequence[RankStep]) -> list[RankStep]:
     """Return all of up to MOST_RANKS ranks; of more the first, quickest and slowest by `own_ms`.
 
-    Sorted by rank, each once: two if the first is one of the others.
+    ranks: sorted by rank, as is the result. Two where the first is also quickest or slowest.
     """
     if len(ranks) <= MOST_RANKS:
         return list(ranks)

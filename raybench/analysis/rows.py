@@ -25,7 +25,7 @@ _Row = TypeVar("_Row")
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
     """Return the rows of a frame of the table `points`, which may lack columns: `typed_rows`.
 
-    Raises ResultsError for null where each point has a value, such as its status.
+    Raises ResultsError for null where each point has a value, ValueError for an unknown status.
     """
     return typed_rows(frame, PointRow)
 
@@ -34,7 +34,8 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
     """Return the rows of a frame as dataclasses of this kind; null is read as by `from_row`.
 
     A field without a column gets its default; a column without a field is left out. Raises
-    ResultsError for null in a field that has no value for it, such as the status of a point.
+    ResultsError for null in a field that has no value for it, such as the status of a point, and
+    ValueError for a text that is no member of an enum.
     """
     values: dict[str, list[Any]] = {}
     for column in columns_of(kind):
@@ -201,7 +202,7 @@ MAIN_RATES = tuple(
 
 
 def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
-    """Return the metrics of their own that these points have, each once, in order of occurrence."""
+    """Return the workloads' own metrics that these points have, each once, as they occur."""
     found: dict[str, Metric] = {}
     for row in rows:
         headings, methods = row.workload_headings or {}, row.methods or {}
@@ -213,7 +214,7 @@ def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
 
 
 def value_of(row: PointRow, metric: Metric) -> Any:
-    """Return the value of a metric, which is a column or one of the workload; None if unknown."""
+    """Return the value of a metric of BY_NAME or of the workload's own; None if unknown."""
     if BY_NAME.get(metric.name) is metric:
         return getattr(row, metric.name)
     return (row.workload_metrics or {}).get(metric.name)
@@ -268,7 +269,7 @@ def setting_order(value: Any) -> tuple[int, float, str]:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number or the text of one as float; None for a bool and anything else."""
+    """Return a number or the text of one, also "nan" or "inf", as float; None for all else."""
     if isinstance(value, bool):
         return None
     try:

@@ -55,7 +55,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
 
     points: of one run. baseline: settings of the baseline points; a series is all points that are
     equal in every other setting (weak: batch_size, strong: global_batch_size; weak and strong
-    apart). Without settings there is no baseline.
+    apart). Without settings there is no baseline. speed_up is None for a point that is not ok or
+    has no throughput; `why` tells why another ok point has none.
 
     * Intervals (`*_low`, `*_high`) are over the rounds of this run, by the ratios within each
       round, see `raybench.stats.summary`.
@@ -259,10 +260,7 @@ def why_not_comparable(row: PointRow, base: PointRow) -> str | None:
 
 
 def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
-    """Return the ratio of the SM clocks of two points on one model.
-
-    None where it is not known, and within 1 % of 1.
-    """
+    """Return the ratio of SM clocks of two points on one model; None if unknown or 1 within 1 %."""
     mhz, base_mhz = row.sm_clock_mhz_p50, base.sm_clock_mhz_p50
     if row.device_name != base.device_name or not mhz or not base_mhz:
         return None
@@ -284,9 +282,9 @@ def _models_of(row: PointRow) -> Sequence[str]:
 
 
 def probe_speeds(row: PointRow) -> list[float]:
-    """Return the samples/s of each device alone with an equal share, by rank, as it was probed.
+    """Return the samples/s of each device alone with an equal share of the batch, by the probe.
 
-    Empty where the devices were not probed.
+    In rank order. Empty where the devices were not probed.
     """
     if not row.global_batch_size or not row.fixed_ms_by_rank or not row.speed_by_rank:
         return []
@@ -335,10 +333,7 @@ class _OwnSpeeds:
 
 
 def _key(row: PointRow) -> tuple[object, ...]:
-    """Return what a point must have in common with a point of one device to be compared with it.
-
-    That is all its settings but those of its devices.
-    """
+    """Return all settings of a point but those of its devices, to find a point of one device."""
     names = ("workload", "scaling", *_ALIKE, batch_column(row) or "status")
     return (*(str(setting(row, name)) for name in names), *sorted(row.params.items()))
 
@@ -436,9 +431,6 @@ def _communication_ms(row: PointRow) -> float | None:
     Between none and what was measured of communication, and of ranks that are late in turn. All of
     it where collectives were counted but not timed: the own step is then the same with local copies
     in their place, and nothing else differs. None where nothing was measured.
-
-    Communication delays a rank for as long as it runs at most, whether it is waited for or takes
-    from the computation beside it.
     """
     timed_ms, exposed_ms = row.comm_ms, row.comm_exposed_ms
     if exposed_ms is None:
@@ -450,10 +442,7 @@ def _communication_ms(row: PointRow) -> float | None:
 
 
 def _pace_ms(row: PointRow) -> float:
-    """Return the step in ms that the row's samples/s are of; the row must have a throughput.
-
-    It is the mean one where the step was taken apart, else the median.
-    """
+    """Return the mean step in ms of a row with a throughput; the median without local steps."""
     step_ms = row.step_ms_mean if row.local_step_ms_by_rank else row.step_ms_p50
     assert step_ms is not None  # both rows have a throughput
     return step_ms
@@ -473,7 +462,7 @@ _MADE = ("job_name", "params_json", "metrics_json")
 
 
 def write_summary(store: RunStore, run: Run) -> None:
-    """Write the table `summary` of a run; nothing if its points cannot be read.
+    """Write the table `summary` of a run anew; nothing if it has no points that can be read.
 
     Raises ResultsError where the folder cannot be written.
     """
@@ -485,7 +474,7 @@ def write_summary(store: RunStore, run: Run) -> None:
 
 
 def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
-    """Return one row for each point of a run.
+    """Return one row for each point of a run, as `scaling` makes them; controls are left out.
 
     points: rows of the run in the table `points`, all attempts. In the result params_json has the
     parameters with their types, and the settings that are not at their defaults.

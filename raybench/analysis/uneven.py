@@ -46,7 +46,7 @@ class Scenario:
 
     @property
     def shares(self) -> str:
-        """Return the kind of shares that the job asks for, as "equal" or "speed"."""
+        """Return the shares that the job asks for, as "equal", "by_speed" or "96/32"."""
         return self.row.shares
 
     @property
@@ -84,7 +84,7 @@ class Scenario:
 
     @property
     def idle_share_of_fast(self) -> float | None:
-        """Return the mean share of the step for which fast devices wait; None if not known."""
+        """Return the mean share (0.1: 10 %) of the step that fast devices wait; None if unknown."""
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
         return sum(waits) / len(waits) / self.step_ms if waits else None
 
@@ -122,7 +122,7 @@ class Fleet:
 
     @property
     def slow_count(self) -> int:
-        """Return how many devices are slow, emulated ones included."""
+        """Return how many devices are slow: emulated, else by probes (`fast_devices`); else 0."""
         if self.first.slow_ratio < 1:
             return min(self.first.slow_count, self.first.world_size)
         return sum(not rank.is_fast for rank in self._ranks)
@@ -159,9 +159,9 @@ class Fleet:
         return min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
 
     def as_good(self) -> list[str]:
-        """Return the other shares that may be as good as the best.
+        """Return the other shares that may be as good as the best, as "by_speed".
 
-        Those whose difference to the best is within its 95 % interval.
+        Those whose difference to the best is within its 95 % interval (`gain_over`).
         """
         gains = {
             other.shares: gain_over(self.best, other)
@@ -172,9 +172,9 @@ class Fleet:
 
     @property
     def crossover_batch(self) -> float | None:
-        """Return the global batch above which all devices, by speed, beat the fast ones alone.
+        """Return the global batch in samples above which all devices, by speed, beat the fast ones.
 
-        None if not known.
+        None if they never do, or it is not known.
         """
         found = (s.row.crossover_batch for s in self.scenarios.values())
         return next((batch for batch in found if batch is not None), None)

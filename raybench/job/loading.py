@@ -48,7 +48,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Return the checked job of the file at `path`; imports the module of its workload.
 
     overrides: values of `--set`, such as `measure.warmup=5`. Raises JobError, a UsageError, with a
-    line for each problem of the file.
+    line for each problem of the file; another UsageError where a method of the workload raises.
     """
     return _load(read_source(path, overrides))
 
@@ -62,7 +62,7 @@ def job_from_text(
     """Return the job of a text that is in no file, checked as by `load_job`.
 
     name: stands for the file in messages. options: path of a value -> the command-line option that
-    gave it, which messages name in place of the file. Raises JobError as `load_job` does.
+    gave it, which messages name in place of the file. Imports and raises as `load_job` does.
     """
     return _load(parse_source(name, text, overrides, options))
 
@@ -165,10 +165,7 @@ def _add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], l
 
 
 def _texts(job: Job, templates: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (path, text) of each text of the job that may name settings.
-
-    They are the variables of `env`, and the values of the parameters `templates`.
-    """
+    """Yield (path, text) of each text in `env` and in the parameters `templates`."""
     found: list[tuple[KeyPath, object]] = []
     for name in templates:
         found.append((("workload", name), job.workload.parameters.get(name)))

@@ -46,10 +46,7 @@ from raybench.job.source import YamlSource, parse_source, with_sizes
 
 
 def _must(rule: str, test: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return a validator that lets a value through where `test` is true of it.
-
-    It raises ValueError with the rule for other values.
-    """
+    """Return a validator that raises ValueError with the rule for a value that fails `test`."""
 
     def check(value: Any) -> Any:
         if not test(value):
@@ -218,10 +215,7 @@ QUICK = "quick"
 
 
 def _measure(value: object) -> object:
-    """Return the settings of a short look for `quick`, another value as it is.
-
-    Raises ValueError for what is neither a mapping nor quick.
-    """
+    """Return a mapping as it is, for `quick` that of a short look; ValueError for all else."""
     if value == QUICK:
         return {"min_seconds": 0.0, "iterations": {"min": 5, "max": 1000}}
     if not isinstance(value, dict | Measure):
@@ -295,7 +289,10 @@ class Measure(Section):
 
     @property
     def least_s(self) -> float:
-        """The least seconds of the iterations of a repeat; 0 if the job fixes their numbers."""
+        """The least seconds of a repeat: min_seconds, and half of it for the warm-up.
+
+        A part whose count is fixed adds none. max_seconds limits the sum.
+        """
         timed_s = 0.0 if self.iterations.is_fixed else self.min_seconds
         warmup_s = 0.0 if self.warmup.is_fixed else self.min_seconds / 2
         return min(warmup_s + timed_s, self.max_seconds)
@@ -502,9 +499,9 @@ class Job(Section):
 
     @property
     def meaning_sha256(self) -> str:
-        """SHA-256 of all that defines what is run, with the overrides, without comments.
+        """SHA-256, in hex, of all that defines what is run, with the overrides, without comments.
 
-        The number of rounds does not count: a run can go on with more rounds.
+        The keys of NOT_MEASURED and the number of rounds do not count: a run can go on with others.
         """
         left_out: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
@@ -538,7 +535,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
-    """Return the job of this data; None, and what pydantic finds wrong, where it is not valid."""
+    """Return (job without source and workload, []), or (None, problems) if the data is invalid."""
     try:
         return Job.model_validate(data), []
     except ValidationError as error:
@@ -569,7 +566,8 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
 
     job_text, overrides: the job file as the run keeps it, and the values of its `--set`.
     varying: the settings that differ between the points of the run; `over` has only these, in
-    their order. A text or workload that cannot be read any more is ignored; nothing is raised.
+    their order. Imports the workload's module. A text or workload that cannot be read any more is
+    ignored; nothing is raised.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):

@@ -70,8 +70,9 @@ def varying_settings(points: Sequence[Point]) -> list[str]:
 def make_plan(job: Job) -> Plan:
     """Return the plan of `job`: points in the order of its axes' product, then the included ones.
 
-    Raises JobError when a global batch size does not divide, the workload refuses a point, no point
-    is left, or none has the baseline that the job gives.
+    Duplicates are left out, with a warning in the plan. Raises JobError when a global batch size
+    does not divide, the workload refuses a point, no point is left, or none has the baseline that
+    the job gives; another UsageError where a class method of the workload raises.
     """
     plan, problems = plan_and_problems(job)
     if problems:
@@ -80,7 +81,11 @@ def make_plan(job: Job) -> Plan:
 
 
 def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
-    """Return the plan, and the problems for which it must not be run; empty if it may."""
+    """Return the plan, and the problems for which it must not be run; [] if it may.
+
+    The plan has the points without problems. Raises UsageError where a class method of the workload
+    raises.
+    """
     wanted, unused = _not_excluded(job)
     problems: dict[KeyPath, Problem] = {}
     points: dict[str, Point] = {}
@@ -233,8 +238,7 @@ def _make_point(
 def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, int | None] | str:
     """Return batch_size and global_batch_size, or what is wrong with the one that is given.
 
-    Both None where none is given. Raises UsageError where the workload cannot say how many ranks
-    share their items.
+    Both None where none is given. Raises UsageError as `registry.ranks_per_item` does.
     """
     if not any(name in values for name in BATCH_SIZES):
         return None, None

@@ -331,7 +331,7 @@ class RunSetting:
     about: About
 
     def restore(self, stored: Any) -> Any:
-        """Return the value that a table holds, in its type; the default for None and NaN."""
+        """Return a table's value in its type; the default for None, NaN; TypeError without one."""
         return self.kind(self.default if stored is None or stored != stored else stored)
 
 
@@ -389,7 +389,7 @@ def names_in(text: str) -> list[str]:
 def render(text: str, settings: Mapping[str, Scalar]) -> str:
     """Return the text with values in place of names in braces; a bool becomes `true` or `false`.
 
-    Raises KeyError for a name that is not in `settings`.
+    text: one that `names_in` accepts. Raises KeyError for a name that is not in `settings`.
     """
     return text.format_map({name: setting_text(value) for name, value in settings.items()})
 

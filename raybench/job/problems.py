@@ -58,7 +58,8 @@ def key_text(path: KeyPath) -> str:
 def quote(value: object) -> str:
     """Return any object for a message: on one line, in at most 60 characters, as `'bf17'`.
 
-    An object whose repr raises, as an integer of too many digits, is told by its type.
+    A bool is `true` or `false`. A dict, a list, and an object whose repr raises, as an integer of
+    too many digits, are told by their kind: `a list`.
     """
     if isinstance(value, bool):
         return "true" if value else "false"

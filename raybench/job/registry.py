@@ -199,7 +199,7 @@ def settings(workload_class: type) -> dict[str, Setting]:
 
 
 def run_setting(name: str) -> Setting:
-    """Return a setting that does not depend on the workload: one of `point.RUN_SETTINGS`."""
+    """Return the setting of this name in `point.RUN_SETTINGS`. Raises KeyError for another name."""
     declared = RUN_SETTINGS[name]
     return make_setting(name, declared.annotation, declared.default, declared.about.text)
 
@@ -304,8 +304,8 @@ def shares_work(workload_class: type) -> bool:
 def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
     """Return how many ranks of a point with these settings finish the same items together.
 
-    1 if the class does not say. Raises UsageError, in one line, when its method `ranks_per_item`
-    raises.
+    All ranks if it `shares_work`, 1 if the class does not say. settings: with world_size. Raises
+    UsageError, in one line, when its method `ranks_per_item` raises.
     """
     if shares_work(workload_class):
         return int(settings["world_size"])
@@ -325,10 +325,7 @@ def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
 
 
 def _ask(workload_class: type, method: str, settings: Mapping[str, Scalar]) -> Any:
-    """Return what an optional class method of a workload answers; None without the method.
-
-    Raises UsageError, in one line, for what it raises.
-    """
+    """Return what an optional class method answers; None without it. Raises UsageError alone."""
     ask = getattr(workload_class, method, None)
     if ask is None:
         return None
@@ -357,7 +354,7 @@ _CHANGES: tuple[tuple[str, Scalar], ...] = (
 def estimate(point: Point) -> int | None:
     """Return the estimated device memory of a rank in bytes; None without an estimate.
 
-    None too if the workload's own estimate raises. Raises UsageError as `load` does.
+    None too if the class refuses the point, or its estimate raises. Raises UsageError as `load`.
     """
     return _estimate(load(point.workload), point.settings)
 
@@ -377,7 +374,8 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
     """Return a sentence with the estimate of a point that does not fit, and what would fit.
 
     Proposed are the largest of the batch halved again and again, and the first other change, that
-    fit by the estimate.
+    by the estimate fit into 93 % of the device and 90 % of `estimate_bytes`. Raises UsageError as
+    `load` and `settings` do.
     """
     workload_class, given = load(point.workload), point.settings
     room_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)

@@ -366,9 +366,9 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
 
 
 def read_bytes(text: str) -> float | None:
-    """Return the bytes that a text such as 4KiB or 1.5MB means; None for another text and for 0.
+    """Return the bytes that a text such as 4KiB or 1.5MB means; None for another text.
 
-    They are not whole if the text means a part of a byte.
+    None too for 0 and above 2^63 - 1. They are not whole if the text means a part of a byte.
     """
     found = _SIZE.fullmatch(text)
     if found is None:
@@ -404,7 +404,8 @@ def _read_sizes(value: Any) -> Any:
 def with_sizes(group: object) -> object:
     """Return a copy of a mapping with its settings `*_bytes` in bytes, ranges as lists of them.
 
-    What is no size stays as it is, for its type to refuse; so does what is no mapping.
+    A range is a text such as "8:1GiB:x2". What is no size or range stays as it is, for its type to
+    refuse; so does what is no mapping.
     """
     if not isinstance(group, dict):
         return group

@@ -122,7 +122,8 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     """Return the columns of `points` on where the step goes. measurements: in rank order.
 
     step_ms: the point's median step. If a rank has no breakdown, all columns are None but
-    `slowest_rank`, which the timed steps tell.
+    `slowest_rank`, which the timed steps tell; it is None if no rank stands out (`stands_out`).
+    Raises ValueError where ranks differ in their numbers of instrumented steps.
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):
@@ -257,6 +258,9 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
 
 
 def write_time(*times_ms: float, digits: int = 3) -> str:
-    """Return times as text: `1.2 ms`, of several `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`."""
+    """Return times as text: `1.2 ms`, of several `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`.
+
+    The longest decides the unit of all. digits: significant ones of each.
+    """
     unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 1000 else ("ms", 1.0)
     return " to ".join(f"{time / in_unit:.{digits}g}" for time in times_ms) + f" {unit}"

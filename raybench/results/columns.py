@@ -188,7 +188,7 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a column. kind: as of a `TableColumn`, such as "list<string>"."""
+    """Return the Arrow type of a `kind` of a `TableColumn`. Raises ValueError for another text."""
     import pyarrow as pa
 
     if kind == "timestamp":
@@ -240,7 +240,7 @@ class UnreadablePartsError(ResultsError):
 
 
 def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
-    """Return the paths of the parts of a run, sorted by name; empty if there are none."""
+    """Return the parts of a run in a table, sorted by name, without hidden ones; empty for none."""
     return sorted((root / table / run_id).glob("[!._]*.parquet"))
 
 
@@ -381,10 +381,9 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
 
 
 def write_part(path: Path, table: str, whole: pa.Table) -> None:
-    """Write a part of a table, in place of an older one. Raises ResultsError if that fails.
+    """Write a part of a table, which has its schema; replaces and raises as `write_file` does.
 
-    Dictionaries and statistics cost a part more than they save. Compressing one row of `points` or
-    `runs`, values of a few bytes, makes them longer, and reading them again takes twice as long.
+    Dictionaries and statistics cost a part more than they save, as does compressing one row.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -405,7 +404,7 @@ def write_part(path: Path, table: str, whole: pa.Table) -> None:
 
 
 def write_file(path: Path, content: pa.Buffer | bytes) -> None:
-    """Write a file under another name and rename it, so that no reader sees half of it.
+    """Write a file whole, in place of an older one: no reader sees half of it. Does not sync it.
 
     Makes its folder. Raises ResultsError where it cannot be written.
     """

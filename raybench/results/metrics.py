@@ -134,14 +134,14 @@ def step_columns(record: Record) -> StepColumns:
 
 
 def typical_step_ms(record: Record) -> float:
-    """Return the median step of a point that was measured, in ms."""
+    """Return the median step of a measured point in ms; ValueError if ranks' counts differ."""
     return stats.step_time([m.step_ns for m in record.measurements]) / NS_PER_MS
 
 
 def mean_step_ms(record: Record) -> float:
-    """Return the mean step in ms, on the rank where it is longest.
+    """Return the mean step in ms, on the rank where it is longest: rates are computed from it.
 
-    Rates such as samples/s are computed from it.
+    record: with at least one measurement, each with at least one timed sample.
     """
     return max(fmean(m.step_ns) for m in record.measurements) / NS_PER_MS
 
@@ -149,7 +149,7 @@ def mean_step_ms(record: Record) -> float:
 def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
     """Return the median over iterations of the longest wait of any rank for its data, in ms.
 
-    None if no rank timed such waits.
+    None if no rank timed such waits. Raises ValueError where ranks differ in their sample counts.
     """
     waits_ns = [
         [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
@@ -251,7 +251,11 @@ class RateColumns:
 
 
 def rate_columns(record: Record, step_ms: float) -> RateColumns:
-    """Return the rates of a record whose mean step takes `step_ms`; a rate is None if unknown."""
+    """Return the rates of a record whose mean step takes `step_ms`; a rate is None if unknown.
+
+    record: with at least one measurement. MFU is None on CPUs, and if the peak of a device is not
+    known; burst is None for points with a batch.
+    """
     measurements, step_s = record.measurements, step_ms / MS_PER_S
     first = measurements[0]
     items = sum(m.items_per_step for m in measurements if m.items_per_step)
@@ -283,8 +287,7 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
 def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
     """Return the median step in the first 30 ms of the warm-up, in ms, of the slowest rank.
 
-    The very first step is left out. At least three steps count, however long they are; None where a
-    rank has fewer.
+    Without the very first step. At least three count, however long; None if a rank has fewer.
     """
     medians = []
     for measurement in measurements:
@@ -310,8 +313,9 @@ def relate_to_step(
 ) -> float | None:
     """Return a metric from the value of one step, as `how` relates it to the step time.
 
-    typical_ms, mean_ms: median and mean step time. The value itself if `how` is None; None if the
-    value is None, and instead of a division by zero.
+    ms_each: typical_ms (the median step) / value. per_second: value / mean step in s. seconds:
+    value x mean step in s. The value itself if `how` is None; None if the value is None, and
+    instead of a division by zero.
     """
     if how is None or value is None:
         return value
@@ -349,7 +353,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return what devices and libraries did; the SM clock is None unless all ranks have theirs."""
+    """Return what devices and libraries did; None if unknown. The SM clock needs that of all."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
@@ -419,7 +423,10 @@ class MemoryColumns:
 
 
 def memory_columns(record: Record) -> MemoryColumns:
-    """Return the parts of the rank with the largest peak, each None without all breakdowns."""
+    """Return the parts of the memory of the rank with the largest peak.
+
+    They are None if a rank has no breakdown, or none has a peak. The estimate is the record's.
+    """
     broken_down = [m.breakdown for m in record.measurements if m.breakdown is not None]
     peaks = [b.peak for b in broken_down if b.peak is not None]
     if not peaks or len(broken_down) < len(record.measurements):

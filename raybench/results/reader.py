@@ -94,9 +94,10 @@ def _separate(root: Path, text: str) -> tuple[Path, str]:
 
 
 def run_ids(root: Path) -> list[str]:
-    """Return the ids of the runs in a results folder, oldest first.
+    """Return the ids of the runs in a results folder, oldest first; those of unknown start first.
 
-    Raises ResultsError where there is no such folder.
+    Warns (ResultsWarning) if an id does not tell the start and its row cannot be read. Raises
+    ResultsError where there is no such folder.
     """
     return list(_origins(root))
 
@@ -207,10 +208,7 @@ def no_runs_message(root: Path) -> str:
 
 
 def _has_driver(root: Path, run_id: str) -> bool | None:
-    """Return whether a driver holds the run; None where that cannot be told.
-
-    As on file systems without locks, and where the run has no lock file.
-    """
+    """Return whether a driver holds the run; None without a lock file, or locks at all."""
     try:
         with (root / "runs" / run_id / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -229,9 +227,9 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
     """Return one table as a frame for a report: nulls of numbers are NaN, maps are dicts.
 
-    run_id: None for all runs. table: a stored one, not `scaling`. Raises ResultsError where there
-    is no such table or run, or a part of the run cannot be read; of all runs, such parts are left
-    out with a ResultsWarning.
+    run_id: as `find_run` takes it; None for all runs. table: a stored one, not `scaling`. Raises
+    ResultsError where there is no such folder, table or run, or a part of the run cannot be read;
+    of all runs, a run with such a part is left out with a ResultsWarning.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
@@ -240,9 +238,10 @@ def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFram
 def read_table(
     root: str | Path, table: str, run_id: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return one stored table as an Arrow table. columns: names of those to read; None: all.
+    """Return one stored table as an Arrow table, its rows by run and part.
 
-    run_id: None for all runs. Raises ResultsError as `load` does, and warns as it does.
+    columns: names of those to read, None for all; raises KeyError for an unknown one. run_id: as of
+    `load`. Raises ResultsError as `load` does, and warns as it does.
     """
     import pyarrow as pa
 
@@ -269,8 +268,9 @@ def rows_of_attempts(
 ) -> Iterator[pd.DataFrame]:
     """Yield a frame for each of these attempts (point_id, attempt), in order; empty without rows.
 
-    table: one that has these two columns. columns: None for all. Files are read one after the
-    other, because the whole table may not fit into memory. Raises ResultsError as `raybench.load`.
+    table: one that has these two columns. run_id: as of `load`. columns: as of `read_table`. Files
+    are read while iterating, as the whole table may not fit into memory; so it is then that it
+    raises, as `read_table` does.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -318,7 +318,8 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
     """Return the logs of the ranks that wrote something, of one point or of all.
 
     Round by round in the order of the plan, then by attempt and rank; [] without any, also for a
-    run or point that is not there. run_id, point_id: whole ids; "*": all points.
+    run or point that is not there. run_id, point_id: whole ids; "*": all points. Raises OSError
+    where a log cannot be read.
     """
     found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
     names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))
@@ -336,8 +337,7 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
     """Return the files of a table, of one run or of all, by run and name, but for hidden ones.
 
-    Empty where the table has no folder. Raises ResultsError where there is no results folder, or no
-    such run.
+    Empty without a folder of the table. Raises ResultsError without a results folder or such a run.
     """
     check_folder(root)
     if run_id and not any((root / name / run_id).is_dir() for name in TABLE_NAMES):
@@ -360,8 +360,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def _read_undamaged(folder: Path, paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
     """Return the rows of these parts of many runs; a run with a damaged one is left out.
 
-    Warns of each such run. folder: of the table. Raises UnreadablePartsError for parts that are
-    damaged meanwhile.
+    Warns of each such run. Raises UnreadablePartsError for parts that are damaged meanwhile.
     """
     try:
         return read_parts(paths, table, wanted)
@@ -380,8 +379,9 @@ def _warn(text: str) -> None:
 def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
     """Return all runs, or the `newest` newest ones, oldest first.
 
-    A run whose driver died on this host is interrupted, not running. A run that cannot be read is
-    left out, with a ResultsWarning.
+    A run whose driver died on this host is interrupted, not running. A run whose row is missing or
+    cannot be read is left out, with a ResultsWarning. Raises ResultsError where there is no results
+    folder, and where the points of a run whose driver died cannot be read.
     """
     root = Path(root)
     ids = None if newest is None else run_ids(root)[-newest:]
@@ -408,7 +408,8 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
 def read_run(root: str | Path, run_id: str) -> Run:
     """Return one run; its status is interrupted if its driver died on this host.
 
-    run_id: the whole id. Raises ResultsError where it has no row, or one that cannot be read.
+    run_id: the whole id. Raises ResultsError where it has no row, or one that cannot be read; if
+    its driver died also where its points cannot be read.
     """
     return _as_it_stands(Path(root), _read_stored_run(Path(root), run_id))
 
@@ -470,9 +471,10 @@ class Latest:
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
-    """Return the latest attempt at each trial of a run that has a row.
+    """Return the latest attempt at each trial of a run that has a row in `points`.
 
-    Raises ResultsError for parts that are damaged or newer than this raybench.
+    Raises ResultsError for parts that are damaged or newer than this raybench, and where there is
+    no such run; ValueError for an unknown status.
     """
     columns = ["point_id", "attempt", "status", "round", "control_of"]
     rows = sorted(

@@ -124,7 +124,7 @@ class AttemptKey:
 
 
 def setting_column(name: str) -> Column:
-    """Return the column of a run setting, as `raybench.job.point` declares it."""
+    """Return the column of one of RUN_SETTINGS, as `raybench.job.point` declares it."""
     about = RUN_SETTINGS[name].about
     return Column(about.unit, about.column)
 
@@ -395,8 +395,8 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
 def why_no_breakdown(row: PointRow) -> str | None:
     """Return why the parts of a point's step must not be shown; None if they may.
 
-    They must not if they exceed the step by more than 10 %. The one rule for tables, charts,
-    sentences and shares of losses.
+    They must not if their sum, the local step or the wait exceeds the step by more than 10 %. None
+    too if the step time or the parts are not known.
     """
     step_ms = row.step_ms_p50
     # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
@@ -416,7 +416,8 @@ def why_no_breakdown(row: PointRow) -> str | None:
 def is_slowed_by_one_rank(row: PointRow) -> bool:
     """Return whether one rank is slower than the others by its own steps; False if unknown.
 
-    In the mean of several rounds the rank is what they name most often, and the excess their mean.
+    By `stands_out`: by more than 2 % of the step and three standard errors. In the mean of several
+    rounds the rank is what they name most often, and the excess their mean.
     """
     excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
     if row.slowest_rank is None or excess_ms is None or not step_ms:
@@ -563,7 +564,7 @@ def units(table: str) -> dict[str, str]:
 
 @cache
 def schema(table: str) -> pa.Schema:
-    """Return the Arrow schema of a table, in which only run_id and point_id cannot be null."""
+    """Return a table's schema, only run_id and point_id not null; KeyError for no such table."""
     has_points = table in (*OF_POINTS, "summary")
     required = ("run_id", "point_id") if has_points else ("run_id",)
     return arrow_schema(table, TABLES[table], required)
@@ -578,7 +579,7 @@ def _row_type(table: str) -> pa.StructType:
 
 
 def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return these rows of a table, with its schema; a column that a row lacks is null."""
+    """Return these rows with the table's schema: a missing key is null, another one ignored."""
     import pyarrow as pa
 
     # One conversion of whole rows: Table.from_pylist makes one for each column.
@@ -592,7 +593,7 @@ def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 def storable(value: Any) -> Any:
     """Return the value with each text made encodable as UTF-8, in lists and dicts too.
 
-    A lone surrogate, as in an exception's text, becomes `?`, so that the row is not lost.
+    A lone surrogate, as in an exception's text, becomes `?`; a tuple becomes a list.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
@@ -651,7 +652,7 @@ def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
 
 
 def region_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the rows of `regions`: one per rank and region of its step, in rank order."""
+    """Return the rows of `regions`: one per rank and region of its step, in rank order, or []."""
     return [
         {
             **keys_of(run_id, record),

@@ -82,7 +82,7 @@ class RunStore:
     def create(cls, root: Path, run: Run, measure: Measure, code: Code | None = None) -> RunStore:
         """Make the folders of a new run, write its row, and return its store.
 
-        Raises ResultsError also when the run exists, or its id is no plain name.
+        The run must be held. Raises ResultsError also when it exists, or its id is no plain name.
         """
         _check_run_id(run.run_id)
         store = cls(root=root, run_id=run.run_id, measure=measure, code=code)
@@ -95,7 +95,7 @@ class RunStore:
         return store
 
     def remove(self) -> None:
-        """Delete all files of the run, of which nothing may be measured yet."""
+        """Delete what `create` made, ignoring errors; only before anything is measured."""
         for table in _WRITTEN:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
@@ -106,30 +106,30 @@ class RunStore:
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
         """Write devices of the run, in place of a part of this name; nothing for no devices.
 
-        Raises ResultsError where the folder cannot be written.
+        Raises ResultsError where they cannot be written, or the run's folder is gone.
         """
         self._write_of_run("devices", part, devices)
 
     def write_health(self, findings: Sequence[Finding]) -> None:
         """Write the findings of a health check, in place of earlier ones; nothing for none.
 
-        Raises ResultsError where the folder cannot be written.
+        Raises ResultsError where they cannot be written, or the run's folder is gone.
         """
         self._write_of_run("health", "health", findings)
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
         """Write the summary of the run, in place of an earlier one; nothing for no rows.
 
-        Raises ResultsError where the folder cannot be written.
+        Raises ResultsError where it cannot be written, or the run's folder is gone.
         """
         self._write_of_run("summary", "summary", rows)
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
-        """Write attempts with samples and profiles, and return their records as they were kept.
+        """Write attempts with samples, profiles and logs; return their records as they were kept.
 
         A record of which no row can be made is kept with the status error. batch: (index, record),
         the index being the place among all trials, by which parts sort. Raises ResultsError where
-        they cannot be written.
+        they cannot be written, or the run's folder is gone.
         """
         import pyarrow as pa
 
@@ -186,8 +186,8 @@ class RunStore:
     ) -> None:
         """Write the samples of devices taken until these attempts ended; nothing for none.
 
-        Samples from between two points are in the part of the second. batch: names the part.
-        Raises ResultsError where the folder cannot be written.
+        Samples from between two points are in the part of the second. batch: one attempt or more,
+        which name the part. Raises ResultsError as `write_records` does.
         """
         import pyarrow as pa
 
@@ -247,9 +247,10 @@ def _name_together(first: str, count: int) -> str:
 def hold_run(root: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run inside the `with` block: only one driver may write it.
 
-    The system frees the lock when the process dies. On a file system without locks nothing is held.
-    Raises ResultsError for an id that cannot be the name of a folder, when another driver holds the
-    run for more than a second, and where a link in the run's folders leads out of `root`.
+    Makes the run's folder in `runs`, with the lock file. The system frees the lock when the process
+    dies. On a file system without locks nothing is held. Raises ResultsError for an id that cannot
+    be the name of a folder, when another driver holds the run for more than a second, where a link
+    in the run's folders leads out of `root`, and where the folder cannot be written.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):
@@ -301,7 +302,8 @@ def check_writable(root: Path) -> None:
 def clear_leftovers(root: Path, run_id: str) -> None:
     """Delete unfinished files, and all files of attempts without a row in `points`.
 
-    The run must be held (`hold_run`). Raises ResultsError for damaged parts.
+    The run must be held (`hold_run`). Raises ResultsError for damaged parts, and OSError for a file
+    that cannot be deleted.
     """
     for table in TABLES:
         for path in (root / table / run_id).glob(".*.parquet.*"):
@@ -344,16 +346,15 @@ class Compaction:
 def compact_run(root: Path, run_id: str) -> Compaction:
     """Merge the parts of a run into one per table; return how many parts it had and has.
 
-    Rows and their order stay as they are. A run that is compact already stays unchanged.
+    Rows and their order stay as they are. Leftovers are cleared (`clear_leftovers`). A run that is
+    compact already stays unchanged. Holds the run meanwhile (`hold_run`).
 
-    Each part has a schema of some 30 KB with it. A merged part is renamed to its place before those
-    that it is made of are removed, and its metadata names them. If the command is killed in
-    between, raybench still reads each row once, and the next `compact` removes what was left;
-    pandas sees those rows twice until then. Who has listed the folder before the rename and opens
-    the parts after it finds them gone.
+    If the command is killed, raybench still reads each row once, and the next `compact` removes
+    what was left; pandas sees some rows twice until then. A reader that listed the folder before
+    finds the old parts gone.
 
-    Raises ResultsError for a run that is being measured, for parts that are damaged, and for those
-    that a newer version of raybench has written.
+    Raises ResultsError for a run that is not there or being measured, for parts that are damaged or
+    of a newer raybench, and for what cannot be written; OSError for what cannot be deleted.
     """
     if read_run(root, run_id).status is RunStatus.RUNNING:
         raise ResultsError(f"{root}: run {run_id} is still running; compact it when it has ended")
