@@ -172,6 +172,9 @@ def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp
     first, *_, last = done.stderr.splitlines()
     assert first.startswith("Ray cluster at 10.99.0.10:6379")
     assert "9.9.9 on node0 (10.99.0.10): install the same version on every node" in last
+    doctor = lone.run([*SWEEP[:1], "doctor", "--device", "cpu"])
+    assert doctor.returncode == 1
+    assert "raybench measures nothing here: numpy is" in " ".join(doctor.stdout.split())
 
 
 @pytest.mark.long

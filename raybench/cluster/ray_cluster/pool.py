@@ -219,13 +219,12 @@ class WorkerPool:
             if missing:
                 raise _not_there(self._only, missing)
         came = self._start_first_workers()
-        came = [came[place] for place in allocator.in_device_order([one.device for one in came])]
-        devices = [worker.device for worker in came]
-        _check_devices(devices)
-        self._reservation.reserve(devices)
-        self._agents.watch(devices)
-        with self._lock:
-            self._workers = came
+        order = allocator.in_device_order([worker.device for worker in came])
+        with self._lock:  # before the checks: `close` lets go of those that are refused too
+            self._workers = [came[place] for place in order]
+        _check_devices(self.devices)
+        self._reservation.reserve(self.devices)
+        self._agents.watch(self.devices)
         if self._only and self._names_left and not (self._wait_s or self._starting):
             raise _not_there(self._only, self._names_left)
         if self.pending:
@@ -514,9 +513,8 @@ def _check_devices(devices: Sequence[Device]) -> None:
         for name in ours.keys() & device.versions.keys():
             if ours[name] != device.versions[name]:
                 raise ClusterError(
-                    f"{name} is {ours[name]} here and {device.versions[name]} on "
-                    f"{device.host} ({device.address}): "
-                    "install the same version on every node"
+                    f"{name} is {ours[name]} here and {device.versions[name]} on {device.host} "
+                    f"({device.address}): install the same version on every node"
                 )
 
 
