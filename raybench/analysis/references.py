@@ -421,11 +421,11 @@ def parse_references(text: str, name: str) -> ReferenceFile:
     """Return a reference file from its text; raises UsageError, with `name`, if it is invalid."""
     try:
         return ReferenceFile.model_validate(YAML(typ="safe", pure=True).load(text))
-    except YAMLError as error:
-        raise UsageError(f"{name}: is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{name}: {key_text(first['loc'])}: {rule_of(first)}") from error
+    except (YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{name}: is not YAML: {' '.join(str(error).split())}") from error
 
 
 def format_references(file: ReferenceFile) -> str:

@@ -109,6 +109,9 @@ def test_a_site_goes_before_what_is_shipped(tmp_path):
         ("value: 300", "value: 900", "must have low <= value <= high"),
         ("    GPU-1", "    GPU-7", "must list the run and devices"),
         ("model:", "model", "is not YAML"),
+        ("model:", "at: 2026-13-45\nmodel:", "is not YAML: month must be"),
+        ("model:", 'at: "\\Uffffffff"\nmodel:', "is not YAML"),
+        ("model:", f"at: {'[' * 5000}\nmodel:", "is not YAML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_place(tmp_path, old, new, problem):
