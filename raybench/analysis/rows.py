@@ -6,10 +6,9 @@ Imports no pandas, for which the progress of a sweep would have to wait for.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
-from raybench.errors import ResultsError
 from raybench.job import point
 from raybench.job.point import Precision
 from raybench.records import Column, Metric
@@ -25,7 +24,7 @@ _Row = TypeVar("_Row")
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
     """Return the rows of a frame of the table `points`, which may lack columns: `typed_rows`.
 
-    Raises ResultsError for null where each point has a value, ValueError for an unknown status.
+    Raises ResultsError for null where each point has a value, and for an unknown status.
     """
     return typed_rows(frame, PointRow)
 
@@ -34,20 +33,14 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
     """Return the rows of a frame as dataclasses of this kind; null is read as by `from_row`.
 
     A field without a column gets its default; a column without a field is left out. Raises
-    ResultsError for null in a field that has no value for it, such as the status of a point, and
-    ValueError for a text that is no member of an enum.
+    ResultsError where a field cannot have the value, as the status of a point null.
     """
     values: dict[str, list[Any]] = {}
     for column in columns_of(kind):
         if column.name in frame:
             series = frame[column.name]
-            unknown = series.isna()
-            if column.null is MISSING and unknown.any():
-                raise ResultsError(f"a row without {column.name}; remove or restore its file")
-            values[column.name] = [
-                column.null if is_unknown else column.read(value)
-                for value, is_unknown in zip(series.tolist(), unknown.tolist(), strict=True)
-            ]
+            cells = zip(series.tolist(), series.isna().tolist(), strict=True)
+            values[column.name] = [column.value_of(None if null else cell) for cell, null in cells]
     names = tuple(values)
     return [
         kind(**dict(zip(names, row, strict=True))) for row in zip(*values.values(), strict=True)

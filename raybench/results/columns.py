@@ -67,6 +67,20 @@ class TableColumn:
     read: Callable[[Any], Any]
     null: Any
 
+    def value_of(self, stored: Any) -> Any:
+        """Return the value of the field for that of the table; None is null.
+
+        Raises ResultsError where the field cannot have it, as null or an unknown status.
+        """
+        try:
+            value = self.null if stored is None else self.read(stored)
+        except ValueError as error:
+            why = f"a row with the {self.name} {stored!r}; remove or restore its file"
+            raise ResultsError(why) from error
+        if value is MISSING:
+            raise ResultsError(f"a row without {self.name}; remove or restore its file")
+        return value
+
     @property
     def unit(self) -> str:
         """The unit of the values; empty where they have none."""
@@ -177,13 +191,7 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
         if column is None:
             values[name] = from_row(type_hints(kind)[name], row)
             continue
-        value = row.get(column.name)
-        try:
-            values[name] = column.null if value is None else column.read(value)
-        except ValueError as error:
-            raise ResultsError(f"a row with the {column.name} {value!r}") from error
-        if values[name] is MISSING:
-            raise ResultsError(f"a row without {column.name}")
+        values[name] = column.value_of(row.get(column.name))
     return kind(**values)
 
 

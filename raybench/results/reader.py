@@ -379,9 +379,9 @@ def _warn(text: str) -> None:
 def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
     """Return all runs, or the `newest` newest ones, oldest first.
 
-    A run whose driver died on this host is interrupted, not running. A run whose row is missing or
-    cannot be read is left out, with a ResultsWarning. Raises ResultsError where there is no results
-    folder, and where the points of a run whose driver died cannot be read.
+    A run whose driver died on this host is interrupted, not running. A run without a row is left
+    out, with a ResultsWarning; so is one whose row, or whose points if its driver died, cannot be
+    read. Raises ResultsError where there is no results folder.
     """
     root = Path(root)
     ids = None if newest is None else run_ids(root)[-newest:]
@@ -392,17 +392,16 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
     table = _read_undamaged(root / "runs", parts, "runs", arrow_schema("runs", columns_of(Run)))
     found = []
     for row in plain_rows(table):
-        try:
-            found.append(_run_from_row(row))
+        try:  # of a run whose driver died its points are read too
+            found.append(_as_it_stands(root, _run_from_row(row)))
         except ResultsError as error:
-            _warn(f"{root}: {error}; it is left out")
+            _warn(f"{error}; run {row['run_id']} is left out")
     for run_id in _run_folders(root / "points"):
         folder = root / "runs" / run_id
         has_row = folder.is_dir() and _has_parts(folder)
         if _has_parts(root / "points" / run_id) and not has_row:
             _warn(f"{root}: {_no_row_of(root, run_id)}")
-    found.sort(key=lambda run: (run.started_at, run.run_id))
-    return [_as_it_stands(root, run) for run in found]
+    return sorted(found, key=lambda run: (run.started_at, run.run_id))
 
 
 def read_run(root: str | Path, run_id: str) -> Run:
@@ -450,9 +449,8 @@ def _as_it_stands(root: Path, run: Run) -> Run:
         return run
     # Its last sign of life. Not the time of its files, which a copy of them changes.
     starts = read_table(root, "points", run.run_id, ["started_at"]).column("started_at")
-    ended = max(starts.drop_null().to_pylist(), default=run.started_at)
+    finished_at = max(starts.drop_null().to_pylist(), default=run.started_at)
     statuses = by_point({key: one.status for key, one in latest(root, run.run_id).items()})
-    finished_at = max(ended, run.started_at)
     if run.paused_s:
         # Its row was written when it went on.
         rewritten = (root / "runs" / run.run_id / "run.parquet").stat().st_mtime
@@ -473,19 +471,22 @@ class Latest:
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
     """Return the latest attempt at each trial of a run that has a row in `points`.
 
-    Raises ResultsError for parts that are damaged or newer than this raybench, and where there is
-    no such run; ValueError for an unknown status.
+    Raises ResultsError for parts that are damaged or newer than this raybench, for an unknown
+    status, and where there is no such run.
     """
     columns = ["point_id", "attempt", "status", "round", "control_of"]
     rows = sorted(
         read_table(root, "points", run_id, columns).to_pylist(), key=lambda row: row["attempt"]
     )
-    return {
-        TrialKey(row["point_id"], row["round"] or 1, row["control_of"] or 0): Latest(
-            attempt=row["attempt"], status=Status(row["status"])
-        )
-        for row in rows
-    }
+    try:
+        return {
+            TrialKey(row["point_id"], row["round"] or 1, row["control_of"] or 0): Latest(
+                attempt=row["attempt"], status=Status(row["status"])
+            )
+            for row in rows
+        }
+    except ValueError as error:
+        raise ResultsError(f"{root}: run {run_id}: {error}; remove or restore its file") from error
 
 
 def count_points(run: Run, statuses: Mapping[str, str]) -> Run:

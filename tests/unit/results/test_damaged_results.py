@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ import raybench
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.records import Status
 from raybench.results.columns import SCHEMA_VERSION
+from raybench.results.reader import LOCK
 
 # Escape, NUL, a C1 control, right-to-left override, half of a surrogate pair is not storable.
 EVIL = "\x1b[31m\x00\x9b\u202eboo\u2028"
@@ -144,7 +146,7 @@ def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):
     assert "run-b" in out
     assert "run-a" not in out
     assert err.count("\n") == 1
-    assert "run run-a: its row has no start, or no status; it is left out" in err
+    assert "run run-a: its row has no start, or no status; run run-a is left out" in err
 
 
 def truncated(path):
@@ -181,9 +183,17 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("table", ["runs", "points"])
+@pytest.mark.parametrize(
+    ("table", "is_killed"), [("runs", False), ("points", False), ("points", True)]
+)
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_to_another_run_costs_a_whole_one_at_most_a_warning(results, called, table, kind):
+def test_damage_to_another_run_costs_a_whole_one_at_most_a_warning(
+    results, called, table, is_killed, kind
+):
+    if is_killed:  # its points tell how far it came
+        running = {"status": "running", "finished_at": None, "host": socket.gethostname()}
+        rewrite(parts(results, "runs")[0], lambda row: row | running)
+        (results / "runs" / "run-a" / LOCK).touch()
     DAMAGE[kind](parts(results, table)[0])
     for words in (["report", "run-b"], ["report", "latest"], ["list"]):
         code, out, err = called(words)
