@@ -320,7 +320,8 @@ def clear_leftovers(root: Path, run_id: str) -> None:
     for folder in ("traces", LOGS):
         for path in (root / folder / run_id).glob("*-*-*-rank*"):
             _, point_id, attempt, _ = path.name.split("-", 3)
-            doubtful[path] = frozenset({(point_id, int(attempt))})
+            if attempt.isdecimal():  # else it is not ours
+                doubtful[path] = frozenset({(point_id, int(attempt))})
     if doubtful:
         known = attempts_in(parts_of(root, "points", run_id), "points")
         for path, attempts in doubtful.items():

@@ -211,7 +211,8 @@ def test_traces_and_logs_of_attempts_without_a_row_are_removed(single, of, suffi
     folder = single.root / of / RUN
     folder.mkdir(parents=True)
     kept = f"00000-{make_point(world_size=2).point_id}-1-rank0.{suffix}"
-    for name in (kept, kept.replace("-1-", "-2-"), "notes.txt"):
+    theirs = ["my-own-note-rank0.txt", "notes.txt"]
+    for name in (kept, kept.replace("-1-", "-2-"), *theirs):
         (folder / name).touch()
     clear_leftovers(single.root, RUN)
-    assert sorted(path.name for path in folder.iterdir()) == [kept, "notes.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == [kept, *theirs]
