@@ -305,11 +305,12 @@ def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
     """Return how many ranks of a point with these settings finish the same items together.
 
     All ranks if it `shares_work`, 1 if the class does not say. settings: with world_size. Raises
-    UsageError, in one line, when its method `ranks_per_item` raises.
+    UsageError, in one line, when its method `ranks_per_item` raises or returns no number.
     """
     if shares_work(workload_class):
         return int(settings["world_size"])
-    return int(_ask(workload_class, "ranks_per_item", settings) or 1)
+    with _one_line("ranks_per_item() of the workload"):
+        return int(_ask(workload_class, "ranks_per_item", settings) or 1)
 
 
 def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:

@@ -186,6 +186,15 @@ def test_a_point_of_a_workload_without_batches_has_none():
     assert len({point.point_id for point in made.points}) == 3
 
 
+def test_an_answer_of_a_workload_that_is_no_number_is_told_in_one_line(module):
+    text = module(
+        "@classmethod\n    def ranks_per_item(cls, settings): return 'two'\n"
+        "    def __init__(self, context): ..."
+    )
+    with pytest.raises(UsageError, match=r"ranks_per_item\(\) of the workload .* 'two'"):
+        plan(text + "matrix: {world_size: 2, batch_size: 1}\n")
+
+
 def test_a_point_that_its_workload_refuses_is_a_mistake_unless_it_is_excluded(module):
     text = module(
         "@classmethod\n    def why_not(cls, settings):\n"
