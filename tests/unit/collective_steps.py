@@ -83,6 +83,13 @@ def broadcast(ranks: int) -> Tensor:
     return buffer
 
 
+def scatter(ranks: int) -> Tensor:
+    output = torch.zeros(12)
+    parts = [numbers() + 1000 * rank for rank in range(ranks)]
+    dist.scatter(output, parts if dist.get_rank() == 0 else None, src=0)
+    return output
+
+
 def ring(ranks: int) -> Tensor:
     output = torch.zeros(12)
     following, preceding = (dist.get_rank() + 1) % ranks, (dist.get_rank() - 1) % ranks
@@ -99,7 +106,7 @@ WAYS: dict[str, Callable[[int], Tensor]] = {
     way.__name__: way
     for way in (
         *(all_gather_into, all_gather_in_place, all_gather_lists, reduce_scatter),
-        *(all_to_all, all_to_all_uneven, all_reduce, broadcast, ring),
+        *(all_to_all, all_to_all_uneven, all_reduce, broadcast, scatter, ring),
     )
 }
 

@@ -114,6 +114,15 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
     assert lead_of_fleets(both, "GPUs").startswith(best)
 
 
+def test_devices_that_were_only_probed_are_held_against_what_each_does_alone():
+    two, three = ran("equal", (64, 64), (10, 10), 1.0), ran("equal", (64, 64, 64), (10, 10, 20))
+    _, row = scaling_rows([two, three], {"world_size": 2, "slow_ratio": 1.0})
+    assert row.speed_up == pytest.approx((192 / 21) / (128 / 11), rel=1e-3)
+    # 64 samples take 1 ms and 1 more, or on the slow device 2 more.
+    ideal = (2 / 2 + 1 / 3) / (2 / 2)
+    assert row.efficiency == pytest.approx(row.speed_up / ideal)
+
+
 def test_devices_that_differ_by_themselves_are_found_by_their_probes():
     by_probe = []
     for record in fleet(0.5):
