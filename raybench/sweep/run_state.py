@@ -401,9 +401,9 @@ def resume_run(
 
     Raises ResultsError where they cannot be read.
 
-    The run must be held (`hold_run`). root: the results folder. rounds: those of the job. chosen:
-    ids of the points that may be run. retry_failed: run failed trials again too. tags: added to
-    those of the run.
+    The run must be held (`hold_run`). run: as it was read before that, which tells when it ended.
+    root: the results folder. rounds: those of the job; the run's seed is put in. chosen: ids of the
+    points that may be run. retry_failed: run failed trials again too. tags: added to the run's.
     """
     latest = reader.latest(root, run.run_id)
     ended = {key: one.status for key, one in latest.items()}

@@ -78,10 +78,11 @@ def run_sweep(
 ) -> Run:
     """Run what is left of a run on a cluster, and return the run as it ended.
 
-    source: makes the points, on all devices; `start` then has none. Raises ClusterError where there
-    is no cluster, where it is gone, and where no point fits, DevicesInUseError where another sweep
-    has the devices, ResultsError where rows cannot be written, and UsageError for an address that
-    cannot be joined, or a search for batch sizes without a maximum on CPU workers.
+    For the main thread: it takes SIGINT and SIGTERM. A resumed run must be held. source: makes the
+    points, on all devices; `start` then has none. Raises ClusterError where no cluster can be had,
+    it is gone, or no point fits, DevicesInUseError where another sweep has the devices,
+    ResultsError where rows cannot be written, UsageError for a malformed address or a batch search
+    without a maximum on CPU workers, KeyboardInterrupt before the workers start or after the end.
     """
 
     def close() -> None:
@@ -186,9 +187,8 @@ def record_run(
 ) -> Run:
     """Start the workers, run all points, write how the run ended, and return it.
 
-    After an interrupt it ends early, and the user is told how to resume. Raises what `run_sweep`
-    raises once there is a cluster; the run is then `failed`, for DevicesInUseError
-    what `RunRows.forget` leaves.
+    After an interrupt it ends early, and the user is told how to resume. Raises as `run_sweep` once
+    there is a cluster. The run is then `failed`; for DevicesInUseError see `RunRows.forget`.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
