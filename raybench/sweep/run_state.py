@@ -466,8 +466,8 @@ def nothing_left_message(start: RunState) -> str:
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return the run of which no trial is left, with the counts and status of its rows.
 
-    Writes the run and its summary if its driver died before it could. Raises ResultsError where
-    the run cannot be read or written.
+    Writes the run and its summary where each point has a row, but the run is said to be running or
+    interrupted. Raises ResultsError where the run cannot be read or written.
     """
     from raybench.analysis.scaling import write_summary
 
