@@ -126,8 +126,8 @@ class DeviceAllocator:
     cluster: points beside it change which ones, never how many it has on one node, or how many
     nodes of one rack. A node's model is the name of its first device.
 
-    chosen: the workers that points may have, None for all. alive: number of workers that points may
-    have, taken or not.
+    isolation: `cluster` lets a point run alone, `node` alone on its nodes. chosen: the workers that
+    points may have, None for all. alive: number of workers that points may have, taken or not.
     """
 
     def __init__(
