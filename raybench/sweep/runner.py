@@ -260,11 +260,11 @@ class Interrupts:
     One Ctrl-C while points run turns `stopping` true and interrupts nothing. A second one, the
     first at any other time, and SIGTERM raise KeyboardInterrupt in the main thread, once. A thread
     ends the process with exit code 130 when the main thread is stuck in native code and does not
-    take that notice, when it does not come to its end in 15 s, and soon after one more Ctrl-C.
+    take that notice, when it does not come to its end in 15 s, and soon after one more Ctrl-C. Once
+    it has raised, a Ctrl-C after the `with` block ends the process at once.
 
     in_flight: points on their workers, for the message. farewell: called before the process is
-    ended so, with what has happened; it says how to go on. None while there is nothing to go on
-    with.
+    ended so, with what has happened; it says how to go on. None: there is nothing to go on with.
     """
 
     def __init__(self, listener: Listener) -> None:
