@@ -100,7 +100,7 @@ class ReservationTerms:
 class LockResult:
     """The result of locking devices. others: device name -> the other sweeps that use it.
 
-    problem: why nothing could be locked or seen, "" normally; the caller then goes on without
+    problem: why not all could be locked or seen, "" normally; the caller then goes on without
     locks.
     """
 
