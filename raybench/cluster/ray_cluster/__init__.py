@@ -6,7 +6,7 @@ Ray below the next minor version:
 * `ray._private.node.Node`, three methods (start): start a dashboard, an autoscaler and a log
   reader that no sweep uses. `ray.init` has no option against them.
 * `ray._private.ray_constants.ENABLE_RAY_CLUSTER` (start): if False, Ray listens on loopback only.
-* `_node_ip_address`, `_temp_dir`, `_system_config` of `ray.init` (start): close a private Ray.
+* `_node_ip_address`, `_temp_dir`, `_system_config` of `ray.init` (start): set up a private Ray.
 * `ray._raylet.AuthenticationTokenLoader` and `Config` (start): read the token and the
   settings of a new private Ray again, in a process that had another one before.
 * `ray._private.authentication.authentication_token_setup` (start): lets `ray.init` find the
