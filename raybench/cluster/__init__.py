@@ -52,8 +52,8 @@ class Cluster(Protocol):
     def start(self, count: int, strategy: Strategy) -> None:
         """Start up to `count` workers, and wait for those that come soon; see `pending`.
 
-        strategy: which devices are taken where there are more. Raises ClusterError when none
-        comes, DevicesInUseError when another sweep has the devices.
+        strategy: which devices are taken where there are more. Raises ClusterError when none comes
+        or one cannot be used, DevicesInUseError when another sweep has the devices.
         """
 
     def refresh(self, timeout_s: float) -> None:
@@ -114,13 +114,13 @@ def connect(
 
     No worker is started yet: call `start`, and `close` at the end.
 
-    address: `auto`, `local` or HOST:PORT. wanted: devices of the biggest point. end: must end this
+    address: `auto`, `local` or HOST:PORT. device: `auto` is cuda if the cluster has a GPU. wanted:
+    devices that `wait_s` waits for; a private cluster has no more CPU workers. end: must end this
     process; it is called with a reason, in a thread, while the process waits for a cluster that is
     gone. wait_s: how long missing devices may take to come. oversubscribe: whether CPU workers of a
-    private cluster may share cores. log: gets a line for the user when workers are waited for, come
-    late or are lost. terms: how devices are shared with other sweeps; None locks none. only: the
-    devices to use; None for any. Raises ClusterError where no cluster can be joined or started,
-    UsageError for a bad address.
+    private cluster may share cores. log: gets lines for the user. terms: how devices are shared
+    with other sweeps; None locks none. only: the devices to use; None for any. Raises ClusterError
+    where no cluster can be had, or it lacks a GPU for cuda; UsageError for a malformed address.
     """
     from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster

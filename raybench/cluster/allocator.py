@@ -33,9 +33,9 @@ def counts_by_node(
 ) -> dict[str, int]:
     """Return node id -> how many devices to take from it, `count` in all, or all if fewer are free.
 
-    Nodes that give none are left out. Chooses as `DeviceAllocator` does on an idle cluster.
-    free: node id -> number of its free devices. racks: node id -> rack; nodes that are not in it
-    are one more rack.
+    Nodes that give none are left out. Chooses as `DeviceAllocator` does on an idle cluster, but
+    among nodes or racks of equal size it may take others. free: node id -> number of its free
+    devices. racks: node id -> rack; nodes that are not in it are one more rack.
     """
     there: dict[str, dict[str, list[_Place]]] = {}
     for node, number in sorted(free.items()):
@@ -126,8 +126,8 @@ class DeviceAllocator:
     cluster: points beside it change which ones, never how many it has on one node, or how many
     nodes of one rack. A node's model is the name of its first device.
 
-    chosen: the workers that points may have, None for all. alive: number of workers that points may
-    have, taken or not.
+    isolation: `cluster` lets a point run alone, `node` alone on its nodes. chosen: the workers that
+    points may have, None for all. alive: number of workers that points may have, taken or not.
     """
 
     def __init__(

@@ -87,7 +87,8 @@ class ReservationTerms:
     """How a sweep shares its devices with other sweeps.
 
     holder: this sweep, as other sweeps will see it. shared: measure beside sweeps that have the
-    same devices. wait_s: without `shared`, how long to wait for such sweeps to end.
+    same devices. wait_s: if not, how long to wait for their end; at least 65 s if their drivers are
+    gone.
     """
 
     holder: Holder
@@ -99,7 +100,7 @@ class ReservationTerms:
 class LockResult:
     """The result of locking devices. others: device name -> the other sweeps that use it.
 
-    problem: why nothing could be locked or seen, "" normally; the caller then goes on without
+    problem: why not all could be locked or seen, "" normally; the caller then goes on without
     locks.
     """
 
@@ -230,8 +231,7 @@ def _file_name(device: str) -> str:
 def _read_holder(path: Path) -> Holder | None:
     """Return who holds the lock of a file, with "unknown" for each fact that it does not tell.
 
-    Each is one short line without control characters.
-    None where nobody does, and for links, folders and pipes.
+    Each is a short line without control characters. None if nobody does; for links, folders, pipes.
     """
     try:
         file = os.open(path, os.O_RDONLY | _OPEN)
@@ -271,8 +271,8 @@ def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None])
     """Return a context in which this process has locked the CPUs of this host.
 
     To start Ray in it, which would disturb other sweeps here. Unless the terms are shared, it first
-    waits for their end, up to `terms.wait_s`, and then raises DevicesInUseError. log: gets a line
-    for the user when it waits.
+    waits for their end, up to `terms.wait_s`, and then raises DevicesInUseError. Where no lock can
+    be had, it does without. log: gets a line for the user when it waits.
     """
     locks = DeviceLocks()
 

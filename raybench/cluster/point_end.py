@@ -85,8 +85,8 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
     """Collect the answers of all ranks and return how the point ended.
 
     After a failure, or after `task.settings.timeout_s`, it ends the point on all ranks. Ranks that
-    can go on keep their processes; the others are killed. The memory of their devices is free when
-    this returns, or their failure says that it is not.
+    can go on keep their processes; the others are killed, also after a success. The memory of their
+    devices is then free; a failure says in its detail where it is not. Raises what `ranks` raises.
     """
     point = _Point(ranks)
     limit_s = task.settings.timeout_s
@@ -278,9 +278,9 @@ def _hanging(point: PointObservation) -> list[int]:
 def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point that failed before its limit.
 
-    A rank keeps its own failure. Ranks that only lost a peer get PeerFailed. If no rank has a
-    failure of its own, those without an answer get NoAnswer; if all answered, failures keep their
-    type, and lost connections get the status lost.
+    A rank keeps its own failure, and a measurement from before it was told to stop. The others get
+    PeerFailed. If no rank has a failure of its own, those without an answer get NoAnswer; if all
+    answered, failures keep their type, and lost connections get the status lost.
     """
     cause = _own_failure(point.answers.values())
     if cause is not None:

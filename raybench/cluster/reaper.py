@@ -46,8 +46,8 @@ def new_mark() -> str:
 def reap_orphans_of_worker() -> None:
     """Start a watcher that kills what this worker leaves behind when it ends.
 
-    It also kills the worker soon after its raylet has ended. The worker must have been started with
-    MARK in its environment, which its children inherit.
+    It also kills the worker soon after its raylet has ended. Before Linux 5.3 there is no watcher.
+    The worker must have been started with MARK in its environment; it becomes a group leader.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -59,6 +59,7 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
     """Return a context whose child processes a watcher kills soon after this process ends.
 
     folder: the files of these processes; the watcher then removes it, unless it has a file KEPT.
+    Before Linux 5.3 there is no watcher.
     """
     # Not at the top: the watcher runs this file alone.
     import psutil
@@ -82,10 +83,9 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
 def _start_watcher(mark: str, *, raylet: int = 0, ids: int | None = None, folder: str = "") -> None:
     """Start a process that kills what this process leaves behind when it ends.
 
-    Does nothing before Linux 5.3, which has no pidfd. mark: the value of MARK in the environment of
-    the processes to kill. raylet: process id of the raylet of a worker, 0 for a driver. ids: the
-    file descriptor of a pipe from which the watcher reads ids of further processes to kill.
-    folder: of these processes; it is removed unless it has a file KEPT.
+    Does nothing before Linux 5.3, which has no pidfd. mark: value of MARK in the environment of the
+    processes to kill. raylet: process id of a worker's raylet, 0 for a driver. ids: descriptor of a
+    pipe with the ids of more processes to kill. folder: theirs; removed unless it has a file KEPT.
     """
     # Not at the top: the watcher has no use for it.
     import subprocess

@@ -1,7 +1,4 @@
-"""The loop of a sweep: each trial of the plan becomes a record, whatever happens to it.
-
-Each point that runs has a thread of its own.
-"""
+"""The loop of a sweep: each trial of the plan becomes a record, whatever happens to it."""
 
 from __future__ import annotations
 
@@ -61,10 +58,11 @@ _LINE_CHARACTERS = 500
 class SweepSettings:
     """How every point of the run is placed and measured.
 
-    stop_on_error: a point that fails has all that wait skipped. isolation: as of a `Schedule`.
-    profiled: ids of points that are profiled too. code: source files that every worker must have.
-    precisions: as of a `Task`. measure_of: returns a point's own settings for all rounds, or None
-    where it has `measure`.
+    measure: later rounds and controls make no breakdown. strategy: as of `Cluster.start`; a point
+    has its own. stop_on_error: a point that fails has all that wait skipped; in a batch search, not
+    one that is out of memory. isolation: as of a `Schedule`. profiled: ids of points that are
+    profiled too. code: source files that every worker must have; None: any will do. precisions: as
+    of a `Task`. measure_of: returns a point's own settings for all rounds; None: it has `measure`.
     """
 
     measure: Measure
@@ -113,7 +111,7 @@ class PointAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStarted:
-    """Round `round` of `rounds` begins.
+    """Round `round` of `rounds` begins. The only round of a plan has no such event.
 
     trials: those of this round that the sweep will run, but for points that a `PointAdded` tells
     of. later: how many it will run in later rounds, as far as that is known.
@@ -161,9 +159,9 @@ class LoopCallbacks:
     """Hooks that decide whether to stop and which points to add.
 
     stopping: once it returns True no point starts any more, and the loop ends when those in flight
-    have ended. follow_ups: returns further points to run in the first round, from the last record
-    of each point. further_round: returns the points of one more round, when all rounds are over; it
-    gets the number of that round, and is called again until it returns none.
+    have ended; the others are not called any more. follow_ups: gets the last record of each point
+    of the first round, controls aside; returns points to add to that round. further_round: gets the
+    number of one more round when all are over; returns its points. Called until it returns none.
     """
 
     stopping: Callable[[], bool] = lambda: False
@@ -181,12 +179,13 @@ def sweep(
 ) -> Generator[Event]:
     """Run the trials on the cluster, whose workers are started, and yield an event for each step.
 
-    write: gets (index, record) of trials that end at the same time, before their events. With one
-    round the index is the point's position in the plan, in whatever order points run; added points
-    come after those. earlier: None runs all trials. callbacks: None stops and adds nothing.
+    write: gets (index, record) of attempts that end at the same time, before the events of their
+    end. With one round the index is the point's position in the plan; added points come after
+    those. earlier: None runs all trials. callbacks: None stops and adds nothing.
 
-    An interrupt, or closing the generator, writes the points in flight as cancelled, a
-    ClusterError as lost; both are raised again. Events and writes come on the caller's thread;
+    An interrupt, or closing the generator, writes the points in flight as cancelled, a ClusterError
+    as lost. Another error leaves them without a record. All are raised again. Workers still run
+    these points until the caller closes the cluster. Events and writes come on the caller's thread;
     each point runs on a thread of its own, so that an interrupt does not wait for a stuck cluster.
     """
     loop = _Loop(

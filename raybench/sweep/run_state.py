@@ -401,9 +401,9 @@ def resume_run(
 
     Raises ResultsError where they cannot be read.
 
-    The run must be held (`hold_run`). root: the results folder. rounds: those of the job. chosen:
-    ids of the points that may be run. retry_failed: run failed trials again too. tags: added to
-    those of the run.
+    The run must be held (`hold_run`). run: as it was read before that, which tells when it ended.
+    root: the results folder. rounds: those of the job; the run's seed is put in. chosen: ids of the
+    points that may be run. retry_failed: run failed trials again too. tags: added to the run's.
     """
     latest = reader.latest(root, run.run_id)
     ended = {key: one.status for key, one in latest.items()}
@@ -466,8 +466,8 @@ def nothing_left_message(start: RunState) -> str:
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return the run of which no trial is left, with the counts and status of its rows.
 
-    Writes the run and its summary if its driver died before it could. Raises ResultsError where
-    the run cannot be read or written.
+    Writes the run and its summary where each point has a row, but the run is said to be running or
+    interrupted. Raises ResultsError where the run cannot be read or written.
     """
     from raybench.analysis.scaling import write_summary
 

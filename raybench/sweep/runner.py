@@ -78,10 +78,11 @@ def run_sweep(
 ) -> Run:
     """Run what is left of a run on a cluster, and return the run as it ended.
 
-    source: makes the points, on all devices; `start` then has none. Raises ClusterError where there
-    is no cluster, where it is gone, and where no point fits, DevicesInUseError where another sweep
-    has the devices, ResultsError where rows cannot be written, and UsageError for an address that
-    cannot be joined, or a search for batch sizes without a maximum on CPU workers.
+    For the main thread: it takes SIGINT and SIGTERM. A resumed run must be held. source: makes the
+    points, on all devices; `start` then has none. Raises ClusterError where no cluster can be had,
+    it is gone, or no point fits, DevicesInUseError where another sweep has the devices,
+    ResultsError where rows cannot be written, UsageError for a malformed address or a batch search
+    without a maximum on CPU workers, KeyboardInterrupt before the workers start or after the end.
     """
 
     def close() -> None:
@@ -186,9 +187,8 @@ def record_run(
 ) -> Run:
     """Start the workers, run all points, write how the run ended, and return it.
 
-    After an interrupt it ends early, and the user is told how to resume. Raises what `run_sweep`
-    raises once there is a cluster; the run is then `failed`, for DevicesInUseError
-    what `RunRows.forget` leaves.
+    After an interrupt it ends early, and the user is told how to resume. Raises as `run_sweep` once
+    there is a cluster. The run is then `failed`; for DevicesInUseError see `RunRows.forget`.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
@@ -258,13 +258,13 @@ class Interrupts:
     """Takes SIGINT and SIGTERM while it is entered, which must be in the main thread.
 
     One Ctrl-C while points run turns `stopping` true and interrupts nothing. A second one, the
-    first at any other time, and SIGTERM raise KeyboardInterrupt in the main thread, once. A
-    thread ends the process when the main thread is stuck in native code and does not take that
-    notice, when it does not come to its end afterwards, and soon after one more Ctrl-C.
+    first at any other time, and SIGTERM raise KeyboardInterrupt in the main thread, once. A thread
+    ends the process with exit code 130 when the main thread is stuck in native code and does not
+    take that notice, when it does not come to its end in 15 s, and soon after one more Ctrl-C. Once
+    it has raised, a Ctrl-C after the `with` block ends the process at once.
 
     in_flight: points on their workers, for the message. farewell: called before the process is
-    ended so, with what has happened; it says how to go on. None while there is nothing to go on
-    with.
+    ended so, with what has happened; it says how to go on. None: there is nothing to go on with.
     """
 
     def __init__(self, listener: Listener) -> None:

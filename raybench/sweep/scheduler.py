@@ -52,10 +52,10 @@ _RESOLUTION = 0.01
 class Attempt:
     """One attempt at a trial.
 
-    index: the place among all trials of the run; without rounds, the point's position in the plan.
-    number: counts the attempts at the point over all rounds, from 1.
-    tries: counts those of this sweep at the trial, from 1.
-    round, control_of: as of a `TrialKey`.
+    index: the place among all trials of the run; with one round, the point's position in the plan.
+    A point that a search adds may have the index of a trial of a later round.
+    number: counts the attempts at the point over all rounds, from 1; it is set at the start.
+    tries: counts those of this sweep at the trial, from 1. round, control_of: as of a `TrialKey`.
     """
 
     index: int
@@ -122,7 +122,7 @@ class Schedule:
     isolation `cluster`: points of one world_size follow each other, so that their process group
     is kept; `node` and `device`: points of many devices come first, because small ones fill the
     gaps at the end (nobody knows how long each will take). Otherwise attempts run in the order in
-    which they are added, round by round.
+    which they are added, round by round. pending: as of a `Cluster`.
     """
 
     def __init__(self, isolation: Isolation) -> None:
@@ -329,8 +329,8 @@ class Rounds:
         not lost) or was skipped in an earlier round is left out. With a search for batch sizes the
         first round searches, and the others measure the largest batch of each series that fits.
         With one round the order is that of the plan, smaller batches of a series first. With more,
-        points are in random order within blocks of one world size, and a control, which is the
-        baseline point measured once more, ends each block.
+        points are in random order within blocks of one world size. A control, the baseline point
+        once more, ends each block; not in a round that searches, or where no such point is left.
         """
         points: Sequence[Point] = self.plan.points
         if self.plan.batch_search is not None and number > 1:
@@ -481,7 +481,7 @@ class BatchSearches:
         return new
 
     def endings(self) -> Iterator[str]:
-        """Yield a line with the reason for each search that did not find the largest batch."""
+        """Yield a line with the reason for each search that ended without the largest batch."""
         search = self._plan.batch_search
         if search is None:
             return

@@ -5,8 +5,8 @@ list of them. A new version of torch may change any of them without notice.
 
 worker:
 
-* `torch._dynamo.utils.counters` (state): says whether anything was compiled. Resetting the compiler
-  without need would import Inductor in each process.
+* `torch._dynamo.utils.counters` (state, workloads.base): says whether anything was compiled.
+  Resetting the compiler without need would import Inductor in each process.
 * `torch._inductor.async_compile` (state): ends the threads and processes that compiled, which
   nothing public ends. Those left would be taken for the workload's.
 * `get_config_copy` of the configurations of `torch._dynamo`, `torch._functorch`, `torch._inductor`
@@ -40,5 +40,5 @@ workloads:
 * `torch._fused_sdp_choice` and `torch._C._get_sdp_priority_order` (attention): the attention kernel
   that torch would take. The operators `torch.ops.aten._scaled_dot_product_…_attention` (attention,
   language_models) give the log-sum-exp with the result; the public function does not.
-* `torch._dynamo.utils.counters` (workloads.base): as above.
+* `torch.distributed._functional_collectives` (language_models): collectives that autograd knows.
 """

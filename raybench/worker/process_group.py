@@ -77,11 +77,11 @@ class ProcessGroup:
         self.nccl_file = NcclFile()
 
     def join(self, task: Task, rank_info: RankInfo, group: Group | None) -> None:
-        """Leave the current group and form `group`, if it is another; set torchrun's variables.
+        """End the current group and form `group`, if it is another; set torchrun's variables.
 
-        All ranks of the group must call it, and it waits for them until the group is ended. group:
-        None for a point of one rank, which has none. Raises GroupGoneError where another rank or
-        the driver has ended the group.
+        The current group ends on all its ranks. All ranks of `group` must call this; it waits for
+        them until `group` is ended. group: None for a point of one rank, which has none. Raises
+        GroupGoneError where another rank or the driver has ended `group`.
         """
         set_torchrun_variables(rank_info, group)
         if group == self._group:

@@ -151,7 +151,7 @@ def seed_all(seed: int) -> None:
 
 
 class ProcessState:
-    """The settings, threads, child processes and device memory of a process when this was made."""
+    """Settings and device memory of a process when this was made; threads, children at `begin`."""
 
     def __init__(self, device: torch.device) -> None:
         self._before = [(setting, setting.read()) for setting in settings()]

@@ -5,14 +5,14 @@ Ray below the next minor version:
 
 * `ray._private.node.Node`, three methods (start): start a dashboard, an autoscaler and a log
   reader that no sweep uses. `ray.init` has no option against them.
-* `ray._private.ray_constants.ENABLE_RAY_CLUSTER` (start): Ray listens on loopback only while
-  this is False.
+* `ray._private.ray_constants.ENABLE_RAY_CLUSTER` (start): if False, Ray listens on loopback only.
+* `_node_ip_address`, `_temp_dir`, `_system_config` of `ray.init` (start): set up a private Ray.
 * `ray._raylet.AuthenticationTokenLoader` and `Config` (start): read the token and the
   settings of a new private Ray again, in a process that had another one before.
 * `ray._private.authentication.authentication_token_setup` (start): lets `ray.init` find the
   user's token for a cluster that is asked before it.
-* `ray._private.services.find_node_ids` (start): tells whether a node of a cluster runs on this
-  host.
+* `ray._private.services.find_node_ids` (start): tells whether a cluster has a node on this host.
+* `ray._common.utils.get_default_ray_temp_dir` (start): the folder where `ray start` writes.
 * `ray._private.worker.print_to_stdstream` (start): prints what workers write, which raybench
   keeps in the logs of the run.
 * `ray._raylet.GcsClient` (start): asks a head for an answer in a process of its own, because a

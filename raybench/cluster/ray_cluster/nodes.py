@@ -146,10 +146,9 @@ class NodeAgent(DeviceLocks):
 def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
     """Return what a worker wrote after `read_to`, at most the last 32 KiB of each stream.
 
-    Colours, empty lines and Ray's own lines are left out. "" if it has no log.
-
-    folder: the logs of Ray's session on this node. read_to: stream -> bytes that were read before;
-    it is updated in place.
+    The lines of a stream follow its name, as `[stdout]`. Colours, empty lines and Ray's own lines
+    are left out. "" if nothing is left, or it has no log. folder: the logs of Ray's session on this
+    node. read_to: stream -> bytes that were read before; it is updated in place.
     """
     blocks = []
     for stream, kind in (("stdout", "out"), ("stderr", "err")):
