@@ -56,7 +56,7 @@ class Line:
     """A paragraph.
 
     is_apart: a blank line comes before it. is_whole: it is never folded, so that a path or a
-    command in it can be copied. is_indented: its leading blanks stay, as in a traceback.
+    command in it can be copied. is_indented: its leading blanks are kept, but not in Markdown.
     """
 
     text: str

@@ -308,7 +308,7 @@ def insights(summary: Summary) -> list[Insight]:
 
 
 def lead(summary: Summary) -> str:
-    """Return the sentence that a report begins with; "" if nothing was measured."""
+    """Return what the points show, as a sentence without full stop; "" if nothing was measured."""
     if not summary.largest_batches and not summary.compared:
         return ranking(summary)
     found = insights(summary)
