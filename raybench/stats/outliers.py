@@ -258,9 +258,9 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     values: [passes, subjects], NaN where a pass has none. is_time: whether less is better.
     floor: the noise of a healthy device, as a share; a smaller spread counts as this.
 
-    If a group of at least two, and a tenth of the subjects, is faster than all others by more than
-    the limit, the others are compared with this group: many things make a device slower than it
-    can be, and nothing makes it faster.
+    If the subjects fall into two groups that lie apart by more than the limit, each of at least two
+    and a tenth of them, all are compared with the faster one: many things make a device slower than
+    it can be, and nothing makes it faster.
     """
     shares = values / _median(values, axis=1)[:, None]
     ratios = _as_times(_median(shares, axis=0), is_time)
