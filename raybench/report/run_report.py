@@ -270,7 +270,7 @@ class Insight:
 
     value: with its unit. what: what it is a number of; empty where the unit says it. where: the
     settings that it holds for. half_width: of its 95 % interval, over the value; of a range the
-    widest; None where one is not known. rows: the points.
+    widest; None where one is not known. rows: the points; () for a largest batch.
     """
 
     value: str

@@ -102,7 +102,7 @@ def upload_to_wandb(summary: Summary) -> str:
 
     The project is WANDB_PROJECT, by default the job's name; with WANDB_MODE=offline all stays below
     WANDB_DIR until `wandb sync`. Settings become config, figures the summary. A second upload
-    writes the same W&B runs again. Raises UsageError where wandb is missing or has an error.
+    writes the same runs again. Raises UsageError where wandb is not installed or reports an error.
     """
     # Else wandb reports its crashes to its makers; nothing here is sent where nobody asked for it.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

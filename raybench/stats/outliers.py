@@ -169,8 +169,8 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
     A host's pace wanders within a second, by more than its few local steps show. Six ranks or more
     show by their own steps how far they differ: the slowest has to stand out of the others, without
     their slowest eighth, by Student's t for their number (F. E. Grubbs, "Procedures for detecting
-    outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks the medians of up
-    to eight parts of the timed steps are taken, which last longer, with a larger t for more ranks.
+    outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks the medians
+    of eight parts of the timed steps are taken, with a larger t for more ranks; 0 below 32 steps.
     ranks: local steps in ms, by rank. step_series_ms: the point's step times, a series per repeat.
     """
     if len(ranks) < _ENOUGH_RANKS:

@@ -41,7 +41,7 @@ _ALONG = ("batch", "world_size", "size_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of a point in ms: a row for each rank, a column for each range of iterations."""
+    """Step times of a point in ms: rows are ranks, columns the first iterations of ranges."""
 
     row: ScaledRow
     times_ms: pd.DataFrame
@@ -232,7 +232,7 @@ def line_figure(
     the setting along x, and settings in which the points of a line may differ. lines_by: settings
     of which each value is a line; each value of other settings is a panel, but up to four lines
     share one. At most 7 lines and 8 panels are drawn; the note says so. tip: returns its text after
-    settings and id. more: returns more fields of a mark. of_lines: of `line_panel`.
+    settings and id. more: returns more fields. of_lines: `ideal` and `level` of `line_panel`.
     """
     rows, ranks = in_order(rows, over), data.ranks
     groups, every_line = _panels_and_lines(rows, over, lines_by, ranks)
