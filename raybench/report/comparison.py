@@ -111,7 +111,7 @@ class Comparison(Document):
 
     @property
     def has_one_run(self) -> bool:
-        """Return whether a side has one run, so that there can be no verdict."""
+        """Return whether points are compared, but none has two runs a side: there is no verdict."""
         counts = [min(row.base_runs, row.new_runs) for row in self.compared]
         return bool(counts) and max(counts) < LEAST_RUNS
 

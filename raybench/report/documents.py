@@ -56,7 +56,7 @@ class Line:
     """A paragraph.
 
     is_apart: a blank line comes before it. is_whole: it is never folded, so that a path or a
-    command in it can be copied. is_indented: its leading blanks stay, as in a traceback.
+    command in it can be copied. is_indented: its leading blanks are kept, but not in Markdown.
     """
 
     text: str
@@ -347,8 +347,8 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def jsonable(value: Any) -> Any:
     """Return the value as JSON can hold it.
 
-    NaN, NaT and infinities become None, times ISO 8601, arrays and tuples lists, members of an Enum
-    their values, dataclasses objects of their fields.
+    NaN, NaT and infinities become None, times ISO 8601, arrays and tuples lists, members of a
+    StrEnum or IntEnum their values, dataclasses objects of their fields. All else stays as it is.
     """
     if isinstance(value, str | bool | int) or value is None:
         return value.value if isinstance(value, Enum) else value

@@ -24,7 +24,7 @@ _BREAKS = re.compile("[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
 
 def plain(value: Any) -> str:
-    """Return text from results as one line without control characters."""
+    """Return text on one line without control characters; several blanks become one."""
     return printable(" ".join(str(value).split()))
 
 
@@ -41,7 +41,7 @@ def one_line(text: str) -> str:
 
 
 def plain_lines(text: str) -> list[str]:
-    """Return the lines of a text without control characters; their indentation stays."""
+    """Return the lines of a text, each as `plain` returns it, but with its indentation."""
     lines = [line.expandtabs() for line in text.splitlines()]
     return [" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines]
 
@@ -57,7 +57,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def span(*texts: str) -> str:
-    """Return texts, the least first, as `57.2% to 87.0%`; one of them if they are equal."""
+    """Return texts, the least first, as `57.2% to 87.0%`: all that are given, equal ones once."""
     return " to ".join(dict.fromkeys(texts))
 
 
@@ -330,7 +330,7 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
 def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None) -> str:
     """Return the devices: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
 
-    devices: rows of the table `devices`. node_count: None counts their node ids.
+    devices: one or more rows of the table `devices`. node_count: None counts their node ids.
     """
     if all(device["kind"] == "cpu" for device in devices):
         # The processors of each host once, however many workers are on it.

@@ -62,7 +62,7 @@ class History(Document):
         return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the tables of points, those with steps first; for one point its runs instead."""
+        """Yield tables of points, those with steps first; for one point on one machine its runs."""
         found: dict[tuple[str, int], Series] = {}
         for row in self.rows:
             found.setdefault((row.point_id, row.machine), []).append(row)
@@ -99,7 +99,7 @@ class History(Document):
 
 
 def sparkline(times: Sequence[float]) -> str:
-    """Return a bar character for each of the last 24 times (above 0), on a scale of 5 % or more."""
+    """Return bars for the last 24 times (one or more, above 0), on a scale of 5 % or more."""
     values = np.log(np.asarray(times[-_MAX_BARS:], dtype=np.float64))
     span = max(float(np.ptp(values)), _MIN_RANGE)
     low = (values.max() + values.min() - span) / 2

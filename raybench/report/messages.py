@@ -52,9 +52,9 @@ _HARM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageGroup:
-    """A message that `count` points have in common.
+    """A message that stands for `count` texts, which differ in figures only.
 
-    where: ranks, hosts and devices that reported it; empty where they are not known.
+    where: ranks, hosts and devices that failed with it; empty where they are not known.
     """
 
     text: str
@@ -78,7 +78,7 @@ def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
 
 
 def doubts(row: ScaledRow) -> tuple[str, ...]:
-    """Return in words what makes the numbers of a point doubtful, as in ("unsteady", "quick")."""
+    """Return doubts about a point, as ("unsteady", "quick"); marks h, s and b are left out."""
     found = marks(row)
     words = [MARKS[mark].partition(",")[0] for mark in found if mark in "uwtcnq"]
     if row.is_base_unsteady and "u" not in found:
@@ -176,8 +176,8 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
 def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[MessageGroup, ...]:
     """Return what makes figures doubtful, the most harmful first.
 
-    rows: with their own warnings; those on a missing speed-up are left out. trials: of the run;
-    each control that moved between the ends of a block is a warning.
+    Those on a missing speed-up or on the power cap alone are left out. On unsteadiness a point has
+    one at most. trials: of the run; each control that moved between the ends of a block gives one.
     """
 
     def harm(group: MessageGroup) -> tuple[int, int]:

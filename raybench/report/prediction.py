@@ -33,7 +33,7 @@ _INTERVAL = (
 class Forecast(Document):
     """The predictions of a run: a document (see `raybench.report.documents`).
 
-    devices_per_node: of the run. left_out: why, for each series of which nothing is predicted.
+    predictions: one or more. left_out: why, for each series of which nothing is predicted.
     """
 
     run: Run

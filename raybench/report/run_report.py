@@ -270,7 +270,7 @@ class Insight:
 
     value: with its unit. what: what it is a number of; empty where the unit says it. where: the
     settings that it holds for. half_width: of its 95 % interval, over the value; of a range the
-    widest; None where one is not known. rows: the points.
+    widest; None where one is not known. rows: the points; () for a largest batch.
     """
 
     value: str
@@ -308,7 +308,7 @@ def insights(summary: Summary) -> list[Insight]:
 
 
 def lead(summary: Summary) -> str:
-    """Return the sentence that a report begins with; "" if nothing was measured."""
+    """Return what the points show, as a sentence without full stop; "" if nothing was measured."""
     if not summary.largest_batches and not summary.compared:
         return ranking(summary)
     found = insights(summary)

@@ -70,7 +70,7 @@ SECTIONS: list[Section] = []
 def section(
     anchor: str, title: str
 ) -> Callable[[Callable[[Summary], Iterable[Listing | Table]]], None]:
-    """Return a decorator that adds a section to SECTIONS; the function yields its blocks."""
+    """Return a decorator: it adds a function that yields blocks to SECTIONS, and returns None."""
     return lambda blocks: SECTIONS.append(Section(anchor=anchor, title=title, blocks=blocks))
 
 
@@ -227,8 +227,8 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
     """Return the table of the points with their steps, the answer of the run, and other rates.
 
     If it is too wide, the answer is never left out, and throughput last. limit: with more points,
-    it has only `limit` of those that finished on the most devices: the best of each case, then the
-    second of each, and so on.
+    it has at most `limit` of those that finished on the most devices: the first of each case in
+    `Summary.ordered`, then the second of each, and so on.
     """
     rows, unit = summary.ordered, summary.unit
     if limit is not None and len(rows) > limit:
@@ -484,7 +484,7 @@ def _references(summary: Summary) -> Iterator[Listing]:
 def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield (name, text): how many figures are within their reference, then the slowest outside it.
 
-    Of up to four figures all follow, and of one it alone. Nothing if no ok point ran on GPUs.
+    Up to four are all shown. Without any reference: how to make one. Nothing if no GPU point is ok.
     """
     if not any(row.status == "ok" and row.device_type == "cuda" for row in summary.rows):
         return

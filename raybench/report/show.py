@@ -338,7 +338,7 @@ def _in_few_digits(value: Any) -> Any:
 def format_logs(logs: Sequence[RankLog]) -> str:
     """Return what ranks wrote, under a heading for each attempt and rank.
 
-    Ranks of an attempt that wrote the same text share one heading.
+    Ranks of an attempt with the same text share one. logs: those of an attempt follow each other.
     """
     blocks = []
     for (point_id, attempt), of_attempt in groupby(logs, lambda log: (log.point_id, log.attempt)):

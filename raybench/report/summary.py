@@ -352,7 +352,7 @@ class Summary:
 
     @cached_property
     def compared(self) -> list[ScaledRow]:
-        """Return the points with a speed-up, but the baseline; [] if the run asks for another."""
+        """Return the points with a speed-up, but the baseline; [] if `answer` is no ratio to it."""
         return rows_compared(self.rows) if self.answer.metric in RATIOS else []
 
     @property
@@ -362,7 +362,7 @@ class Summary:
 
     @cached_property
     def machine(self) -> str:
-        """Return the devices of the run: `4 x NVIDIA H200 on 1 node; P2P/CUMEM`."""
+        """Return the devices: `4 x NVIDIA H200 on 1 node; P2P/CUMEM`; if not known, the cluster."""
         devices = self.devices
         if devices.empty:
             return self.run.cluster
@@ -539,7 +539,7 @@ class Candidate:
 class Case:
     """Points that are alike but for the settings that are compared, the best first.
 
-    name: the settings that make the case, in words; empty where there is one case only.
+    name: the settings that make the case, in words; empty where no setting makes cases.
     """
 
     name: str

@@ -169,8 +169,8 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
     A host's pace wanders within a second, by more than its few local steps show. Six ranks or more
     show by their own steps how far they differ: the slowest has to stand out of the others, without
     their slowest eighth, by Student's t for their number (F. E. Grubbs, "Procedures for detecting
-    outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks the medians of up
-    to eight parts of the timed steps are taken, which last longer, with a larger t for more ranks.
+    outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks the medians
+    of eight parts of the timed steps are taken, with a larger t for more ranks; 0 below 32 steps.
     ranks: local steps in ms, by rank. step_series_ms: the point's step times, a series per repeat.
     """
     if len(ranks) < _ENOUGH_RANKS:
@@ -258,9 +258,9 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     values: [passes, subjects], NaN where a pass has none. is_time: whether less is better.
     floor: the noise of a healthy device, as a share; a smaller spread counts as this.
 
-    If a group of at least two, and a tenth of the subjects, is faster than all others by more than
-    the limit, the others are compared with this group: many things make a device slower than it
-    can be, and nothing makes it faster.
+    If the subjects fall into two groups that lie apart by more than the limit, each of at least two
+    and a tenth of them, all are compared with the faster one: many things make a device slower than
+    it can be, and nothing makes it faster.
     """
     shares = values / _median(values, axis=1)[:, None]
     ratios = _as_times(_median(shares, axis=0), is_time)

@@ -49,9 +49,9 @@ class DeviceSpeed:
 
     fixed_s: seconds of a step of no items. items_per_s: rate of further items.
     most: items that its memory holds; None where there is no limit.
-    steps: measured steps (items, seconds), sorted by items. Between two of them times are
-    interpolated; below the first the line begins at fixed_s, beyond the last items_per_s counts.
-    Steps of GPUs grow by stairs, so that one line through all of them is right at none.
+    steps: measured (items, seconds), sorted by items. Between them times are interpolated; below
+    the first from fixed_s, or from the least seconds if these are less. Beyond the last items_per_s
+    counts. Steps of GPUs grow by stairs: one line through all of them is right at none.
     """
 
     fixed_s: float

@@ -75,7 +75,7 @@ def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
     """Return the 95 % interval of the median of all samples, in their unit.
 
     None for fewer than MIN_SAMPLES samples, and if a sample is 0 or negative.
-    repeats: the samples of each repeat, in the order in which they were taken.
+    repeats: one or more, none empty; the samples of each in the order in which they were taken.
     Student's t over the logarithms of the medians of batches: the method of batch means (A. M.
     Law, "Simulation modeling and analysis", 2015, section 9.5.3). Samples within a batch may be
     correlated. One repeat is cut into 2 to 20 batches; of several repeats each is a batch.
@@ -113,7 +113,7 @@ def student_t(degrees: float, confidence: float = 0.95) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange:
-    """How much the level of a series changes, relative to its median.
+    """How much the level of a series changes, relative to the median of its last two thirds.
 
     size: three times the difference of the last two thirds, which is what a straight drift changes
     from the first step to the last. error: the standard error of `size`, with `degrees` degrees of

@@ -41,7 +41,7 @@ _ALONG = ("batch", "world_size", "size_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of a point in ms: a row for each rank, a column for each range of iterations."""
+    """Step times of a point in ms: rows are ranks, columns the first iterations of ranges."""
 
     row: ScaledRow
     times_ms: pd.DataFrame
@@ -230,9 +230,9 @@ def line_figure(
     None if no line has two points. A point is drawn at x `along` and y `value`; if `value` is None
     it is a cross on the axis where `is_on_axis` is true, else it is named below its panel. over:
     the setting along x, and settings in which the points of a line may differ. lines_by: settings
-    of which each value is a line; each value of other settings is a panel. tip: returns the tip's
-    text after settings and id. more: returns more fields of a mark, as `low` and `high`. of_lines:
-    `ideal` and `level` of `line_panel`.
+    of which each value is a line; each value of other settings is a panel, but up to four lines
+    share one. At most 7 lines and 8 panels are drawn; the note says so. tip: returns its text after
+    settings and id. more: returns more fields. of_lines: `ideal` and `level` of `line_panel`.
     """
     rows, ranks = in_order(rows, over), data.ranks
     groups, every_line = _panels_and_lines(rows, over, lines_by, ranks)
