@@ -176,6 +176,8 @@ class DeviceAllocator:
         }
         idle = {node: worker_ids for node, worker_ids in idle.items() if worker_ids}
         worker_ids = self._find(world_size, idle)
+        if not busy and worker_ids is None:  # its racks fit, but not in the order that was tried
+            return self._on_idle_cluster(world_size)
         return worker_ids and tuple(sorted(worker_ids, key=self._order.__getitem__))
 
     def _on_idle_cluster(self, world_size: int) -> tuple[int, ...]:
@@ -274,5 +276,5 @@ def _on_rails(
     by_index: Mapping[str, Mapping[int, int]], rails: Sequence[int], node: str, count: int
 ) -> list[int]:
     """Return the node's workers with the first `count` of these indices; [] where it lacks one."""
-    there = by_index[node]
-    return [there[rail] for rail in rails[:count]] if there.keys() >= set(rails[:count]) else []
+    found = [by_index[node][rail] for rail in rails[:count] if rail in by_index[node]]
+    return found if len(found) == count else []

@@ -97,15 +97,23 @@ def test_lost_workers_are_given_to_nobody(isolation):
 
 
 @given(
-    sizes=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 8), min_size=1),
+    nodes=st.dictionaries(
+        st.sampled_from("abcdef"),
+        st.tuples(st.integers(1, 8), st.sampled_from("xy"), st.sampled_from(["old", "new"])),
+        min_size=1,
+    ),
     isolation=st.sampled_from(["node", "device"]),
-    strategy=st.sampled_from(["pack", "spread"]),
+    strategy=st.sampled_from(["pack", "spread", "rail"]),
     data=st.data(),
 )
 def test_whatever_comes_and_goes_places_are_disjoint_and_of_the_same_shape(
-    sizes, isolation, strategy, data
+    nodes, isolation, strategy, data
 ):
-    devices = make_devices(**sizes)
+    devices = [
+        replace(make_device(node, index, rack=rack), name=model)
+        for node, (count, rack, model) in nodes.items()
+        for index in range(count)
+    ]
     allocator, running = Beside(devices, (), strategy, isolation), []
     for _ in range(20):
         world_size = data.draw(st.integers(1, len(devices)))
@@ -125,7 +133,8 @@ def test_whatever_comes_and_goes_places_are_disjoint_and_of_the_same_shape(
 
 
 def shape(devices, worker_ids):
-    return sorted(Counter(devices[worker_id].node_id for worker_id in worker_ids).values())
+    places = ((devices[worker_id].node_id, devices[worker_id].name) for worker_id in worker_ids)
+    return sorted((count, model) for (_, model), count in Counter(places).items())
 
 
 def racks(**nodes):
