@@ -169,16 +169,15 @@ class DeviceAllocator:
         if not busy and (self._isolation == "cluster" or self._strategy == "rail"):
             return self._on_idle_cluster(world_size)
         used = {self._devices[worker_id].node_id for worker_id in busy}
-        idle = {
-            node: [worker_id for worker_id in worker_ids if worker_id not in busy]
-            for node, worker_ids in self._of_node.items()
-            if not (self._isolation == "node" and node in used)
-        }
-        idle = {node: worker_ids for node, worker_ids in idle.items() if worker_ids}
-        worker_ids = self._find(world_size, idle)
-        if not busy and worker_ids is None:  # its racks fit, but not in the order that was tried
-            return self._on_idle_cluster(world_size)
-        return worker_ids and tuple(sorted(worker_ids, key=self._order.__getitem__))
+        idle: dict[str, list[int]] = {}
+        for worker_id in self._worker_ids:
+            node = self._devices[worker_id].node_id
+            if worker_id not in busy and not (self._isolation == "node" and node in used):
+                idle.setdefault(node, []).append(worker_id)
+        # On an idle cluster its racks fit, though not always in the order that `_find` tries.
+        alone = None if busy else self._on_idle_cluster(world_size)
+        found = self._find(world_size, idle) or alone
+        return found and tuple(sorted(found, key=self._order.__getitem__))
 
     def _on_idle_cluster(self, world_size: int) -> tuple[int, ...]:
         """Return the workers of a point that runs alone, in rank order."""
