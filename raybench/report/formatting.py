@@ -41,9 +41,8 @@ def one_line(text: str) -> str:
 
 
 def plain_lines(text: str) -> list[str]:
-    """Return the lines of a text, each as `plain` returns it, but with its indentation."""
-    lines = [line.expandtabs() for line in text.splitlines()]
-    return [" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines]
+    """Return the lines of a text without control characters; their blanks are kept."""
+    return [printable(line.expandtabs()).rstrip() for line in text.splitlines()]
 
 
 def shorten(text: str, most: int) -> str:
@@ -229,7 +228,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 def amount(count: int) -> str:
     """Return a number of parameters as text: 1,025, 134 M, 1.5 B."""
     for unit, of_unit in (("B", 1e9), ("M", 1e6)):
-        if count >= of_unit:
+        if count >= 0.9995 * of_unit:  # else 999,600,000 would be 1e+03 M
             return f"{count / of_unit:.3g} {unit}"
     return f"{count:,}"
 

@@ -215,7 +215,7 @@ class RunReport(Document):
             return command("report", run.run_id, "--full", *place)
         # Results are where the run is, which takes its `--set` from its tables.
         own, pairs = {"-o", "--output", "--resume", "--set"}, zip(["", *words], words, strict=False)
-        kept = [word for before, word in pairs if not {before, word} & own]
+        kept = [one for last, one in pairs if not {last, one[:2], one.partition("=")[0]} & own]
         place = [] if is_usual else ["-o", str(self.summary.folder)]
         rounds = ["--set", f"measure.rounds={more.rounds}"]
         return command(*kept, "--resume", run.run_id, *place, *rounds, *of_script)

@@ -235,7 +235,7 @@ class Summary:
     def is_precision_unknown(self) -> bool:
         """Return whether a script ran whose job sets no precision, so that its rows' is made up."""
         texts = (self.run.job_text, *overrides_in(self.run.argv))
-        is_set = any(re.search(r"\bprecision\s*[:=]", text) for text in texts)
+        is_set = any(re.search(r"(?m)^[^#\n]*\bprecision\s*[:=]", text) for text in texts)
         return bool(self.points) and self.points[0].workload == "script" and not is_set
 
     @cached_property
@@ -275,7 +275,7 @@ class Summary:
         """Return the largest batch that fits of each series in which it is known.
 
         It is known if a batch just above it ran out of memory, as a search finds it; not if a job
-        lists batch sizes with wide gaps.
+        lists batch sizes with wide gaps. Weak scaling only.
         """
         series: dict[tuple[str, ...], list[ScaledRow]] = {}
         names = varying(self.rows, ("scaling", "batch"), always=("precision", "world_size"))

@@ -181,7 +181,10 @@ def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
 
 @pytest.mark.parametrize(
     ("job", "told"),
-    [("workload: {kind: script}", "as the script has it"), ("precision: bf16", "bf16")],
+    [
+        ("workload: {kind: script}  # not precision: bf16", "as the script has it"),
+        ("matrix: {precision: bf16}", "bf16"),
+    ],
 )
 def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told):
     row = make_row(workload="script", precision="bf16")
@@ -342,6 +345,8 @@ def test_json_has_null_for_what_json_cannot_say():
         (formatting.duration, 0.0116, "11.60 µs"),
         (formatting.duration, 0.1, "0.1000 ms"),
         (formatting.duration, 1234.5, "1,234 ms"),
+        (formatting.amount, 999_400, "999,400"),
+        (formatting.amount, 999_600_000, "1 B"),
         (formatting.size, 1000, "1000 B"),
         (formatting.size, 4096, "4 KiB"),
         (formatting.size, 3 * 2**19, "1.5 MiB"),
@@ -475,7 +480,7 @@ BAD = "\N{REPLACEMENT CHARACTER}"
         # One line, whatever breaks it, and lines that keep what they are indented by.
         (plain, "one\n  two\r\n\tthree\N{LINE SEPARATOR}four", "one two three four"),
         (plain, 1.5, "1.5"),
-        (plain_lines, "def f():\n\treturn  1\x07\n", ["def f():", f"        return 1{BAD}"]),
+        (plain_lines, "def f():\n\treturn  1\x07\n", ["def f():", f"        return  1{BAD}"]),
         (partial(shorten, most=6), "abcdef", "abcdef"),
         (partial(shorten, most=6), "abcdefg", "abcde…"),
         # A code span of Markdown holds any backticks.
@@ -604,6 +609,19 @@ def test_intervals_as_wide_as_their_values_are_not_written_as_thousands_of_perce
     text = " ".join(report_text(make_summary(records), width=200).split())
     assert "±>100%" in text.partition("Next: ")[0]
     assert ">100% or less" not in text
+
+
+@pytest.mark.parametrize(
+    "words", ["--output=out --set=a.b=1 --resume=old", "-oout --set a.b=1 --resume old"]
+)
+def test_the_next_command_replaces_what_the_run_was_given_in_any_spelling(tmp_path, words):
+    summary = reported(tmp_path, 1)
+    argv = ("raybench", "sweep", "job.yaml", *words.split(), "--device", "cpu")
+    report = RunReport(summary=replace(summary, run=replace(summary.run, argv=argv)), is_short=True)
+    next_words = " ".join(format_document(report, "terminal").partition("Next: ")[2].split())
+    assert "sweep job.yaml --device cpu --resume run-a" in next_words.replace("\\ ", "")
+    assert "old" not in next_words
+    assert "out" not in next_words.replace(tmp_path.name, "")
 
 
 def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path):
