@@ -70,8 +70,8 @@ def read_share(_: click.Context, option: click.Parameter, text: str) -> float:
 
     Raises UsageError for any other text, and for 100% and more.
     """
-    if re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*%?", text.strip()):
-        value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)", text.strip()):
+        value = float(found[1]) / (100 if found[2] else 1)
         if value < 1:
             return value
     raise UsageError(
@@ -330,7 +330,7 @@ def write_result(text: str) -> None:
 def write_file(path: Path, content: bytes) -> None:
     """Write the result to a file, in place of an older one; its folder must exist.
 
-    Raises ResultsError if that fails; a file that was not there before is then removed.
+    Raises ResultsError if that fails: a new file is then removed, an older one may be left cut.
     """
     is_new = not os.path.lexists(path)
     try:

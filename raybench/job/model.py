@@ -139,7 +139,7 @@ class WorkloadSection(Section):
 
     @property
     def parameters(self) -> Mapping[str, bool | int | float | str]:
-        """The parameters that the file gives; defaults are not added."""
+        """The parameters that the file and `--set` give; defaults are not added."""
         return self.__pydantic_extra__
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 import sys
 import typing
@@ -355,7 +356,7 @@ _CHANGES: tuple[tuple[str, Scalar], ...] = (
 def estimate(point: Point) -> int | None:
     """Return the estimated device memory of a rank in bytes; None without an estimate.
 
-    None too if the class refuses the point, or its estimate raises. Raises UsageError as `load`.
+    None too if the class refuses the point or its estimate raises or is infinite. Raises as `load`.
     """
     return _estimate(load(point.workload), point.settings)
 
@@ -368,7 +369,7 @@ def _estimate(workload_class: type, settings: Mapping[str, Scalar]) -> int | Non
         found = _ask(workload_class, "estimate_memory", settings)
     except UsageError:
         return None
-    return round(found) if isinstance(found, int | float) else None
+    return round(found) if isinstance(found, int | float) and math.isfinite(found) else None
 
 
 def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:

@@ -281,7 +281,7 @@ def test_the_page_leads_with_the_answer_and_draws_sorted_bars(tmp_path, command)
         (["base", "nothing"], "no run 'nothing'"),
         (["base", "driver=1"], "no run with the tag 'driver=1'; there are: driver=590"),
         (["base", "new", "--threshold", "x"], "--threshold: must be from 0% up to 100%"),
-        (["base", "new", "--threshold", "150%"], "--threshold: must be from 0% up to 100%"),
+        (["base", "new", "--threshold", "150 %\t"], "--threshold: must be from 0% up to 100%"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, command, words, message):

@@ -334,7 +334,8 @@ def test_the_largest_batch_that_fits_and_the_first_other_setting_are_named():
     assert "batch_size 32 (" in explain_oom(point, needed, 1000 * GIB)
 
 
-def test_a_workload_that_does_not_estimate_or_fails_to_has_none(tmp_path, monkeypatch):
+@pytest.mark.parametrize("found", ["1 / 0", "float('nan')", "float('inf')"])
+def test_a_workload_that_does_not_estimate_or_fails_to_has_none(tmp_path, monkeypatch, found):
     assert estimate(point_of("{kind: gemm}", m=1024)) is None
     monkeypatch.chdir(tmp_path)
     Path("guessing.py").write_text(
@@ -342,8 +343,9 @@ def test_a_workload_that_does_not_estimate_or_fails_to_has_none(tmp_path, monkey
         "    def __init__(self, context, *, length: int = 1): ...\n"
         "    def step(self): self.items_per_step = 1\n"
         "    @classmethod\n"
-        "    def estimate_memory(cls, settings): return 1 / 0\n"
+        f"    def estimate_memory(cls, settings): return {found}\n"
     )
+    monkeypatch.delitem(sys.modules, "guessing", raising=False)
     assert estimate(point_of('{kind: "guessing:Guess"}', batch_size=1)) is None
 
 
