@@ -32,7 +32,7 @@ def point_rows(frame: pd.DataFrame) -> list[PointRow]:
 def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
     """Return the rows of a frame as dataclasses of this kind; null is read as by `from_row`.
 
-    A field without a column gets its default; a column without a field is left out. Raises
+    A field without a column gets its default, and must have one; other columns are left out. Raises
     ResultsError where a field cannot have the value, as the status of a point null.
     """
     values: dict[str, list[Any]] = {}
@@ -230,7 +230,7 @@ class HasSettings(Protocol):
 
     @property
     def scaling(self) -> str | None:
-        """The kind of scaling: weak, strong, or None."""
+        """The kind of scaling: weak, strong, or None for a workload without a batch size."""
         ...
 
 

@@ -421,7 +421,7 @@ def align_ranks(device: torch.device) -> None:
 def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
     """Return on all ranks what `decide` returns on rank 0; it is called on rank 0 only.
 
-    All ranks must call this.
+    All ranks must call this. `decide` must not raise: the others would wait.
     """
     if not dist.is_initialized():
         return decide()

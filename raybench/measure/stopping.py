@@ -216,7 +216,7 @@ class StoppingPolicy:
         return min(most, math.ceil(self.min_loop_ns / typical_ns))
 
     def breakdown_steps(self, step_ns: Sequence[float]) -> int:
-        """Return how many instrumented steps of each kind fit a tenth of the budget; 3 to 10."""
+        """Return how many steps of each kind fit a tenth of the budget, 3 to 10. step_ns: some."""
         budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S
         fits = int(budget_ns / self.breakdown_variants / max(1.0, statistics.median(step_ns)))
         return min(self.max_breakdown_steps, max(self.min_breakdown_steps, fits))

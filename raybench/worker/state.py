@@ -144,7 +144,7 @@ def _set_config(config: Any, before: dict[str, Any]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global random generators of Python, numpy and torch, on all devices."""
+    """Seed Python's, numpy's and torch's global generators, on all devices; 0 <= seed < 2**32."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

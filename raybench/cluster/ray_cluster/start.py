@@ -459,9 +459,9 @@ def why_not_listening(address: str, timeout_s: float) -> Exception | None:
 
 
 def end_process(reason: str) -> None:
-    """Write the reason to stderr and end this process with the exit code of a ClusterError."""
+    """Write the reason to stderr and end this process at once, with the code of a ClusterError."""
     with suppress(OSError):  # stderr may be full, or closed
-        os.write(2, f"{reason}\n".encode())
+        os.write(2, f"{reason}\n".encode(errors="replace"))
     os._exit(ClusterError.exit_code)
 
 
