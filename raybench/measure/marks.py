@@ -258,7 +258,7 @@ class ScriptMarks:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Note the steps of all optimizers of this process from now on; hooks stay for ever."""
+        """Note each begin of an optimizer step from now on; the caller calls `end_optimizer`."""
         self._buckets, self._optimizers = BucketMarks(device), OptimizerMarks(device)
         self._models: list[DistributedDataParallel] = []
         self._is_reduced = True
@@ -301,7 +301,7 @@ class ScriptMarks:
     def take(self, steps: int) -> dict[str, Any]:
         """Return times of the last `steps` ended steps in ms, and forget all steps.
 
-        optimizer_ms has an entry per step, comm_ms and tail_ms one per step that reduced gradients.
+        optimizer_ms: one per step, 0 without optimizer. comm_ms, tail_ms: only of reducing steps.
         """
         buckets = self._buckets.take()[-steps:]
         return {

@@ -344,7 +344,7 @@ def _compare_gradients(workload: Workload, run: _PointRun) -> None:
 
 
 def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
-    """Put breakdown and, if asked for, profile into the run; None where one failed on one rank.
+    """Put breakdown and, if asked for, profile into the run; None for one that fails without peers.
 
     All ranks must call it. Their steps are neither timed nor in the peak memory, and the workload
     cannot be measured afterwards. Raises with peers what the steps raise.
@@ -378,7 +378,7 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
 
 
 def _attempt(name: str, explain: Callable[[], T], run: _PointRun, without: str) -> T | None:
-    """Return what `explain` returns; None, with a warning, where it fails on a single rank.
+    """Return what `explain` returns; None, with a warning, where it fails without peers.
 
     The samples are there already. With peers, which may wait in a collective, its error is raised
     and the point is lost; `without` is the setting that leaves it out, for a note on the error.

@@ -405,9 +405,9 @@ class StepMaker:
     def _time(self, context: Context, params: Parameters, items: int) -> tuple[float, int]:
         """Return the median seconds of this rank's step, and its peak of torch's allocator.
 
-        The peak is in bytes, 0 on a CPU. All ranks of the context must call it: they run equally
-        many steps. The workload is built for it, warmed up and closed; torch's counter of peak
-        memory is reset.
+        The peak is in bytes, 0 on a CPU. For a context of several ranks all ranks must call it,
+        also those outside: they run equally many steps. The workload is built for it, warmed up and
+        closed; torch's counter of peak memory is reset.
         """
         context = replace(context, replicas=Replicas(), parts=PartTimes())
         device, is_alone, peak_bytes = context.device, context.world_size == 1, 0

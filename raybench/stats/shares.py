@@ -79,7 +79,7 @@ class DeviceSpeed:
     def _knots(self) -> Sequence[tuple[int, float]]:
         """The (items, seconds) between which times are interpolated; the first has no items.
 
-        A step that was measured to be shorter than one of fewer items counts as long as that one.
+        It takes the least of all times. A step shorter than one of fewer items counts as that one.
         """
         items, seconds = zip((0, self.fixed_s), *self.steps, strict=True)
         rising = accumulate(seconds[1:], max, initial=min(seconds))
