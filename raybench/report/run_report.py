@@ -223,11 +223,10 @@ class RunReport(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        run, machine, lead, answer (what was asked, and the points case by case, the best
-        first), lost_nodes, points (all columns and those of
-        `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus (what
-        intervals hold over), more_rounds (what they would cost and give), references (figures
-        beside them), regions (of the step, by point).
+        run, machine, lead, answer (what was asked, and the points case by case, the best first),
+        lost_nodes, points (all columns and those of `raybench.analysis.scaling`), largest_batches,
+        failures, warnings, plus_minus (what intervals hold over), more_rounds (what they would cost
+        and give), references (figures beside them), regions (of the step, by point).
         """
         summary = self.summary
         of_region = ("region", "calls", "region_ms", "share_pct")
