@@ -190,8 +190,7 @@ class RunRows:
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
         """Write records of attempts, (index, record), new devices, and the devices' samples.
 
-        A record that cannot be kept is written as failed, and the user is told. Raises as
-        `keep_devices` does.
+        A record that cannot be kept is written as failed, which is told. Raises as `keep_devices`.
         """
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
@@ -289,8 +288,7 @@ def start_run(
 ) -> RunState:
     """Return a new run with a new id, of which nothing is done yet. Writes nothing.
 
-    resume_command: returns for a run id what the user types to resume that run. Raises UsageError
-    as `code_of_job`.
+    resume_command: returns what resumes the run of an id. Raises UsageError as `code_of_job`.
     """
     code = code_of_job(job)
     now = datetime.now(UTC)
@@ -397,13 +395,12 @@ def resume_run(
     retry_failed: bool,
     tags: Mapping[str, str],
 ) -> RunState:
-    """Return the state of a run that is resumed. Writes nothing; reads the rows of the run.
+    """Return the state of a run that is resumed. Writes nothing; the run must be held (`hold_run`).
 
-    Raises ResultsError where they cannot be read.
-
-    The run must be held (`hold_run`). run: as it was read before that, which tells when it ended.
-    root: the results folder. rounds: those of the job; the run's seed is put in. chosen: ids of the
-    points that may be run. retry_failed: run failed trials again too. tags: added to the run's.
+    run: as it was read before that, which tells when it ended. root: the results folder. rounds:
+    those of the job; the run's seed is put in. chosen: ids of the points that may be run.
+    retry_failed: run failed trials again too. tags: added to the run's. Raises ResultsError where
+    the rows of the run cannot be read.
     """
     latest = reader.latest(root, run.run_id)
     ended = {key: one.status for key, one in latest.items()}
@@ -466,14 +463,17 @@ def nothing_left_message(start: RunState) -> str:
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return the run of which no trial is left, with the counts and status of its rows.
 
-    Writes the run and its summary where each point has a row, but the run is said to be running or
-    interrupted. Raises ResultsError where the run cannot be read or written.
+    Writes the run and its summary where each trial has ended, also those that `--filter` left out,
+    and its row does not say so. Raises ResultsError where the run cannot be read or written.
     """
     from raybench.analysis.scaling import write_summary
 
     stored = reader.read_run(root, start.run.run_id)
     ended = finish_run(stored, start.plan, start.ended)
-    is_whole = len(by_point(start.ended)) == stored.points_total
+    over = {key: status for key, status in start.ended.items() if status is not Status.CANCELLED}
+    points = {key.point_id for key in over}
+    whole = replace(start, earlier=EarlierSweeps(kept=over, chosen=points))
+    is_whole = len(points) == stored.points_total and not whole.todo
     if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
         store = RunStore(root=root, run_id=ended.run_id, measure=measure)

@@ -420,10 +420,10 @@ def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(sweeping
 @pytest.fixture
 def resume(folder, job, monkeypatch, command):
     """`raybench sweep --resume run-a` of a run that ended so: what it began with, if it did."""
-    first = make_plan(job).points[0]
+    first, second = make_plan(job).points
     code = code_of("raybench.workloads.networks")
 
-    def call(status, *options, **of_run):
+    def call(status, *options, has_both=False, **of_run):
         settings = {
             "job_sha256": job.meaning_sha256,
             "job_text": job.text,
@@ -432,7 +432,8 @@ def resume(folder, job, monkeypatch, command):
             "workload_files": code.workload,
             "raybench_sha256": code.raybench_sha256,
         }
-        write_run(folder, "run-a", [make_failed(first, status=status)], **(settings | of_run))
+        records = [make_failed(first, status=status), *[make_failed(second)] * has_both]
+        write_run(folder, "run-a", records, **(settings | of_run))
         starts = []
 
         def run_sweep(_, start, *__):
@@ -512,6 +513,14 @@ def test_a_driver_that_died_after_its_last_point_has_its_run_ended_by_resuming(
     asked = ("--filter", "batch_size == 1")
     assert resume(Status.OK, *asked, points_total=points_total) is None
     assert stored("runs", "status") == [status]
+
+
+def test_a_run_in_which_nothing_is_left_but_what_the_filter_leaves_out_has_not_ended(
+    resume, stored
+):
+    assert resume(Status.CANCELLED, "--filter", "batch_size == 2", has_both=True) is None
+    assert "nothing to do" in resume.done.err
+    assert stored("runs", "status") == ["interrupted"]
 
 
 def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(resume):
