@@ -129,8 +129,8 @@ class Schedule:
         self._isolation = isolation
         self._stopped_by: str | None = None
         self._smallest_oom: dict[_Series, int] = {}
-        # Heaps, by the number and placement of the workers that they wait for.
-        self._waiting: dict[tuple[int, Strategy], list[tuple[_Rank, Attempt]]] = {}
+        # Heaps, by the number, placement and devices of the workers that they wait for.
+        self._waiting: dict[tuple[int, Strategy, str], list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
         self._devices: Sequence[Device] = ()
@@ -179,7 +179,7 @@ class Schedule:
             most = 0 if self._isolation == "cluster" else -attempt.point.world_size
             block = self._blocks.setdefault((attempt.round, attempt.block), len(self._blocks))
             self._ranks[trial] = (attempt.round, most, block, len(self._ranks))
-        asked = attempt.point.world_size, attempt.point.strategy
+        asked = attempt.point.world_size, attempt.point.strategy, attempt.point.devices
         waiting = self._waiting.setdefault(asked, [])
         heapq.heappush(waiting, (self._ranks[trial], attempt))
 

@@ -171,6 +171,14 @@ def test_with_isolation_device_big_points_start_first_and_small_ones_fill_the_re
     assert started(made) == [(2, (0, 1, 2, 3)), (1, (4, 5)), (0, (6,)), (3, (7,))]
 
 
+def test_a_point_for_another_model_does_not_wait_for_those_before_it():
+    devices = make_devices(a=2)
+    devices[1] = replace(devices[1], name="old")
+    points = [make_point(devices=model) for model in (devices[0].name, devices[0].name, "old")]
+    made = schedule(points, devices, "device")
+    assert started(made) == [(0, (0,)), (2, (1,))]
+
+
 def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_both():
     points = make_plan_of(1, 4, 1, 1).points
     made = schedule(points, make_devices(a=2, b=2, c=2), "node")
