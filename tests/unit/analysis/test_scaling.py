@@ -290,10 +290,7 @@ LOST = {
         {"wait": 3.0 / 12, "compute": 0.4 / 12, "comm": 0.6 / 12, "unexplained": 0.0},
     ),
     "a slow host is no slower host of the others": (
-        (
-            row(10.0, 8.0, 9.5, device_ms_by_rank=[7.9, 7.9]),
-            row(8.0, 8.0, device_ms_by_rank=[7.9]),
-        ),
+        (row(10.0, 8.0, 9.5, device_ms_by_rank=[7.9, 7.9]), row(8.0, 8.0, device_ms_by_rank=[7.9])),
         {"wait": 0.15, "host": 0.0, "compute": 0.0},
     ),
     "more than was timed of communication is unexplained": (
@@ -322,10 +319,7 @@ LOST = {
     ),
     # Taken apart, its steps were 0.6 ms longer than they were when they were timed.
     "a baseline does not idle longer than its timed step leaves": (
-        (
-            row(10.0, 8.4, 8.4, device_ms_by_rank=[7.9, 7.9]),
-            row(8.0, 8.6, device_ms_by_rank=[7.9]),
-        ),
+        (row(10.0, 8.4, 8.4, device_ms_by_rank=[7.9, 7.9]), row(8.0, 8.6, device_ms_by_rank=[7.9])),
         {"compute": 0.0, "host": 0.04, "unexplained": 0.0},
     ),
     "stalls that are too rare for the median are unexplained": (

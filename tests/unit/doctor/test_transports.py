@@ -107,10 +107,7 @@ def test_sockets_and_adapters_are_told_with_their_names_and_what_matters_of_them
     assert f"NET/IB on mlx5_0 ({kind}), GPUDirect of 2 ranks" in check.found
     assert check.found.endswith("; adapters a rank: 2")
     efa = one(judge(EFA, nodes=2, adapters="rdmap0s0"))
-    assert (efa.verdict, efa.found) == (
-        Verdict.OK,
-        "NET/AWS Libfabric on device 2, GPUDirect",
-    )
+    assert (efa.verdict, efa.found) == (Verdict.OK, "NET/AWS Libfabric on device 2, GPUDirect")
 
 
 def test_a_probe_that_fails_or_is_silent_leaves_the_transport_unknown():

@@ -143,8 +143,7 @@ def test_a_reading_is_in_joules_and_seconds(monkeypatch):
     FakeNvml(
         nvmlDeviceGetTotalEnergyConsumption=1_234_500,
         nvmlDeviceGetFieldValues=fields(
-            CLOCKS_EVENT_REASON_SW_POWER_CAP=2_500_000_000,
-            CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN=0,
+            CLOCKS_EVENT_REASON_SW_POWER_CAP=2_500_000_000, CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN=0
         ),
     ).install(monkeypatch)
     read = Counters(CUDA).read()

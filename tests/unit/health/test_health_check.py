@@ -23,10 +23,7 @@ def run_check(cluster: Cluster, count: int) -> tuple[Examiner, list[Record]]:
     examiner = Examiner(lambda fleet: probes(fleet, STAGES), STAGES, job.measure)
     cluster.start(count, "pack")
     settings = SweepSettings(
-        measure=job.measure,
-        strategy="pack",
-        stop_on_error=False,
-        measure_of=examiner.measure_of,
+        measure=job.measure, strategy="pack", stop_on_error=False, measure_of=examiner.measure_of
     )
     records = []
     callbacks = LoopCallbacks(further_round=examiner.further_round)

@@ -293,10 +293,7 @@ TWO_WIDTHS = MLP + "matrix: {batch_size: 4, hidden: [8, 16], world_size: [1, 2]}
 
 def test_a_job_says_what_it_asks_and_only_settings_that_vary_are_compared():
     assert answer_of_run(TWO_WIDTHS + ASKED, [], ["world_size", "hidden"]) == Answer(
-        metric="throughput",
-        over=("hidden",),
-        items="tokens",
-        question="Which width is fastest?",
+        metric="throughput", over=("hidden",), items="tokens", question="Which width is fastest?"
     )
     changed = answer_of_run(TWO_WIDTHS + ASKED, ["answer.metric=step_ms_p50"], ["hidden"])
     assert (changed.metric, changed.best) == ("step_ms_p50", "min")

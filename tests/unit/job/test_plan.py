@@ -14,13 +14,7 @@ from raybench.errors import JobError, UsageError
 from raybench.job import registry
 from raybench.job.loading import load_job
 from raybench.job.model import BatchSearch
-from raybench.job.plan import (
-    Plan,
-    make_plan,
-    script_path,
-    select_points,
-    varying_settings,
-)
+from raybench.job.plan import Plan, make_plan, script_path, select_points, varying_settings
 from raybench.job.point import (
     EXECUTION,
     OPTIONAL,

@@ -200,11 +200,7 @@ def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most():
 
 @pytest.mark.parametrize(
     ("calls", "warning"),
-    [
-        ((0, 0), None),
-        ((2, 9), "2 retries of the allocator"),
-        ((0, 3), "3 calls of cudaMalloc"),
-    ],
+    [((0, 0), None), ((2, 9), "2 retries of the allocator"), ((0, 3), "3 calls of cudaMalloc")],
 )
 def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(calls, warning):
     counts = {"alloc_retries": calls[0], "device_allocs": calls[1]}

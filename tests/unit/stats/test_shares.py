@@ -62,10 +62,7 @@ def test_shares_by_speed_are_whole_fit_and_are_never_worse_than_equal_or_fast_on
     assert sum(shares) == batch
     assert all(items % unit == 0 and items >= 0 for items in shares)
     assert _fits(speeds, shares)
-    for others in (
-        equal_shares(len(speeds), batch, unit),
-        fast_shares(_fast(speeds), batch, unit),
-    ):
+    for others in (equal_shares(len(speeds), batch, unit), fast_shares(_fast(speeds), batch, unit)):
         assert sum(others) == batch
         if _fits(speeds, others):
             best_s = longest_step_s(speeds, shares)
