@@ -65,9 +65,8 @@ def test_weak_and_strong_points_are_never_compared():
     ],
 )
 def test_a_point_that_differs_in_any_other_setting_is_another_series(other):
-    found = scaling(
-        make_rows([make_steady(1, 10.0), make_steady(2, 10.0, **other)]), {"world_size": 1}
-    )
+    rows = make_rows([make_steady(1, 10.0), make_steady(2, 10.0, **other)])
+    found = scaling(rows, {"world_size": 1})
     assert column(found, "series") == [0, 1]
     assert [one is None for one in column(found, "speed_up")] == [False, True]
 
@@ -87,8 +86,7 @@ def test_a_baseline_number_is_found_however_it_is_written():
     assert column(scaling(make_rows(records), {"lr": 2}), "is_baseline") == [False, True]
     assert column(scaling(make_rows(records), {"lr": "2.00"}), "is_baseline") == [False, True]
     flags = [
-        make_steady(1, 1.0, params={"compile": True}),
-        make_steady(1, 2.0, params={"compile": False}),
+        make_steady(1, ms, params={"compile": flag}) for flag, ms in ((True, 1.0), (False, 2.0))
     ]
     assert column(scaling(make_rows(flags), {"compile": True}), "is_baseline") == [True, False]
 
@@ -146,9 +144,8 @@ def test_points_without_samples_are_not_compared_and_need_no_reason():
     nothing = {"batch_size": None, "global_batch_size": None, "scaling": None}
     points = [make_point(world_size=size, **nothing) for size in (1, 2)]
     ranks = (make_measurement(0, [[1_000_000] * 6], items_per_step=None),)
-    found = scaling(
-        make_rows(make_record(p, measurements=ranks) for p in points), {"world_size": 1}
-    )
+    rows = make_rows(make_record(p, measurements=ranks) for p in points)
+    found = scaling(rows, {"world_size": 1})
     assert set(column(found, "speed_up")) == {None}
     assert set(column(found, "why")) == {None}
     assert column(found, "batch") == [None, None]

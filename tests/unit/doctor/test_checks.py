@@ -145,9 +145,8 @@ def test_a_variable_that_cripples_is_called_out_and_a_harmless_value_is_not(verd
 
 
 def test_how_bad_a_variable_is_depends_on_the_devices():
-    between = facts(
-        *(healthy(r, environment={"NCCL_IB_DISABLE": "1"}, node_id=f"n{r}") for r in range(2))
-    )
+    off = {"NCCL_IB_DISABLE": "1"}
+    between = facts(*(healthy(r, environment=off, node_id=f"n{r}") for r in range(2)))
     assert check_named("NCCL_IB_DISABLE", between).verdict == "fail"
     for changes in ({"topology": "NVLink x0, 1:SYS"}, {"kind": "cpu", "topology": None}):
         check = costly("NCCL_P2P_DISABLE", **changes)

@@ -365,6 +365,5 @@ def test_a_link_that_no_board_of_the_node_uses_is_not_missed():
     pair = [facts_of(index, fabric_state=None, nvlinks=bridged) for index in range(2)]
     assert problems(*facts_readings(pair, pair)) == {}
     worse = replace(pair[1], nvlinks=tuple(replace(link, is_active=False) for link in LINKS))
-    assert problems(*facts_readings(pair, [pair[0], worse])) == {
-        "NVLinks up": "NVLink 0, 1 is down"
-    }
+    found = problems(*facts_readings(pair, [pair[0], worse]))
+    assert found == {"NVLinks up": "NVLink 0, 1 is down"}

@@ -33,9 +33,8 @@ def on_nodes(count: int, each: int) -> list[Device]:
 def unhealthy(findings: Iterable[Finding]) -> dict[str, Finding]:
     """By subject, without those that another is to blame for, and what is not known."""
     fine = (Verdict.HEALTHY, Verdict.UNKNOWN)
-    return {
-        one.subject.name: one for one in findings if one.verdict not in fine and not one.culprit
-    }
+    ill = [one for one in findings if one.verdict not in fine and not one.culprit]
+    return {one.subject.name: one for one in ill}
 
 
 def pair_readings(count: int, slow: Iterable[tuple[int, int]]) -> list[Reading]:
@@ -162,9 +161,8 @@ def host_links(stage: str = "host-links") -> HealthTest:
     ("values", "named"), [([60.0] * 2, []), ([60.0], []), ([40.0] * 2, ["both NVIDIA H200"])]
 )
 def test_what_a_link_to_the_host_carries_is_up_to_the_host(values, named):
-    assert (
-        list(unhealthy(judge(make_readings(values, host_links()), devices(len(values))))) == named
-    )
+    readings = make_readings(values, host_links())
+    assert list(unhealthy(judge(readings, devices(len(values))))) == named
 
 
 def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():

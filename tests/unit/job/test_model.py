@@ -257,9 +257,8 @@ def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
     assert load(zipped).zip[0]["size_bytes"] == (8, 16, 32)
     assert load(text, "matrix.size_bytes=4KiB,8:16:x2").axes["size_bytes"] == (4096, 8, 16)
     text = SIZES + "matrix: {world_size: [2], size_bytes: 8:64:x2}\n"
-    assert load(text + "exclude: [{size_bytes: 16:64:x2}]\n").exclude[0]["size_bytes"] == (
-        *(16, 32, 64),
-    )
+    excluded = load(text + "exclude: [{size_bytes: 16:64:x2}]\n").exclude
+    assert excluded[0]["size_bytes"] == (16, 32, 64)
     text += "include: [{world_size: 4, size_bytes: 1KiB}]\n"
     assert load(text).include[0]["size_bytes"] == 1024
 
@@ -270,9 +269,8 @@ def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
 def test_what_is_no_size_is_refused_where_it_stands(given):
     text = f"matrix:\n  world_size: [2]\n  size_bytes: [8, '{given}']\n"
     [line] = problems_of(SIZES + text)
-    assert line.startswith(
-        "job.yaml:7:19: matrix.size_bytes[1]: must be bytes, as in 4096 or 4KiB; "
-    )
+    place = "job.yaml:7:19: matrix.size_bytes[1]"
+    assert line.startswith(f"{place}: must be bytes, as in 4096 or 4KiB; ")
     assert line.endswith(f"as in 8:1GiB:x2, given '{given}'")
 
 
@@ -297,9 +295,8 @@ def test_a_job_says_what_it_asks_and_only_settings_that_vary_are_compared():
     )
     changed = answer_of_run(TWO_WIDTHS + ASKED, ["answer.metric=step_ms_p50"], ["hidden"])
     assert (changed.metric, changed.best) == ("step_ms_p50", "min")
-    everything = answer_of_run(
-        TWO_WIDTHS + ASKED, ["answer={metric: epoch_s}"], ["hidden", "layers"]
-    )
+    asked = TWO_WIDTHS + ASKED
+    everything = answer_of_run(asked, ["answer={metric: epoch_s}"], ["hidden", "layers"])
     assert everything.over == ("hidden", "layers")
 
 

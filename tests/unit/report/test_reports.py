@@ -153,9 +153,8 @@ def test_five_hundred_points_with_one_reason_are_one_line_with_the_places():
     assert said.where == "rank 1 on a-host, b-host, c-host, d-host and 2 more"
     text = report_text(make_summary(failed))
     assert "500 x  worker lost: its node is gone (rank 1 on a-host, b-host," in text
-    assert "500 x: `worker lost: its node is gone (rank 1" in report_text(
-        make_summary(failed), "md"
-    )
+    markdown = report_text(make_summary(failed), "md")
+    assert "500 x: `worker lost: its node is gone (rank 1" in markdown
 
 
 def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again():
@@ -384,9 +383,7 @@ def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does
 
 
 def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
-    fits, exceeds = (
-        make_apart([8.0] * size, ms, optimizer_ms=0.5) for size, ms in ((1, 8.0), (4, 4.0))
-    )
+    fits, exceeds = (make_apart([8.0] * n, ms, optimizer_ms=0.5) for n, ms in ((1, 8.0), (4, 4.0)))
     summary = make_summary([fits, exceeds])
     scaling, parts = tables_of(summary)
     assert [row[scaling.titles.index("!")] for row in scaling.texts] == ["", "b"]
@@ -509,10 +506,8 @@ def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
         setting_row("gemm", k="512", direction=""),
         setting_row("smoke", rows="64"),
     ]
-    assert cells_of(rows) == {
-        "workload": ["gemm", "gemm", "smoke"],
-        "settings": ["k=256", "k=512", ""],
-    }
+    expected = {"workload": ["gemm", "gemm", "smoke"], "settings": ["k=256", "k=512", ""]}
+    assert cells_of(rows) == expected
     assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
 
 
@@ -534,9 +529,8 @@ def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated(
 def test_nothing_is_advised_where_all_ranks_are_alike():
     advice = list(advise_run(make_summary([make_apart([10.0, 10.0], 11.0)])))
     assert advice == []
-    assert "nothing to advise" in format_document(
-        AdviceList(run_id="run-a", advice=advice), "terminal"
-    )
+    text = format_document(AdviceList(run_id="run-a", advice=advice), "terminal")
+    assert "nothing to advise" in text
 
 
 def test_a_device_that_a_check_found_bad_is_left_out_or_given_less():
@@ -628,10 +622,8 @@ def test_show_has_a_line_for_each_round_of_a_point(tmp_path):
     options = ["run-a", make_point(world_size=2).point_id, "--results", str(tmp_path)]
     told = CliRunner().invoke(show_command, options).output
     rounds = [line.split() for line in told.splitlines() if " ok  " in line]
-    assert [(line[:2], line[-1]) for line in rounds] == [
-        (["1", "1"], "12.01"),
-        (["2", "2"], "12.02"),
-    ]
+    expected = [(["1", "1"], "12.01"), (["2", "2"], "12.02")]
+    assert [(line[:2], line[-1]) for line in rounds] == expected
     assert told.startswith("Step 12.02 ms over 2 rounds")
 
 

@@ -94,11 +94,8 @@ def test_what_the_whole_loses_and_the_module_does_not_has_a_column_for_each_caus
 def test_settings_in_which_points_differ_have_a_column_each():
     found = make_summary([*pipeline(compile=True), *pipeline(compile=False)])
     [table] = tables_of(found, "scopes")
-    assert tuple(one.title for one in table.columns if one.is_setting) == (
-        "GPUs",
-        "scope",
-        "compile",
-    )
+    titles = [one.title for one in table.columns if one.is_setting]
+    assert titles == ["GPUs", "scope", "compile"]
     assert len(table.rows) == 8
 
 

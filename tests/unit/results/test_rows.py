@@ -26,9 +26,8 @@ MS = 1_000_000
 
 def two_ranks(**changes):
     steps = [[10 * MS, 12 * MS, 10 * MS, 30 * MS, 10 * MS], [11 * MS] * 5]
-    measurements = tuple(
-        make_measurement(rank, [ns], items_per_step=64) for rank, ns in enumerate(steps)
-    )
+    ranks = [make_measurement(rank, [ns], items_per_step=64) for rank, ns in enumerate(steps)]
+    measurements = tuple(ranks)
     return make_record(make_point(world_size=2), measurements=measurements, **changes)
 
 
@@ -126,9 +125,7 @@ WAYS = ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM")
     ],
 )
 def test_what_ranks_tell_becomes_one_value_of_the_point(column, by_rank, expected):
-    ranks = [
-        make_measurement(rank, [[MS] * 6], **{column: told}) for rank, told in enumerate(by_rank)
-    ]
+    ranks = [make_measurement(r, [[MS] * 6], **{column: told}) for r, told in enumerate(by_rank)]
     row = row_of(make_record(make_point(world_size=2), measurements=tuple(ranks)))
     assert row["new_processes" if column == "is_of_new_process" else column] == expected
 
@@ -262,11 +259,8 @@ def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait():
     def repetition(count, **parts):
         return Repetition(warmup=make_samples([]), timed=make_samples([MS] * count, **parts))
 
-    first, idle, busy = (
-        repetition(3, data=[MS] * 3),
-        repetition(4),
-        repetition(4, data=[2 * MS] * 4),
-    )
+    first, idle = repetition(3, data=[MS] * 3), repetition(4)
+    busy = repetition(4, data=[2 * MS] * 4)
     ranks = tuple(
         replace(make_measurement(rank, []), repetitions=(first, last))
         for rank, last in enumerate([idle, busy])
@@ -282,11 +276,8 @@ def test_a_failed_point_has_its_reason_its_rank_and_its_device_and_no_number():
         make_point(world_size=2), devices=devices, error_rank=1, error_detail="Traceback\n  line"
     )
     row = row_of(failed)
-    assert (row["status"], row["error_type"], row["step_ms_p50"]) == (
-        "oom",
-        "OutOfMemoryError",
-        None,
-    )
+    assert (row["status"], row["error_type"]) == ("oom", "OutOfMemoryError")
+    assert row["step_ms_p50"] is None
     named = ("error_rank", "error_host", "error_device", "error_detail")
     assert [row[name] for name in named] == [1, "beta", "cuda:3", "Traceback\n  line"]
     unplaced = row_of(make_failed(status=Status.LOST, devices=(), error_rank=0))
@@ -321,9 +312,8 @@ def test_a_row_holds_the_columns_of_its_table():
 def test_samples_keep_every_iteration_of_every_rank_and_its_part_times():
     timed = make_samples([5, 6], data=[1, 2], tokenize=[3, 4])
     repetition = Repetition(warmup=make_samples([9]), timed=timed)
-    record = make_record(
-        measurements=(replace(make_measurement(0, []), repetitions=(repetition,)),)
-    )
+    measured = replace(make_measurement(0, []), repetitions=(repetition,))
+    record = make_record(measurements=(measured,))
     columns = sample_columns("run-a", record)
     content = zip(*columns.values(), strict=True)
     warm, first, second = (dict(zip(columns, row, strict=True)) for row in content)

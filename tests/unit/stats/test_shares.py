@@ -133,9 +133,8 @@ def test_on_stairs_measured_shares_are_as_good_as_the_best_to_1_percent(ratio, e
         lambda shares: [step_s(items) for step_s, items in zip(steps, shares, strict=True)],
     )
     assert sum(shares) == 2 * equal
-    best_s = min(
-        max(steps[0](one), steps[1](2 * equal - one)) for one in range(unit, 2 * equal, unit)
-    )
+    sizes = range(unit, 2 * equal, unit)
+    best_s = min(max(steps[0](one), steps[1](2 * equal - one)) for one in sizes)
     assert max(own_s) == pytest.approx(best_s, rel=0.012)
 
 
