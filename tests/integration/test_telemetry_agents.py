@@ -59,11 +59,8 @@ def _agents(address, variables):
 def devices():
     """Two devices on each of two nodes."""
     nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])[:2]
-    return [
-        make_device("a", index, node_id=node, uuid=f"GPU-{node}-{index}")
-        for node in nodes
-        for index in range(2)
-    ]
+    places = [(node, index) for node in nodes for index in range(2)]
+    return [make_device("a", i, node_id=node, uuid=f"GPU-{node}-{i}") for node, i in places]
 
 
 def collected(agents, count):

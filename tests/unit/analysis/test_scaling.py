@@ -26,10 +26,8 @@ from raybench.records import Breakdown
 
 
 def test_weak_scaling_compares_equal_batches_per_device():
-    found = scaling(
-        make_rows([make_steady(1, 10.0), make_steady(2, 10.0), make_steady(4, 16.0)]),
-        {"world_size": 1},
-    )
+    records = [make_steady(1, 10.0), make_steady(2, 10.0), make_steady(4, 16.0)]
+    found = scaling(make_rows(records), {"world_size": 1})
     assert column(found, "speed_up") == pytest.approx([1.0, 2.0, 2.5])
     assert column(found, "efficiency") == pytest.approx([1.0, 1.0, 0.625])
     assert column(found, "is_baseline") == [True, False, False]
@@ -72,10 +70,8 @@ def test_a_point_that_differs_in_any_other_setting_is_another_series(other):
 
 
 def test_the_speed_up_of_a_parameter_has_no_efficiency():
-    records = [
-        make_steady(2, ms, params={"grad_accumulation": count})
-        for count, ms in ((1, 10.0), (4, 30.0))
-    ]
+    times = ((1, 10.0), (4, 30.0))
+    records = [make_steady(2, ms, params={"grad_accumulation": n}) for n, ms in times]
     found = scaling(make_rows(records), {"grad_accumulation": "1"})
     assert found[1].speed_up == pytest.approx(1 / 3)
     assert set(column(found, "efficiency")) == {None}

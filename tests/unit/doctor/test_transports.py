@@ -47,10 +47,8 @@ def judge(
 ) -> list[Check]:
     """Let two ranks, on one node or on two, print the same."""
     output = HOST.format(adapters=adapters, memlock=memlock) + text
-    devices = [
-        make_device(rank, node_id=f"node-{rank % nodes}", topology="NVLink x18", **changes)
-        for rank in range(2)
-    ]
+    changes = {"topology": "NVLink x18", **changes}
+    devices = [make_device(r, node_id=f"node-{r % nodes}", **changes) for r in range(2)]
     answers = [make_measurement(rank, [[1]], output=f"[stdout]\n{output}") for rank in range(2)]
     return judge_transports(Facts(devices=tuple(devices)), answers)
 

@@ -71,13 +71,8 @@ def test_a_point_that_failed_has_no_values_and_says_which_device_made_it_fail():
     fleet = fleet_of()
     probe = probe_named("memory 100 MB", fleet)
     message = "rank 1 (alpha, cuda:1): no answer in 30 s"
-    record = make_failed(
-        probe.point,
-        status=Status.TIMEOUT,
-        error_type=Cause.TIMEOUT,
-        error_message=message,
-        error_rank=1,
-    )
+    told = {"error_type": Cause.TIMEOUT, "error_message": message, "error_rank": 1}
+    record = make_failed(probe.point, status=Status.TIMEOUT, **told)
     readings = read_record(record, probe, fleet)
     assert [(one.value, one.problem.text) for one in readings] == [
         (None, "not read: alpha GPU 1 timed out"),

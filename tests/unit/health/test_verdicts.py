@@ -101,10 +101,8 @@ def test_a_device_that_fails_is_bad_and_the_one_that_it_kept_from_running_is_unt
         Problem(text="timeout: no answer for 30 s", kind="failed"),
         Problem(text="not read: alpha GPU 0 was stopped", kind="not read"),
     )
-    readings = [
-        replace(one, problem=problems[place % 2])
-        for place, one in enumerate(make_readings([None, None]))
-    ]
+    none = make_readings([None, None])
+    readings = [replace(one, problem=problems[place % 2]) for place, one in enumerate(none)]
     found = unhealthy(judge(readings, devices(2)))
     assert [one.verdict for one in found.values()] == [Verdict.BAD, Verdict.UNTESTED]
 

@@ -72,10 +72,8 @@ def module(tmp_path, monkeypatch):
 
 
 def test_each_zip_entry_is_one_axis_that_varies_faster_than_the_matrix():
-    made = plan(
-        MLP + "matrix: {world_size: [1, 2]}\n"
-        "zip: [{batch_size: [8, 16], hidden: [64, 32]}, {layers: [1, 2]}]\n"
-    )
+    zipped = "zip: [{batch_size: [8, 16], hidden: [64, 32]}, {layers: [1, 2]}]\n"
+    made = plan(MLP + "matrix: {world_size: [1, 2]}\n" + zipped)
     assert columns(made, "world_size", "batch_size", "hidden", "layers") == [
         (ranks, *sizes, layers)
         for ranks in (1, 2)

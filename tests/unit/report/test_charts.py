@@ -148,10 +148,8 @@ def test_layouts_on_as_many_devices_are_sorted_bars_with_short_names():
 
 def test_a_size_that_does_not_fit_is_a_cross_on_the_axis_and_not_at_a_height():
     records = [make_record(make_point(batch_size=batch)) for batch in (8, 16)]
-    figure = named(
-        data_of([*records, make_failed(make_point(batch_size=32))], baseline={"batch_size": 8}),
-        "throughput",
-    )
+    records.append(make_failed(make_point(batch_size=32)))
+    figure = named(data_of(records, baseline={"batch_size": 8}), "throughput")
     [cross] = [mark for mark in marks(figure) if "out of memory" in mark["tip"]]
     assert (cross["x"], cross["y"]) == (32, None)
     assert "Crosses on the axis: out of memory." in figure.note

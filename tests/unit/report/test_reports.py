@@ -69,10 +69,8 @@ def test_each_region_of_a_point_stands_beside_its_settings():
         for row in points
         for name in ("a", "b")
     ).assign(rank=0, calls=1, share_pct=50.0)
-    [table] = tables_of(
-        Summary(run=make_run(), devices=pd.DataFrame(), points=points, region_rows=regions),
-        "regions",
-    )
+    run = {"run": make_run(), "devices": pd.DataFrame(), "points": points}
+    [table] = tables_of(Summary(**run, region_rows=regions), "regions")
     assert [row[-5:-3] for row in table.texts] == [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]
 
 
@@ -256,10 +254,8 @@ def test_a_run_without_points_is_reported():
     summary = make_summary([], device_count=0)
     assert "No point has been finished yet." in report_text(summary)
     assert "No point has been finished yet." in report_text(summary, "md")
-    assert (
-        format_document(PointList(run_id="r", points=[]), "terminal")
-        == "No point has been finished yet.\n"
-    )
+    listed = format_document(PointList(run_id="r", points=[]), "terminal")
+    assert listed == "No point has been finished yet.\n"
     assert json.loads(report_text(summary, "json"))["points"] == []
     assert summary.machine == "private Ray on this host, 4 GPUs"
 
@@ -562,11 +558,8 @@ def reported(root, rounds, control_ms=10.0):
             )
             store.write_records([(10 * number + 9, control)])
     store.write_devices(control.devices if rounds > 1 else record.devices)
-    return Summary(
-        run=run,
-        devices=load(root, "devices", "run-a"),
-        points=point_rows(load(root, "points", "run-a")),
-    )
+    devices, points = (load(root, table, "run-a") for table in ("devices", "points"))
+    return Summary(run=run, devices=devices, points=point_rows(points))
 
 
 def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(tmp_path):

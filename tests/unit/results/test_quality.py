@@ -95,10 +95,8 @@ def test_a_slow_rank_is_told_with_its_excess_its_place_and_what_that_costs():
 def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
     measured = [make_measurement(rank, [[10_000_000] * 6]) for rank in (0, 1)]
     steps = [((8.0, 9.0) * 3, (8.0, 9.0) * 3), ((9.0, 8.0) * 3, (9.0, 8.0) * 3)]
-    ranks = tuple(
-        replace(one, breakdown=Breakdown(local_ms=local))
-        for one, local in zip(measured, steps, strict=True)
-    )
+    parts = [Breakdown(local_ms=local) for local in steps]
+    ranks = tuple(replace(m, breakdown=part) for m, part in zip(measured, parts, strict=True))
     told = point_row("r", make_record(make_point(world_size=2), measurements=ranks), make_measure())
     assert "the ranks are late in turn, which costs up to 0.5 ms of 10 ms" in told.warnings
     assert slow_row(10.0, 10.5, 10.5) == [

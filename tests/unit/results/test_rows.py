@@ -153,13 +153,8 @@ def cold(rank, *warmup_ms, compiling=0):
 
 
 def sent(kind, calls, message_bytes, ranks=2):
-    return Traffic(
-        kind=kind,
-        ranks=ranks,
-        calls=calls,
-        message_bytes=message_bytes,
-        bus_bytes=float(message_bytes),
-    )
+    of_kind = {"kind": kind, "ranks": ranks, "calls": calls}
+    return Traffic(**of_kind, message_bytes=message_bytes, bus_bytes=float(message_bytes))
 
 
 def apart(*breakdowns):
@@ -183,14 +178,9 @@ def test_the_bus_bandwidth_in_the_step_is_that_of_timed_gradients():
 
 
 def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most():
-    parts = PeakParts(
-        parameters_bytes=4,
-        gradients_bytes=2,
-        optimizer_bytes=8,
-        activations_bytes=100,
-        other_bytes=1,
-    )
-    row = apart(Breakdown(peak=replace(parts, activations_bytes=50)), Breakdown(peak=parts))
+    parts = {"parameters_bytes": 4, "gradients_bytes": 2, "optimizer_bytes": 8, "other_bytes": 1}
+    most, less = (Breakdown(peak=PeakParts(**parts, activations_bytes=n)) for n in (100, 50))
+    row = apart(less, most)
     names = ("parameters", "gradients", "optimizer", "activations", "other")
     assert [row[f"mem_{name}_bytes"] for name in names] == [4, 2, 8, 100, 1]
 
@@ -210,10 +200,8 @@ def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(calls, warning)
 def test_on_a_cpu_the_memory_is_null_and_the_backend_gloo():
     devices = tuple(make_device(rank, kind="cpu", name="CPU") for rank in range(2))
     plain = two_ranks(devices=devices)
-    measurements = tuple(
-        replace(m, peak_mem_allocated_bytes=None, peak_mem_reserved_bytes=None)
-        for m in plain.measurements
-    )
+    none = {"peak_mem_allocated_bytes": None, "peak_mem_reserved_bytes": None}
+    measurements = tuple(replace(one, **none) for one in plain.measurements)
     row = row_of(replace(plain, measurements=measurements))
     assert row["peak_mem_allocated_bytes"] is None
     assert (row["backend"], row["device_type"]) == ("gloo", "cpu")
@@ -261,10 +249,8 @@ def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait():
 
     first, idle = repetition(3, data=[MS] * 3), repetition(4)
     busy = repetition(4, data=[2 * MS] * 4)
-    ranks = tuple(
-        replace(make_measurement(rank, []), repetitions=(first, last))
-        for rank, last in enumerate([idle, busy])
-    )
+    repeats = enumerate([(first, idle), (first, busy)])
+    ranks = tuple(replace(make_measurement(r, []), repetitions=both) for r, both in repeats)
     assert row_of(make_record(measurements=ranks[:1]))["data_ms"] == 0.0
     both = make_record(make_point(world_size=2), measurements=ranks)
     assert row_of(both)["data_ms"] == 2.0

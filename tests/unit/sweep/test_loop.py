@@ -206,10 +206,8 @@ def test_when_it_is_to_stop_what_is_in_flight_ends_and_nothing_else_starts():
         ended.append(True)
         return make_measurement(rank) if point.batch_size == 1 else failure(rank, Status.LOST)
 
-    cluster, callbacks = (
-        make_started(make_devices(a=2), script),
-        loop.LoopCallbacks(stopping=lambda: bool(ended)),
-    )
+    cluster = make_started(make_devices(a=2), script)
+    callbacks = loop.LoopCallbacks(stopping=lambda: bool(ended))
     plan = make_plan_of(1, 1, 1, 1)
     records, events = run(plan, cluster, isolation="device", callbacks=callbacks)
     assert {record.point.batch_size for record in records} == {1, 2}
