@@ -106,16 +106,10 @@ def test_without_a_point_to_compare_with_there_is_no_speed_up_and_a_reason(first
 
 
 def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_speed_up():
-    silent = [
-        make_record(
-            make_point(world_size=size),
-            measurements=tuple(
-                make_measurement(rank, [[1_000_000] * 6], items_per_step=None)
-                for rank in range(size)
-            ),
-        )
-        for size in (1, 2)
-    ]
+    silent = []
+    for size in (1, 2):
+        ranks = [make_measurement(r, [[1_000_000] * 6], items_per_step=None) for r in range(size)]
+        silent.append(make_record(make_point(world_size=size), measurements=tuple(ranks)))
     points = make_rows(silent)
     told = "no throughput: the workload does not set items_per_step"
     assert column(scaling(points, {"world_size": 1}), "why") == [told, told]
@@ -227,16 +221,10 @@ def test_a_throughput_of_zero_is_compared_with_nothing():
 
 def test_the_serial_fraction_is_of_one_device_where_the_baseline_has_several():
     serial = 0.02
-    records = [
-        make_steady(
-            size,
-            8.0 * (serial + (1 - serial) / size),
-            scaling="strong",
-            batch_size=64 // size,
-            global_batch_size=64,
-        )
-        for size in (2, 4, 8)
-    ]
+    strong, records = {"scaling": "strong", "global_batch_size": 64}, []
+    for size in (2, 4, 8):
+        step_ms = 8.0 * (serial + (1 - serial) / size)
+        records.append(make_steady(size, step_ms, batch_size=64 // size, **strong))
     found = scaling(make_rows(records), {"world_size": 2})
     assert list(column(found, "serial_fraction")[1:]) == pytest.approx([serial] * 2, rel=1e-4)
 
@@ -248,16 +236,9 @@ def row(step_ms, *local_ms, **parts):
         "straggler_ms": sorted(local_ms)[-1] - sorted(local_ms)[(len(local_ms) - 2) // 2],
         "comm_exposed_ms": step_ms - max(local_ms),
     }
-    known = {
-        "world_size": len(local_ms),
-        "step_ms_p50": step_ms,
-        "step_ms_mean": step_ms,
-        "device_type": "cuda",
-        "local_step_ms": slowest,
-        "local_step_ms_by_rank": local_ms,
-        "device_ms_by_rank": local_ms,
-        "comm_ms": 100.0,
-    }
+    known = {"world_size": len(local_ms), "device_type": "cuda", "comm_ms": 100.0}
+    known |= {"step_ms_p50": step_ms, "step_ms_mean": step_ms, "local_step_ms": slowest}
+    known |= {"local_step_ms_by_rank": local_ms, "device_ms_by_rank": local_ms}
     return make_row(**known | (several if len(local_ms) > 1 else {}) | parts)
 
 

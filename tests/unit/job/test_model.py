@@ -31,17 +31,9 @@ def test_the_meaning_changes_with_what_is_run_and_with_nothing_else():
     meaning = load(JOB).meaning_sha256
     same = ["name=other", "baseline={}", "on_error=stop"]
     same += ["measure.warmup={min: 20, max: 200}", "measure.breakdown=true"]
-    different = [
-        "measure.warmup=11",
-        "measure.breakdown=false",
-        "matrix.cuda_graph=true",
-        "matrix.batch_size=65",
-        "matrix.batch_size=auto",
-        "matrix.batch_size={max: 4096}",
-        "workload.hidden=2",
-        "placement.strategy=spread",
-        "exclude=[{batch_size: 65}]",
-    ]
+    different = ["measure.warmup=11", "measure.breakdown=false", "matrix.cuda_graph=true"]
+    different += [f"matrix.batch_size={size}" for size in ("65", "auto", "{max: 4096}")]
+    different += ["workload.hidden=2", "placement.strategy=spread", "exclude=[{batch_size: 65}]"]
     assert re.fullmatch("[0-9a-f]{64}", meaning)
     assert load("# a comment\n" + JOB).meaning_sha256 == meaning
     assert all(load(JOB, text).meaning_sha256 == meaning for text in same)

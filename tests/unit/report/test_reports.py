@@ -92,16 +92,11 @@ def test_an_exception_is_told_with_its_type_after_the_place_and_only_once():
 def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
     def failed(ranks):
         devices = tuple(make_device(index, host="vm") for index in range(3))
-        records = [
-            make_failed(
-                make_point(world_size=3, batch_size=number + 1),
-                status=Status.ERROR,
-                devices=devices,
-                error_message=f"rank {rank} (vm, cuda:{rank}): no",
-                error_rank=rank,
-            )
-            for number, rank in enumerate(ranks)
-        ]
+        records = []
+        for number, rank in enumerate(ranks):
+            told = {"error_message": f"rank {rank} (vm, cuda:{rank}): no", "error_rank": rank}
+            point = make_point(world_size=3, batch_size=number + 1)
+            records.append(make_failed(point, status=Status.ERROR, devices=devices, **told))
         [said] = make_summary(records).failures
         return said.where
 
@@ -183,16 +178,9 @@ def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
 def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told):
     row = make_row(workload="script", precision="bf16")
     summary = Summary(run=make_run(job_text=job), devices=pd.DataFrame(), points=[row])
-    text = format_document(
-        PointDetails(
-            row=row,
-            is_precision_unknown=summary.is_precision_unknown,
-            ranks=pd.DataFrame(),
-            modules=pd.DataFrame(),
-            traces=[],
-        ),
-        "terminal",
-    )
+    nothing = {"ranks": pd.DataFrame(), "modules": pd.DataFrame(), "traces": []}
+    details = PointDetails(row=row, is_precision_unknown=summary.is_precision_unknown, **nothing)
+    text = format_document(details, "terminal")
     assert re.search(rf"^precision +{told}$", text, re.MULTILINE)
 
 

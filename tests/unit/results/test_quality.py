@@ -54,24 +54,18 @@ def test_parts_are_no_breakdown_beyond_a_tenth_above_the_step(parts, contradicts
 def slow_row(step_ms, *local_ms, **changes):
     """The warnings of a point whose ranks have these local steps, at the pace of the device."""
     step_ns = [[round(step_ms * 1e6)] * 6]
-    ranks = tuple(
-        make_measurement(
-            rank,
-            step_ns,
-            breakdown=Breakdown(
-                **{
-                    "local_ms": ((ms,) * 3, (ms,) * 3),
-                    "device_ms": changes.get("device_ms", {}).get(rank, ms),
-                    "hooked_ms": (step_ms,) * 3,
-                    "comm_ms": (changes.get("comm_ms", 0.0),) * 3,
-                    "tail_ms": (0.1,) * 3,
-                }
-            ),
+    alike = {"hooked_ms": (step_ms,) * 3, "tail_ms": (0.1,) * 3}
+    ranks = []
+    for rank, ms in enumerate(local_ms):
+        parts = Breakdown(
+            local_ms=((ms,) * 3, (ms,) * 3),
+            device_ms=changes.get("device_ms", {}).get(rank, ms),
+            comm_ms=(changes.get("comm_ms", 0.0),) * 3,
+            **alike,
         )
-        for rank, ms in enumerate(local_ms)
-    )
+        ranks.append(make_measurement(rank, step_ns, breakdown=parts))
     point = make_point(world_size=len(local_ms))
-    row = point_row("r", make_record(point, measurements=ranks), make_measure())
+    row = point_row("r", make_record(point, measurements=tuple(ranks)), make_measure())
     return [text for text in row.warnings if not text.startswith("host-bound")]
 
 

@@ -225,20 +225,12 @@ def test_an_interval_wider_than_asked_is_told_after_the_record_s_own_warnings():
 
 
 def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells():
-    steps = [MS] * 5
-    ranks = tuple(
-        replace(
-            make_measurement(rank, [steps]),
-            repetitions=(
-                Repetition(
-                    warmup=make_samples([MS], data=[7 * MS]),
-                    timed=make_samples(steps, data=[wait * MS] * 5),
-                ),
-            ),
-        )
-        for rank, wait in enumerate([2, 4])
-    )
-    record = make_record(make_point(world_size=2), measurements=ranks)
+    warmup, ranks = make_samples([MS], data=[7 * MS]), []
+    for rank, wait in enumerate([2, 4]):
+        timed = make_samples([MS] * 5, data=[wait * MS] * 5)
+        repetition = Repetition(warmup=warmup, timed=timed)
+        ranks.append(replace(make_measurement(rank, []), repetitions=(repetition,)))
+    record = make_record(make_point(world_size=2), measurements=tuple(ranks))
     assert row_of(record)["data_ms"] == 4.0
     assert row_of(two_ranks())["data_ms"] is None
 
