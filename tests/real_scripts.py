@@ -27,12 +27,7 @@ def make_task(name: str, world_size: int = 1, args: str = "", **measure: Any) ->
     """A point of the script; skips the test where its packages are not installed."""
     for package in SCRIPTS.get(name, ()):
         pytest.importorskip(package)
-    params = {
-        "path": str(FOLDER / name),
-        "args": args,
-        "items_per_step": "4 * 2",
-        "step_of": "",
-    }
+    params = {"path": str(FOLDER / name), "args": args, "items_per_step": "4 * 2", "step_of": ""}
     point = Point(
         workload=SCRIPT,
         params=params,

@@ -248,9 +248,8 @@ def _outcome(row, later, case: Case, written, timeout_s: float, worker: str) -> 
     after_deadline = row["status"] == "timeout"
     from_ns = row["start_ns"] + int(timeout_s * 1e9) if after_deadline else struck_ns
     steps_ns = [each["time_ns"] for each in there if each["event"] == "step"]
-    first, second = (
-        {e["rank"]: e[worker] for e in s if e["event"] == "built"} for s in (here, there)
-    )
+    by_rank = ({e["rank"]: e[worker] for e in s if e["event"] == "built"} for s in (here, there))
+    first, second = by_rank
     others = [rank for rank in first if case.rank not in (rank, -1)]
     return Outcome(
         number=row["number"],

@@ -21,13 +21,9 @@ def main() -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    context = Context(
-        device=device,
-        rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
-        local_rank=local_rank,
-        batch_size=1,
-    )
+    world_size = int(os.environ["WORLD_SIZE"])
+    place = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
+    context = Context(device=device, **place, batch_size=1)
     faulty = Faulty(context, **given)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device=device))], lr=0.1)
     while True:

@@ -78,11 +78,8 @@ def freeze(raylet):
     ],
 )
 def test_a_lost_node_costs_its_workers_and_the_others_go_on(cluster, node, told, fault, harm):
-    here = {
-        worker_id
-        for worker_id in range(3)
-        if cluster.devices[worker_id].process_id in family(raylet_of(node))
-    }
+    processes = family(raylet_of(node))
+    here = {number for number in range(3) if cluster.devices[number].process_id in processes}
     assert len(here) == 2
     left = tuple({0, 1, 2} - here)
     harmed_s = []

@@ -36,9 +36,7 @@ def run(cluster, folder, world_size, strategy="pack"):
 
 
 def facts(folder, world_size):
-    return [
-        json.loads((folder / f"{world_size}-{rank}.json").read_text()) for rank in range(world_size)
-    ]
+    return [json.loads((folder / f"{world_size}-{n}.json").read_text()) for n in range(world_size)]
 
 
 def test_every_worker_has_its_own_device_and_they_stand_in_node_order(cluster):

@@ -59,11 +59,8 @@ def _agents(address, variables):
 def devices():
     """Two devices on each of two nodes."""
     nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])[:2]
-    return [
-        make_device("a", index, node_id=node, uuid=f"GPU-{node}-{index}")
-        for node in nodes
-        for index in range(2)
-    ]
+    places = [(node, index) for node in nodes for index in range(2)]
+    return [make_device("a", i, node_id=node, uuid=f"GPU-{node}-{i}") for node, i in places]
 
 
 def collected(agents, count):
@@ -137,9 +134,8 @@ def test_an_agent_reads_the_log_of_a_worker_and_kills_it_but_no_stranger(agents_
 def test_each_node_samples_its_devices_once_a_second_in_a_process_without_torch(agents):
     samples = collected(agents, 12)
     assert {(s.node_id, s.uuid) for s in samples} == {(d.node_id, d.uuid) for d in devices()}
-    assert {(s.sm_clock_mhz, s.gpu_utilization_pct, s.power_w) for s in samples} == {
-        (1980, 99.0, None)
-    }
+    told = {(s.sm_clock_mhz, s.gpu_utilization_pct, s.power_w) for s in samples}
+    assert told == {(1980, 99.0, None)}
     of_one = [s.time for s in samples if s.uuid == samples[0].uuid]
     gaps_s = [(later - earlier).total_seconds() for earlier, later in pairwise(of_one)]
     assert all(0.8 < gap_s < 5 for gap_s in gaps_s), gaps_s

@@ -303,10 +303,8 @@ def make_summary(
     records: Sequence[Record], run: Run | None = None, device_count: int = 4
 ) -> Summary:
     """What reports say of a run of these records."""
-    devices = [to_row(make_device(index)) for index in range(device_count)]
-    return Summary(
-        run=run or make_run("run-a"), devices=pd.DataFrame(devices), points=make_rows(records)
-    )
+    devices = pd.DataFrame([to_row(make_device(index)) for index in range(device_count)])
+    return Summary(run=run or make_run("run-a"), devices=devices, points=make_rows(records))
 
 
 def report_text(summary, kind="terminal", **layout):

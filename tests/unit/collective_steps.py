@@ -93,10 +93,8 @@ def scatter(ranks: int) -> Tensor:
 def ring(ranks: int) -> Tensor:
     output = torch.zeros(12)
     following, preceding = (dist.get_rank() + 1) % ranks, (dist.get_rank() - 1) % ranks
-    operations = [
-        dist.P2POp(dist.isend, numbers(), following),
-        dist.P2POp(dist.irecv, output, preceding),
-    ]
+    sent = dist.P2POp(dist.isend, numbers(), following)
+    operations = [sent, dist.P2POp(dist.irecv, output, preceding)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     return output

@@ -104,11 +104,8 @@ class XidEvents:
 
     @property
     def answers(self) -> dict[str, Any]:
-        return {
-            "nvmlEventSetCreate": "events",
-            "nvmlDeviceRegisterEvents": None,
-            "nvmlEventSetWait_v2": self._wait,
-        }
+        made = {"nvmlEventSetCreate": "events", "nvmlDeviceRegisterEvents": None}
+        return made | {"nvmlEventSetWait_v2": self._wait}
 
     def _wait(self, events: Any, timeout_ms: int) -> Any:
         if not self.numbers:

@@ -13,13 +13,8 @@ from raybench.job.plan import make_plan
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
-PAGES = [
-    *(
-        REPOSITORY / name
-        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-    ),
-    *DOCS.rglob("*.md"),
-]
+AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [*(REPOSITORY / name for name in AT_THE_TOP), *DOCS.rglob("*.md")]
 # Jobs whose runs are in an earlier commit, as docs/results.md says.
 WITHOUT_RUN = ("accumulation_or_batch", "layouts", "nccl_algorithms", "transformer_scaling")
 RUN_ID = re.compile(r"`([a-z_]+-\d{8}-\d{6}-[0-9a-f]{4})`")

@@ -61,11 +61,8 @@ def visible(page):
 
 def marks(svg):
     """What the points and lines of a chart stand for, wherever its fonts put them."""
-    return sorted(
-        str(element.get("aria-label"))
-        for element in ElementTree.fromstring(svg).iter()
-        if element.get("aria-label")
-    )
+    labels = [element.get("aria-label") for element in ElementTree.fromstring(svg).iter()]
+    return sorted(str(label) for label in labels if label)
 
 
 @pytest.mark.parametrize("job", ["ddp_scaling", "collectives", "largest_batch", "gemm"])

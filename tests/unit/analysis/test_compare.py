@@ -339,12 +339,8 @@ def test_a_part_is_told_unless_the_breakdown_contradicts_its_step():
 
 def test_the_part_that_moved_with_the_step_is_named():
     parts = ("compute_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms", "host_gap_ms")
-    known = {
-        **dict.fromkeys(parts, 1.0),
-        "step_ms_p50": 8.0,
-        "throttled": False,
-        "sm_clock_mhz_p50": 1980.0,
-    }
+    usual = {"step_ms_p50": 8.0, "throttled": False, "sm_clock_mhz_p50": 1980.0}
+    known = dict.fromkeys(parts, 1.0) | usual
     base = make_row(device_type="cuda", **known)
     slower = {"step_ms_p50": 9.0, "comm_exposed_ms": 1.9, "compute_ms": 0.5}
     found = point_changes(base, replace(base, **slower, throttled=True, sm_clock_mhz_p50=1410.0))

@@ -133,10 +133,8 @@ def test_a_mistake_is_one_line(results, arguments, message):
 
 
 def test_the_steps_of_each_rank_are_summarised_in_milliseconds_without_their_warm_up():
-    measurements = (
-        make_measurement(0, [[1_000_000, 3_000_000, 2_000_000]]),
-        make_measurement(1, [[4_000_000] * 3]),
-    )
+    steps_ns = ([1_000_000, 3_000_000, 2_000_000], [4_000_000] * 3)
+    measurements = tuple(make_measurement(rank, [ns]) for rank, ns in enumerate(steps_ns))
     record = make_record(make_point(world_size=2), measurements=measurements)
     found = rank_steps(pd.DataFrame(sample_columns("run-a", record)))
     assert found.pop("data_ms").isna().all()

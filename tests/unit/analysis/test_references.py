@@ -8,22 +8,7 @@ import pandas as pd
 import pytest
 from builders import make_row, make_run
 
-from raybench.analysis.references import (
-    SHIPPED,
-    Measurement,
-    Quantity,
-    References,
-    format_references,
-    impossible_among,
-    impossible_figures,
-    load_files,
-    parse_references,
-    peak_of,
-    pool,
-    predict_range,
-    reference_files,
-    shipped,
-)
+from raybench.analysis import references
 from raybench.analysis.rows import ScaledRow
 from raybench.errors import ResultsWarning, UsageError
 from raybench.records import Status
@@ -31,7 +16,9 @@ from raybench.report.summary import Summary, load_summary
 
 H200 = "NVIDIA H200"
 FOLDER = Path(__file__).parents[3] / "raybench" / "references"
-GEMM = Quantity(of={"test": "gemm bf16 8192", "where": "device"}, metric="value", unit="TFLOP/s")
+GEMM = references.Quantity(
+    of={"test": "gemm bf16 8192", "where": "device"}, metric="value", unit="TFLOP/s"
+)
 
 
 def file_of(run, uuids, values, host="alpha", day=1):
@@ -43,11 +30,11 @@ def file_of(run, uuids, values, host="alpha", day=1):
     ]
     started = make_run(run).started_at.replace(day=day)
     measured = [
-        Measurement(**GEMM.model_dump(), model=H200, devices=uuid, value=value)
+        references.Measurement(**GEMM.model_dump(), model=H200, devices=uuid, value=value)
         for uuid, starts in zip(uuids, values, strict=True)
         for value in starts
     ]
-    (file,) = reference_files(replace(make_run(run), started_at=started), rows, measured)
+    (file,) = references.reference_files(replace(make_run(run), started_at=started), rows, measured)
     return file
 
 
@@ -57,18 +44,18 @@ def test_ninety_nine_of_a_hundred_new_devices_lie_in_the_range():
     for _ in range(2000):
         devices = 700 * np.exp(rng.normal(0, 0.03, 6))
         starts = devices[:, None] * np.exp(rng.normal(0, 0.01, (6, 2)))
-        _, low, high = predict_range(starts[:5].tolist())
+        _, low, high = references.predict_range(starts[:5].tolist())
         inside.append(low <= starts[5, 0] <= high)
     assert 0.98 <= np.mean(inside) < 0.998
 
 
 def test_a_range_is_never_narrower_than_its_floor_and_wide_with_one_device():
-    _, low, high = predict_range([[100.0], [100.0], [100.0]])
+    _, low, high = references.predict_range([[100.0], [100.0], [100.0]])
     assert (low, high) == (pytest.approx(100 / 1.01), pytest.approx(101))
-    _, low, high = predict_range([[100.0, 100.0]])
+    _, low, high = references.predict_range([[100.0, 100.0]])
     assert (low, high) == (pytest.approx(100 / 1.1), pytest.approx(110))
-    _, _, few = predict_range([[100.0], [103.0]])
-    _, _, more = predict_range([[100.0], [103.0], [100.0], [103.0]])
+    _, _, few = references.predict_range([[100.0], [103.0]])
+    _, _, more = references.predict_range([[100.0], [103.0], [100.0], [103.0]])
     assert few > 200 > 115 > more
 
 
@@ -76,29 +63,29 @@ def test_files_are_pooled_by_their_starts():
     first = file_of("run-1", ["GPU-1", "GPU-2"], [[700.0], [710.0]])
     second = file_of("run-2", ["GPU-2"], [[720.0, 721.0]], day=2)
     other = file_of("run-3", ["GPU-3"], [[705.0]])
-    (pooled,) = pool([first, second, other, second])
+    (pooled,) = references.pool([first, second, other, second])
     (entry,) = pooled.quantities
     assert (entry.devices, entry.hosts, entry.starts, entry.days) == (3, 2, 5, 2)
-    expected = predict_range([[700.0], [710.0, 720.0, 721.0], [705.0]])
+    expected = references.predict_range([[700.0], [710.0, 720.0, 721.0], [705.0]])
     assert (entry.value, entry.low, entry.high) == pytest.approx(expected, rel=1e-5)
     assert entry.observed == (700.0, 721.0)
     assert entry.provenance == "3 devices of 2 hosts, August 2026"
-    assert parse_references(format_references(pooled), "again") == pooled
+    assert references.parse_references(references.format_references(pooled), "again") == pooled
 
 
 def test_a_site_goes_before_what_is_shipped(tmp_path):
-    known = SHIPPED.find(H200, GEMM)
+    known = references.SHIPPED.find(H200, GEMM)
     assert known.low < known.value < known.high
     own = tmp_path / "own.yaml"
-    own.write_text(format_references(file_of("run-1", ["GPU-1"], [[300.0]])))
+    own.write_text(references.format_references(file_of("run-1", ["GPU-1"], [[300.0]])))
     for path in (own, tmp_path):
-        found = References(load_files(path)).find(H200, GEMM)
+        found = references.References(references.load_files(path)).find(H200, GEMM)
         assert found.value == 300
-    assert SHIPPED.find("NVIDIA H201", GEMM) is None
+    assert references.SHIPPED.find("NVIDIA H201", GEMM) is None
     sums = {"test": "all_reduce 1 GiB", "where": "4 on a node"}
     for fabric, is_known in (("NVLink x18, 1:PHB", True), ("1:PHB", False)):
-        quantity = Quantity(of=sums, metric="value", unit="GB/s", fabric=fabric)
-        assert (SHIPPED.find(H200, quantity) is not None) == is_known
+        quantity = references.Quantity(of=sums, metric="value", unit="GB/s", fabric=fabric)
+        assert (references.SHIPPED.find(H200, quantity) is not None) == is_known
 
 
 @pytest.mark.parametrize(
@@ -115,27 +102,30 @@ def test_a_site_goes_before_what_is_shipped(tmp_path):
     ],
 )
 def test_a_wrong_file_is_refused_with_its_place(tmp_path, old, new, problem):
-    text = format_references(file_of("run-1", ["GPU-1"], [[300.0]]))
+    text = references.format_references(file_of("run-1", ["GPU-1"], [[300.0]]))
     assert old in text
     path = tmp_path / "own.yaml"
     path.write_text(text.replace(old, new))
     with pytest.raises(UsageError, match=r"own\.yaml") as caught:
-        load_files(path)
+        references.load_files(path)
     assert problem in str(caught.value)
 
 
 def test_what_is_shipped_follows_from_its_own_starts():
     for path in FOLDER.glob("*.yaml"):
-        file = parse_references(path.read_text(), path.name)
-        assert pool([file]) == [shipped(file.model)]
+        file = references.parse_references(path.read_text(), path.name)
+        assert references.pool([file]) == [references.shipped(file.model)]
 
 
 def test_a_datasheet_is_known_without_a_run():
-    assert peak_of("NVIDIA A100-SXM4-80GB", {"test": "gemm bf16 8192"}) == 312
-    assert peak_of("NVIDIA A100-SXM4-80GB", {"workload": "gemm", "precision": "bf16"}) == 312
-    assert peak_of("NVIDIA A100-SXM4-80GB", {"test": "memory 500 MB"}) == 2039
-    assert peak_of("NVIDIA A100-SXM4-80GB", {"test": "gemm fp8 8192"}) is None
-    assert peak_of("NVIDIA A100-SXM4-80GB", {"test": "launch"}) is None
+    assert references.peak_of("NVIDIA A100-SXM4-80GB", {"test": "gemm bf16 8192"}) == 312
+    assert (
+        references.peak_of("NVIDIA A100-SXM4-80GB", {"workload": "gemm", "precision": "bf16"})
+        == 312
+    )
+    assert references.peak_of("NVIDIA A100-SXM4-80GB", {"test": "memory 500 MB"}) == 2039
+    assert references.peak_of("NVIDIA A100-SXM4-80GB", {"test": "gemm fp8 8192"}) is None
+    assert references.peak_of("NVIDIA A100-SXM4-80GB", {"test": "launch"}) is None
 
 
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
@@ -167,7 +157,7 @@ SOUND = {
 def marks(**changes):
     """What is said of a sound point of two rounds with these changes."""
     row = ScaledRow(**{**vars(make_row()), **SOUND, **changes})
-    return impossible_figures(row, SHIPPED, attempts_s=(7.0, 5.0))
+    return references.impossible_figures(row, references.SHIPPED, attempts_s=(7.0, 5.0))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +179,7 @@ def test_each_figure_that_cannot_be_is_marked_with_the_likeliest_reason(changes,
     (found,) = marks(**changes)
     assert words in found
     assert "; likeliest " in found
-    assert impossible_among(["other", found]) == [found]
+    assert references.impossible_among(["other", found]) == [found]
     assert marks(**{**changes, "status": Status.ERROR}) == []
 
 
@@ -203,7 +193,7 @@ def test_iterations_of_a_long_and_a_short_round_are_held_against_the_time_of_bot
             for number, one in enumerate((long, short), 1)
         ]
         [row] = Summary(run=make_run("run-a"), devices=pd.DataFrame(), points=rounds).rows
-        return impossible_among(row.warnings)
+        return references.impossible_among(row.warnings)
 
     assert marks_of(1500) == []
     assert "3,500 iterations of 10 ms take 35 s" in marks_of(3000)[0]
@@ -231,15 +221,15 @@ def test_no_sound_run_is_marked():
     runs = [path.name for path in (EXAMPLES / "points").iterdir()]
     rows = [row for run in runs for row in load_summary(EXAMPLES, run).rows]
     assert len(rows) > 100
-    assert [text for row in rows for text in impossible_among(row.warnings)] == []
+    assert [text for row in rows for text in references.impossible_among(row.warnings)] == []
 
 
 def test_a_reference_that_cannot_be_is_left_out_with_a_warning(tmp_path):
-    file = shipped("NVIDIA H200")
+    file = references.shipped("NVIDIA H200")
     entry = next(one for one in file.quantities if one.of.get("test") == "gemm bf16 8192")
     wrong = entry.model_copy(update={"value": 1500.0, "high": 1600.0, "measured": {}})
     path = tmp_path / "own.yaml"
-    path.write_text(format_references(file.model_copy(update={"quantities": [wrong]})))
+    path.write_text(references.format_references(file.model_copy(update={"quantities": [wrong]})))
     with pytest.warns(ResultsWarning, match="above the peak of NVIDIA H200, 990"):
-        found = References(load_files(path)).find("NVIDIA H200", entry)
+        found = references.References(references.load_files(path)).find("NVIDIA H200", entry)
     assert found.value == entry.value

@@ -1,5 +1,6 @@
 """Rounds of a run: their mean, what differs between them, and the intervals that they give."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -77,19 +78,12 @@ def test_with_one_round_nothing_has_an_interval():
 def test_the_interval_of_a_speed_up_is_of_the_means_that_it_is_made_of():
     # One step in six of the second device takes 1, 2 or 3 times as long, by round: the median
     # does not change, the samples/s do.
-    records = [
-        make_record(
-            point,
-            round=number,
-            attempt=number,
-            measurements=tuple(
-                make_measurement(rank, [steps(number if point is TWO else 1)], items_per_step=64)
-                for rank in range(point.world_size)
-            ),
-        )
-        for number in (1, 2, 3)
-        for point in (ONE, TWO)
-    ]
+    records = []
+    for number, point in itertools.product((1, 2, 3), (ONE, TWO)):
+        timed = [steps(number if point is TWO else 1)]
+        ranks = [make_measurement(r, timed, items_per_step=64) for r in range(point.world_size)]
+        told = {"round": number, "attempt": number, "measurements": tuple(ranks)}
+        records.append(make_record(point, **told))
     two = of_size(scaling(make_rows(records), BASELINE), 2)
     assert two.step_ms_high / two.step_ms_p50 < 1.001
     assert two.speed_up_high / two.speed_up > 1.2

@@ -26,10 +26,8 @@ from raybench.records import Breakdown
 
 
 def test_weak_scaling_compares_equal_batches_per_device():
-    found = scaling(
-        make_rows([make_steady(1, 10.0), make_steady(2, 10.0), make_steady(4, 16.0)]),
-        {"world_size": 1},
-    )
+    records = [make_steady(1, 10.0), make_steady(2, 10.0), make_steady(4, 16.0)]
+    found = scaling(make_rows(records), {"world_size": 1})
     assert column(found, "speed_up") == pytest.approx([1.0, 2.0, 2.5])
     assert column(found, "efficiency") == pytest.approx([1.0, 1.0, 0.625])
     assert column(found, "is_baseline") == [True, False, False]
@@ -65,18 +63,15 @@ def test_weak_and_strong_points_are_never_compared():
     ],
 )
 def test_a_point_that_differs_in_any_other_setting_is_another_series(other):
-    found = scaling(
-        make_rows([make_steady(1, 10.0), make_steady(2, 10.0, **other)]), {"world_size": 1}
-    )
+    rows = make_rows([make_steady(1, 10.0), make_steady(2, 10.0, **other)])
+    found = scaling(rows, {"world_size": 1})
     assert column(found, "series") == [0, 1]
     assert [one is None for one in column(found, "speed_up")] == [False, True]
 
 
 def test_the_speed_up_of_a_parameter_has_no_efficiency():
-    records = [
-        make_steady(2, ms, params={"grad_accumulation": count})
-        for count, ms in ((1, 10.0), (4, 30.0))
-    ]
+    times = ((1, 10.0), (4, 30.0))
+    records = [make_steady(2, ms, params={"grad_accumulation": n}) for n, ms in times]
     found = scaling(make_rows(records), {"grad_accumulation": "1"})
     assert found[1].speed_up == pytest.approx(1 / 3)
     assert set(column(found, "efficiency")) == {None}
@@ -87,8 +82,7 @@ def test_a_baseline_number_is_found_however_it_is_written():
     assert column(scaling(make_rows(records), {"lr": 2}), "is_baseline") == [False, True]
     assert column(scaling(make_rows(records), {"lr": "2.00"}), "is_baseline") == [False, True]
     flags = [
-        make_steady(1, 1.0, params={"compile": True}),
-        make_steady(1, 2.0, params={"compile": False}),
+        make_steady(1, ms, params={"compile": flag}) for flag, ms in ((True, 1.0), (False, 2.0))
     ]
     assert column(scaling(make_rows(flags), {"compile": True}), "is_baseline") == [True, False]
 
@@ -112,16 +106,10 @@ def test_without_a_point_to_compare_with_there_is_no_speed_up_and_a_reason(first
 
 
 def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_speed_up():
-    silent = [
-        make_record(
-            make_point(world_size=size),
-            measurements=tuple(
-                make_measurement(rank, [[1_000_000] * 6], items_per_step=None)
-                for rank in range(size)
-            ),
-        )
-        for size in (1, 2)
-    ]
+    silent = []
+    for size in (1, 2):
+        ranks = [make_measurement(r, [[1_000_000] * 6], items_per_step=None) for r in range(size)]
+        silent.append(make_record(make_point(world_size=size), measurements=tuple(ranks)))
     points = make_rows(silent)
     told = "no throughput: the workload does not set items_per_step"
     assert column(scaling(points, {"world_size": 1}), "why") == [told, told]
@@ -146,9 +134,8 @@ def test_points_without_samples_are_not_compared_and_need_no_reason():
     nothing = {"batch_size": None, "global_batch_size": None, "scaling": None}
     points = [make_point(world_size=size, **nothing) for size in (1, 2)]
     ranks = (make_measurement(0, [[1_000_000] * 6], items_per_step=None),)
-    found = scaling(
-        make_rows(make_record(p, measurements=ranks) for p in points), {"world_size": 1}
-    )
+    rows = make_rows(make_record(p, measurements=ranks) for p in points)
+    found = scaling(rows, {"world_size": 1})
     assert set(column(found, "speed_up")) == {None}
     assert set(column(found, "why")) == {None}
     assert column(found, "batch") == [None, None]
@@ -234,16 +221,10 @@ def test_a_throughput_of_zero_is_compared_with_nothing():
 
 def test_the_serial_fraction_is_of_one_device_where_the_baseline_has_several():
     serial = 0.02
-    records = [
-        make_steady(
-            size,
-            8.0 * (serial + (1 - serial) / size),
-            scaling="strong",
-            batch_size=64 // size,
-            global_batch_size=64,
-        )
-        for size in (2, 4, 8)
-    ]
+    strong, records = {"scaling": "strong", "global_batch_size": 64}, []
+    for size in (2, 4, 8):
+        step_ms = 8.0 * (serial + (1 - serial) / size)
+        records.append(make_steady(size, step_ms, batch_size=64 // size, **strong))
     found = scaling(make_rows(records), {"world_size": 2})
     assert list(column(found, "serial_fraction")[1:]) == pytest.approx([serial] * 2, rel=1e-4)
 
@@ -255,16 +236,9 @@ def row(step_ms, *local_ms, **parts):
         "straggler_ms": sorted(local_ms)[-1] - sorted(local_ms)[(len(local_ms) - 2) // 2],
         "comm_exposed_ms": step_ms - max(local_ms),
     }
-    known = {
-        "world_size": len(local_ms),
-        "step_ms_p50": step_ms,
-        "step_ms_mean": step_ms,
-        "device_type": "cuda",
-        "local_step_ms": slowest,
-        "local_step_ms_by_rank": local_ms,
-        "device_ms_by_rank": local_ms,
-        "comm_ms": 100.0,
-    }
+    known = {"world_size": len(local_ms), "device_type": "cuda", "comm_ms": 100.0}
+    known |= {"step_ms_p50": step_ms, "step_ms_mean": step_ms, "local_step_ms": slowest}
+    known |= {"local_step_ms_by_rank": local_ms, "device_ms_by_rank": local_ms}
     return make_row(**known | (several if len(local_ms) > 1 else {}) | parts)
 
 
@@ -290,10 +264,7 @@ LOST = {
         {"wait": 3.0 / 12, "compute": 0.4 / 12, "comm": 0.6 / 12, "unexplained": 0.0},
     ),
     "a slow host is no slower host of the others": (
-        (
-            row(10.0, 8.0, 9.5, device_ms_by_rank=[7.9, 7.9]),
-            row(8.0, 8.0, device_ms_by_rank=[7.9]),
-        ),
+        (row(10.0, 8.0, 9.5, device_ms_by_rank=[7.9, 7.9]), row(8.0, 8.0, device_ms_by_rank=[7.9])),
         {"wait": 0.15, "host": 0.0, "compute": 0.0},
     ),
     "more than was timed of communication is unexplained": (
@@ -322,10 +293,7 @@ LOST = {
     ),
     # Taken apart, its steps were 0.6 ms longer than they were when they were timed.
     "a baseline does not idle longer than its timed step leaves": (
-        (
-            row(10.0, 8.4, 8.4, device_ms_by_rank=[7.9, 7.9]),
-            row(8.0, 8.6, device_ms_by_rank=[7.9]),
-        ),
+        (row(10.0, 8.4, 8.4, device_ms_by_rank=[7.9, 7.9]), row(8.0, 8.6, device_ms_by_rank=[7.9])),
         {"compute": 0.0, "host": 0.04, "unexplained": 0.0},
     ),
     "stalls that are too rare for the median are unexplained": (

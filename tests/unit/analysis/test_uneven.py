@@ -104,9 +104,8 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
         ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
     ]
     found = fleets(scaling_rows(near, BASELINE))
-    assert lead_of_fleets(found, "GPUs").startswith(
-        "which shares are best is not decided: by_speed does"
-    )
+    said = "which shares are best is not decided: by_speed does"
+    assert lead_of_fleets(found, "GPUs").startswith(said)
     decided = fleets(scaling_rows([*near, *fleet(0.5)], BASELINE))
     assert lead_of_fleets(decided, "GPUs").endswith("; 1 cannot be told apart")
     both = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
@@ -141,11 +140,7 @@ def test_devices_that_differ_by_themselves_are_found_by_their_probes():
 
 def row(**changes):
     """A step of 25 ms: rank 0 computes 9.5 ms, rank 1 19; 5 ms are exchanged."""
-    known = {
-        "step_ms_p50": 25.0,
-        "local_step_ms_by_rank": [10.0, 20.0],
-        "device_ms_by_rank": [9.5, 19.0],
-    }
+    known = {"step_ms_p50": 25.0, "local_step_ms_by_rank": [10, 20], "device_ms_by_rank": [9.5, 19]}
     return make_row(**known | changes)
 
 

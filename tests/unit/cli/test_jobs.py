@@ -337,9 +337,8 @@ def test_a_word_a_heading_a_column_a_mark_and_a_page_are_explained(command, word
 def test_without_a_term_all_are_listed(command):
     code, out, _ = command("explain", results=None)
     assert code == 0
-    assert {"busbw", "warm-up", "straggler", "cluster", "gate-in-ci"} <= set(
-        out.replace(",", " ").split()
-    )
+    told = set(out.replace(",", " ").split())
+    assert {"busbw", "warm-up", "straggler", "cluster", "gate-in-ci"} <= told
 
 
 def test_an_unknown_term_is_one_line_with_the_nearest(command):

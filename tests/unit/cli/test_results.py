@@ -61,9 +61,8 @@ def test_every_command_that_shows_a_point_says_what_of_it_cannot_be(command, tmp
         ("compare", "run-old", "run-new"),
         ("export", "run-old", "--format", "csv"),
     ):
-        assert said.removeprefix("cannot be: ") in " ".join(
-            command(*args, results=root).out.split()
-        )
+        told = " ".join(command(*args, results=root).out.split())
+        assert said.removeprefix("cannot be: ") in told
 
 
 def test_a_chart_that_cannot_be_drawn_or_written_does_not_lose_the_report(

@@ -252,9 +252,8 @@ def test_what_another_sweep_has_is_refused_in_one_line_that_says_what_to_type():
     with pytest.raises(DevicesInUseError) as refused:
         reservation(nodes).reserve(cpus())
     who, ways_out = str(refused.value).split("; ")
-    assert who.endswith(
-        "host-a are used by run a-1 of bob (process 7 on alpha) since " + OTHER.since
-    )
+    used = "host-a are used by run a-1 of bob (process 7 on alpha) since "
+    assert who.endswith(used + OTHER.since)
     assert "--wait SECONDS" in ways_out
     assert "--shared" in ways_out
     assert "CUDA_VISIBLE_DEVICES" not in ways_out

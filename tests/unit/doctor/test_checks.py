@@ -72,12 +72,7 @@ def test_nothing_is_wrong_with_healthy_gpus():
         ("throttling", {"throttle_reasons": ("power_cap",)}, "warn", "power_cap on alpha"),
         ("throttling", {"throttle_reasons": ("thermal_hw",)}, "fail", "thermal_hw on"),
         ("power cap", {"power_cap_w": 500.0}, "warn", "500 W, default 700 W on alpha cuda:2"),
-        (
-            "temperature",
-            {"temperature_c": 83.0},
-            "warn",
-            "75 °C on 3 devices; 83 °C on alpha",
-        ),
+        ("temperature", {"temperature_c": 83.0}, "warn", "75 °C on 3 devices; 83 °C on alpha"),
         ("MIG", {"mig_mode": True}, "warn", "on on alpha cuda:2"),
         ("persistence", {"persistence_mode": False}, "warn", "off on alpha cuda:2"),
         ("NVLink", {"topology": "NVLink x0, 1:SYS"}, "warn", "0 active links on alpha"),
@@ -150,9 +145,8 @@ def test_a_variable_that_cripples_is_called_out_and_a_harmless_value_is_not(verd
 
 
 def test_how_bad_a_variable_is_depends_on_the_devices():
-    between = facts(
-        *(healthy(r, environment={"NCCL_IB_DISABLE": "1"}, node_id=f"n{r}") for r in range(2))
-    )
+    off = {"NCCL_IB_DISABLE": "1"}
+    between = facts(*(healthy(r, environment=off, node_id=f"n{r}") for r in range(2)))
     assert check_named("NCCL_IB_DISABLE", between).verdict == "fail"
     for changes in ({"topology": "NVLink x0, 1:SYS"}, {"kind": "cpu", "topology": None}):
         check = costly("NCCL_P2P_DISABLE", **changes)

@@ -47,10 +47,8 @@ def judge(
 ) -> list[Check]:
     """Let two ranks, on one node or on two, print the same."""
     output = HOST.format(adapters=adapters, memlock=memlock) + text
-    devices = [
-        make_device(rank, node_id=f"node-{rank % nodes}", topology="NVLink x18", **changes)
-        for rank in range(2)
-    ]
+    changes = {"topology": "NVLink x18", **changes}
+    devices = [make_device(r, node_id=f"node-{r % nodes}", **changes) for r in range(2)]
     answers = [make_measurement(rank, [[1]], output=f"[stdout]\n{output}") for rank in range(2)]
     return judge_transports(Facts(devices=tuple(devices)), answers)
 
@@ -107,10 +105,7 @@ def test_sockets_and_adapters_are_told_with_their_names_and_what_matters_of_them
     assert f"NET/IB on mlx5_0 ({kind}), GPUDirect of 2 ranks" in check.found
     assert check.found.endswith("; adapters a rank: 2")
     efa = one(judge(EFA, nodes=2, adapters="rdmap0s0"))
-    assert (efa.verdict, efa.found) == (
-        Verdict.OK,
-        "NET/AWS Libfabric on device 2, GPUDirect",
-    )
+    assert (efa.verdict, efa.found) == (Verdict.OK, "NET/AWS Libfabric on device 2, GPUDirect")
 
 
 def test_a_probe_that_fails_or_is_silent_leaves_the_transport_unknown():

@@ -143,8 +143,7 @@ def test_a_reading_is_in_joules_and_seconds(monkeypatch):
     FakeNvml(
         nvmlDeviceGetTotalEnergyConsumption=1_234_500,
         nvmlDeviceGetFieldValues=fields(
-            CLOCKS_EVENT_REASON_SW_POWER_CAP=2_500_000_000,
-            CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN=0,
+            CLOCKS_EVENT_REASON_SW_POWER_CAP=2_500_000_000, CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN=0
         ),
     ).install(monkeypatch)
     read = Counters(CUDA).read()
@@ -362,11 +361,8 @@ def test_a_gpu_that_nvml_does_not_know_is_unread_and_a_cpu_has_nothing_to_read(m
 
 def test_errors_of_links_that_newer_drivers_count_by_field_are_read_there(monkeypatch):
     counted = fields(NVLINK_ERROR_DL_REPLAY=4, NVLINK_ERROR_DL_RECOVERY=0)
-    answers = {
-        **ALL,
-        "nvmlDeviceGetNvLinkErrorCounter": lambda *_: refusal(),
-        "nvmlDeviceGetFieldValues": counted,
-    }
+    answers = ALL | {"nvmlDeviceGetNvLinkErrorCounter": lambda *_: refusal()}
+    answers["nvmlDeviceGetFieldValues"] = counted
     FakeNvml(**answers).install(monkeypatch)
     assert {tuple(link.errors.items()) for link in read().nvlinks or ()} == {
         (("replay", 4), ("recovery", 0))

@@ -23,10 +23,7 @@ def run_check(cluster: Cluster, count: int) -> tuple[Examiner, list[Record]]:
     examiner = Examiner(lambda fleet: probes(fleet, STAGES), STAGES, job.measure)
     cluster.start(count, "pack")
     settings = SweepSettings(
-        measure=job.measure,
-        strategy="pack",
-        stop_on_error=False,
-        measure_of=examiner.measure_of,
+        measure=job.measure, strategy="pack", stop_on_error=False, measure_of=examiner.measure_of
     )
     records = []
     callbacks = LoopCallbacks(further_round=examiner.further_round)
@@ -63,10 +60,8 @@ def test_each_probe_is_run_in_three_passes_in_the_same_workers():
     assert {record.round for record in records} == {1, 2, 3}
     counts = [record.round for record in records]
     assert counts.count(1) == counts.count(2) == counts.count(3)
-    assert {one.verdict for one in verdicts(examiner).values()} <= {
-        Verdict.HEALTHY,
-        Verdict.UNKNOWN,
-    }
+    told = {one.verdict for one in verdicts(examiner).values()}
+    assert told <= {Verdict.HEALTHY, Verdict.UNKNOWN}
 
 
 def test_after_a_device_is_lost_the_others_are_checked_without_it():
@@ -83,8 +78,7 @@ def test_after_a_device_is_lost_the_others_are_checked_without_it():
     lost = found["host-a worker 2", "worker"]
     assert lost.verdict is Verdict.BAD
     assert lost.reason.startswith("lost: ")
-    left = [
-        one for (name, _), one in found.items() if name in ("host-a worker 0", "host-a worker 1")
-    ]
+    workers = ("host-a worker 0", "host-a worker 1")
+    left = [one for (name, _), one in found.items() if name in workers]
     assert {one.verdict for one in left} <= {Verdict.HEALTHY, Verdict.UNKNOWN}
     assert all(one.value is not None for one in left)

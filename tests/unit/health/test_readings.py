@@ -71,13 +71,8 @@ def test_a_point_that_failed_has_no_values_and_says_which_device_made_it_fail():
     fleet = fleet_of()
     probe = probe_named("memory 100 MB", fleet)
     message = "rank 1 (alpha, cuda:1): no answer in 30 s"
-    record = make_failed(
-        probe.point,
-        status=Status.TIMEOUT,
-        error_type=Cause.TIMEOUT,
-        error_message=message,
-        error_rank=1,
-    )
+    told = {"error_type": Cause.TIMEOUT, "error_message": message, "error_rank": 1}
+    record = make_failed(probe.point, status=Status.TIMEOUT, **told)
     readings = read_record(record, probe, fleet)
     assert [(one.value, one.problem.text) for one in readings] == [
         (None, "not read: alpha GPU 1 timed out"),
@@ -365,6 +360,5 @@ def test_a_link_that_no_board_of_the_node_uses_is_not_missed():
     pair = [facts_of(index, fabric_state=None, nvlinks=bridged) for index in range(2)]
     assert problems(*facts_readings(pair, pair)) == {}
     worse = replace(pair[1], nvlinks=tuple(replace(link, is_active=False) for link in LINKS))
-    assert problems(*facts_readings(pair, [pair[0], worse])) == {
-        "NVLinks up": "NVLink 0, 1 is down"
-    }
+    found = problems(*facts_readings(pair, [pair[0], worse]))
+    assert found == {"NVLinks up": "NVLink 0, 1 is down"}

@@ -33,9 +33,8 @@ def on_nodes(count: int, each: int) -> list[Device]:
 def unhealthy(findings: Iterable[Finding]) -> dict[str, Finding]:
     """By subject, without those that another is to blame for, and what is not known."""
     fine = (Verdict.HEALTHY, Verdict.UNKNOWN)
-    return {
-        one.subject.name: one for one in findings if one.verdict not in fine and not one.culprit
-    }
+    ill = [one for one in findings if one.verdict not in fine and not one.culprit]
+    return {one.subject.name: one for one in ill}
 
 
 def pair_readings(count: int, slow: Iterable[tuple[int, int]]) -> list[Reading]:
@@ -102,10 +101,8 @@ def test_a_device_that_fails_is_bad_and_the_one_that_it_kept_from_running_is_unt
         Problem(text="timeout: no answer for 30 s", kind="failed"),
         Problem(text="not read: alpha GPU 0 was stopped", kind="not read"),
     )
-    readings = [
-        replace(one, problem=problems[place % 2])
-        for place, one in enumerate(make_readings([None, None]))
-    ]
+    none = make_readings([None, None])
+    readings = [replace(one, problem=problems[place % 2]) for place, one in enumerate(none)]
     found = unhealthy(judge(readings, devices(2)))
     assert [one.verdict for one in found.values()] == [Verdict.BAD, Verdict.UNTESTED]
 
@@ -162,9 +159,8 @@ def host_links(stage: str = "host-links") -> HealthTest:
     ("values", "named"), [([60.0] * 2, []), ([60.0], []), ([40.0] * 2, ["both NVIDIA H200"])]
 )
 def test_what_a_link_to_the_host_carries_is_up_to_the_host(values, named):
-    assert (
-        list(unhealthy(judge(make_readings(values, host_links()), devices(len(values))))) == named
-    )
+    readings = make_readings(values, host_links())
+    assert list(unhealthy(judge(readings, devices(len(values))))) == named
 
 
 def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():

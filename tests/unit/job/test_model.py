@@ -31,17 +31,9 @@ def test_the_meaning_changes_with_what_is_run_and_with_nothing_else():
     meaning = load(JOB).meaning_sha256
     same = ["name=other", "baseline={}", "on_error=stop"]
     same += ["measure.warmup={min: 20, max: 200}", "measure.breakdown=true"]
-    different = [
-        "measure.warmup=11",
-        "measure.breakdown=false",
-        "matrix.cuda_graph=true",
-        "matrix.batch_size=65",
-        "matrix.batch_size=auto",
-        "matrix.batch_size={max: 4096}",
-        "workload.hidden=2",
-        "placement.strategy=spread",
-        "exclude=[{batch_size: 65}]",
-    ]
+    different = ["measure.warmup=11", "measure.breakdown=false", "matrix.cuda_graph=true"]
+    different += [f"matrix.batch_size={size}" for size in ("65", "auto", "{max: 4096}")]
+    different += ["workload.hidden=2", "placement.strategy=spread", "exclude=[{batch_size: 65}]"]
     assert re.fullmatch("[0-9a-f]{64}", meaning)
     assert load("# a comment\n" + JOB).meaning_sha256 == meaning
     assert all(load(JOB, text).meaning_sha256 == meaning for text in same)
@@ -257,9 +249,8 @@ def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
     assert load(zipped).zip[0]["size_bytes"] == (8, 16, 32)
     assert load(text, "matrix.size_bytes=4KiB,8:16:x2").axes["size_bytes"] == (4096, 8, 16)
     text = SIZES + "matrix: {world_size: [2], size_bytes: 8:64:x2}\n"
-    assert load(text + "exclude: [{size_bytes: 16:64:x2}]\n").exclude[0]["size_bytes"] == (
-        *(16, 32, 64),
-    )
+    excluded = load(text + "exclude: [{size_bytes: 16:64:x2}]\n").exclude
+    assert excluded[0]["size_bytes"] == (16, 32, 64)
     text += "include: [{world_size: 4, size_bytes: 1KiB}]\n"
     assert load(text).include[0]["size_bytes"] == 1024
 
@@ -270,9 +261,8 @@ def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
 def test_what_is_no_size_is_refused_where_it_stands(given):
     text = f"matrix:\n  world_size: [2]\n  size_bytes: [8, '{given}']\n"
     [line] = problems_of(SIZES + text)
-    assert line.startswith(
-        "job.yaml:7:19: matrix.size_bytes[1]: must be bytes, as in 4096 or 4KiB; "
-    )
+    place = "job.yaml:7:19: matrix.size_bytes[1]"
+    assert line.startswith(f"{place}: must be bytes, as in 4096 or 4KiB; ")
     assert line.endswith(f"as in 8:1GiB:x2, given '{given}'")
 
 
@@ -293,16 +283,12 @@ TWO_WIDTHS = MLP + "matrix: {batch_size: 4, hidden: [8, 16], world_size: [1, 2]}
 
 def test_a_job_says_what_it_asks_and_only_settings_that_vary_are_compared():
     assert answer_of_run(TWO_WIDTHS + ASKED, [], ["world_size", "hidden"]) == Answer(
-        metric="throughput",
-        over=("hidden",),
-        items="tokens",
-        question="Which width is fastest?",
+        metric="throughput", over=("hidden",), items="tokens", question="Which width is fastest?"
     )
     changed = answer_of_run(TWO_WIDTHS + ASKED, ["answer.metric=step_ms_p50"], ["hidden"])
     assert (changed.metric, changed.best) == ("step_ms_p50", "min")
-    everything = answer_of_run(
-        TWO_WIDTHS + ASKED, ["answer={metric: epoch_s}"], ["hidden", "layers"]
-    )
+    asked = TWO_WIDTHS + ASKED
+    everything = answer_of_run(asked, ["answer={metric: epoch_s}"], ["hidden", "layers"])
     assert everything.over == ("hidden", "layers")
 
 

@@ -14,13 +14,7 @@ from raybench.errors import JobError, UsageError
 from raybench.job import registry
 from raybench.job.loading import load_job
 from raybench.job.model import BatchSearch
-from raybench.job.plan import (
-    Plan,
-    make_plan,
-    script_path,
-    select_points,
-    varying_settings,
-)
+from raybench.job.plan import Plan, make_plan, script_path, select_points, varying_settings
 from raybench.job.point import (
     EXECUTION,
     OPTIONAL,
@@ -58,9 +52,8 @@ def test_a_baseline_that_the_job_gives_must_be_of_a_point():
     text += "exclude: [{world_size: 1, precision: bf16}]\n"
     assert plan(text + "baseline: {world_size: 2, precision: bf16}\n").warnings == ()
     (line,) = problems_of(text + "baseline: {world_size: 1, precision: bf16}\n")
-    assert line.startswith(
-        "job.yaml:6:11: baseline: no point has {world_size: 1, precision: 'bf16'}"
-    )
+    no_point = "no point has {world_size: 1, precision: 'bf16'}"
+    assert line.startswith(f"job.yaml:6:11: baseline: {no_point}")
     assert "the nearest has {world_size: 1, precision: 'fp32'}" in line
 
 
@@ -79,10 +72,8 @@ def module(tmp_path, monkeypatch):
 
 
 def test_each_zip_entry_is_one_axis_that_varies_faster_than_the_matrix():
-    made = plan(
-        MLP + "matrix: {world_size: [1, 2]}\n"
-        "zip: [{batch_size: [8, 16], hidden: [64, 32]}, {layers: [1, 2]}]\n"
-    )
+    zipped = "zip: [{batch_size: [8, 16], hidden: [64, 32]}, {layers: [1, 2]}]\n"
+    made = plan(MLP + "matrix: {world_size: [1, 2]}\n" + zipped)
     assert columns(made, "world_size", "batch_size", "hidden", "layers") == [
         (ranks, *sizes, layers)
         for ranks in (1, 2)
@@ -149,9 +140,8 @@ def test_included_points_come_last_and_escape_the_excludes():
 
 
 def test_duplicates_are_dropped_with_a_warning():
-    made = plan(
-        MLP + "matrix: {batch_size: [1, 2, 1]}\ninclude: [{batch_size: 2}, {batch_size: 3}]\n"
-    )
+    text = "matrix: {batch_size: [1, 2, 1]}\ninclude: [{batch_size: 2}, {batch_size: 3}]\n"
+    made = plan(MLP + text)
     assert columns(made, "batch_size") == [(1,), (2,), (3,)]
     assert made.warnings == (
         "job.yaml:4:9: matrix: 1 duplicate point dropped",
@@ -165,9 +155,8 @@ def test_a_budget_that_cannot_be_used_is_a_warning_where_the_job_gives_it():
     assert cut.startswith("--set measure.repeats=15: measure.timeout_s: a slow point is stopped")
     assert plan(text, "measure.repeats=14").warnings == ()
     (more,) = plan(text, "measure.min_seconds=30", "measure.max_seconds=20").warnings
-    assert more.startswith(
-        "--set measure.min_seconds=30: measure.min_seconds: max_seconds, 20, ends"
-    )
+    place = "--set measure.min_seconds=30: measure.min_seconds"
+    assert more.startswith(f"{place}: max_seconds, 20, ends")
     assert plan(text, "measure.max_seconds=1").warnings == ()
 
 
@@ -238,9 +227,8 @@ def test_a_point_id_tells_points_apart(change):
 
 def test_a_point_id_is_the_same_for_the_same_work():
     assert make_point(scaling="strong").point_id == make_point().point_id
-    assert make_point(params={"b": 1, "a": 2}).point_id == (
-        make_point(params={"a": 2, "b": 1}).point_id
-    )
+    first, second = (make_point(params=params) for params in ({"b": 1, "a": 2}, {"a": 2, "b": 1}))
+    assert first.point_id == second.point_id
 
 
 def test_the_limit_of_points_is_counted_before_they_are_made():
@@ -527,9 +515,8 @@ def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load_script):
     assert lines[1].endswith("step_of; or name {hidden} in args or env")
     lines = script_problems(load_script, text.replace(' {"', '"'))
     assert "unknown setting 'bacth_size'; did you mean 'batch_size'?, in braces" in lines[0]
-    lines = script_problems(
-        load_script, "workload: {kind: script, path: train.py, args: '{batch_size}'}"
-    )
+    text = "workload: {kind: script, path: train.py, args: '{batch_size}'}"
+    lines = script_problems(load_script, text)
     assert "the job gives no batch size; put batch_size into matrix" in lines[0]
     lines = script_problems(load_script, "workload: {kind: script, path: trian.py}")
     assert "workload.path: no such file, given 'trian.py'; it is not in" in lines[0]

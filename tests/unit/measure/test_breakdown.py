@@ -132,9 +132,8 @@ def test_the_host_clock_stops_when_a_step_is_issued_and_again_when_it_is_done():
 
 
 def test_the_device_is_not_held_back_where_the_host_is_ahead(spins):
-    breakdown.time_queued_steps(
-        lambda: time.sleep(0.001), OptimizerMarks(CPU), local_ms=400, steps=3
-    )
+    marks = OptimizerMarks(CPU)
+    breakdown.time_queued_steps(lambda: time.sleep(0.001), marks, local_ms=400, steps=3)
     assert spins == []
 
 

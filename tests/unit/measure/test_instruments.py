@@ -9,17 +9,7 @@ from builders import make_context
 from forked import answers_of_ranks, gloo
 
 from raybench.job.model import Measure
-from raybench.measure.instruments import (
-    MemoryUse,
-    Timer,
-    broadcast_from_rank_0,
-    gather_durations,
-    join_blocks,
-    loop_step,
-    max_over_ranks,
-    no_garbage_collection,
-    per_step,
-)
+from raybench.measure import instruments
 from raybench.measure.phases import measure
 from raybench.records import Measurement, Samples
 from raybench.workloads.base import PartTimes, Workload
@@ -47,7 +37,7 @@ def clock(monkeypatch):
 
 def test_each_iteration_has_its_own_duration_and_start(clock):
     durations = iter([5, 7, 11])
-    timer = Timer(CPU)
+    timer = instruments.Timer(CPU)
     clock.spend(100)
     samples = timer.time_block(lambda: clock.spend(next(durations)), 3, PartTimes())
     assert samples.step_ns == (5, 7, 11)
@@ -66,7 +56,7 @@ def test_untimed_steps_lead_into_a_block(clock):
         with parts.part("data"):
             clock.spend(next(durations))
 
-    samples = Timer(CPU).time_block(step, 2, parts, lead_in=2)
+    samples = instruments.Timer(CPU).time_block(step, 2, parts, lead_in=2)
     assert samples.step_ns == (7, 11)
     assert samples.start_ns == (170, 177)
     assert samples.part_ns == {"data": (7, 11)}
@@ -74,8 +64,8 @@ def test_untimed_steps_lead_into_a_block(clock):
 
 def test_the_collector_is_off_inside_and_on_afterwards_even_after_an_error():
     def block() -> None:
-        with no_garbage_collection():
-            with no_garbage_collection():
+        with instruments.no_garbage_collection():
+            with instruments.no_garbage_collection():
                 pass
             assert not gc.isenabled()
             raise ZeroDivisionError
@@ -93,28 +83,30 @@ def test_a_loop_of_steps_is_one_sample_and_its_mean_is_kept(clock):
             clock.spend(3)
         clock.spend(7)
 
-    samples = per_step(Timer(CPU).time_block(loop_step(step, 4), 2, parts), 4)
+    samples = instruments.per_step(
+        instruments.Timer(CPU).time_block(instruments.loop_step(step, 4), 2, parts), 4
+    )
     assert samples.step_ns == (10, 10)
     assert samples.host_ns == (10, 10)
     assert samples.part_ns == {"data": (3, 3)}
     assert samples.start_ns == (0, 40)
-    assert loop_step(step, 1) is step
+    assert instruments.loop_step(step, 1) is step
 
 
 def test_blocks_join_to_one_row_of_iterations():
     first = Samples(start_ns=(0,), step_ns=(5,), host_ns=(4,), part_ns={"data": (1,)})
     second = Samples(start_ns=(9, 12), step_ns=(3, 3), host_ns=(2, 2))
-    row = join_blocks([first, second])
+    row = instruments.join_blocks([first, second])
     assert row.start_ns == (0, 9, 12)
     assert row.step_ns == (5, 3, 3)
     assert row.host_ns == (4, 2, 2)
     assert row.part_ns == {"data": (1, 0, 0)}
     assert row.throttled == ()
-    assert join_blocks([]) == Samples()
+    assert instruments.join_blocks([]) == Samples()
     # Throttling is known of a phase when it is of all its blocks.
     marked = Samples(start_ns=(0,), step_ns=(5,), host_ns=(4,), throttled=(True,))
-    assert join_blocks([marked, marked]).throttled == (True, True)
-    assert join_blocks([marked, first]).throttled == ()
+    assert instruments.join_blocks([marked, marked]).throttled == (True, True)
+    assert instruments.join_blocks([marked, first]).throttled == ()
 
 
 class TorchAllocator:
@@ -139,7 +131,7 @@ class TorchAllocator:
 
 
 def test_what_only_warm_ups_and_checks_allocate_counts_as_reserved_alone(monkeypatch):
-    memory, peak = TorchAllocator(monkeypatch), MemoryUse(CUDA)
+    memory, peak = TorchAllocator(monkeypatch), instruments.MemoryUse(CUDA)
     for timed in (6, 5):  # two repeats
         memory.use(8, 2)
         peak.restart()
@@ -155,7 +147,7 @@ def test_calls_of_the_allocator_are_those_inside_the_blocks(monkeypatch):
     counts = {"num_alloc_retries": 3, "num_device_alloc": 40}
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: dict(counts))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
-    calls = MemoryUse(CUDA)
+    calls = instruments.MemoryUse(CUDA)
     for retries, allocs in ((1, 2), (0, 5)):
         with calls.counting():
             counts["num_alloc_retries"] += retries
@@ -179,9 +171,9 @@ class Lagging(Workload):
 def run_rank(rank: int, store: str) -> tuple[list[int], int, Measurement]:
     context = make_context(rank, 2)
     with gloo(rank, 2, store):
-        slowest = max_over_ranks([5, 9] if rank == 0 else [7, 3], CPU)
-        assert gather_durations([5, rank], CPU) == [[5, 0], [5, 1]]
-        decision = broadcast_from_rank_0(lambda: 40 + rank, CPU)
+        slowest = instruments.max_over_ranks([5, 9] if rank == 0 else [7, 3], CPU)
+        assert instruments.gather_durations([5, rank], CPU) == [[5, 0], [5, 1]]
+        decision = instruments.broadcast_from_rank_0(lambda: 40 + rank, CPU)
         settings = Measure(target_ci=0.5, min_seconds=0.2, breakdown=False)
         done = measure(lambda: Lagging(rank), context, settings)
     return slowest, decision, done

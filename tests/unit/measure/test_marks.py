@@ -28,9 +28,7 @@ def results(tmp_path_factory):
     """A run of these workloads in this process."""
     workloads = ("region_workloads:Parts", "region_workloads:Numbered", "mlp")
     params = {"hidden": 16, "layers": 1}
-    points = [
-        make_point(workload=name, params=params if name == "mlp" else {}) for name in workloads
-    ]
+    points = [make_point(workload=one, params=params if one == "mlp" else {}) for one in workloads]
     return measure_here(tmp_path_factory.mktemp("regions"), points, warmup=2, iterations=4)
 
 

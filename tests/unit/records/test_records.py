@@ -5,12 +5,7 @@ import pickle
 import pytest
 
 from raybench.errors import UsageError
-from raybench.records import (
-    Cause,
-    Failure,
-    Metric,
-    combine_ranks,
-)
+from raybench.records import Cause, Failure, Metric, combine_ranks
 from raybench.results.metrics import relate_to_step
 
 

@@ -148,10 +148,8 @@ def test_layouts_on_as_many_devices_are_sorted_bars_with_short_names():
 
 def test_a_size_that_does_not_fit_is_a_cross_on_the_axis_and_not_at_a_height():
     records = [make_record(make_point(batch_size=batch)) for batch in (8, 16)]
-    figure = named(
-        data_of([*records, make_failed(make_point(batch_size=32))], baseline={"batch_size": 8}),
-        "throughput",
-    )
+    records.append(make_failed(make_point(batch_size=32)))
+    figure = named(data_of(records, baseline={"batch_size": 8}), "throughput")
     [cross] = [mark for mark in marks(figure) if "out of memory" in mark["tip"]]
     assert (cross["x"], cross["y"]) == (32, None)
     assert "Crosses on the axis: out of memory." in figure.note
@@ -177,11 +175,8 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
     data.rows[:] = [replace(row, **changed) for row in data.measured][:1]
     figure = parts_figure(data)
     bars = [mark["tip"].splitlines()[-1].partition(",")[0] for mark in marks(figure)]
-    assert bars == [
-        "compute: 3.500 ms",
-        "waiting for the host: 0.5000 ms",
-        "one rank slower: 2.000 ms",
-    ]
+    told = ["compute: 3.500 ms", "waiting for the host: 0.5000 ms", "one rank slower: 2.000 ms"]
+    assert bars == told
     exposed = figure.table.titles.index("exposed communication ms")
     assert "-0.2" in figure.table.texts[0][exposed]
 
@@ -298,9 +293,8 @@ def test_a_history_has_a_panel_for_each_point_first_those_with_a_step():
 
 def test_a_point_on_one_node_and_on_two_has_two_histories_that_say_so():
     rows = runs(1, node_counts=(1, 2))
-    assert [panel.title for panel in history_figure(rows).panels] == [
-        *("p0, 1 node", "p0, 2 nodes"),
-    ]
+    titles = [panel.title for panel in history_figure(rows).panels]
+    assert titles == ["p0, 1 node", "p0, 2 nodes"]
     told = format_document(History(rows=rows, causes={}), "md")
     assert re.findall(r"\| p0 \| (\d)", told) == ["1", "2"]
 

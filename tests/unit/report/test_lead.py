@@ -224,9 +224,7 @@ def runs(draw):
     answer = f"answer: {{metric: {metric}}}\n" if metric else ""
     job = f"version: 1\n{answer}workload: {{kind: {workload}}}\n"
     return Summary(
-        run=make_run("run-a", baseline=baseline, job_text=job),
-        devices=pd.DataFrame(),
-        points=rows,
+        run=make_run("run-a", baseline=baseline, job_text=job), devices=pd.DataFrame(), points=rows
     )
 
 

@@ -69,10 +69,8 @@ def test_each_region_of_a_point_stands_beside_its_settings():
         for row in points
         for name in ("a", "b")
     ).assign(rank=0, calls=1, share_pct=50.0)
-    [table] = tables_of(
-        Summary(run=make_run(), devices=pd.DataFrame(), points=points, region_rows=regions),
-        "regions",
-    )
+    run = {"run": make_run(), "devices": pd.DataFrame(), "points": points}
+    [table] = tables_of(Summary(**run, region_rows=regions), "regions")
     assert [row[-5:-3] for row in table.texts] == [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]
 
 
@@ -94,16 +92,11 @@ def test_an_exception_is_told_with_its_type_after_the_place_and_only_once():
 def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
     def failed(ranks):
         devices = tuple(make_device(index, host="vm") for index in range(3))
-        records = [
-            make_failed(
-                make_point(world_size=3, batch_size=number + 1),
-                status=Status.ERROR,
-                devices=devices,
-                error_message=f"rank {rank} (vm, cuda:{rank}): no",
-                error_rank=rank,
-            )
-            for number, rank in enumerate(ranks)
-        ]
+        records = []
+        for number, rank in enumerate(ranks):
+            told = {"error_message": f"rank {rank} (vm, cuda:{rank}): no", "error_rank": rank}
+            point = make_point(world_size=3, batch_size=number + 1)
+            records.append(make_failed(point, status=Status.ERROR, devices=devices, **told))
         [said] = make_summary(records).failures
         return said.where
 
@@ -153,9 +146,8 @@ def test_five_hundred_points_with_one_reason_are_one_line_with_the_places():
     assert said.where == "rank 1 on a-host, b-host, c-host, d-host and 2 more"
     text = report_text(make_summary(failed))
     assert "500 x  worker lost: its node is gone (rank 1 on a-host, b-host," in text
-    assert "500 x: `worker lost: its node is gone (rank 1" in report_text(
-        make_summary(failed), "md"
-    )
+    markdown = report_text(make_summary(failed), "md")
+    assert "500 x: `worker lost: its node is gone (rank 1" in markdown
 
 
 def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again():
@@ -189,16 +181,9 @@ def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
 def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told):
     row = make_row(workload="script", precision="bf16")
     summary = Summary(run=make_run(job_text=job), devices=pd.DataFrame(), points=[row])
-    text = format_document(
-        PointDetails(
-            row=row,
-            is_precision_unknown=summary.is_precision_unknown,
-            ranks=pd.DataFrame(),
-            modules=pd.DataFrame(),
-            traces=[],
-        ),
-        "terminal",
-    )
+    nothing = {"ranks": pd.DataFrame(), "modules": pd.DataFrame(), "traces": []}
+    details = PointDetails(row=row, is_precision_unknown=summary.is_precision_unknown, **nothing)
+    text = format_document(details, "terminal")
     assert re.search(rf"^precision +{told}$", text, re.MULTILINE)
 
 
@@ -260,10 +245,8 @@ def test_a_run_without_points_is_reported():
     summary = make_summary([], device_count=0)
     assert "No point has been finished yet." in report_text(summary)
     assert "No point has been finished yet." in report_text(summary, "md")
-    assert (
-        format_document(PointList(run_id="r", points=[]), "terminal")
-        == "No point has been finished yet.\n"
-    )
+    listed = format_document(PointList(run_id="r", points=[]), "terminal")
+    assert listed == "No point has been finished yet.\n"
     assert json.loads(report_text(summary, "json"))["points"] == []
     assert summary.machine == "private Ray on this host, 4 GPUs"
 
@@ -389,9 +372,7 @@ def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does
 
 
 def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
-    fits, exceeds = (
-        make_apart([8.0] * size, ms, optimizer_ms=0.5) for size, ms in ((1, 8.0), (4, 4.0))
-    )
+    fits, exceeds = (make_apart([8.0] * n, ms, optimizer_ms=0.5) for n, ms in ((1, 8.0), (4, 4.0)))
     summary = make_summary([fits, exceeds])
     scaling, parts = tables_of(summary)
     assert [row[scaling.titles.index("!")] for row in scaling.texts] == ["", "b"]
@@ -514,10 +495,8 @@ def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
         setting_row("gemm", k="512", direction=""),
         setting_row("smoke", rows="64"),
     ]
-    assert cells_of(rows) == {
-        "workload": ["gemm", "gemm", "smoke"],
-        "settings": ["k=256", "k=512", ""],
-    }
+    expected = {"workload": ["gemm", "gemm", "smoke"], "settings": ["k=256", "k=512", ""]}
+    assert cells_of(rows) == expected
     assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
 
 
@@ -539,9 +518,8 @@ def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated(
 def test_nothing_is_advised_where_all_ranks_are_alike():
     advice = list(advise_run(make_summary([make_apart([10.0, 10.0], 11.0)])))
     assert advice == []
-    assert "nothing to advise" in format_document(
-        AdviceList(run_id="run-a", advice=advice), "terminal"
-    )
+    text = format_document(AdviceList(run_id="run-a", advice=advice), "terminal")
+    assert "nothing to advise" in text
 
 
 def test_a_device_that_a_check_found_bad_is_left_out_or_given_less():
@@ -573,11 +551,8 @@ def reported(root, rounds, control_ms=10.0):
             )
             store.write_records([(10 * number + 9, control)])
     store.write_devices(control.devices if rounds > 1 else record.devices)
-    return Summary(
-        run=run,
-        devices=load(root, "devices", "run-a"),
-        points=point_rows(load(root, "points", "run-a")),
-    )
+    devices, points = (load(root, table, "run-a") for table in ("devices", "points"))
+    return Summary(run=run, devices=devices, points=point_rows(points))
 
 
 def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(tmp_path):
@@ -646,10 +621,8 @@ def test_show_has_a_line_for_each_round_of_a_point(tmp_path):
     options = ["run-a", make_point(world_size=2).point_id, "--results", str(tmp_path)]
     told = CliRunner().invoke(show_command, options).output
     rounds = [line.split() for line in told.splitlines() if " ok  " in line]
-    assert [(line[:2], line[-1]) for line in rounds] == [
-        (["1", "1"], "12.01"),
-        (["2", "2"], "12.02"),
-    ]
+    expected = [(["1", "1"], "12.01"), (["2", "2"], "12.02")]
+    assert [(line[:2], line[-1]) for line in rounds] == expected
     assert told.startswith("Step 12.02 ms over 2 rounds")
 
 

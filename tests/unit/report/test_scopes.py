@@ -35,10 +35,8 @@ def point(scope, world_size, *, is_new=True, **params):
     )  # fmt: skip
     step_ms = STEPS[scope][world_size - 1]
     record = make_record(made, step_ms=step_ms, count=40)
-    measurements = [
-        replace(one, items_per_step=1 / world_size, is_of_new_process=is_new)
-        for one in record.measurements
-    ]
+    told = {"items_per_step": 1 / world_size, "is_of_new_process": is_new}
+    measurements = [replace(one, **told) for one in record.measurements]
     return replace(record, measurements=tuple(measurements))
 
 
@@ -94,11 +92,8 @@ def test_what_the_whole_loses_and_the_module_does_not_has_a_column_for_each_caus
 def test_settings_in_which_points_differ_have_a_column_each():
     found = make_summary([*pipeline(compile=True), *pipeline(compile=False)])
     [table] = tables_of(found, "scopes")
-    assert tuple(one.title for one in table.columns if one.is_setting) == (
-        "GPUs",
-        "scope",
-        "compile",
-    )
+    titles = [one.title for one in table.columns if one.is_setting]
+    assert titles == ["GPUs", "scope", "compile"]
     assert len(table.rows) == 8
 
 
@@ -131,10 +126,8 @@ def test_a_point_with_a_slow_rank_shows_what_each_rank_does():
     [table] = tables_of(make_summary([ran(10.0, 20.0)]), "ranks")
     assert table.kind == "where ranks differ, ms of each"
     assert table.titles[-5:] == ("rank", "computes", "idle", "waits", "exchange")
-    assert [row[-5:] for row in table.texts] == [
-        ("0*", "9.50", "0.500", "10.0", "5.00"),
-        ("1", "19.5", "0.500", "0", "5.00"),
-    ]
+    first, second = ("0*", "9.50", "0.500", "10.0", "5.00"), ("1", "19.5", "0.500", "0", "5.00")
+    assert [row[-5:] for row in table.texts] == [first, second]
 
 
 def test_the_ranks_of_a_point_have_their_clocks_beside_their_parts():

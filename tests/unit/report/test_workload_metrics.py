@@ -82,9 +82,7 @@ def of_ranks(*values, **declared):
         make_point(world_size=len(values)),
         measurements=tuple(
             make_measurement(
-                rank,
-                [[8_000_000] * 6],
-                workload_metrics={} if value is None else {bubble: value},
+                rank, [[8_000_000] * 6], workload_metrics={} if value is None else {bubble: value}
             )
             for rank, value in enumerate(values)
         ),

@@ -54,24 +54,18 @@ def test_parts_are_no_breakdown_beyond_a_tenth_above_the_step(parts, contradicts
 def slow_row(step_ms, *local_ms, **changes):
     """The warnings of a point whose ranks have these local steps, at the pace of the device."""
     step_ns = [[round(step_ms * 1e6)] * 6]
-    ranks = tuple(
-        make_measurement(
-            rank,
-            step_ns,
-            breakdown=Breakdown(
-                **{
-                    "local_ms": ((ms,) * 3, (ms,) * 3),
-                    "device_ms": changes.get("device_ms", {}).get(rank, ms),
-                    "hooked_ms": (step_ms,) * 3,
-                    "comm_ms": (changes.get("comm_ms", 0.0),) * 3,
-                    "tail_ms": (0.1,) * 3,
-                }
-            ),
+    alike = {"hooked_ms": (step_ms,) * 3, "tail_ms": (0.1,) * 3}
+    ranks = []
+    for rank, ms in enumerate(local_ms):
+        parts = Breakdown(
+            local_ms=((ms,) * 3, (ms,) * 3),
+            device_ms=changes.get("device_ms", {}).get(rank, ms),
+            comm_ms=(changes.get("comm_ms", 0.0),) * 3,
+            **alike,
         )
-        for rank, ms in enumerate(local_ms)
-    )
+        ranks.append(make_measurement(rank, step_ns, breakdown=parts))
     point = make_point(world_size=len(local_ms))
-    row = point_row("r", make_record(point, measurements=ranks), make_measure())
+    row = point_row("r", make_record(point, measurements=tuple(ranks)), make_measure())
     return [text for text in row.warnings if not text.startswith("host-bound")]
 
 
@@ -95,10 +89,8 @@ def test_a_slow_rank_is_told_with_its_excess_its_place_and_what_that_costs():
 def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
     measured = [make_measurement(rank, [[10_000_000] * 6]) for rank in (0, 1)]
     steps = [((8.0, 9.0) * 3, (8.0, 9.0) * 3), ((9.0, 8.0) * 3, (9.0, 8.0) * 3)]
-    ranks = tuple(
-        replace(one, breakdown=Breakdown(local_ms=local))
-        for one, local in zip(measured, steps, strict=True)
-    )
+    parts = [Breakdown(local_ms=local) for local in steps]
+    ranks = tuple(replace(m, breakdown=part) for m, part in zip(measured, parts, strict=True))
     told = point_row("r", make_record(make_point(world_size=2), measurements=ranks), make_measure())
     assert "the ranks are late in turn, which costs up to 0.5 ms of 10 ms" in told.warnings
     assert slow_row(10.0, 10.5, 10.5) == [

@@ -56,9 +56,8 @@ def test_pandas_and_load_read_the_same(results, table):
     plain = pd.read_parquet(results / table)
     ours = load(results, table)
     scalar = [c.name for c in TABLES[table] if not c.kind.startswith(("map", "list"))]
-    key = [
-        name for name in ("run_id", "point_id", "rank", "is_warmup", "iteration") if name in plain
-    ]
+    names = ("run_id", "point_id", "rank", "is_warmup", "iteration")
+    key = [name for name in names if name in plain]
     pd.testing.assert_frame_equal(
         plain[scalar].sort_values(key, ignore_index=True, kind="stable"),
         ours[scalar].sort_values(key, ignore_index=True, kind="stable"),

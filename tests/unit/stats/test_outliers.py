@@ -71,9 +71,8 @@ def test_among_more_tests_the_same_excess_has_to_be_rarer():
     rng = np.random.default_rng(0)
     levels = 1 + 0.013 * rng.standard_normal((100, 1, 1000))
     levels[0, 0, 0] = 1 - 4.9 * 0.013
-    tests = [
-        compare_peers(np.repeat(each, 3, axis=0), is_time=False, floor=FLOOR) for each in levels
-    ]
+    thrice = [np.repeat(each, 3, axis=0) for each in levels]
+    tests = [compare_peers(each, is_time=False, floor=FLOOR) for each in thrice]
     assert tests[0].is_beyond[0]
     assert find_slow(tests[:1])[0][0]
     assert not find_slow(tests)[0][0]
@@ -97,9 +96,8 @@ def test_where_no_pass_of_any_device_ran_nothing_is_said():
 def steps_of(level_ms, scatter, seed):
     """Two blocks of five steps with normal noise."""
     rng = np.random.default_rng(seed)
-    return [
-        [float(ms) for ms in level_ms * (1 + scatter * rng.standard_normal(5))] for _ in range(2)
-    ]
+    factors = [1 + scatter * rng.standard_normal(5) for _ in range(2)]
+    return [[float(ms) for ms in level_ms * factor] for factor in factors]
 
 
 # One rank of two delayed on H200s: the step, the local steps of the delayed and the other rank, in

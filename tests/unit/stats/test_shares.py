@@ -62,10 +62,7 @@ def test_shares_by_speed_are_whole_fit_and_are_never_worse_than_equal_or_fast_on
     assert sum(shares) == batch
     assert all(items % unit == 0 and items >= 0 for items in shares)
     assert _fits(speeds, shares)
-    for others in (
-        equal_shares(len(speeds), batch, unit),
-        fast_shares(_fast(speeds), batch, unit),
-    ):
+    for others in (equal_shares(len(speeds), batch, unit), fast_shares(_fast(speeds), batch, unit)):
         assert sum(others) == batch
         if _fits(speeds, others):
             best_s = longest_step_s(speeds, shares)
@@ -136,9 +133,8 @@ def test_on_stairs_measured_shares_are_as_good_as_the_best_to_1_percent(ratio, e
         lambda shares: [step_s(items) for step_s, items in zip(steps, shares, strict=True)],
     )
     assert sum(shares) == 2 * equal
-    best_s = min(
-        max(steps[0](one), steps[1](2 * equal - one)) for one in range(unit, 2 * equal, unit)
-    )
+    sizes = range(unit, 2 * equal, unit)
+    best_s = min(max(steps[0](one), steps[1](2 * equal - one)) for one in sizes)
     assert max(own_s) == pytest.approx(best_s, rel=0.012)
 
 

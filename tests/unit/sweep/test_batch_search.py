@@ -32,12 +32,7 @@ NO_LARGER = "batch_size 200 fits, and no larger one may be tried"
 @pytest.mark.parametrize(
     ("limit", "most", "tried", "end"),
     [
-        (
-            1475,
-            MOST,
-            [*DOUBLED, 1536, 1280, 1408, 1472, 1504, 1488, 1480],
-            None,
-        ),
+        (1475, MOST, [*DOUBLED, 1536, 1280, 1408, 1472, 1504, 1488, 1480], None),
         (77, MOST, [64, 128, 96, 80, 72, 76, 78, 77], None),
         (5, MOST, [64, 32, 16, 8, 4, 6, 5], None),
         (0, MOST, [64, 32, 16, 8, 4, 2, 1], "not even batch_size 1 fits"),
@@ -54,11 +49,7 @@ def test_a_failure_that_says_nothing_of_memory_ends_the_search_and_is_named(stat
     assert end == f"batch_size 128 ended {status.value}"
 
 
-@given(
-    limit=st.integers(0, 10**7),
-    start=st.integers(1, 10**5),
-    most=st.integers(10**5, 10**6),
-)
+@given(limit=st.integers(0, 10**7), start=st.integers(1, 10**5), most=st.integers(10**5, 10**6))
 def test_the_answer_is_within_one_percent_or_one_item_of_the_limit(limit, start, most):
     tried, end = searched(limit, start=start, most=most)
     assert len(tried) <= 2 * most.bit_length()

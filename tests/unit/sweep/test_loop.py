@@ -25,25 +25,14 @@ from raybench.errors import DETAIL_CHARACTERS, ClusterError
 from raybench.job.model import BatchSearch, Measure
 from raybench.job.plan import Plan
 from raybench.records import Failure, Status, Task, TrialKey
-from raybench.sweep.loop import (
-    EarlierSweeps,
-    InFlight,
-    LoopCallbacks,
-    PointAdded,
-    PointFinished,
-    PointRetried,
-    PointStarted,
-    RunningAttempt,
-    make_record_of,
-    sweep,
-)
+from raybench.sweep import loop
 from raybench.sweep.scheduler import Attempt, Rounds
 
 
 def begun(plan, cluster, written, earlier=None, callbacks=None, **settings):
     """The events of a sweep, of which the records go to `written` with their indices."""
     chosen = make_settings(**settings)
-    return sweep(Rounds(plan=plan), chosen, cluster, written.extend, earlier, callbacks)
+    return loop.sweep(Rounds(plan=plan), chosen, cluster, written.extend, earlier, callbacks)
 
 
 def run(plan, cluster, **more):
@@ -98,13 +87,13 @@ def test_a_measured_point_has_one_measurement_per_rank_in_rank_order():
     records, events = run(make_plan_of(1, 3), make_started(make_devices(a=3)))
     assert statuses(records) == [Status.OK, Status.OK]
     assert [m.rank for m in records[1].measurements] == [0, 1, 2]
-    assert [type(event) for event in events] == [PointStarted, PointFinished] * 2
+    assert [type(event) for event in events] == [loop.PointStarted, loop.PointFinished] * 2
 
 
 def test_a_record_is_written_before_its_event_is_seen():
     written = []
     for event in begun(make_plan_of(1), make_started(make_devices(a=1)), written):
-        if isinstance(event, PointFinished):
+        if isinstance(event, loop.PointFinished):
             assert written == [(0, event.record)]
 
 
@@ -160,7 +149,7 @@ def test_what_ends_the_sweep_leaves_a_row_of_the_point_in_flight_and_goes_on(sto
 def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole_plan():
     plan, written = make_plan_of(1, 1, 1), []
     chosen = plan.points[1].point_id
-    earlier = EarlierSweeps(attempts={chosen: 2}, chosen=[chosen])
+    earlier = loop.EarlierSweeps(attempts={chosen: 2}, chosen=[chosen])
     list(begun(plan, make_started(make_devices(a=1)), written, earlier))
     assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]
 
@@ -168,7 +157,7 @@ def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole
 def test_with_isolation_device_points_run_at_once_and_know_of_each_other():
     cluster = make_started(make_devices(a=4), together(2))
     records, events = run(make_plan_of(2, 2), cluster, isolation="device")
-    assert [type(event) for event in events] == [PointStarted] * 2 + [PointFinished] * 2
+    assert [type(event) for event in events] == [loop.PointStarted] * 2 + [loop.PointFinished] * 2
     assert statuses(records) == [Status.OK] * 2
     ids = {record.point.point_id for record in records}
     assert all({record.point.point_id, *record.neighbours} == ids for record in records)
@@ -198,7 +187,7 @@ def test_a_neighbour_that_ended_before_the_point_did_is_told_and_one_after_it_is
 def test_records_are_written_on_the_thread_that_asked_for_the_sweep():
     threads = []
     list(
-        sweep(
+        loop.sweep(
             Rounds(plan=make_plan_of(1, 1)),
             make_settings(isolation="device"),
             make_started(make_devices(a=2), together(2)),
@@ -217,14 +206,12 @@ def test_when_it_is_to_stop_what_is_in_flight_ends_and_nothing_else_starts():
         ended.append(True)
         return make_measurement(rank) if point.batch_size == 1 else failure(rank, Status.LOST)
 
-    cluster, callbacks = (
-        make_started(make_devices(a=2), script),
-        LoopCallbacks(stopping=lambda: bool(ended)),
-    )
+    cluster = make_started(make_devices(a=2), script)
+    callbacks = loop.LoopCallbacks(stopping=lambda: bool(ended))
     plan = make_plan_of(1, 1, 1, 1)
     records, events = run(plan, cluster, isolation="device", callbacks=callbacks)
     assert {record.point.batch_size for record in records} == {1, 2}
-    assert not any(isinstance(event, PointRetried) for event in events)
+    assert not any(isinstance(event, loop.PointRetried) for event in events)
 
 
 def in_flight(cluster, error, plan, *, before=lambda: None):
@@ -276,7 +263,7 @@ def test_a_cluster_that_goes_when_all_is_measured_spoils_nothing(monkeypatch):
     monkeypatch.setattr(cluster, "refresh", refresh)
     records, events = run(make_plan_of(1, 1), cluster)
     assert statuses(records) == [Status.OK] * 2
-    assert sum(isinstance(event, PointFinished) for event in events) == 2
+    assert sum(isinstance(event, loop.PointFinished) for event in events) == 2
 
 
 def test_a_sweep_that_is_closed_between_two_events_leaves_rows_of_what_is_in_flight(stuck):
@@ -295,10 +282,10 @@ def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their
 
     plan, written = Plan(points=(make_point(batch_size=2), make_point(batch_size=64))), []
     cluster = make_started(make_devices(a=1))
-    events = list(begun(plan, cluster, written, callbacks=LoopCallbacks(follow_ups=follow)))
+    events = list(begun(plan, cluster, written, callbacks=loop.LoopCallbacks(follow_ups=follow)))
     ran = [(index, record.point.batch_size) for index, record in written]
     assert ran == [(0, 2), (1, 64), (2, 4), (3, 8)]
-    assert [event.index for event in events if isinstance(event, PointAdded)] == [2, 3]
+    assert [event.index for event in events if isinstance(event, loop.PointAdded)] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +300,7 @@ def test_a_batch_that_does_not_fit_stops_no_search_and_any_other_run_with_on_err
 
 
 def test_what_ran_out_of_memory_in_an_earlier_sweep_is_not_tried_again():
-    earlier = EarlierSweeps(kept={TrialKey(make_point(batch_size=2).point_id): Status.OOM})
+    earlier = loop.EarlierSweeps(kept={TrialKey(make_point(batch_size=2).point_id): Status.OOM})
     records, _ = run(make_plan_of(1, 1, 1), make_started(make_devices(a=1)), earlier=earlier)
     assert statuses(records) == [Status.OK, Status.SKIPPED]
 
@@ -364,7 +351,7 @@ def one_device():
 
 
 def test_what_has_ended_by_now_is_taken_together_up_to_sixty_four(one_device):
-    running = InFlight(one_device)
+    running = loop.InFlight(one_device)
     submitted(running, one_device, range(20, 90))
     taken = [running.next_finished(None), running.next_finished(None)]
     assert [len(each) for each in taken] == [64, 6]
@@ -375,7 +362,7 @@ def test_what_has_ended_by_now_is_taken_together_up_to_sixty_four(one_device):
 
 
 def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(one_device):
-    running = InFlight(one_device)
+    running = loop.InFlight(one_device)
     submitted(running, one_device, [1, 2, 13])
     assert [attempt.index for attempt, _ in running.next_finished(None)] == [0, 1]
     with pytest.raises(ClusterError, match="the head is gone"):
@@ -387,13 +374,13 @@ def record_of(point=None, *, status=Status.ERROR, error_type="ValueError", **fac
     """The record of rank 0, which failed, and rank 1, which wrote nothing."""
     failure = Failure(rank=0, status=status, error_type=error_type, message="no", **facts)
     attempt = Attempt(index=0, point=point or make_point(), number=1)
-    running = RunningAttempt(
+    running = loop.RunningAttempt(
         attempt=attempt,
         devices=(builders.make_device(), builders.make_device(1)),
         started_at=datetime.now(UTC),
         outcome=(failure, replace(failure, rank=1, output="")),
     )
-    return make_record_of(running)
+    return loop.make_record_of(running)
 
 
 def test_the_last_lines_of_a_rank_stand_below_its_traceback():

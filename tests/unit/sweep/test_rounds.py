@@ -11,14 +11,7 @@ from raybench.job.model import BatchSearch, Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
 from raybench.records import Failure, Status, TrialKey
-from raybench.sweep.loop import (
-    EarlierSweeps,
-    LoopCallbacks,
-    PointAdded,
-    PointFinished,
-    RoundStarted,
-    sweep,
-)
+from raybench.sweep import loop
 from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster
 
@@ -102,8 +95,8 @@ class Swept:
         cluster.start(4, "pack")
         self._fail = fail
         chosen = make_settings(measure=measure or Measure())
-        hooks = LoopCallbacks(**callbacks)
-        self.events = list(sweep(rounds, chosen, cluster, self._write, earlier, hooks))
+        hooks = loop.LoopCallbacks(**callbacks)
+        self.events = list(loop.sweep(rounds, chosen, cluster, self._write, earlier, hooks))
 
     def run(self, task, place, _):
         self.tasks.append(task)
@@ -117,7 +110,7 @@ class Swept:
 
     @property
     def rounds(self):
-        return [event for event in self.events if isinstance(event, RoundStarted)]
+        return [event for event in self.events if isinstance(event, loop.RoundStarted)]
 
 
 def test_every_round_runs_in_workers_of_its_own_and_attempts_count_over_all_rounds():
@@ -138,7 +131,7 @@ def test_a_failed_point_costs_one_row_and_none_in_the_next_round():
     swept = Swept(rounds, fail=[rounds.plan.points[4].point_id])
     assert [r.round for r in swept.records if r.status is Status.ERROR] == [1]
     assert swept.rounds[1].later == 0
-    finished = sum(isinstance(event, PointFinished) for event in swept.events)
+    finished = sum(isinstance(event, loop.PointFinished) for event in swept.events)
     assert finished == sum(len(one.trials) for one in swept.rounds) == 23
 
 
@@ -149,7 +142,7 @@ def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count):
     whole = [attempt.key for number in (1, 2) for attempt in rounds.attempts(number, {})]
     kept = dict.fromkeys(whole[:count], Status.OK)
     made = {key.point_id: 5 for key in kept}
-    swept = Swept(rounds, EarlierSweeps(kept=kept, attempts=made))
+    swept = Swept(rounds, loop.EarlierSweeps(kept=kept, attempts=made))
     left = [key for key in whole[count:] if key != whole[count] or not key.control_of]
     assert [record.key for record in swept.records] == left
     assert all(r.attempt > 5 for r in swept.records if r.point.point_id in made)
@@ -159,7 +152,7 @@ def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count):
 def test_a_run_of_one_round_can_go_on_with_more():
     one, three = rounds_of(count=1), rounds_of(count=3)
     kept = {attempt.key: Status.OK for attempt in one.attempts(1, {})}
-    swept = Swept(three, EarlierSweeps(kept=kept))
+    swept = Swept(three, loop.EarlierSweeps(kept=kept))
     assert [record.round for record in swept.records] == [2] * 12 + [3] * 12
 
 
@@ -187,7 +180,7 @@ def test_further_rounds_run_what_is_asked_for_until_nothing_is():
     _, *later = [(r.round, r.point.point_id, r.attempt) for r in swept.records if r.round > 2]
     assert swept.records[-3].point == known
     assert later == [(3, new.point_id, 1), (4, new.point_id, 2)]
-    added = {event.index for event in swept.events if isinstance(event, PointAdded)}
+    added = {event.index for event in swept.events if isinstance(event, loop.PointAdded)}
     assert min(added) >= rounds.first_free_index
     assert len(added) == 3
 

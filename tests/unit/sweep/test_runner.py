@@ -249,9 +249,8 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
     rows.tell_kept("told again")
     listed = rows.close()
     assert (listed.points_ok, listed.points_failed) == (1, 2)
-    assert said().startswith(
-        "stopped: 4 finished points are kept (1 ok, 2 failed, 1 skipped); see: "
-    )
+    kept = "stopped: 4 finished points are kept (1 ok, 2 failed, 1 skipped); see: "
+    assert said().startswith(kept)
     assert len(said().splitlines()) == 1
 
 

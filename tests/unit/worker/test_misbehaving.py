@@ -13,10 +13,7 @@ CASES: dict[str, tuple[str, str | tuple[str, Any]]] = {
     "ManyFlops": ("ok", ("flops_per_step", float(6 * 70_000_000_000 * 32_769))),
     "NumpySizes": ("ok", ("flops_per_step", 8.0)),
     "Googols": ("error", f"workload Googols: items_per_step {NUMBER} 1000"),
-    "TooManyDigits": (
-        "error",
-        f"workload TooManyDigits: items_per_step {NUMBER} an object of",
-    ),
+    "TooManyDigits": ("error", f"workload TooManyDigits: items_per_step {NUMBER} an object of"),
     "HugeFlops": ("error", f"workload HugeFlops: flops_per_step {NUMBER} 1e+308"),
     "EndlessItems": ("error", f"workload EndlessItems: items_per_step {NUMBER} inf"),
     "NoNumber": ("error", f"workload NoNumber: flops_per_step {NUMBER} nan"),

@@ -10,13 +10,7 @@ import torch.distributed as dist
 
 from raybench.job.model import Measure
 from raybench.records import Group, Task
-from raybench.worker.process_group import (
-    GroupGoneError,
-    NcclFile,
-    ProcessGroup,
-    choose_interface,
-    serve_store,
-)
+from raybench.worker import process_group
 from tests.unit.fakes import ALONE, make_point
 
 TASK = Task(point=make_point(), settings=Measure(warmup=1, iterations=1))
@@ -24,7 +18,7 @@ TASK = Task(point=make_point(), settings=Measure(warmup=1, iterations=1))
 
 @pytest.fixture
 def groups():
-    store = serve_store("127.0.0.1")
+    store = process_group.serve_store("127.0.0.1")
     yield [
         Group(name=f"group-{number}", store_address=store.host, store_port=store.port)
         for number in range(2)
@@ -34,7 +28,7 @@ def groups():
 
 @pytest.fixture
 def ours():
-    made = ProcessGroup(torch.device("cpu"))
+    made = process_group.ProcessGroup(torch.device("cpu"))
     yield made
     made.leave()
 
@@ -55,7 +49,7 @@ def test_a_group_that_is_ended_while_it_is_formed_is_not_in_the_way_of_the_next(
 
     usual = dist.init_process_group
     monkeypatch.setattr(dist, "init_process_group", form)
-    with pytest.raises(GroupGoneError):
+    with pytest.raises(process_group.GroupGoneError):
         ours.join(TASK, ALONE, groups[0])
     assert not dist.is_initialized()
     monkeypatch.undo()
@@ -77,7 +71,7 @@ def test_gloo_gets_the_interface_of_the_nodes_address_unless_the_user_chose_one(
     monkeypatch, chosen, address, expected
 ):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
-    choose_interface(address)
+    process_group.choose_interface(address)
     assert os.environ["GLOO_SOCKET_IFNAME"] == expected
 
 
@@ -90,7 +84,7 @@ def no_log(monkeypatch):
 
 
 def test_the_ways_are_those_of_the_last_group():
-    log = NcclFile()
+    log = process_group.NcclFile()
     with log.record():
         path = Path(os.environ["NCCL_DEBUG_FILE"])
         nccl = path.open("w", buffering=1)
@@ -106,7 +100,7 @@ def test_the_ways_are_those_of_the_last_group():
 
 def test_a_log_that_the_user_has_switched_on_stays_as_it_is(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    log = NcclFile()
+    log = process_group.NcclFile()
     with log.record():
         assert "NCCL_DEBUG_FILE" not in os.environ
         assert os.environ["NCCL_DEBUG"] == "WARN"
@@ -138,7 +132,7 @@ CHOICE = (
 
 
 def test_a_step_tells_what_nccl_ran_and_the_ways_stay_known():
-    log = NcclFile(lambda: nccl.read_again)
+    log = process_group.NcclFile(lambda: nccl.read_again)
     with log.record():
         nccl = FakeNccl()
         nccl.file.write(LINE.format(sender=0, receiver=1, way="P2P/CUMEM/read"))
@@ -155,7 +149,7 @@ def test_a_step_tells_what_nccl_ran_and_the_ways_stay_known():
 
 
 def test_a_step_that_fails_leaves_the_log_as_it_was():
-    log = NcclFile(lambda: nccl.read_again)
+    log = process_group.NcclFile(lambda: nccl.read_again)
     with log.record():
         nccl = FakeNccl()
     with pytest.raises(ZeroDivisionError):
@@ -166,10 +160,10 @@ def test_a_step_that_fails_leaves_the_log_as_it_was():
 
 def test_the_step_runs_where_nccl_tells_nothing_because_others_take_part_in_it():
     steps: list[int] = []
-    without = NcclFile(lambda: None)
+    without = process_group.NcclFile(lambda: None)
     assert without.routes() == ()
     with without.record():
         pass
     assert without.choices(lambda: steps.append(1)) == ()
-    assert NcclFile().choices(lambda: steps.append(2)) == ()
+    assert process_group.NcclFile().choices(lambda: steps.append(2)) == ()
     assert steps == [1, 2]

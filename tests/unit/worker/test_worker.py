@@ -420,10 +420,8 @@ def test_matrix_products_are_timed_once_before_the_first_point_where_they_are_as
     monkeypatch.setattr("raybench.worker.worker.tflops_sustained", sustained)
     worker, both = Worker("cpu", 0), (Precision.FP32, Precision.BF16)
     task = replace(make_task(workload(Watched)), precisions=both if is_asked else None)
-    answers = [
-        measured(replace(task, point=replace(task.point, precision=precision)), worker)
-        for precision in both
-    ]
+    points = [replace(task.point, precision=precision) for precision in both]
+    answers = [measured(replace(task, point=point), worker) for point in points]
     assert [answer.gemm_tflops for answer in answers] == [700.0 if is_asked else None] * 2
     assert [one for one in done if one] == ([both] if is_asked else []) + ["built"] * 2
 

@@ -89,9 +89,7 @@ def observe(case: str, rank: int) -> SimpleNamespace:
     parameters = torch.cat([p.detach().flatten() for p in workload.model.parameters()])
     workload.close()
     return SimpleNamespace(
-        gradients=gradients,
-        parameters=parameters[:2000].tolist(),
-        all_reduces=buckets,
+        gradients=gradients, parameters=parameters[:2000].tolist(), all_reduces=buckets
     )
 
 

@@ -170,10 +170,7 @@ def plan_of(**given: Any) -> str:
         ({"world_size": 16}, "ulysses 16 must divide the 24 heads"),
         ({"width": 1000}, "width 1000 must be multiples of 16 pixels"),
         ({"world_size": 3, "text_tokens": 513}, "take a height of a multiple of 48"),
-        (
-            {"world_size": 2, "text_tokens": 77},
-            "text_tokens 77 must be a multiple of the 2 ranks",
-        ),
+        ({"world_size": 2, "text_tokens": 77}, "text_tokens 77 must be a multiple of the 2 ranks"),
         (RING | {"attention": "math"}, "attention math gives no log-sum-exp"),
         (RING | {"attention": "math", "ring_kind": "allgather"}, "1 point, strong"),
     ],
