@@ -18,6 +18,7 @@ from raybench.job.registry import load as load_class
 from raybench.results.tables import TABLES
 
 JOB = MLP + "matrix:\n  batch_size: [64]\n"
+SEARCH = MLP + "matrix: {batch_size: auto}\n"
 
 
 def test_quick_is_short_for_the_settings_of_a_short_look():
@@ -90,15 +91,9 @@ MALFORMED = [
     (MLP + "zip: [{batch_size: auto, hidden: 8}]\n", "4:20: zip[0].batch_size[0]: auto is for"),
     (JOB + "include: [{batch_size: auto}]\n", "6:24: include[0].batch_size: auto is for matrix"),
     (JOB + "exclude: [{batch_size: auto}]\n", "6:24: exclude[0].batch_size[0]: auto is for"),
-    (MLP + "matrix: {batch_size: auto}\ninclude: [{batch_size: 8}]\n", "5:1: include: does not"),
-    (
-        MLP + "matrix: {batch_size: auto}\nexclude: [{batch_size: 64}]\n",
-        "5:12: exclude[0].batch_size: does not go with matrix.batch_size: auto",
-    ),
-    (
-        MLP + "matrix: {batch_size: auto}\nbaseline: {batch_size: 64}\n",
-        "5:12: baseline.batch_size: does not go with matrix.batch_size: auto",
-    ),
+    (SEARCH + "include: [{batch_size: 8}]\n", "5:1: include: does not go with"),
+    (SEARCH + "exclude: [{batch_size: 64}]\n", "5:12: exclude[0].batch_size: does not go with"),
+    (SEARCH + "baseline: {batch_size: 64}\n", "5:12: baseline.batch_size: does not go with"),
 ]
 
 
