@@ -81,13 +81,13 @@ class ProcessGroup:
 
         The current group ends on all its ranks. All ranks of `group` must call this; it waits for
         them until `group` is ended. group: None for a point of one rank, which has none. Raises
-        GroupGoneError where another rank or the driver has ended `group`.
+        GroupGoneError where another rank or the driver has ended `group`, else what torch raises.
         """
         set_torchrun_variables(rank_info, group)
+        if group is not None and group in (self._ended, self._broken):
+            raise GroupGoneError("it was ended")
         if group == self._group:
             return
-        if group is not None and group == self._ended:
-            raise GroupGoneError("it was taken down")
         if self._group is not None:
             self._take_down(self._group)  # the driver has given it up
         if group is not None:

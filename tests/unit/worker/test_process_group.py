@@ -40,6 +40,18 @@ def test_the_end_of_an_earlier_group_is_not_taken_for_that_of_the_present_one(ou
     assert [ours.is_broken(group) for group in groups] == [False, False]
 
 
+def test_a_group_that_another_rank_has_ended_is_not_joined_again(ours, groups):
+    ours.join(TASK, ALONE, groups[0])
+    store = dist.TCPStore(groups[0].store_address, groups[0].store_port)
+    process_group.break_group(store, groups[0])
+    while not ours.is_broken(groups[0]):
+        time.sleep(0.01)
+    with pytest.raises(process_group.GroupGoneError):
+        ours.join(TASK, ALONE, groups[0])
+    ours.join(TASK, ALONE, groups[1])
+    assert dist.is_initialized()
+
+
 def test_a_group_that_is_ended_while_it_is_formed_is_not_in_the_way_of_the_next(
     ours, groups, monkeypatch
 ):
