@@ -484,8 +484,8 @@ class Job(Section):
 
     @property
     def folder(self) -> Path:
-        """The folder that the job file is in."""
-        return Path(self._source.name).parent
+        """The folder of the job file, as its path was given; `.` for a job made from options."""
+        return Path() if self._source.options else Path(self._source.name).parent
 
     @property
     def settings(self) -> Mapping[str, registry.Setting]:

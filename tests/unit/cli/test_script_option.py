@@ -48,6 +48,7 @@ def test_axes_come_by_set_and_stand_in_the_arguments():
     ("arguments", "message"),
     [
         (["--script", "trian.py"], "--script trian.py: no such file, given 'trian.py'"),
+        (["--script", "sub/none.py"], "no such file, given 'sub/none.py'; it is not in "),
         (["--script", "train.py", "--items-per-step", "{q"], "--items-per-step {q: a text names"),
         (["--script", "train.py", "--world-size", "0"], "--script train.py: matrix.world_size"),
         (["--script", "train.py", "--world-size", "x"], "must be counts of ranks, as in 1,2,4"),
@@ -59,6 +60,7 @@ def test_axes_come_by_set_and_stand_in_the_arguments():
 def test_a_mistake_is_one_line(arguments, message):
     told = refusal_of(UsageError, plan, *arguments)
     assert message in told
+    assert "nor in" not in told
     # There is no file whose lines could be named.
     assert not re.search(r":\d+:\d+:", told)
 
