@@ -231,10 +231,10 @@ def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
     """Return the timed samples of a point in ms, by rank (index) and iteration (columns).
 
-    samples: rows of the table `samples`; warm-up is left out. Empty without timed samples; NaN if
-    a rank lacks an iteration. columns: the most columns. If there are more iterations, a column
-    stands for several in a row: it holds for each rank the time farthest from the point's median.
-    It is named by the index of its first iteration, counted over all repeats.
+    samples: rows of that table of one attempt, or of several by `join_rounds` (else it takes means
+    of them); warm-up is left out. Empty without timed samples; NaN if a rank lacks an iteration. If
+    there are more than `columns` iterations, a column stands for several in a row: per rank the
+    time farthest from the point's median, under the index of the first, counted over all repeats.
     """
     import pandas as pd
 

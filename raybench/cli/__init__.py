@@ -134,8 +134,8 @@ def _check_arguments() -> None:
 def main() -> None:
     """Run the command of `sys.argv` and exit the process: it raises SystemExit in any case.
 
-    Every error becomes a line on stderr and an exit code, which the docstring of `raybench.cli`
-    lists; of a bug the traceback is printed. Replaces sys.stderr (`keep_stderr_usable`).
+    Every error becomes a line on stderr and an exit code, which `raybench.cli` lists; of a bug the
+    traceback is printed. Main thread only: replaces sys.stderr, and ends with SIGINT's default.
     """
     keep_stderr_usable()
     try:

@@ -47,7 +47,7 @@ class Cluster(Protocol):
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
-        """Other sweeps that had the devices at the start, in words; () where none had."""
+        """Other sweeps that had the devices at the start, in words; () where none is known of."""
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Start up to `count` workers, and wait for those that come soon; see `pending`.
@@ -80,8 +80,8 @@ class Cluster(Protocol):
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices of these workers, before their point runs.
 
-        Call the returned function after the point: it names who used them meanwhile, a few words
-        for each. Neither raises, nor waits long.
+        Call the returned function after the point: it names who used them meanwhile, or a host that
+        does not tell, in a few words each. Neither raises, nor waits long.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:

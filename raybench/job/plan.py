@@ -83,8 +83,8 @@ def make_plan(job: Job) -> Plan:
 def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
     """Return the plan, and the problems for which it must not be run; [] if it may.
 
-    The plan has the points without problems. Raises UsageError where a class method of the workload
-    raises.
+    The plan has the points without problems. job: with valid values in all that makes points, else
+    it raises pydantic's ValidationError. UsageError where a class method of the workload raises.
     """
     wanted, unused = _not_excluded(job)
     problems: dict[KeyPath, Problem] = {}

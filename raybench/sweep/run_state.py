@@ -377,7 +377,7 @@ def check_code(run: Run, code: Code) -> None:
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
     """Return the plan with the points that a search for batch sizes has added to the run.
 
-    Reads the rows of the run; raises ResultsError where they cannot be read.
+    The point that it wants next is in it too. Raises ResultsError where the rows cannot be read.
     """
     latest = reader.latest(root, run_id)
     first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}

@@ -231,7 +231,7 @@ class RunningScript(Workload):
         return str(self._receive()["why_not"])
 
     def time_gradients(self) -> None:
-        """Time how DDP reduces gradients later; once, after `mark_parts` with peers returned ""."""
+        """Time DDP's reductions in later steps; once, on all ranks, where each got "" for peers."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:

@@ -200,7 +200,7 @@ class NodeAgents:
     """The client to the agents of all nodes that have workers.
 
     No method waits without a limit for an agent that is gone or slow, or raises for it: its answer
-    is missing.
+    is missing, or says so.
     """
 
     def __init__(self, monitor: HeadMonitor) -> None:
@@ -334,7 +334,7 @@ class NodeAgents:
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock the devices; return one device of each node, with the result of the lock there."""
+        """Lock them as `DeviceLocks.lock` does; return a device of each node, and its result."""
         results = self._ask(
             "lock",
             devices,
@@ -354,7 +354,7 @@ class NodeAgents:
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices; return a function to call after the use.
 
-        It returns, in a few words each, who else used them meanwhile; () if no device is reserved.
+        It names who else used them meanwhile, or a host that does not tell; () before `lock`.
         """
         holder = self._holder
         if holder is None:
