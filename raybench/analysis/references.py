@@ -111,11 +111,10 @@ class Measurement(Quantity):
 class Entry(Quantity):
     """The range of one quantity on one model of device.
 
-    value: geometric mean over devices.
-    low, high: 99 % prediction interval for one start of a new device (`predict_range`).
-    devices, hosts, starts, days: how many of each; hosts counts names, and devices of one index.
-    measured: the values of which all this is computed; empty where only the range is known, by
-    `source`.
+    value: geometric mean over devices. low, high: 99 % prediction interval for one start of a new
+    device (`predict_range`). devices, hosts, starts, days: how many of each; hosts counts names,
+    and devices of one index. measured: the values of which all this is computed; empty where only
+    the range is known, by `source`.
     """
 
     value: Positive

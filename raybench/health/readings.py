@@ -421,11 +421,10 @@ class Placement:
 class Group:
     """The readings of one test of subjects of one model and placement.
 
-    topology: of the first device, in the words of `Device`; empty where unknown.
-    values: [passes, subjects], NaN where there is none; passes with fewer than half as
-    many values as the fullest one are left out. problems: by the column of the subject, of
-    all passes, without repeats. failed_passes: in how many passes it failed by itself, by column.
-    pass_count: of all passes.
+    topology: of the first device, in the words of `Device`; empty where unknown. values: [passes,
+    subjects], NaN where there is none; passes with fewer than half as many values as the fullest
+    one are left out. problems: by the column of the subject, of all passes, without repeats.
+    failed_passes: in how many passes it failed by itself, by column. pass_count: of all passes.
     """
 
     test: HealthTest

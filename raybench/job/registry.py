@@ -78,10 +78,9 @@ SAMPLES = "samples"
 class Answer:
     """What a run answers.
 
-    metric: a column of the table `points` or `scaling`, or a metric of the workload's own.
-    over: the settings whose values are compared; empty for all that vary.
-    best: whether the largest or the smallest value is the best.
-    items: what a step finishes, in the plural, as in tokens.
+    metric: a column of the table `points` or `scaling`, or a metric of the workload's own. over:
+    the settings whose values are compared; empty for all that vary. best: whether the largest or
+    the smallest value is the best. items: what a step finishes, in the plural, as in tokens.
     question: in the words of the job; empty where it asks none.
     """
 

@@ -46,10 +46,9 @@ class ExportedPoint:
     row: its columns as JSON can hold them. settings: all that define the point, the same in every
     run that has it. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
     figures: what was measured and derived, as numbers: yes is 1, null is left out, and a metric
-    that the workload declares itself has its own name, unless a column has it.
-    is_failure: running out of memory is none if the run is ok, as a search for a batch size is that
-    failed in no other way. was_not_run: skipped or cancelled. error, warnings: on one line each,
-    empty without one.
+    that the workload declares itself has its own name, unless a column has it. is_failure: running
+    out of memory is none if the run is ok, as a search for a batch size is that failed in no other
+    way. was_not_run: skipped or cancelled. error, warnings: on one line each, empty without one.
     """
 
     row: dict[str, Any]

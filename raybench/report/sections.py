@@ -53,9 +53,8 @@ T = TypeVar("T")
 class Section:
     """A part of the report of a run.
 
-    anchor: its id in the page. title: its heading there.
-    blocks: its listings, which stand among the findings, and its tables; none where it does not
-    apply.
+    anchor: its id in the page. title: its heading there. blocks: its listings, which stand among
+    the findings, and its tables; none where it does not apply.
     """
 
     anchor: str

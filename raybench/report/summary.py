@@ -92,8 +92,7 @@ class Summary:
     """A run with its rows of the tables, and what follows from them.
 
     folder: with its results. devices, region_rows: its rows of these tables, as `raybench.load`
-    gives them.
-    references: what its figures are held against.
+    gives them. references: what its figures are held against.
     """
 
     run: Run

@@ -231,10 +231,9 @@ class Peers:
     """The subjects of one test compared with their peers; arrays have an entry for each subject.
 
     ratios: its time over that of its peers, median over passes; above 1 is slower, NaN where no
-    pass has a value. sigma: the spread of the subjects' values, as a share of the median.
-    limit: how much worse than the median is too much, as a share of it. is_beyond: whether it is
-    worse by more, in the median of the passes and in each of them. p_values: one-sided, NaN as
-    above.
+    pass has a value. sigma: the spread of the subjects' values, as a share of the median. limit:
+    how much worse than the median is too much, as a share of it. is_beyond: whether it is worse by
+    more, in the median of the passes and in each of them. p_values: one-sided, NaN as above.
     is_reference: the subjects with which the others are compared: all, or the faster group of a
     fleet that falls into two.
     """
