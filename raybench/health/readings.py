@@ -218,8 +218,10 @@ def wrong_bits(
     changed_products and misplaced_products. subjects: devices by rank.
     """
     problems: dict[int, str] = {}
-    for model in dict.fromkeys(subject.model for subject in subjects):
-        ranks = [rank for rank, subject in enumerate(subjects) if subject.model == model]
+    # A product that changed says nothing of those of others.
+    steady = [rank for rank, one in enumerate(metrics) if not one["changed_products"]]
+    for model in dict.fromkeys(subjects[rank].model for rank in steady):
+        ranks = [rank for rank in steady if subjects[rank].model == model]
         digests = {rank: metrics[rank]["digest"] for rank in ranks}
         usual, count = Counter(digests.values()).most_common(1)[0]
         wrong = [rank for rank in ranks if digests[rank] != usual]
@@ -535,7 +537,7 @@ def facts_readings(
     have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
-    expected_links = _expected_links(after)
+    expected_links = _expected_links([*before, *after])
     found = []
     for now in (one for one in after if one.device.kind == "cuda"):
         was = earlier.get(now.device.uuid, now)

@@ -168,17 +168,22 @@ def _findings(
             verdict=Verdict.HEALTHY,
         )
         changes: dict[str, Any] = {}
+        problem: dict[str, Any] = {}
+        is_slow = compared is not None and bool(compared.is_slow[column])
         if column in group.problems or (compared and not has_value):
-            changes = {**_with_problem(group, column, finding.value), "ratio": None}
+            problem = _with_problem(group, column, finding.value, is_slow)
+        if "verdict" in problem:
+            changes = {**problem, "ratio": None}
             if not compared and ACTIONS.get(test.name) in (Action.WATCH, Action.SETTING):
                 changes["verdict"] = Verdict.SUSPECT
         elif compared is None and not has_value:
             changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
-        elif compared and compared.is_slow[column]:
+        elif compared and is_slow:
             changes = _beside_peers(finding, compared)
         elif compared and compared.peers is None and alike is None:
             changes = _against_elsewhere(finding, group, elsewhere)
-        yield replace(finding, **changes)
+        told = filter(None, (changes.get("evidence"), problem.get("evidence")))
+        yield replace(finding, **changes | {"evidence": "; ".join(told)})
     if alike is not None:
         yield alike
 
@@ -222,12 +227,13 @@ def _expected_words(one: _Comparison) -> str:
     return f"{middle} {unit}, the median of {fastest}{count} alike"
 
 
-def _with_problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
+def _with_problem(group: Group, column: int, value: float | None, is_slow: bool) -> dict[str, Any]:
     """Return the fields, for `replace`, of the finding of a subject with a problem or no value.
 
     column: of the subject. value: of its finding. Bad where it had a fault, or failed in all
     passes while others did not; suspect where it failed in some; untested where it has no value for
-    another reason. Only the evidence where another subject made some passes fail.
+    another reason. Only the evidence where another subject made some passes fail, and where it
+    failed in some and is slow in the others.
     """
     problems = group.problems.get(column, ())
     own = [one for one in problems if one.kind != "not read"]
@@ -235,11 +241,13 @@ def _with_problem(group: Group, column: int, value: float | None) -> dict[str, A
     if own and value is not None and all(one.kind == "failed" for one in own):
         # It ran in the other passes: that happens to good devices too.
         count = f"{group.failed_passes[column]} of {group.pass_count} passes"
-        return {"verdict": Verdict.SUSPECT, "reason": f"{reason} (in {count})"}
+        told = f"{reason} (in {count})"
+        return {"evidence": told} if is_slow else {"verdict": Verdict.SUSPECT, "reason": told}
     culprits = sum(
         any(one.kind != "not read" for one in found) for found in group.problems.values()
     )
-    if own and (value is not None or culprits < len(group.subjects)):
+    is_fault = any(one.kind == "fault" for one in own)
+    if is_fault or (own and (value is not None or culprits < len(group.subjects))):
         return {"verdict": Verdict.BAD, "reason": reason}
     if value is not None and not own:
         # Another subject made a pass fail; the other passes say enough.

@@ -175,6 +175,7 @@ def bits(*digests: int, changed: int | None = None, misplaced: int | None = None
         (bits(7, 8, misplaced=1), {1}),
         (bits(7, 7, misplaced=1), set()),
         (bits(7, 7, changed=0), {0}),
+        (bits(7, 8, changed=0), {0}),
     ],
 )
 def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found, named):
@@ -362,3 +363,6 @@ def test_a_link_that_no_board_of_the_node_uses_is_not_missed():
     worse = replace(pair[1], nvlinks=tuple(replace(link, is_active=False) for link in LINKS))
     found = problems(*facts_readings(pair, [pair[0], worse]))
     assert found == {"NVLinks up": "NVLink 0, 1 is down"}
+    both = [replace(one, nvlinks=worse.nvlinks) for one in pair]  # a bridge fails at both its ends
+    assert len(facts_problems := [one for one in facts_readings(pair, both) if one.problem]) == 2
+    assert {one.test.name for one in facts_problems} == {"NVLinks up"}

@@ -54,6 +54,35 @@ def pair_readings(count: int, slow: Iterable[tuple[int, int]]) -> list[Reading]:
 ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
 
 
+@pytest.mark.parametrize("failed", [0, 3])
+def test_a_device_that_is_slow_in_the_passes_it_was_read_in_is_bad_whoever_failed_in_another(
+    failed,
+):
+    readings = [
+        one
+        if one.pass_number != 2
+        else replace(
+            one,
+            value=None,
+            problem=Problem(text="timeout", kind="failed")
+            if one.subject.name == f"alpha GPU {failed}"
+            else Problem(text="GPU 0 did not answer", kind="not read"),
+        )
+        for one in make_readings([750.0] * 3 + [375.0], passes=3)
+    ]
+    found = unhealthy(judge(readings, devices(4)))["alpha GPU 3"]
+    assert (found.verdict, round(found.ratio)) == (Verdict.BAD, 2)
+    assert ("timeout" if failed == 3 else "GPU 0 did not answer") in found.evidence
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_who_computes_something_wrong_in_all_passes_is_bad_however_many_do(count):
+    problem = Problem(text="wrong result: other bytes")
+    readings = [replace(one, problem=problem) for one in make_readings([None] * count, passes=3)]
+    found = unhealthy(judge(readings, devices(count)))
+    assert {one.verdict for one in found.values()} == {Verdict.BAD}
+
+
 @pytest.mark.parametrize(
     ("values", "named", "verdict", "action", "expected"),
     [
