@@ -223,8 +223,10 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         """Note begin and end of the `with` block as a call of region `name`."""
         span = _RegionSpan(name=name, start=self._mark())
         self._steps[-1].append(span)
-        yield
-        span.end = self._mark()
+        try:
+            yield
+        finally:
+            span.end = self._mark()
 
     def take(self, steps: int, step_ms: float) -> tuple[RegionTime, ...]:
         """Return the median ms of each region over the last `steps` ended steps; forget all steps.

@@ -1,6 +1,7 @@
 """Regions that a step names, from the step to the table; what its peak of memory is made of."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 import region_workloads
@@ -116,6 +117,15 @@ def test_times_of_one_name_add_up_and_outer_regions_contain_inner_ones(marks):
     # A mark is 1 ms: each inner region takes one, and makes the outer one two longer.
     assert (outer.name, outer.calls, outer.ms, outer.share) == ("outer", 1, 3.0, 0.3)
     assert (inner.name, inner.calls, inner.ms) == ("inner", 2, 1.0)
+
+
+def test_a_region_that_is_left_by_an_error_that_the_step_catches_has_ended(marks):
+    timed = RegionMarks(CPU)
+    with suppress(StopIteration), timed.region("data"):
+        next(iter(()))
+    timed.end_step()
+    [found] = timed.take(1, step_ms=10.0)
+    assert (found.name, found.ms) == ("data", 1.0)
 
 
 def test_a_region_inside_compiled_code_is_left_out_and_named():
