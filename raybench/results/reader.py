@@ -186,7 +186,11 @@ def _run_folders(folder: Path) -> list[str]:
 def _has_parts(folder: Path) -> bool:
     """Return whether a folder holds a file that is ours to read."""
     with os.scandir(folder) as entries:
-        return any(not entry.name.startswith(HIDDEN) for entry in entries)
+        return any(_is_part(entry) for entry in entries)
+
+
+def _is_part(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(HIDDEN) and entry.name.endswith(".parquet")
 
 
 def _no_row_of(root: Path, run_id: str) -> str:
@@ -251,9 +255,10 @@ def read_table(
     whole = schema(table)
     wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
     parts = _parts(Path(root), table, run_id)
-    if not run_id:
-        return _read_undamaged(Path(root) / table, parts, table, wanted)
-    found = read_parts(parts, table, wanted)
+    if run_id:
+        found = read_parts(parts, table, wanted)
+    else:
+        found = _read_undamaged(Path(root) / table, parts, table, wanted)
     if set(parts) <= set(_parts(Path(root), table, run_id)):
         return found
     return read_table(root, table, run_id, columns)  # parts were put together meanwhile
@@ -347,13 +352,13 @@ def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and below it, sorted in each, but for hidden ones."""
+    """Yield the parts in a folder and below it, sorted in each; hidden ones are left out."""
     with os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
     for entry in sorted(visible, key=lambda entry: entry.name):
         if entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path))
-        elif entry.is_file():
+        elif _is_part(entry) and entry.is_file():
             yield Path(entry.path)
 
 

@@ -299,15 +299,25 @@ def check_writable(root: Path) -> None:
             raise PermissionError(errno.EACCES, f"no permission to write to {nearest}")
 
 
+# Traces and logs: of a point, and an attempt.
+_OF_RANK = re.compile(r"\d+-(\w+)-(\d+)-rank\d+\.(?:txt|json\.gz)")
+
+
 def clear_leftovers(root: Path, run_id: str) -> None:
     """Delete unfinished files, and all files of attempts without a row in `points`.
 
-    The run must be held (`hold_run`). Raises ResultsError for damaged parts, and OSError for a file
-    that cannot be deleted.
+    The run must be held (`hold_run`). Raises ResultsError for damaged parts and where `points` of
+    the run cannot be seen, and OSError for a file that cannot be deleted.
     """
+    points = root / "points" / run_id
+    try:  # else all attempts would be without a row
+        list(points.iterdir())
+    except OSError as error:
+        raise ResultsError(f"{points}: cannot be read, put it back: {error.strerror}") from error
     for table in TABLES:
         for path in (root / table / run_id).glob(".*.parquet.*"):
-            path.unlink(missing_ok=True)
+            if path.suffix[1:].isdecimal():
+                path.unlink(missing_ok=True)
     # Parts without one of the same name in `points`, whose rows may be in another part, as after
     # `compact`; and all traces and logs.
     twins = {path.name for path in parts_of(root, "points", run_id)}
@@ -319,9 +329,8 @@ def clear_leftovers(root: Path, run_id: str) -> None:
     }
     for folder in ("traces", LOGS):
         for path in (root / folder / run_id).glob("*-*-*-rank*"):
-            _, point_id, attempt, _ = path.name.split("-", 3)
-            if attempt.isdecimal():  # else it is not ours
-                doubtful[path] = frozenset({(point_id, int(attempt))})
+            if (ours := _OF_RANK.fullmatch(path.name)) and path.is_file():
+                doubtful[path] = frozenset({(ours[1], int(ours[2]))})
     if doubtful:
         known = attempts_in(parts_of(root, "points", run_id), "points")
         for path, attempts in doubtful.items():

@@ -84,6 +84,18 @@ def test_a_reader_has_all_rows_of_a_run_that_is_compacted_meanwhile(store, monke
     assert_same(rows(store), before)
 
 
+def test_a_reader_of_all_runs_has_all_rows_of_one_that_is_compacted_meanwhile(store, monkeypatch):
+    before, read_parts = len(reader.load(store.root, "points")), reader.read_parts
+
+    def late(*given):
+        monkeypatch.undo()
+        compact_run(store.root, RUN)
+        return read_parts(*given)
+
+    monkeypatch.setattr(reader, "read_parts", late)
+    assert len(reader.load(store.root, "points")) == before
+
+
 def test_the_samples_of_an_attempt_are_found(store):
     last = make_point(world_size=4).point_id
     [before] = reader.rows_of_attempts(store.root, "samples", RUN, [(last, 1)])
@@ -199,6 +211,16 @@ def test_samples_of_attempts_without_a_row_are_removed(single, sizes):
     assert sampled(single) == KEPT
 
 
+@pytest.mark.parametrize("act", [clear_leftovers, compact_run])
+def test_where_the_rows_of_a_run_cannot_be_seen_nothing_is_deleted(single, act):
+    folder = single.root / "points" / RUN
+    folder.rename(folder.with_name(".aside"))
+    with pytest.raises(ResultsError, match=f"{RUN}: cannot be read, put it back"):
+        act(single.root, RUN)
+    folder.with_name(".aside").rename(folder)
+    assert sampled(single) == KEPT
+
+
 def test_samples_whose_rows_somebody_has_put_elsewhere_stay(single):
     rows = rows_of(single, 0)
     rows.rename(rows.with_name("all.parquet"))
@@ -211,7 +233,7 @@ def test_traces_and_logs_of_attempts_without_a_row_are_removed(single, of, suffi
     folder = single.root / of / RUN
     folder.mkdir(parents=True)
     kept = f"00000-{make_point(world_size=2).point_id}-1-rank0.{suffix}"
-    theirs = ["my-own-note-rank0.txt", "notes.txt"]
+    theirs = ["my-notes-2-ranks.txt", "my-own-note-rank0.txt", "notes.txt"]
     for name in (kept, kept.replace("-1-", "-2-"), *theirs):
         (folder / name).touch()
     clear_leftovers(single.root, RUN)
