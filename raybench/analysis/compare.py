@@ -174,15 +174,21 @@ class _Pair:
         ]
 
     @cached_property
+    def has_samples(self) -> bool:
+        """Whether all steps finish samples; else both sides are compared by their steps."""
+        return all(row.throughput for side in self.ok for row in side)
+
+    @cached_property
     def logs(self) -> dict[str, list[list[float]]]:
         """Return figure -> logarithms of the base, then of the new side, in the order of `ok`.
 
         ratio: of the median step in ms. rate_ratio: of the time for a sample, or of the mean step
-        where it finishes none; NaN where not known.
+        where a run finishes none; NaN where not known.
         """
 
         def rate(row: PointRow) -> float:
-            return 1 / row.throughput if row.throughput else row.step_ms_mean or math.nan
+            rate = row.throughput if self.has_samples else None
+            return 1 / rate if rate else row.step_ms_mean or math.nan
 
         return {
             "ratio": [[math.log(row.step_ms_p50 or math.nan) for row in side] for side in self.ok],
@@ -220,7 +226,7 @@ class _Pair:
             new_failed=failed[1],
             base_runs=len(self.ok[0]),
             new_runs=len(self.ok[1]),
-            rate_unit="samples/s" if self.newest.throughput else "steps/s",
+            rate_unit="samples/s" if self.has_samples else "steps/s",
         )
         if not all(self.ok):
             return result

@@ -163,6 +163,8 @@ def _why_not(
             "scales strongly: with global_batch_size fixed a device has another batch at every "
             "world size, and none of the run's steps is that one; sweep batch_size instead"
         )
+    if len(models := dict.fromkeys(str(row.device_name) for row in usable)) > 1:
+        return f"its points ran on several devices: {', '.join(models)}"
     if any(row.crowded is True for row in usable):
         return "its workers shared cores, which more devices would not"
     last, farthest = usable[-1], _FARTHEST * usable[-1].world_size

@@ -312,11 +312,12 @@ class References:
     def find(self, model: str, quantity: Quantity) -> Entry | None:
         """Return the first of `entries` for a quantity on a model of device; None without one.
 
-        An entry fits if it has the same `key`, and its fabric is a prefix of the quantity's:
-        "NVLink x18" of "NVLink x18, 1:PHB".
+        An entry fits if it has the same `key`, and no fabric, the quantity's, or the first of it:
+        "NVLink x18" of "NVLink x18, 1:PHB", but not "NVLink x1".
         """
+        fabrics = ("", quantity.fabric, quantity.fabric.partition(",")[0])
         same = (one for one in self.entries(model) if one.key == quantity.key)
-        return next((one for one in same if quantity.fabric.startswith(one.fabric)), None)
+        return next((one for one in same if one.fabric in fabrics), None)
 
 
 HOW_TO_MAKE = "No reference is known; `raybench export RUN --format reference` writes one."

@@ -29,9 +29,23 @@ ATTEMPT_COLUMNS = (
 )
 # How the rounds of a point become one row: some columns by name, others by kind (`_BY_KIND`). The
 # rest, as the times of an attempt, are those of the last round.
-_OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank", "models_by_rank")
+_OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank")
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
+_WITH_NULLS = ("inner_iterations", "slowest_rank")
+# What is of the rounds that take the step apart, as the first does: only there do ranks differ. The
+# ranks that work are those of the last of them, and only rounds with the same shares are joined.
+_OF_BREAKDOWN = (
+    *("slowest_rank", "share_by_rank", "local_step_ms_by_rank", "device_ms_by_rank"),
+    *("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank"),
+)
 _BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+    # Rounds on several models are compared with no other point.
+    "device_name": lambda known: " and ".join(sorted(set(known))),
+    "new_processes": all,
+    # These get nulls too. None stands out in most of the rounds: then none does.
+    "inner_iterations": lambda known: known[0] if len(set(known)) == 1 else None,
+    "models_by_rank": lambda known: known[0] if len(set(known)) == 1 else None,
+    "slowest_rank": lambda known: Counter(known).most_common(1)[0][0],
     "step_ms_min": min,
     "step_ms_max": max,
     # What is loaded by the first process of a host has no other that is alike.
@@ -80,12 +94,14 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
     if not ok:
         worst_first = list(Status)
         return min(rows, key=lambda row: worst_first.index(row.status))
-    merged = PointRow(
-        **{
-            column.name: _as_one(column, [getattr(row, column.name) for row in ok])
-            for column in columns_of(PointRow)
-        }
-    )
+    taken_apart = [row for row in ok if row.local_step_ms_by_rank] or ok
+    shares = taken_apart[-1].share_by_rank
+    taken_apart = [row for row in taken_apart if row.share_by_rank == shares]
+    values: dict[str, Any] = {}
+    for column in columns_of(PointRow):
+        of_rounds = taken_apart if column.name in _OF_BREAKDOWN else ok
+        values[column.name] = _as_one(column, [getattr(row, column.name) for row in of_rounds])
+    merged = PointRow(**values)
     if len(ok) > 1:
         # The interval of the samples: of independent rounds, squares add up.
         steps_ms = [(row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high) for row in ok]
@@ -111,10 +127,7 @@ def _as_one(column: TableColumn, values: Sequence[Any]) -> Any:
     name, kind = column.name, column.kind
     if name in _OF_LAST:
         return values[-1]
-    if name == "slowest_rank":
-        # None stands out in most of the rounds: then none does.
-        return Counter(values).most_common(1)[0][0]
-    known = [value for value in values if value is not None]
+    known = [value for value in values if value is not None or name in _WITH_NULLS]
     if not known:
         return None
     if name in _SUMS:

@@ -114,8 +114,9 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
     is_ok = row.status is Status.OK
-    steps = (row.iterations or 0) * (row.inner_iterations or 0) if is_ok else 0
-    samples = (row.throughput or 0.0) * (mean_ms or 0.0) / MS_PER_S * steps
+    of_rounds = trials.rounds(row).values() if is_ok else ()
+    steps = [(one.iterations or 0) * (one.inner_iterations or 0) for one in of_rounds]
+    samples = (row.throughput or 0.0) * (mean_ms or 0.0) / MS_PER_S * sum(steps) * all(steps)
     return ScaledRow(
         **{**vars(row), **(dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {})},
         batch=getattr(row, column) if column else None,
@@ -508,7 +509,7 @@ def _typed(text: str) -> bool | int | float | str:
     """Return the number or truth value that a text of the tables stands for, else the text."""
     try:
         value = json.loads(text)
-    except ValueError:
+        is_number = isinstance(value, bool | int | float) and math.isfinite(value)
+    except (ValueError, OverflowError, RecursionError):
         return text
-    is_number = isinstance(value, bool | int | float) and math.isfinite(value)
     return value if is_number else text

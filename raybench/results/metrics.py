@@ -40,7 +40,9 @@ class StepColumns:
     repeats: Annotated[int | None, Column("", "builds of the workload")] = None
     warmup_iterations: Annotated[int | None, Column("", "done")] = None
     iterations: Annotated[int | None, Column("", "timed samples")] = None
-    inner_iterations: Annotated[int | None, Column("", "steps per timed sample")] = None
+    inner_iterations: Annotated[
+        int | None, Column("", "steps per timed sample; null: not always as many")
+    ] = None
     step_ms_mean: Annotated[float | None, Column("ms", "whole time over its steps")] = None
     step_ms_p50: Annotated[float | None, Column("ms", "median step time")] = None
     step_ms_p90: Annotated[float | None, Column("ms", "90th percentile")] = None
@@ -115,11 +117,12 @@ def step_columns(record: Record) -> StepColumns:
     compiled = [(b.compiling_steps, b.warmup.step_ns) for b in builds if b.compiling_steps]
     after_ns = [ns for compiling, step_ns in compiled for ns in step_ns[compiling:][:1]]
     are_new = [m.is_of_new_process for m in measurements]
+    inner = {repetition.inner_iterations for repetition in first}
     return StepColumns(
         repeats=len(repeats),
         warmup_iterations=sum(len(repetition.warmup.step_ns) for repetition in first),
         iterations=sum(map(len, repeats)),
-        inner_iterations=max(repetition.inner_iterations for repetition in first),
+        inner_iterations=inner.pop() if len(inner) == 1 else None,
         step_ms_mean=mean_step_ms(record),
         **{f"step_ms_{name}": value for name, value in asdict(summary).items()},
         step_ms_ci_low=interval.low if interval else None,

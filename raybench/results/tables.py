@@ -346,7 +346,8 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
     samples, wanted = row.iterations or 0, measure.iterations.min * measure.repeats
     if samples < wanted:
         yield f"time budget: {samples} of {wanted} iterations"
-    steps = samples * (row.inner_iterations or 1)
+    first = measurements[0].repetitions
+    steps = sum(len(one.timed.step_ns) * one.inner_iterations for one in first)
     # Of a repeat.
     timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / 1000
     if measure.is_quick:

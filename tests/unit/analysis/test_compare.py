@@ -23,6 +23,7 @@ from compared import compare_as_json, make_points, sweep, sweep_both, sweep_side
 from raybench.analysis.compare import (
     PointChange,
     changes,
+    compare,
     facts,
     find_steps,
     history,
@@ -227,6 +228,16 @@ def test_points_of_one_side_alone_are_counted_and_told_apart(tmp_path, command):
     assert told in flat(out)
     assert "None" not in out
     assert len(out.splitlines()) < 10
+
+
+def test_runs_of_which_some_finish_no_samples_are_compared_by_their_steps():
+    def side(name, rate):
+        times = [{"step_ms_p50": ms, "step_ms_mean": ms} for ms in (10.0, 10.01, 10.02)]
+        return [[make_row(run_id=f"{name}{n}", throughput=rate, **t)] for n, t in enumerate(times)]
+
+    [found] = compare(side("a", None), side("b", 6400.0))
+    assert (found.verdict, found.rate_unit) == ("same", "steps/s")
+    assert found.rate_ratio == pytest.approx(1.0)
 
 
 def test_other_devices_are_said_loudly_and_no_gate(tmp_path, command):

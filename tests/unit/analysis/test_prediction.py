@@ -111,6 +111,7 @@ def test_more_nodes_are_predicted_only_from_steps_over_several_nodes_and_not_too
         ([row(n, 8.0, workload="gemm", params={}) for n in (1, 2)], "no step of Distributed"),
         ([row(n, 8.0, scaling="strong", global_batch_size=64) for n in (1, 2)], "scales strongly"),
         ([row(n, 8.0, crowded=True) for n in (1, 2)], "shared cores"),
+        ([row(n, 8.0, device_name=f"H{n}00") for n in (1, 2)], "several devices: H100, H200"),
         ([row(1, 8.0), row(2, 9.0, step_ms_ci_high=12.0)], "but has 2 ±17.2%; measure for"),
     ],
 )

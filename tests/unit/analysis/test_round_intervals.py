@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import column, make_measurement, make_point, make_record, make_rows
+from builders import column, make_apart, make_measurement, make_point, make_record, make_rows
 
-from raybench.analysis.rounds import Trials, latest_trials, mean_of_rounds
+from raybench.analysis.rounds import Trials, latest_trials, mean_of_rounds, ranks_of_step
 from raybench.analysis.scaling import scaling
 from raybench.records import Status
 from raybench.stats.summary import scatter
@@ -153,3 +153,45 @@ def test_what_the_first_process_of_a_host_loads_is_in_no_cold_step_of_several_ro
     points = [replace(row, first_step_ms=of_rounds[row.round]) for row in points]
     points[0] = replace(points[0], first_step_ms=1400.0)
     assert column(mean_of_rounds(points), "first_step_ms") == [720.0, 700.0, 700.0]
+
+
+def test_the_rank_that_the_breakdown_found_stays_where_later_rounds_have_no_breakdown():
+    first = make_apart([8.0, 8.0, 10.0, 8.0], 10.5, point=FOUR)
+    later = [make_record(FOUR, step_ms=10.5, round=n, attempt=n) for n in (2, 3)]
+    rows = make_rows([replace(first, round=1, attempt=1), *later])
+    assert column(rows, "slowest_rank") == [2, None, None]
+    assert mean_of_rounds(rows)[0].slowest_rank == 2
+
+
+def test_ranks_are_those_of_the_round_that_was_taken_apart_where_others_have_other_shares():
+    first = make_apart([8.0, 7.0], 10.0, point=TWO)
+    rows = make_rows([replace(first, round=n, attempt=n) for n in (1, 2)])
+    rows[0] = replace(rows[0], share_by_rank=(40, 24, 0), world_size=3)
+    rows[1] = replace(rows[1], share_by_rank=(36, 20, 8), world_size=3)
+    rows[1] = replace(rows[1], local_step_ms_by_rank=None, device_ms_by_rank=None)
+    [merged] = mean_of_rounds(rows)
+    assert [one.rank for one in ranks_of_step(merged)] == [0, 1]
+
+
+def test_rounds_on_several_models_are_compared_with_no_point_of_one():
+    rows = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
+    for place, row in enumerate(rows):
+        model = "H100" if (row.world_size, row.round) == (1, 1) else "H200"
+        models = (model,) * row.world_size
+        rows[place] = replace(row, device_name=model, models_by_rank=models)
+    found = of_size(scaling(rows, BASELINE), 2)
+    assert found.speed_up is None
+    assert "another device: H100 and " in found.why
+
+
+def test_steps_of_rounds_that_repeat_a_step_differently_are_counted_one_by_one():
+    rows = in_rounds((10.0, 12.0, 15.0), (10.0, 12.0, 15.0))
+    rows = [
+        replace(row, inner_iterations=row.round, energy_j=1.0, new_processes=row.round == 1)
+        for row in rows
+    ]
+    one = scaling(rows, BASELINE)[0]
+    assert (one.inner_iterations, one.new_processes) == (None, False)
+    steps = rows[0].iterations * (1 + 2)
+    per_step = rows[0].throughput * rows[0].step_ms_mean / 1e3
+    assert one.samples_per_joule == pytest.approx(steps * per_step / 2, rel=1e-6)
