@@ -16,9 +16,12 @@ _ROUTE = re.compile(
     r"(?P<way>\S.*?)\s*$"
 )
 _NETWORK = re.compile(r"NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\((?P<proxy>\d+)\))?(?P<rest>.*)")
-# `[0]eth0:10.0.0.1<0>` of sockets, `[1]mlx5_1:1/RoCE` of adapters.
-_INTERFACE = re.compile(r"\[(\d+)\]([^\s:]+):(\S+?)<")
-_ADAPTER = re.compile(r"\[\d+\]([^\s:]+):\d+/(\w+)")
+# `[0]eth0:10.0.0.1<0>` of sockets.
+_INTERFACE = re.compile(r"\[\d+\]([^\s:]+):(\S+?)<")
+# `[1]mlx5_1:1/RoCE` of an adapter, since 2.30 with rail and plane after the port, and of several
+# that are one device for NCCL 2.20 to 2.22 `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`.
+_IB_DEVICE = re.compile(r"\[\d+\](?:=\{.*?\}|\S+)")
+_ADAPTER = re.compile(r"([^\s:\]]+):\d+[:\d]*/(\w+)")
 # `AllReduce: 67108864 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}`, by rank 0.
 _CHOICE = re.compile(
     r"NCCL INFO (?P<operation>\w+): (?P<size>\d+) Bytes -> Algo (?P<algorithm>\w+) "
@@ -79,14 +82,17 @@ def parse(lines: Iterable[str]) -> NcclLog:
         # Supported by the devices, and given channels.
         is_refused = supported is not None and supported[1] is not None
         has_nvls = not is_refused and (channels is None or int(channels[1]) > 0)
-    networks = {}
-    for name, each in (("Socket", _INTERFACE), ("IB", _ADAPTER)):
-        using = next((line for line in kept if f"NET/{name} : Using" in line), "")
-        networks[name] = [(found[-2], found[-1]) for found in each.findall(using)]
+    used = {"Socket": "", "IB": ""}
+    for name in used:
+        told = (line.partition(f"NET/{name} : Using")[2] for line in kept)
+        used[name] = next(filter(None, told), "")
+    adapters = [_ADAPTER.findall(device) for device in _IB_DEVICE.findall(used["IB"])]
+    merged = [("+".join(name for name, _ in ports), ports[0][1]) for ports in adapters if ports]
+    networks = {"Socket": _INTERFACE.findall(used["Socket"]), "IB": merged}
     routes = [_route(found, networks) for found in map(_ROUTE.search, kept) if found]
     return NcclLog(
         routes=tuple(dict.fromkeys(routes)),
-        adapter_count=len(networks["IB"]),
+        adapter_count=sum(map(len, adapters)),
         has_nvls=has_nvls,
     )
 

@@ -23,3 +23,23 @@ def test_a_real_log_tells_the_way_of_its_bytes(name, ways):
     assert {(route.sender, route.receiver) for route in log.routes} >= {(0, 1)}
     assert not any(route.gpu_direct for route in log.routes)
     assert (log.has_nvls, log.adapter_count) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("used", "count", "device"),
+    [
+        ("[0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]", 2, "mlx5_1 (RoCE)"),
+        # Several adapters as one device, and rail and plane behind the port.
+        ("[0]={[0] a:1/IB, [1] b:1/IB} [1]={[2] c:1/IB, [3] d:1/IB} [RO]", 4, "c+d (IB)"),
+        ("[0]={[0] a:1/IB, [1] b:1/IB} [1]c:1/IB [2]d:1/IB", 4, "c (IB)"),
+        ("[0]a:1:0:0/IB [1]b:1::3/IB", 2, "b (IB)"),
+    ],
+)
+def test_the_adapters_of_a_log_are_counted_and_that_of_a_route_is_named(used, count, device):
+    lines = [
+        f"h:1:2 [0] NCCL INFO NET/IB : Using {used}; OOB eth0:192.0.2.1<0>",
+        "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/1/GDRDMA",
+    ]
+    log = parse(lines)
+    assert log.adapter_count == count
+    assert [route.place for route in log.routes] == [device]
