@@ -137,7 +137,7 @@ class StoppingPolicy:
             return 1
         # How many the warm-up is to have in all so far: just the least where the job fixes that,
         # as many as there are where the step is steady, else some more.
-        wanted = span.min
+        wanted = max(span.min, min(2, span.max))  # the cold one alone tells nothing of the others
         if done >= span.min and not span.is_fixed:
             least_s = self._least_s() * self.warmup_share
             least = 1 + min(self.max_single_steps, _count_in(least_s, step_ns[1:]))

@@ -150,3 +150,8 @@ def test_the_median_is_right_its_interval_honest_and_clean_noise_not_marked(name
     assert abs(np.mean([o.bias for o in found])) <= 0.004
     assert np.mean([o.is_covered for o in found]) >= 0.85
     assert np.mean([o.is_stable is False for o in found]) <= 0.05
+
+
+def test_a_warm_up_that_may_be_longer_has_a_step_beside_the_cold_one():
+    assert StoppingPolicy(settings=Measure(warmup=Span(min=1, max=9))).next_warmup([S]) == 1
+    assert StoppingPolicy(settings=Measure(warmup=1)).next_warmup([S]) == 0
