@@ -480,7 +480,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
         lines = {number: line for line, number in enumerate(numbers)}
         values = np.full((len(numbers), len(subjects)), np.nan)
         problems: dict[int, list[Problem]] = {}
-        failed_passes: dict[int, int] = {}
+        failed: dict[int, set[int]] = {}
         for reading in own:
             column = columns[reading.subject.uuids]
             if reading.value is not None:
@@ -488,7 +488,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
             if reading.problem and reading.problem not in problems.setdefault(column, []):
                 problems[column].append(reading.problem)
             if reading.problem and reading.problem.kind == "failed":
-                failed_passes[column] = failed_passes.get(column, 0) + 1
+                failed.setdefault(column, set()).add(reading.pass_number)
         # In a pass of fewer than half of the subjects the median would be that of few.
         counts = (~np.isnan(values)).sum(axis=1)
         first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
@@ -499,7 +499,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
             subjects=subjects,
             values=values[2 * counts >= counts.max()] if counts.any() else values,
             problems=problems,
-            failed_passes=failed_passes,
+            failed_passes={column: len(passes) for column, passes in failed.items()},
             pass_count=len(numbers),
         )
         groups.append(group)

@@ -75,6 +75,14 @@ def test_a_device_that_is_slow_in_the_passes_it_was_read_in_is_bad_whoever_faile
     assert ("timeout" if failed == 3 else "GPU 0 did not answer") in found.evidence
 
 
+def test_a_pass_that_was_tried_again_counts_once():
+    readings, lost = make_readings([750.0] * 4, passes=3), Problem(text="lost", kind="failed")
+    ill = [one for one in readings if one.subject.name == "alpha GPU 3" and one.pass_number == 1]
+    failed = [replace(one, value=None, problem=lost) for one in ill * 2]
+    found = unhealthy(judge([*failed, *readings], devices(4)))["alpha GPU 3"]
+    assert found.reason == "lost (in 1 of 3 passes)"
+
+
 @pytest.mark.parametrize("count", [1, 4])
 def test_who_computes_something_wrong_in_all_passes_is_bad_however_many_do(count):
     problem = Problem(text="wrong result: other bytes")
