@@ -187,10 +187,7 @@ def _half_widths(
 
 
 def _why_not(
-    row: ScaledRow,
-    members: Sequence[ScaledRow],
-    baseline: Mapping[str, Scalar],
-    own: _OwnSpeeds,
+    row: ScaledRow, members: Sequence[ScaledRow], baseline: Mapping[str, Scalar], own: _OwnSpeeds
 ) -> str | None:
     """Return why an ok point cannot be compared; None where it can, and where it has no rate.
 

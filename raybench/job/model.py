@@ -357,8 +357,7 @@ class AnswerSection(Section):
             json_schema_input_type=StrictStr | Annotated[list[StrictStr], Field(min_length=1)],
         ),
     ] = Field(
-        default=(),
-        description="The settings whose values are compared; by default all that vary.",
+        default=(), description="The settings whose values are compared; by default all that vary."
     )
     best: Annotated[
         Literal["max", "min"] | None, WithJsonSchema({"enum": ["max", "min"], "type": "string"})

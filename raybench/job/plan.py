@@ -123,9 +123,7 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
     return plan, list(problems.values())
 
 
-def _not_excluded(
-    job: Job,
-) -> tuple[list[tuple[KeyPath, dict[str, Scalar], KeyPath]], list[int]]:
+def _not_excluded(job: Job) -> tuple[list[tuple[KeyPath, dict[str, Scalar], KeyPath]], list[int]]:
     """Return the settings of each point to make, and the entries of `exclude` that match none.
 
     Each point as (where the job file asks for it, its settings, where its batch size is given).

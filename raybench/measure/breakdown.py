@@ -411,11 +411,7 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
 
 
 def time_queued_steps(
-    step: Step,
-    optimizer: OptimizerMarks,
-    local_ms: float,
-    steps: int,
-    around: Around = nullcontext,
+    step: Step, optimizer: OptimizerMarks, local_ms: float, steps: int, around: Around = nullcontext
 ) -> float | None:
     """Return the median time in ms of a step on the GPU, without the gaps left by a slow host.
 

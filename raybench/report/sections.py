@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
 from raybench.analysis.references import HOW_TO_MAKE, count_within
-from raybench.analysis.rounds import (
-    MOST_RANKS,
-    RankStep,
-    ranks_of_step,
-    ranks_to_show,
-)
+from raybench.analysis.rounds import MOST_RANKS, RankStep, ranks_of_step, ranks_to_show
 from raybench.analysis.rows import ScaledRow, setting, value_of, workload_metrics
 from raybench.analysis.uneven import Fleet, Gain, Scenario, gain_over
 from raybench.job.point import EQUAL, FAST

@@ -432,10 +432,7 @@ def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
     are_fast = fast_devices(speeds)
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     slowest, count = min(speeds), len(speeds)
-    own = {
-        BY_SPEED: count * slowest / sum(speeds),
-        FAST: count * slowest / (len(fast) * min(fast)),
-    }
+    own = {BY_SPEED: count * slowest / sum(speeds), FAST: count * slowest / (len(fast) * min(fast))}
     gains = {shares: (1 + exchange) / (step + exchange) - 1 for shares, step in own.items()}
     if max(gains.values()) < 0.02:  # not worth a change
         return ""

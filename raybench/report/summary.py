@@ -22,12 +22,7 @@ from raybench.analysis.references import (
     impossible_figures,
     standings,
 )
-from raybench.analysis.rounds import (
-    Trials,
-    latest_trials,
-    regions_by_point,
-    without_controls,
-)
+from raybench.analysis.rounds import Trials, latest_trials, regions_by_point, without_controls
 from raybench.analysis.rows import (
     BY_NAME,
     OPTIONAL,

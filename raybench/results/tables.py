@@ -25,11 +25,7 @@ from raybench.records import (
     combine_ranks,
 )
 from raybench.records.devices import DeviceSample, Finding
-from raybench.results.breakdown import (
-    PartColumns,
-    part_columns,
-    write_time,
-)
+from raybench.results.breakdown import PartColumns, part_columns, write_time
 from raybench.results.columns import TableColumn, arrow_schema, columns_of, to_row
 from raybench.results.metrics import (
     NO_ITEMS,

@@ -48,10 +48,7 @@ class Rotation(NamedTuple):
         """Return `heads`, (tokens, heads, head), rotated; computed in fp32 at least."""
         first, second = torch.unflatten(heads.to(self.cosine.dtype), -1, (-1, 2)).unbind(-1)
         rotated = torch.stack(
-            (
-                first * self.cosine - second * self.sine,
-                first * self.sine + second * self.cosine,
-            ),
+            (first * self.cosine - second * self.sine, first * self.sine + second * self.cosine),
             dim=-1,
         )
         return rotated.flatten(-2).to(heads.dtype)

@@ -30,13 +30,7 @@ from torch.utils.checkpoint import (
 
 from raybench.errors import UsageError
 from raybench.workloads.base import Context, DdpOptions
-from raybench.workloads.shapes import (
-    Checkpointing,
-    DecoderShape,
-    LanguageShape,
-    Layout,
-    LlamaShape,
-)
+from raybench.workloads.shapes import Checkpointing, DecoderShape, LanguageShape, Layout, LlamaShape
 from raybench.workloads.training import compile_blocks, compute_dtype
 
 # As Context.region.

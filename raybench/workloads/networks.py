@@ -16,13 +16,7 @@ from pydantic import Field
 from raybench.errors import UsageError, brief
 from raybench.job.point import Precision
 from raybench.records import Metric
-from raybench.workloads.base import (
-    Context,
-    DdpOptions,
-    Workload,
-    WrongResultError,
-    apply_precision,
-)
+from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError, apply_precision
 from raybench.workloads.training import (
     OUTPUT_ERROR,
     Batch,

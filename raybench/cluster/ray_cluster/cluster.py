@@ -21,15 +21,7 @@ from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address, start_o
 from raybench.cluster.ray_cluster.pool import WorkerPool, how_it_died
 from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, end_process, start_guard
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
-from raybench.records import (
-    Answer,
-    Cause,
-    Device,
-    Failure,
-    Group,
-    Status,
-    Task,
-)
+from raybench.records import Answer, Cause, Device, Failure, Group, Status, Task
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
 
 _LOOK_S = 0.2

@@ -207,7 +207,4 @@ def _map(title: str, times_ms: pd.DataFrame) -> Panel:
     )
 
 
-CHARTS = (
-    Chart(draw=telemetry_figure, place=100),
-    Chart(draw=rank_times_figure, place=90),
-)
+CHARTS = (Chart(draw=telemetry_figure, place=100), Chart(draw=rank_times_figure, place=90))

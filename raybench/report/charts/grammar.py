@@ -414,10 +414,7 @@ def scatter_panel(
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     used = [name for name in kinds if any(mark["line"] == name for mark in marks)]
     shapes, colors = zip(*(kinds[name] for name in used), strict=True)
-    legend = {
-        "shape": by_series(used, "shape", shapes),
-        "color": by_series(used, "color", colors),
-    }
+    legend = {"shape": by_series(used, "shape", shapes), "color": by_series(used, "color", colors)}
     layers = _with_data(
         *below, *_level_line(level, "x", at["x"]), _layer(marks, _POINT, at, **legend)
     )
