@@ -547,6 +547,9 @@ def _link_facts(handle: Any) -> dict[str, Any]:
         return facts
     state = _FABRIC_STATES.get(info.state)
     faults = [name for shift, name in _FABRIC_FAULTS.items() if info.healthMask >> shift & 3 == 1]
+    # Four bits, of which 1 is a right configuration.
+    if info.healthMask >> pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION & 15 > 1:
+        faults.append("an incorrect configuration")
     if state == "completed" and info.status != pynvml.NVML_SUCCESS:
         faults.insert(0, f"error {info.status} of the fabric manager")
     return {**facts, "fabric_state": state, "fabric_faults": tuple(faults)}

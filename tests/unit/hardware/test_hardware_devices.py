@@ -399,3 +399,14 @@ def test_the_kernels_log_is_read_for_the_errors_of_each_device(monkeypatch, tmp_
     # Unknown, and not empty.
     assert kernel_xids(NO_LOG) is None
     assert kernel_xids(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "faults"),
+    [(0, ()), (1 << 8, ()), (5 << 8, ("an incorrect configuration",))],
+    ids=["not told", "right", "too few NVLinks"],
+)
+def test_a_fabric_that_is_configured_wrong_is_a_fault(monkeypatch, mask, faults):
+    answers = ALL | {"nvmlDeviceGetGpuFabricInfoV": fabric(3, health_mask=mask)}
+    FakeNvml(**answers, **XidEvents().answers).install(monkeypatch)
+    assert read().fabric_faults == faults
