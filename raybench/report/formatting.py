@@ -199,7 +199,7 @@ def gib(value: float | None) -> str:
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Return the value of a metric in its format, without a unit. unit: of times."""
+    """Return the value of a metric in its format, without a unit; "" if unknown. unit: of times."""
     if shown.format == "choices":
         # What NCCL ran, without the collectives and their sizes: RING LL, 8 channels.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
@@ -299,9 +299,9 @@ def long_time(total_s: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text with a capital and a full stop; a first word with non-letters stays so."""
+    """Return a text with a capital and one full stop; a first word with non-letters stays so."""
     is_word = text.partition(" ")[0].isalpha()
-    return (text[:1].upper() + text[1:] if is_word else text) + "."
+    return (text[:1].upper() + text[1:] if is_word else text).removesuffix(".") + "."
 
 
 def title(run: Run) -> str:

@@ -179,7 +179,7 @@ class RunReport(Document):
         yield Line(text=summary.machine, is_apart=True)
         yield Line(text=f"{summary.course}; {summary.counts}")
         for _, text in islice(reference_lines(summary), 1):
-            yield Line(text=formatting.sentence(text.removesuffix(".")))
+            yield Line(text=formatting.sentence(text))
         if summary.rows:
             table = answer_table(summary, MOST_ROWS)
             yield table

@@ -264,11 +264,11 @@ class Scatter:
 def scatter(
     values: NDArray[np.float64], sides: Sequence[int] | None = None
 ) -> list[Scatter | None]:
-    """Return for each point the scatter of its starts; None if no side has two starts of it.
+    """Return the scatter of each point's starts, drawn to the level of all the points given.
 
-    values: [points, starts], logarithms of times or rates; NaN where a start lacks a point. sides:
-    for each start the number of its side, None for one side: starts of one side differ by chance
-    alone, the levels of two sides may differ.
+    None if no side has two starts of a point. values: [points, starts], logarithms of times or
+    rates; NaN where a start lacks a point. sides: the side of each start by number, None for one:
+    starts of one side differ by chance alone, the levels of two sides may differ.
     """
     of_start = np.zeros(values.shape[1], int) if sides is None else np.asarray(sides)
     rest = np.full(values.shape, np.nan)
