@@ -187,8 +187,8 @@ class _Pair:
         """
 
         def rate(row: PointRow) -> float:
-            rate = row.throughput if self.has_samples else None
-            return 1 / rate if rate else row.step_ms_mean or math.nan
+            per_s = row.throughput if self.has_samples else None
+            return 1 / per_s if per_s else row.step_ms_mean or math.nan
 
         return {
             "ratio": [[math.log(row.step_ms_p50 or math.nan) for row in side] for side in self.ok],

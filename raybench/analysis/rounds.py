@@ -31,9 +31,10 @@ ATTEMPT_COLUMNS = (
 # rest, as the times of an attempt, are those of the last round.
 _OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank")
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
+# Their nulls count too.
 _WITH_NULLS = ("inner_iterations", "slowest_rank")
-# What is of the rounds that take the step apart, as the first does: only there do ranks differ. The
-# ranks that work are those of the last of them, and only rounds with the same shares are joined.
+# Taken from the rounds with a breakdown, as the first has one: elsewhere ranks wait for each other,
+# and take the same time. Of these rounds, only those with the shares of the last are joined.
 _OF_BREAKDOWN = (
     *("slowest_rank", "share_by_rank", "local_step_ms_by_rank", "device_ms_by_rank"),
     *("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank"),
@@ -42,9 +43,10 @@ _BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     # Rounds on several models are compared with no other point.
     "device_name": lambda known: " and ".join(sorted(set(known))),
     "new_processes": all,
-    # These get nulls too. None stands out in most of the rounds: then none does.
+    # Null where rounds differ.
     "inner_iterations": lambda known: known[0] if len(set(known)) == 1 else None,
     "models_by_rank": lambda known: known[0] if len(set(known)) == 1 else None,
+    # None stands out in most of the rounds: then none does.
     "slowest_rank": lambda known: Counter(known).most_common(1)[0][0],
     "step_ms_min": min,
     "step_ms_max": max,

@@ -115,8 +115,9 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
     is_ok = row.status is Status.OK
     of_rounds = trials.rounds(row).values() if is_ok else ()
-    steps = [(one.iterations or 0) * (one.inner_iterations or 0) for one in of_rounds]
-    samples = (row.throughput or 0.0) * (mean_ms or 0.0) / MS_PER_S * sum(steps) * all(steps)
+    counts = [(one.iterations or 0) * (one.inner_iterations or 0) for one in of_rounds]
+    steps = sum(counts) if all(counts) else 0  # else not known
+    samples = (row.throughput or 0.0) * (mean_ms or 0.0) / MS_PER_S * steps
     return ScaledRow(
         **{**vars(row), **(dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {})},
         batch=getattr(row, column) if column else None,

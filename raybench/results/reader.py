@@ -224,7 +224,8 @@ def _has_driver(root: Path, run_id: str) -> bool | None:
 
 
 _ATTEMPT = ("point_id", "attempt")
-_NAMED_LOG = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.txt")
+# The name of a log or trace: of which trial, point, attempt and rank it is.
+OF_RANK = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.(?:txt|json\.gz)")
 _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
@@ -326,7 +327,7 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
     run or point that is not there. run_id, point_id: whole ids; "*": all points. Raises OSError
     where a log cannot be read.
     """
-    found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
+    found = [OF_RANK.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
     names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))
     return [
         RankLog(

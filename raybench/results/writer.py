@@ -37,7 +37,7 @@ from raybench.results.columns import (
     write_file,
     write_part,
 )
-from raybench.results.reader import LATEST, LOCK, LOGS, read_run
+from raybench.results.reader import LATEST, LOCK, LOGS, OF_RANK, read_run
 from raybench.results.tables import (
     TABLES,
     Run,
@@ -299,10 +299,6 @@ def check_writable(root: Path) -> None:
             raise PermissionError(errno.EACCES, f"no permission to write to {nearest}")
 
 
-# Traces and logs: of a point, and an attempt.
-_OF_RANK = re.compile(r"\d+-(\w+)-(\d+)-rank\d+\.(?:txt|json\.gz)")
-
-
 def clear_leftovers(root: Path, run_id: str) -> None:
     """Delete unfinished files, and all files of attempts without a row in `points`.
 
@@ -329,8 +325,8 @@ def clear_leftovers(root: Path, run_id: str) -> None:
     }
     for folder in ("traces", LOGS):
         for path in (root / folder / run_id).glob("*-*-*-rank*"):
-            if (ours := _OF_RANK.fullmatch(path.name)) and path.is_file():
-                doubtful[path] = frozenset({(ours[1], int(ours[2]))})
+            if (ours := OF_RANK.fullmatch(path.name)) and path.is_file():
+                doubtful[path] = frozenset({(ours[2], int(ours[3]))})
     if doubtful:
         known = attempts_in(parts_of(root, "points", run_id), "points")
         for path, attempts in doubtful.items():

@@ -364,5 +364,5 @@ def test_a_link_that_no_board_of_the_node_uses_is_not_missed():
     found = problems(*facts_readings(pair, [pair[0], worse]))
     assert found == {"NVLinks up": "NVLink 0, 1 is down"}
     both = [replace(one, nvlinks=worse.nvlinks) for one in pair]  # a bridge fails at both its ends
-    assert len(facts_problems := [one for one in facts_readings(pair, both) if one.problem]) == 2
-    assert {one.test.name for one in facts_problems} == {"NVLinks up"}
+    found = [one.test.name for one in facts_readings(pair, both) if one.problem]
+    assert found == ["NVLinks up"] * 2
