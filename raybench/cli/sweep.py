@@ -338,7 +338,7 @@ def _compact_points(start: RunState, root: Path, console: Console) -> None:
         # A run that was resumed is held already.
         with nullcontext() if start.is_resumed else hold_run(root, run_id):
             compact_points(root, run_id)
-    except (ResultsError, OSError) as error:
+    except ResultsError as error:
         again = command("compact", run_id, "--results", str(root))
         say(console, f"the points stay in many parts: {error}; put them together: {again}")
 

@@ -46,6 +46,8 @@ TABLE_NAMES = (
     "summary",
 )
 SCHEMA_VERSION = 1
+# Files and folders that begin so are not ours to read.
+HIDDEN = (".", "_")
 
 _KINDS: Mapping[Any, str] = {bool: "bool", int: "int64", float: "double", datetime: "timestamp"}
 # What stands for null in a field that cannot be None and has no default.
@@ -247,9 +249,30 @@ class UnreadablePartsError(ResultsError):
         self.reasons = dict(reasons or {})
 
 
+def entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what a folder holds, but for hidden names, sorted by name; [] where it is not there.
+
+    Raises ResultsError where it cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
+    except (FileNotFoundError, NotADirectoryError):  # as of a run that was removed meanwhile
+        return []
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}; make it readable, or move it elsewhere"
+        raise ResultsError(f"{folder}: {why}") from error
+    return sorted(found, key=lambda entry: entry.name)
+
+
 def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
-    """Return the parts of a run in a table, sorted by name, without hidden ones; empty for none."""
-    return sorted((root / table / run_id).glob("[!._]*.parquet"))
+    """Return the parts of a run in a table, sorted by name, without hidden ones; [] for none.
+
+    Raises ResultsError where the folder cannot be listed.
+    """
+    found = entries_of(root / table / run_id)
+    files = [entry for entry in found if not entry.is_dir(follow_symlinks=False)]
+    return [Path(entry.path) for entry in files if entry.name.endswith(".parquet")]
 
 
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
@@ -428,12 +451,23 @@ def write_file(path: Path, content: pa.Buffer | bytes) -> None:
             raise
 
 
+def delete_file(path: Path) -> None:
+    """Delete a file, if it is there. Raises ResultsError where it cannot be deleted."""
+    with one_line(path, "deleted", "delete it yourself"):
+        path.unlink(missing_ok=True)
+
+
 @contextmanager
-def one_line(path: Path) -> Iterator[None]:
-    """Raise ResultsError, in one line that names `path`, for an OSError inside the block."""
+def one_line(
+    path: Path, done: str = "written", remedy: str = "choose another folder"
+) -> Iterator[None]:
+    """Raise ResultsError, in one line that names `path`, for an OSError inside the block.
+
+    done, remedy: what cannot be done to the path, and what the user may do unless the disk is full.
+    """
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
-        remedy = "make room there" if error.errno in _FULL else "choose another folder"
-        raise ResultsError(f"{path}: cannot be written: {reason}; {remedy}") from error
+        way_out = "make room there" if error.errno in _FULL else remedy
+        raise ResultsError(f"{path}: cannot be {done}: {reason}; {way_out}") from error

@@ -13,6 +13,7 @@ import socket
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -27,7 +28,9 @@ from raybench.results.columns import (
     UnreadablePartsError,
     arrow_schema,
     columns_of,
+    entries_of,
     from_row,
+    parts_of,
     plain_rows,
     read_parts,
 )
@@ -39,8 +42,6 @@ if TYPE_CHECKING:
 
 LATEST = "latest"  # means the newest run, so no run may be named so
 LOGS = "logs"  # the folder of what ranks wrote, beside the tables
-# Files and folders that begin so are not ours to read.
-HIDDEN = (".", "_")
 _MOST_NAMED = 5
 _STAMPED = re.compile(r"(?P<job>.+)-(?P<start>\d{8}-\d{6})-[0-9a-f]+")
 LOCK = ".driver"  # of its driver, in the run's folder of `runs`; always empty
@@ -109,20 +110,19 @@ def _origins(root: Path) -> dict[str, tuple[str, str]]:
     """
     check_folder(root)
     found: dict[str, tuple[str, str]] = {}
-    for run_id in _run_folders(root / "runs"):
-        if _has_parts(root / "runs" / run_id):
-            stamp = _STAMPED.fullmatch(run_id)
-            told = (stamp["start"], stamp["job"]) if stamp else _read_origin(root, run_id)
-            found[run_id] = told or ("", "")
+    ids = _run_folders(root / "runs")
+    for run_id in dict.fromkeys(path.parent.name for path in _listed(root, "runs", ids)):
+        stamp = _STAMPED.fullmatch(run_id)
+        told = (stamp["start"], stamp["job"]) if stamp else _read_origin(root, run_id)
+        found[run_id] = told or ("", "")
     return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
 
 
 def _read_origin(root: Path, run_id: str) -> tuple[str, str] | None:
     """Return (start, job) of a run by its row; None, with a warning, where it cannot be read."""
     columns = [one for one in columns_of(Run) if one.name in ("job_name", "started_at")]
-    folder = root / "runs" / run_id
-    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(HIDDEN)]
     try:
+        paths = parts_of(root, "runs", run_id)
         [row] = plain_rows(read_parts(paths, "runs", arrow_schema("runs", columns)))
     except ValueError:
         # Removed since the folder was listed.
@@ -176,21 +176,22 @@ def check_folder(root: Path) -> None:
 
 
 def _run_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in the folder of a table, but for hidden ones, sorted."""
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if not e.name.startswith(HIDDEN) and e.is_dir())
+    """Return the names of the folders in the folder of a table, but for hidden ones, sorted.
+
+    Links that lead nowhere count too. Raises ResultsError where it cannot be listed.
+    """
+    return [entry.name for entry in entries_of(folder) if not os.path.isfile(entry)]  # noqa: PTH113
 
 
-def _has_parts(folder: Path) -> bool:
-    """Return whether a folder holds a file that is ours to read."""
-    with os.scandir(folder) as entries:
-        return any(_is_part(entry) for entry in entries)
-
-
-def _is_part(entry: os.DirEntry[str]) -> bool:
-    return not entry.name.startswith(HIDDEN) and entry.name.endswith(".parquet")
+def _listed(root: Path, table: str, ids: Iterable[str]) -> list[Path]:
+    """Return the parts of these runs; a run whose folder cannot be listed is left out, and told."""
+    found = []
+    for run_id in ids:
+        try:
+            found += parts_of(root, table, run_id)
+        except ResultsError as error:
+            _warn(f"{error}; run {run_id} is left out")
+    return found
 
 
 def _no_row_of(root: Path, run_id: str) -> str:
@@ -201,7 +202,10 @@ def _no_row_of(root: Path, run_id: str) -> str:
 def no_runs_message(root: Path) -> str:
     """Return the message that a folder has no runs; it names folders inside that have some."""
     inside = [name for name in _run_folders(root) if name not in TABLE_NAMES]
-    counts = {name: len(_run_folders(root / name / "runs")) for name in inside}
+    counts = dict.fromkeys(inside, 0)
+    for name in inside:
+        with suppress(ResultsError):  # somebody else's folder
+            counts[name] = len(_run_folders(root / name / "runs"))
     elsewhere = "".join(
         f"; {root / name} has {count}: `raybench list --results {root / name}`, "
         f"`raybench report {name}/RUN`"
@@ -343,24 +347,15 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
     """Return the files of a table, of one run or of all, by run and name, but for hidden ones.
 
-    Empty without a folder of the table. Raises ResultsError without a results folder or such a run.
+    Empty without a folder of the table. Raises ResultsError without a results folder or such a run,
+    and where a folder cannot be listed; of all runs, one with such a folder is left out.
     """
     check_folder(root)
     if run_id and not any((root / name / run_id).is_dir() for name in TABLE_NAMES):
         root, run_id = find_run(root, run_id)
-    folder = root / table / run_id if run_id else root / table
-    return list(_files(folder)) if folder.is_dir() else []
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield the parts in a folder and below it, sorted in each; hidden ones are left out."""
-    with os.scandir(folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
-    for entry in sorted(visible, key=lambda entry: entry.name):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path))
-        elif _is_part(entry) and entry.is_file():
-            yield Path(entry.path)
+    if run_id:
+        return parts_of(root, table, run_id)
+    return _listed(root, table, _run_folders(root / table))
 
 
 def _read_undamaged(folder: Path, paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
@@ -390,11 +385,10 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
     read. Raises ResultsError where there is no results folder.
     """
     root = Path(root)
-    ids = None if newest is None else run_ids(root)[-newest:]
-    if ids is None:
+    if newest is None:
         parts = _parts(root, "runs", None)
     else:
-        parts = [path for run_id in ids for path in _files(root / "runs" / run_id)]
+        parts = _listed(root, "runs", run_ids(root)[-newest:])
     table = _read_undamaged(root / "runs", parts, "runs", arrow_schema("runs", columns_of(Run)))
     found = []
     for row in plain_rows(table):
@@ -403,10 +397,9 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
         except ResultsError as error:
             _warn(f"{error}; run {row['run_id']} is left out")
     for run_id in _run_folders(root / "points"):
-        folder = root / "runs" / run_id
-        has_row = folder.is_dir() and _has_parts(folder)
-        if _has_parts(root / "points" / run_id) and not has_row:
-            _warn(f"{root}: {_no_row_of(root, run_id)}")
+        with suppress(ResultsError):  # told where the rows are read
+            if parts_of(root, "points", run_id) and not parts_of(root, "runs", run_id):
+                _warn(f"{root}: {_no_row_of(root, run_id)}")
     return sorted(found, key=lambda run: (run.started_at, run.run_id))
 
 

@@ -30,6 +30,7 @@ from raybench.results.columns import (
     MERGED,
     TABLE_NAMES,
     attempts_in,
+    delete_file,
     one_line,
     parts_of,
     read_parts,
@@ -256,7 +257,8 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
     for table in (*TABLE_NAMES, "traces", LOGS):
         folder = root / table / run_id
         for path in (folder, folder / LOCK):
-            if not path.resolve().is_relative_to(root.resolve()):
+            # Path.resolve would raise for links in a circle.
+            if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
                 raise ResultsError(f"{path}: a link that leads out of {root}; remove it")
     path = root / "runs" / run_id / LOCK
     with one_line(path):
@@ -302,8 +304,8 @@ def check_writable(root: Path) -> None:
 def clear_leftovers(root: Path, run_id: str) -> None:
     """Delete unfinished files, and all files of attempts without a row in `points`.
 
-    The run must be held (`hold_run`). Raises ResultsError for damaged parts and where `points` of
-    the run cannot be seen, and OSError for a file that cannot be deleted.
+    The run must be held (`hold_run`). Raises ResultsError for damaged parts, where `points` of the
+    run cannot be seen, and for a file that cannot be deleted.
     """
     points = root / "points" / run_id
     try:  # else all attempts would be without a row
@@ -313,7 +315,7 @@ def clear_leftovers(root: Path, run_id: str) -> None:
     for table in TABLES:
         for path in (root / table / run_id).glob(".*.parquet.*"):
             if path.suffix[1:].isdecimal():
-                path.unlink(missing_ok=True)
+                delete_file(path)
     # Parts without one of the same name in `points`, whose rows may be in another part, as after
     # `compact`; and all traces and logs.
     twins = {path.name for path in parts_of(root, "points", run_id)}
@@ -331,7 +333,7 @@ def clear_leftovers(root: Path, run_id: str) -> None:
         known = attempts_in(parts_of(root, "points", run_id), "points")
         for path, attempts in doubtful.items():
             if not attempts & known:
-                path.unlink(missing_ok=True)
+                delete_file(path)
 
 
 # Tables whose parts are named after attempts at points; parts of one batch have one name in all.
@@ -360,7 +362,7 @@ def compact_run(root: Path, run_id: str) -> Compaction:
     finds the old parts gone.
 
     Raises ResultsError for a run that is not there or being measured, for parts that are damaged or
-    of a newer raybench, and for what cannot be written; OSError for what cannot be deleted.
+    of a newer raybench, and for what cannot be written or deleted.
     """
     if read_run(root, run_id).status is RunStatus.RUNNING:
         raise ResultsError(f"{root}: run {run_id} is still running; compact it when it has ended")
@@ -393,8 +395,8 @@ def compact_points(root: Path, run_id: str) -> None:
     """Put the parts of `points` into one, which a report reads in a quarter of the time.
 
     The parts of other tables stay: readers take them one by one, as all may not fit into memory.
-    The run must be held and have points. Raises ResultsError for parts that cannot be read or
-    written, and OSError where a part that was put into the new one cannot be removed.
+    The run must be held and have points. Raises ResultsError for parts that cannot be read, written
+    or deleted.
     """
     parts = parts_of(root, "points", run_id)
     whole = read_parts(parts, "points", schema("points"))
@@ -414,7 +416,8 @@ def _put_together(table: str, parts: Sequence[Path], whole: pa.Table, name: str)
     others = [part for part in parts if part != path]
     merged = {MERGED: "/".join(part.name for part in others).encode()}
     write_part(path, table, whole.replace_schema_metadata(schema(table).metadata | merged))
-    with path.open("rb") as file:  # or a power cut may take the rows of all parts
+    # Or a power cut may take the rows of all parts.
+    with one_line(path), path.open("rb") as file:
         os.fsync(file.fileno())
     for part in others:
-        part.unlink()
+        delete_file(part)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from raybench.cluster import Cluster
-from raybench.errors import ClusterError, JobError, UsageError
+from raybench.errors import ClusterError, JobError, ResultsError, UsageError
 from raybench.job.loading import job_from_text
 from raybench.job.model import NOT_MEASURED, Job, Measure
 from raybench.job.plan import Plan, script_path
@@ -344,11 +344,16 @@ def code_of_job(job: Job) -> Code:
 def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
     """Return the results folder and the run that `text` names, as `find_run` reads it.
 
-    output: the results folder. Raises ResultsError when there is no such run, UsageError when
-    `job` is not the job of the run.
+    output: the results folder. Raises ResultsError when there is no such run, or its folder has
+    another name; UsageError when `job` is not the job of the run.
     """
     root, run_id = reader.find_run(output, text)
     run = reader.read_run(root, run_id)
+    if run.run_id != run_id:
+        raise ResultsError(
+            f"{root}/runs/{run_id}: is run {run.run_id} by its row; give its folders that name, "
+            "then resume it"
+        )
     if run.job_sha256 != job.meaning_sha256:
         raise UsageError(
             f"--resume {run_id}: the job is not the one of that run: {_difference(run, job)}; "

@@ -116,21 +116,30 @@ def test_a_run_that_goes_on_afterwards_is_whole_and_compacted_again(store):
     assert len(parts(store, "samples")) == 1
 
 
-@pytest.mark.parametrize("removed", [0, 1])
-def test_a_kill_before_the_old_parts_are_removed_shows_each_row_once(store, monkeypatch, removed):
+@pytest.mark.parametrize(
+    ("removed", "end", "told"),
+    [
+        (0, Killed(), Killed),
+        (1, Killed(), Killed),
+        (0, PermissionError(1, "Not permitted"), ResultsError),
+    ],
+)
+def test_an_end_before_the_old_parts_are_removed_shows_each_row_once(
+    store, monkeypatch, removed, end, told
+):
     unlink, left = Path.unlink, [removed]
 
     def killed(path, missing_ok=False):
         if not path.name.startswith("."):
             if not left[0]:
-                raise Killed
+                raise end
             left[0] -= 1
             unlink(path, missing_ok=missing_ok)
 
     before = rows(store)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", killed)
-        with pytest.raises(Killed):
+        with pytest.raises(told):
             compact_run(store.root, RUN)
     assert len(parts(store, "samples")) == 3 - removed
     assert_same(rows(store), before)

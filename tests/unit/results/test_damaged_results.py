@@ -167,6 +167,11 @@ def link_to_nothing(path):
     path.symlink_to(path.with_name("gone"))
 
 
+def folder_that_cannot_be_listed(path):
+    shutil.rmtree(path.parent)
+    path.parent.symlink_to(path.parent)  # without permission, root could list it
+
+
 # What can happen to a file of a run, by what it is called.
 DAMAGE = {
     "truncated": truncated,
@@ -180,6 +185,7 @@ DAMAGE = {
     "link to nothing": link_to_nothing,
     "gone": lambda path: path.unlink(),
     "all of its table gone": lambda path: shutil.rmtree(path.parent),
+    "folder that cannot be listed": folder_that_cannot_be_listed,
 }
 
 

@@ -326,7 +326,7 @@ def test_points_that_cannot_be_put_together_are_told_in_one_line_and_reported(
     sweep_of_many, monkeypatch
 ):
     def denied(path, missing_ok=False):
-        if not missing_ok:
+        if not path.name.startswith("."):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
@@ -334,7 +334,8 @@ def test_points_that_cannot_be_put_together_are_told_in_one_line_and_reported(
         done = sweep_of_many(measured)
     assert (done.code, "3 points" in done.out) == (0, True), done.err
     told = done.err.splitlines()[-1]
-    assert told.startswith("the points stay in many parts: [Errno 13] Permission denied: 'results/")
+    assert told.startswith("the points stay in many parts: results/points/")
+    assert ".parquet: cannot be deleted: Permission denied; delete it yourself; put them" in told
 
 
 def test_a_relative_output_in_a_ray_job_is_refused_in_one_line(job, folder, command, monkeypatch):
@@ -520,6 +521,15 @@ def test_a_run_in_which_nothing_is_left_but_what_the_filter_leaves_out_has_not_e
     assert resume(Status.CANCELLED, "--filter", "batch_size == 2", has_both=True) is None
     assert "nothing to do" in resume.done.err
     assert stored("runs", "status") == ["interrupted"]
+
+
+def test_a_run_whose_folders_have_another_name_is_not_resumed(resume, folder, command):
+    resume(Status.CANCELLED)
+    for table in folder.iterdir():
+        (table / "run-a").rename(table / "mine")
+    done = command("sweep", "job.yaml", "-o", folder, "--resume", "mine", results=None)
+    assert "runs/mine: is run run-a by its row; give its folders that name" in done.refusal
+    assert not list(folder.glob("*/run-a"))
 
 
 def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(resume):
