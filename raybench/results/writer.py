@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 # No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
 # all digits, or readers take it for a number.
 _RUN_ID = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
+_UNFINISHED = re.compile(r"\..+\.(parquet|txt|gz)\.\d+")  # as `write_file` names them
 _READERS_S = 1.0  # a reader that tests the lock of a run has it for far less
 _WRITTEN = ("points", "samples", "devices", "runs")
 
@@ -312,9 +313,9 @@ def clear_leftovers(root: Path, run_id: str) -> None:
         list(points.iterdir())
     except OSError as error:
         raise ResultsError(f"{points}: cannot be read, put it back: {error.strerror}") from error
-    for table in TABLES:
-        for path in (root / table / run_id).glob(".*.parquet.*"):
-            if path.suffix[1:].isdecimal():
+    for folder in (*TABLES, "traces", LOGS):
+        for path in (root / folder / run_id).glob(".*"):
+            if _UNFINISHED.fullmatch(path.name):
                 delete_file(path)
     # Parts without one of the same name in `points`, whose rows may be in another part, as after
     # `compact`; and all traces and logs.

@@ -486,12 +486,13 @@ def test_the_pause_before_a_run_goes_on_is_added_to_those_before(resume):
 
 
 def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(resume, folder):
-    samples = folder / "samples" / "run-a"
-    samples.mkdir(parents=True)
-    (samples / ".00001-0123456789ab-1.parquet.4711").write_bytes(b"PAR1")
-    (samples / ".theirs").touch()
+    for table, name in [("samples", "0-a-1.parquet"), ("logs", "0-a-1-rank0.txt")]:
+        (folder / table / "run-a").mkdir(parents=True)
+        (folder / table / "run-a" / f".{name}.4711").write_bytes(b"half")
+        (folder / table / "run-a" / ".theirs").touch()
     assert resume(Status.OK)
-    assert [path.name for path in samples.iterdir()] == [".theirs"]
+    left = [path.name for table in ("samples", "logs") for path in (folder / table).rglob(".*")]
+    assert left == [".theirs", ".theirs"]
 
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--dry-run", "--json")])
