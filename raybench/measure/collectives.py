@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     _create_work_from_future,
@@ -25,7 +26,7 @@ from torch.futures import Future
 from raybench.records import Traffic
 from raybench.workloads.collective import busbw_factor
 
-_KEYS = ("CPU", "CUDA")
+_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
 # Scale of random numbers: above any usual eps of a norm, and as small as embeddings are.
 _ADDED_SCALE = 0.02
 # Larger outputs are gradients that FSDP shares out, which only the optimizer reads.
@@ -76,7 +77,7 @@ def replace_collectives(handler: Handler) -> Iterator[None]:
     interpreter's lock; threads of gloo and NCCL wait for that lock while they hold locks of their
     own, so that both would wait for ever.
     """
-    with torch.library._scoped_library("c10d", "IMPL") as library, _groups_of_calls():
+    with torch.library._scoped_library("c10d", "IMPL") as library, _replace_functions():
         with warnings.catch_warnings():
             # Torch warns of kernels that are replaced.
             warnings.simplefilter("ignore")
@@ -108,20 +109,46 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
 
 
 @contextmanager
-def _groups_of_calls() -> Iterator[None]:
-    """Do nothing at begin and end of calls that NCCL would issue as one: it gets none of them.
+def _replace_functions() -> Iterator[None]:
+    """Replace what torch's Python functions do past the dispatcher, inside the `with` block.
 
-    Python tells the process group itself of begin and end, past the dispatcher.
+    Calls that NCCL would issue as one do not begin nor end: NCCL gets none of them. A recv from any
+    rank is told that the next rank has sent. A Python object that only another rank has is None.
     """
-    patched: Any = ProcessGroup
+    receive, broadcast, load = ProcessGroup.recv_anysource, c10d.broadcast, c10d._tensor_to_object
+    sender = 0
+
+    def receive_from_any(group: ProcessGroup, tensors: list[Tensor], tag: int) -> Work:
+        nonlocal sender
+        sender = (group.rank() + 1) % group.size()
+        return receive(group, tensors, tag)
+
+    def broadcast_of_objects(tensor: Tensor, *values: Any, **named: Any) -> Any:
+        group, source = named.get("group"), named.get("group_src")
+        if group is not None and source not in (None, group.rank()):
+            tensor.zero_()  # the sizes of objects: torch initialises them on their source only
+        return broadcast(tensor, *values, **named)
+
+    def load_object(data: Tensor, size: Tensor, group: ProcessGroup) -> Any:
+        return load(data, size, group) if size else None  # type: ignore[no-untyped-call]
+
+    others: Mapping[tuple[Any, str], Callable[..., Any]] = {
+        (ProcessGroup, "_start_coalescing"): lambda group, device: None,
+        (ProcessGroup, "_end_coalescing"): lambda group, device: _complete_work([]),
+        (ProcessGroup, "recv_anysource"): receive_from_any,
+        (Work, "_source_rank"): lambda work: sender,
+        (c10d, "broadcast"): broadcast_of_objects,
+        (c10d, "_tensor_to_object"): load_object,
+    }
     # Not by the class, which gives functions that are bound to nothing.
-    begin, end = (vars(patched)[name] for name in ("_start_coalescing", "_end_coalescing"))
-    patched._start_coalescing = lambda group, device: None
-    patched._end_coalescing = lambda group, device: _complete_work([])
+    before = {(owner, name): vars(owner)[name] for owner, name in others}
     try:
+        for (owner, name), function in others.items():
+            setattr(owner, name, function)
         yield
     finally:
-        patched._start_coalescing, patched._end_coalescing = begin, end
+        for (owner, name), function in before.items():
+            setattr(owner, name, function)
 
 
 def _complete_work(outputs: Sequence[Tensor]) -> Work:
@@ -158,16 +185,16 @@ class LocalCopies:
         with torch.no_grad():
             for output, source in collective.copies:
                 self._fill(output, self._random(output) if source is None else source)
+                is_summed = collective.kind == "reduce_scatter" and output.is_floating_point()
                 # Torch adds no numbers of 8 bits.
-                can_add = output.dtype.is_floating_point and output.dtype.itemsize > 1
-                is_small = 0 < output.nbytes <= _MOST_ADDED_BYTES
-                if collective.kind == "reduce_scatter" and can_add and is_small:
+                if is_summed and output.itemsize > 1 and 0 < output.nbytes <= _MOST_ADDED_BYTES:
                     output.data.add_(self._random(output), alpha=_ADDED_SCALE)
         return _complete_work([output for output, _ in collective.copies])
 
     def _fill(self, output: Tensor, source: Tensor) -> None:
         """Copy the source to the output, cut or repeated to its size; nothing to itself."""
-        if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():
+        is_same = output is source or output.data_ptr() == source.data_ptr()
+        if is_same or not output.numel() or not source.numel():
             return
         # As collectives do, past autograd: tensors that it has saved do not count as modified.
         written = output.data
@@ -196,8 +223,9 @@ _Arguments = Mapping[str, Any]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of all elements of all tensors."""
-    return sum(tensor.nbytes for tensor in tensors)
+    """Return the bytes of all tensors; of a sparse one those of its indices and values."""
+    whole = (t.coalesce() if t.is_sparse else t for t in tensors)
+    return sum(t.indices().nbytes + t.values().nbytes if t.is_sparse else t.nbytes for t in whole)
 
 
 def _in_place(kind: str, given: _Arguments) -> _Effect:
