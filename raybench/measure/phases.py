@@ -85,6 +85,7 @@ class _PointRun:
     nccl_choices: NcclChoices
     repetitions: list[Repetition] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)
+    peaks_bytes: list[tuple[int | None, int | None]] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
     timed_at_ns: list[SpanNs] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -158,6 +159,7 @@ def measure(
                 run.repetitions.append(ended.repetition)
                 run.energies_j.append(None)
                 run.warnings.append(str(ended))
+            run.peaks_bytes.append((run.memory.allocated_bytes, run.memory.reserved_bytes))
             run.fields["workload_metrics"] = own_metrics(workload)
             if repeat == settings.repeats - 1:
                 # Before the breakdown, after which gradients are not reduced any more.
@@ -166,12 +168,15 @@ def measure(
                     _explain(workload, run, profile)
         del workload
     known = [energy for energy in run.energies_j if energy is not None]
+    allocated_bytes, reserved_bytes = (
+        max(filter(None, peaks), default=None) for peaks in zip(*run.peaks_bytes, strict=True)
+    )
     return Measurement(
         rank=context.rank,
         setup_s=setup_s,
         repetitions=tuple(run.repetitions),
-        peak_mem_allocated_bytes=run.memory.allocated_bytes,
-        peak_mem_reserved_bytes=run.memory.reserved_bytes,
+        peak_mem_allocated_bytes=allocated_bytes,
+        peak_mem_reserved_bytes=reserved_bytes,
         alloc_retries=run.memory.retries,
         device_allocs=run.memory.device_allocs,
         # Not known where that of a repeat is not.
