@@ -39,9 +39,9 @@ Copy = tuple[Tensor, Tensor | None]
 class Collective:
     """One call of a collective on one rank.
 
-    kind: torch's name, such as all_reduce. ranks: size of its group. message_bytes: as nccl-tests
-    counts them. copies: the outputs, each with the data of this rank that a local copy writes to
-    it.
+    kind: torch's name, such as all_reduce; also send and recv. ranks: size of its group.
+    message_bytes: as nccl-tests counts them. copies: the outputs, each with the data of this rank
+    that a local copy writes to it.
     """
 
     kind: str
@@ -73,14 +73,14 @@ Handler = Callable[[Collective], Work]
 def replace_collectives(handler: Handler) -> Iterator[None]:
     """Call the handler instead of each collective of this process inside the `with` block.
 
-    The handler must not issue real collectives. A call of torch's own kernels from Python holds the
-    interpreter's lock; threads of gloo and NCCL wait for that lock while they hold locks of their
-    own, so that both would wait for ever.
+    Also of each send and recv. A Python object that only another rank has becomes None, and its
+    bytes count on the rank that sends it. The handler must not issue real collectives. A call of
+    torch's own kernels from Python holds the interpreter's lock; threads of gloo and NCCL wait for
+    that lock while they hold locks of their own, so that both would wait for ever.
     """
     with torch.library._scoped_library("c10d", "IMPL") as library, _replace_functions():
-        with warnings.catch_warnings():
-            # Torch warns of kernels that are replaced.
-            warnings.simplefilter("ignore")
+        # Torch warns of kernels that are replaced.
+        with warnings.catch_warnings(action="ignore"):
             for name in _READ:
                 _replace(library, name, handler)
         yield
@@ -129,16 +129,15 @@ def _replace_functions() -> Iterator[None]:
             tensor.zero_()  # the sizes of objects: torch initialises them on their source only
         return broadcast(tensor, *values, **named)
 
-    def load_object(data: Tensor, size: Tensor, group: ProcessGroup) -> Any:
-        return load(data, size, group) if size else None  # type: ignore[no-untyped-call]
-
     others: Mapping[tuple[Any, str], Callable[..., Any]] = {
         (ProcessGroup, "_start_coalescing"): lambda group, device: None,
         (ProcessGroup, "_end_coalescing"): lambda group, device: _complete_work([]),
         (ProcessGroup, "recv_anysource"): receive_from_any,
         (Work, "_source_rank"): lambda work: sender,
         (c10d, "broadcast"): broadcast_of_objects,
-        (c10d, "_tensor_to_object"): load_object,
+        (c10d, "_tensor_to_object"): lambda data, size, group: (
+            load(data, size, group) if size else None  # type: ignore[no-untyped-call]
+        ),
     }
     # Not by the class, which gives functions that are bound to nothing.
     before = {(owner, name): vars(owner)[name] for owner, name in others}
@@ -153,8 +152,7 @@ def _replace_functions() -> Iterator[None]:
 
 def _complete_work(outputs: Sequence[Tensor]) -> Work:
     """Return the work of a collective whose outputs are already written on the current stream."""
-    devices = {tensor.device for tensor in outputs if tensor.is_cuda}
-    future: Future[list[Tensor]] = Future(devices=list(devices))
+    future: Future[list[Tensor]] = Future(devices=list({t.device for t in outputs if t.is_cuda}))
     future.set_result(list(outputs))
     work: Work = _create_work_from_future(future)
     return work
@@ -163,9 +161,9 @@ def _complete_work(outputs: Sequence[Tensor]) -> Work:
 class LocalCopies:
     """A handler that copies the data of this rank to the outputs, on the current stream.
 
-    So outputs are written, and later operators compute with ordinary numbers. An all_reduce and a
-    broadcast leave their tensors as they are. Data that only another rank has is random, the same
-    each time; integers are 0.
+    So outputs are written, and later operators compute with ordinary numbers. An all_reduce, a
+    reduce and a broadcast leave their tensors as they are. Other data that only another rank has is
+    random, the same each time; integers are 0.
 
     A reduce_scatter of activations also adds random numbers in place of the other ranks' data. A
     token that only another rank embeds would be zeros here in all layers, and its gradient through
@@ -271,12 +269,6 @@ def _all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> _Effect:
     return "all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True))
 
 
-def _receive(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    """Return the effect of a recv, for whose outputs this rank has no data."""
-    tensors = given["tensors"]
-    return "recv", _bytes(tensors), [(tensor, None) for tensor in tensors]
-
-
 # The reader of each operator `c10d::…`, called with (arguments, ranks, rank).
 _READ: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     "allreduce_": lambda a, ranks, rank: _in_place("all_reduce", a),
@@ -313,8 +305,10 @@ _READ: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     ),
     "scatter_": _scatter,
     "send": lambda a, ranks, rank: ("send", _bytes(a["tensors"]), []),
-    "recv_": _receive,
-    "recv_any_source_": _receive,
+    **dict.fromkeys(
+        ("recv_", "recv_any_source_"),
+        lambda a, ranks, rank: ("recv", _bytes(a["tensors"]), [(t, None) for t in a["tensors"]]),
+    ),
     "barrier": lambda a, ranks, rank: ("barrier", 0, []),
     "monitored_barrier_": lambda a, ranks, rank: ("barrier", 0, []),
 }

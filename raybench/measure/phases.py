@@ -74,7 +74,8 @@ class _PointRun:
     """What the repeats of a point share: their instruments, and what they found so far.
 
     policy: decides how long they are measured, by what the job asks for (`policy.settings`).
-    energies_j: of each timed phase. fields: further fields of the Measurement, by name.
+    energies_j: of each timed phase. peaks_bytes: of memory allocated and reserved, of each repeat.
+    fields: further fields of the Measurement, by name.
     """
 
     context: Context
@@ -274,11 +275,12 @@ def _time(
     All ranks must call it. Blocks are timed until the samples are enough; where they drift they
     were warm-up, and it begins anew. A sample is the mean of `inner` steps, which `step` runs. It
     is marked where the clocks were limited in its block, unless the device's counters cannot be
-    read. The run gets the energy, the spans and the throttle reasons of the blocks that count.
+    read. The run gets the energy, spans, throttle reasons and allocations of the blocks that count.
     """
     policy, device = run.policy, run.context.device
     drifted: _Blocks = []
     timed: _Blocks = []
+    retries, device_allocs = run.memory.retries, run.memory.device_allocs
     # Of the device's counters, before and after each block that counts.
     readings: list[Reading | None] = []
     spans_ns: list[SpanNs] = []
@@ -298,6 +300,7 @@ def _time(
             timed.clear()
             readings.clear()
             spans_ns.clear()
+            run.memory.retries, run.memory.device_allocs = retries, device_allocs
             run.memory.restart()
             continue
         lead_in = policy.lead_in(progress())

@@ -2,7 +2,8 @@
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -150,8 +151,17 @@ def test_a_warm_up_says_for_how_long_it_compiled(clock, steps):
     assert done.repetitions[0].compiling_steps == steps
 
 
-def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
-    (repetition,) = measure(lambda: Sinking(clock, 0.01, 0.01)).repetitions
+def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock, monkeypatch):
+    class OneCallABlock(phases.MemoryUse):
+        @contextmanager
+        def counting(self) -> Iterator[None]:
+            self.device_allocs = self.retries = 1 + (self.retries or 0)
+            yield
+
+    monkeypatch.setattr(phases, "MemoryUse", OneCallABlock)
+    done = measure(lambda: Sinking(clock, 0.01, 0.01), repeats=2)
+    repetition = done.repetitions[0]
+    assert done.device_allocs == done.alloc_retries == len(done.timed_at_ns)
     assert len(repetition.warmup.step_ns) > 250
     assert max(repetition.warmup.step_ns) > 10_400_000
     assert set(repetition.timed.step_ns) == {10_000_000}
