@@ -23,12 +23,14 @@ def test_a_warm_up_that_a_cuda_graph_needs_is_done_whatever_job_and_budget_say()
     assert chosen.next_warmup([S], at_least=12) == 1
     assert chosen.next_warmup([S, MS], at_least=12) == 10
     assert chosen.next_warmup([S] * 12, at_least=12) == 0
+    assert policy(warmup=1).next_warmup([S]) == 0
 
 
 def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
     chosen = policy(warmup=Span(min=20, max=60), min_seconds=0.0, max_seconds=1000.0)
     climbing = [S] + [MS + 20_000 * i for i in range(100)]
     assert chosen.next_warmup([S] + [MS] * 29) == 0
+    assert policy(warmup=Span(min=1, max=9)).next_warmup([S]) == 1, "one beside the cold step"
     assert chosen.next_warmup(climbing[:30]) == 15
     assert chosen.next_warmup(climbing[:50]) == 10
     assert chosen.next_warmup(climbing[:60]) == 0
@@ -150,8 +152,3 @@ def test_the_median_is_right_its_interval_honest_and_clean_noise_not_marked(name
     assert abs(np.mean([o.bias for o in found])) <= 0.004
     assert np.mean([o.is_covered for o in found]) >= 0.85
     assert np.mean([o.is_stable is False for o in found]) <= 0.05
-
-
-def test_a_warm_up_that_may_be_longer_has_a_step_beside_the_cold_one():
-    assert StoppingPolicy(settings=Measure(warmup=Span(min=1, max=9))).next_warmup([S]) == 1
-    assert StoppingPolicy(settings=Measure(warmup=1)).next_warmup([S]) == 0

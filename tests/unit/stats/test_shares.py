@@ -98,9 +98,7 @@ def test_what_was_measured_of_a_step_counts_and_not_the_line_through_it():
     line = DeviceSpeed(fixed_s=0.0, items_per_s=10_000)
     assert shares_by_speed([stairs, line], 200) == (100, 100)
     assert stairs.with_step(101, 0.0101).step_s(101) == pytest.approx(0.0101)
-
-
-def test_a_longer_step_that_was_measured_to_be_shorter_takes_as_long_as_the_one_before():
+    # A longer step that was measured to be shorter takes as long as the one before.
     noisy = DeviceSpeed(fixed_s=0.02, items_per_s=1000, steps=((10, 0.02), (20, 0.019)))
     assert noisy.step_s(20) == pytest.approx(0.02)
     assert noisy.step_s(30) == pytest.approx(0.03)

@@ -166,20 +166,16 @@ def no_children():
 
 
 def test_the_peak_memory_of_a_script_that_writes_much_is_that_of_all_repeats(tmp_path, monkeypatch):
-    real, scripts = RunningScript.run_steps, []
+    peaks, in_turn = {}, iter([(7, 8), (5, 6)])
 
-    def use_memory(script, iterations, *, lead_in=0):
-        samples = real(script, iterations, lead_in=lead_in)
-        if script not in scripts:
-            scripts.append(script)
-        script.peaks = ((7, 8), (5, 6))[len(scripts) - 1]
-        return samples
+    def keep(script, _):
+        return script in peaks or peaks.update({script: next(in_turn)})
 
     def take_apart(script, timer, context, extent):
         timer.allocated_bytes = timer.reserved_bytes = 9
         return Breakdown()
 
-    monkeypatch.setattr(RunningScript, "run_steps", use_memory)
+    monkeypatch.setattr(RunningScript, "peaks", property(peaks.get, keep), raising=False)
     monkeypatch.setattr(phases, "break_down_script", take_apart)
     settings = {"repeats": 2, "breakdown": True}
     answer = run(tmp_path, "print('x' * 10_000_000)\nsteps(10**9)", settings)
