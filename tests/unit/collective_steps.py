@@ -121,9 +121,8 @@ def from_any_rank(ranks: int) -> Tensor:
 WAYS: dict[str, Callable[[int], Tensor]] = {
     way.__name__: way
     for way in (
-        *(all_gather_into, all_gather_in_place, all_gather_lists, reduce_scatter),
-        *(all_to_all, all_to_all_uneven, all_reduce, broadcast, scatter, ring),
-        *(all_reduce_sparse, from_any_rank),
+        *(all_gather_into, all_gather_in_place, all_gather_lists, reduce_scatter, from_any_rank),
+        *(all_to_all, all_to_all_uneven, all_reduce, broadcast, scatter, ring, all_reduce_sparse),
     )
 }
 

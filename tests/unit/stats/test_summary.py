@@ -36,19 +36,9 @@ def test_repeats_that_differ_among_themselves_are_not_independent_samples():
     alike = stats.median_interval((1.0 + noise).tolist())
     assert alike.high - alike.low < 0.001
     assert apart.low < 1.005 < 1.025 < apart.high
-
-
-def test_below_five_samples_there_is_no_interval():
+    # Below five samples there is no interval.
     assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
     assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)
-
-
-def test_of_ranks_the_smallest_is_taken_step_by_step():
-    ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0]]
-    assert stats.median_of_smallest(ranks) == 2.0
-    assert stats.median_above_smallest(ranks) == [0.0, 0.0]
-    assert stats.median_above_smallest([[5.0, 6.0, 7.0], [1.0, 2.0, 3.0]]) == [4.0, 0.0]
-    assert stats.median_of_smallest([[1.0], []]) is None
 
 
 @given(SAMPLES)
@@ -76,6 +66,11 @@ def test_ranks_are_told_apart_by_their_medians_and_spread():
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]
     assert stats.median_skew(ranks) == 8
+    # The smallest is taken step by step.
+    ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0]]
+    assert (stats.median_of_smallest(ranks), stats.median_of_smallest([[1.0], []])) == (2.0, None)
+    assert stats.median_above_smallest(ranks) == [0.0, 0.0]
+    assert stats.median_above_smallest([[5.0, 6.0, 7.0], [1.0, 2.0, 3.0]]) == [4.0, 0.0]
     with pytest.raises(ValueError, match=r"equally many samples, got \[1, 2\]"):
         stats.per_iteration_max([[1.0], [1.0, 2.0]])
 

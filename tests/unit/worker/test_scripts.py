@@ -177,7 +177,7 @@ def test_the_peak_memory_of_a_script_that_writes_much_is_that_of_all_repeats(tmp
 
     monkeypatch.setattr(RunningScript, "peaks", property(peaks.get, keep), raising=False)
     monkeypatch.setattr(phases, "break_down_script", take_apart)
-    settings = {"repeats": 2, "breakdown": True}
-    answer = run(tmp_path, "print('x' * 10_000_000)\nsteps(10**9)", settings)
+    text = "print('x' * 10_000_000)\nsteps(10**9)"
+    answer = run(tmp_path, text, {"repeats": 2, "breakdown": True})
     assert isinstance(answer, Measurement), answer
     assert (answer.peak_mem_allocated_bytes, answer.peak_mem_reserved_bytes) == (7, 8)
