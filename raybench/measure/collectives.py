@@ -96,9 +96,8 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
         given = dict(zip(names, values, strict=False))
         group = ProcessGroup.unbox(given["process_group"])
         kind, message_bytes, copies = _READ[name](given, group.size(), group.rank())
-        work = handler(
-            Collective(kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies)
-        )
+        call = Collective(kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies)
+        work = handler(call)
         if not results:
             return None
         return (values[0], work.boxed()) if results > 1 else work.boxed()
@@ -191,8 +190,10 @@ class LocalCopies:
 
     def _fill(self, output: Tensor, source: Tensor) -> None:
         """Copy the source to the output, cut or repeated to its size; nothing to itself."""
-        is_same = output is source or output.data_ptr() == source.data_ptr()
-        if is_same or not output.numel() or not source.numel():
+        if output.is_sparse:  # DDP relies on its being coalesced then, as the source is
+            output.copy_(source)
+            return
+        if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():
             return
         # As collectives do, past autograd: tensors that it has saved do not count as modified.
         written = output.data
@@ -221,15 +222,14 @@ _Arguments = Mapping[str, Any]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of all tensors; of a sparse one those of its indices and values."""
-    whole = (t.coalesce() if t.is_sparse else t for t in tensors)
-    return sum(t.indices().nbytes + t.values().nbytes if t.is_sparse else t.nbytes for t in whole)
+    """Return the bytes of all tensors; of a sparse one, which is coalesced, indices and values."""
+    return sum(t.indices().nbytes + t.values().nbytes if t.is_sparse else t.nbytes for t in tensors)
 
 
 def _in_place(kind: str, given: _Arguments) -> _Effect:
-    """Return the effect of a collective whose outputs are its inputs, named `kind`."""
-    tensors = given["tensors"]
-    return kind, _bytes(tensors), [(tensor, tensor) for tensor in tensors]
+    """Return the effect of a collective in place, which leaves sparse tensors coalesced."""
+    copies = [(t, t.coalesce() if t.is_sparse else t) for t in given["tensors"]]
+    return kind, _bytes(source for _, source in copies), copies
 
 
 def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Effect:
