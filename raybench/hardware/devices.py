@@ -265,7 +265,6 @@ def wait_until_unlimited(
 
     So the work before does not slow down what is measured next. Returns at once if the device does
     not count limits. since: an earlier reading, where the 0.3 s may begin; None: do not wait.
-    at_most_s: less than 3 s if another program may use up the power.
     """
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
     last, unlimited_since_s = since, since.time_s if since else 0.0
@@ -303,9 +302,8 @@ def energy_j(before: Reading | None, after: Reading | None) -> float | None:
     """Return the energy in J used between two readings; None if unknown or less than 2 s apart."""
     if before is None or after is None or before.energy_j is None or after.energy_j is None:
         return None
-    if after.time_s - before.time_s < _SHORTEST_ENERGY_S:
-        return None
-    return after.energy_j - before.energy_j
+    is_long = after.time_s - before.time_s >= _SHORTEST_ENERGY_S
+    return after.energy_j - before.energy_j if is_long else None
 
 
 class Sampler:
@@ -379,10 +377,7 @@ def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) ->
 
 def memory_in_use_bytes() -> dict[str, int]:
     """Return UUID -> bytes in use by all programs, of each GPU of this node; {} without NVML."""
-    read = [
-        (nvml.ask(pynvml.nvmlDeviceGetUUID, handle), nvml.memory(handle))
-        for handle in nvml.devices()
-    ]
+    read = [(nvml.ask(pynvml.nvmlDeviceGetUUID, one), nvml.memory(one)) for one in nvml.devices()]
     return {uuid: memory.used for uuid, memory in read if uuid is not None and memory is not None}
 
 
@@ -447,14 +442,12 @@ class FactReader:
         if pci is not None and logged is not None:
             address = tuple(int(part, 16) for part in pci.busId.split(".")[0].split(":"))
             kernel_xids = tuple(logged.get(address, ()))
-        capability = nvml.ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         return DeviceFacts(
             device=device,
             read_at=now,
             kernel_xids=kernel_xids,
             new_xids=watch.read(),
             xids_watched_since=watch.since,
-            compute_capability=None if capability is None else "{}.{}".format(*capability),
             **_memory_facts(handle),
             **_link_facts(handle),
         )
@@ -518,7 +511,6 @@ def _memory_facts(handle: Any) -> dict[str, Any]:
     told = [addresses for addresses in pages if addresses is not None]
     pending = nvml.ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
     return {
-        "memory_total_bytes": None if memory is None else memory.total - memory.reserved,
         "memory_free_bytes": None if memory is None else memory.free,
         "ecc_errors": nvml.ecc_errors(handle),
         # Those after errors that could be corrected, and those after others.

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     _create_work_from_future,
@@ -25,7 +26,7 @@ from torch.futures import Future
 from raybench.records import Traffic
 from raybench.workloads.collective import busbw_factor
 
-_KEYS = ("CPU", "CUDA")
+_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
 # Scale of random numbers: above any usual eps of a norm, and as small as embeddings are.
 _ADDED_SCALE = 0.02
 # Larger outputs are gradients that FSDP shares out, which only the optimizer reads.
@@ -38,9 +39,9 @@ Copy = tuple[Tensor, Tensor | None]
 class Collective:
     """One call of a collective on one rank.
 
-    kind: torch's name, such as all_reduce. ranks: size of its group. message_bytes: as nccl-tests
-    counts them. copies: the outputs, each with the data of this rank that a local copy writes to
-    it.
+    kind: torch's name, such as all_reduce; also send and recv. ranks: size of its group.
+    message_bytes: as nccl-tests counts them. copies: the outputs, each with the data of this rank
+    that a local copy writes to it.
     """
 
     kind: str
@@ -72,14 +73,14 @@ Handler = Callable[[Collective], Work]
 def replace_collectives(handler: Handler) -> Iterator[None]:
     """Call the handler instead of each collective of this process inside the `with` block.
 
-    The handler must not issue real collectives. A call of torch's own kernels from Python holds the
-    interpreter's lock; threads of gloo and NCCL wait for that lock while they hold locks of their
-    own, so that both would wait for ever.
+    Also of each send and recv. A Python object that only another rank has becomes None, and its
+    bytes count on the rank that sends it. The handler must not issue real collectives. A call of
+    torch's own kernels from Python holds the interpreter's lock; threads of gloo and NCCL wait for
+    that lock while they hold locks of their own, so that both would wait for ever.
     """
-    with torch.library._scoped_library("c10d", "IMPL") as library, _groups_of_calls():
-        with warnings.catch_warnings():
-            # Torch warns of kernels that are replaced.
-            warnings.simplefilter("ignore")
+    with torch.library._scoped_library("c10d", "IMPL") as library, _replace_functions():
+        # Torch warns of kernels that are replaced.
+        with warnings.catch_warnings(action="ignore"):
             for name in _READ:
                 _replace(library, name, handler)
         yield
@@ -95,9 +96,8 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
         given = dict(zip(names, values, strict=False))
         group = ProcessGroup.unbox(given["process_group"])
         kind, message_bytes, copies = _READ[name](given, group.size(), group.rank())
-        work = handler(
-            Collective(kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies)
-        )
+        call = Collective(kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies)
+        work = handler(call)
         if not results:
             return None
         return (values[0], work.boxed()) if results > 1 else work.boxed()
@@ -108,26 +108,50 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
 
 
 @contextmanager
-def _groups_of_calls() -> Iterator[None]:
-    """Do nothing at begin and end of calls that NCCL would issue as one: it gets none of them.
+def _replace_functions() -> Iterator[None]:
+    """Replace what torch's Python functions do past the dispatcher, inside the `with` block.
 
-    Python tells the process group itself of begin and end, past the dispatcher.
+    Calls that NCCL would issue as one do not begin nor end: NCCL gets none of them. A recv from any
+    rank is told that the next rank has sent. A Python object that only another rank has is None.
     """
-    patched: Any = ProcessGroup
+    receive, broadcast, load = ProcessGroup.recv_anysource, c10d.broadcast, c10d._tensor_to_object
+    sender = 0
+
+    def receive_from_any(group: ProcessGroup, tensors: list[Tensor], tag: int) -> Work:
+        nonlocal sender
+        sender = (group.rank() + 1) % group.size()
+        return receive(group, tensors, tag)
+
+    def broadcast_of_objects(tensor: Tensor, *values: Any, **named: Any) -> Any:
+        group, source = named.get("group"), named.get("group_src")
+        if group is not None and source not in (None, group.rank()):
+            tensor.zero_()  # the sizes of objects: torch initialises them on their source only
+        return broadcast(tensor, *values, **named)
+
+    others: Mapping[tuple[Any, str], Callable[..., Any]] = {
+        (ProcessGroup, "_start_coalescing"): lambda group, device: None,
+        (ProcessGroup, "_end_coalescing"): lambda group, device: _complete_work([]),
+        (ProcessGroup, "recv_anysource"): receive_from_any,
+        (Work, "_source_rank"): lambda work: sender,
+        (c10d, "broadcast"): broadcast_of_objects,
+        (c10d, "_tensor_to_object"): lambda data, size, group: (
+            load(data, size, group) if size else None  # type: ignore[no-untyped-call]
+        ),
+    }
     # Not by the class, which gives functions that are bound to nothing.
-    begin, end = (vars(patched)[name] for name in ("_start_coalescing", "_end_coalescing"))
-    patched._start_coalescing = lambda group, device: None
-    patched._end_coalescing = lambda group, device: _complete_work([])
+    before = {(owner, name): vars(owner)[name] for owner, name in others}
     try:
+        for (owner, name), function in others.items():
+            setattr(owner, name, function)
         yield
     finally:
-        patched._start_coalescing, patched._end_coalescing = begin, end
+        for (owner, name), function in before.items():
+            setattr(owner, name, function)
 
 
 def _complete_work(outputs: Sequence[Tensor]) -> Work:
     """Return the work of a collective whose outputs are already written on the current stream."""
-    devices = {tensor.device for tensor in outputs if tensor.is_cuda}
-    future: Future[list[Tensor]] = Future(devices=list(devices))
+    future: Future[list[Tensor]] = Future(devices=list({t.device for t in outputs if t.is_cuda}))
     future.set_result(list(outputs))
     work: Work = _create_work_from_future(future)
     return work
@@ -136,9 +160,9 @@ def _complete_work(outputs: Sequence[Tensor]) -> Work:
 class LocalCopies:
     """A handler that copies the data of this rank to the outputs, on the current stream.
 
-    So outputs are written, and later operators compute with ordinary numbers. An all_reduce and a
-    broadcast leave their tensors as they are. Data that only another rank has is random, the same
-    each time; integers are 0.
+    So outputs are written, and later operators compute with ordinary numbers. An all_reduce, a
+    reduce and a broadcast leave their tensors as they are. Other data that only another rank has is
+    random, the same each time; integers are 0.
 
     A reduce_scatter of activations also adds random numbers in place of the other ranks' data. A
     token that only another rank embeds would be zeros here in all layers, and its gradient through
@@ -158,15 +182,17 @@ class LocalCopies:
         with torch.no_grad():
             for output, source in collective.copies:
                 self._fill(output, self._random(output) if source is None else source)
+                is_summed = collective.kind == "reduce_scatter" and output.is_floating_point()
                 # Torch adds no numbers of 8 bits.
-                can_add = output.dtype.is_floating_point and output.dtype.itemsize > 1
-                is_small = 0 < output.nbytes <= _MOST_ADDED_BYTES
-                if collective.kind == "reduce_scatter" and can_add and is_small:
+                if is_summed and output.itemsize > 1 and 0 < output.nbytes <= _MOST_ADDED_BYTES:
                     output.data.add_(self._random(output), alpha=_ADDED_SCALE)
         return _complete_work([output for output, _ in collective.copies])
 
     def _fill(self, output: Tensor, source: Tensor) -> None:
         """Copy the source to the output, cut or repeated to its size; nothing to itself."""
+        if output.is_sparse:  # DDP relies on its being coalesced then, as the source is
+            output.copy_(source)
+            return
         if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():
             return
         # As collectives do, past autograd: tensors that it has saved do not count as modified.
@@ -196,14 +222,14 @@ _Arguments = Mapping[str, Any]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of all elements of all tensors."""
-    return sum(tensor.nbytes for tensor in tensors)
+    """Return the bytes of all tensors; of a sparse one, which is coalesced, indices and values."""
+    return sum(t.indices().nbytes + t.values().nbytes if t.is_sparse else t.nbytes for t in tensors)
 
 
 def _in_place(kind: str, given: _Arguments) -> _Effect:
-    """Return the effect of a collective whose outputs are its inputs, named `kind`."""
-    tensors = given["tensors"]
-    return kind, _bytes(tensors), [(tensor, tensor) for tensor in tensors]
+    """Return the effect of a collective in place, which leaves sparse tensors coalesced."""
+    copies = [(t, t.coalesce() if t.is_sparse else t) for t in given["tensors"]]
+    return kind, _bytes(source for _, source in copies), copies
 
 
 def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Effect:
@@ -243,12 +269,6 @@ def _all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> _Effect:
     return "all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True))
 
 
-def _receive(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    """Return the effect of a recv, for whose outputs this rank has no data."""
-    tensors = given["tensors"]
-    return "recv", _bytes(tensors), [(tensor, None) for tensor in tensors]
-
-
 # The reader of each operator `c10d::…`, called with (arguments, ranks, rank).
 _READ: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     "allreduce_": lambda a, ranks, rank: _in_place("all_reduce", a),
@@ -285,8 +305,10 @@ _READ: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     ),
     "scatter_": _scatter,
     "send": lambda a, ranks, rank: ("send", _bytes(a["tensors"]), []),
-    "recv_": _receive,
-    "recv_any_source_": _receive,
+    **dict.fromkeys(
+        ("recv_", "recv_any_source_"),
+        lambda a, ranks, rank: ("recv", _bytes(a["tensors"]), [(t, None) for t in a["tensors"]]),
+    ),
     "barrier": lambda a, ranks, rank: ("barrier", 0, []),
     "monitored_barrier_": lambda a, ranks, rank: ("barrier", 0, []),
 }

@@ -74,7 +74,8 @@ class _PointRun:
     """What the repeats of a point share: their instruments, and what they found so far.
 
     policy: decides how long they are measured, by what the job asks for (`policy.settings`).
-    energies_j: of each timed phase. fields: further fields of the Measurement, by name.
+    energies_j: of each timed phase. peaks_bytes: of memory allocated and reserved, of each repeat.
+    fields: further fields of the Measurement, by name.
     """
 
     context: Context
@@ -85,6 +86,7 @@ class _PointRun:
     nccl_choices: NcclChoices
     repetitions: list[Repetition] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)
+    peaks_bytes: list[tuple[int | None, int | None]] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
     timed_at_ns: list[SpanNs] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -158,6 +160,7 @@ def measure(
                 run.repetitions.append(ended.repetition)
                 run.energies_j.append(None)
                 run.warnings.append(str(ended))
+            run.peaks_bytes.append((run.memory.allocated_bytes, run.memory.reserved_bytes))
             run.fields["workload_metrics"] = own_metrics(workload)
             if repeat == settings.repeats - 1:
                 # Before the breakdown, after which gradients are not reduced any more.
@@ -166,12 +169,15 @@ def measure(
                     _explain(workload, run, profile)
         del workload
     known = [energy for energy in run.energies_j if energy is not None]
+    allocated_bytes, reserved_bytes = (
+        max(filter(None, peaks), default=None) for peaks in zip(*run.peaks_bytes, strict=True)
+    )
     return Measurement(
         rank=context.rank,
         setup_s=setup_s,
         repetitions=tuple(run.repetitions),
-        peak_mem_allocated_bytes=run.memory.allocated_bytes,
-        peak_mem_reserved_bytes=run.memory.reserved_bytes,
+        peak_mem_allocated_bytes=allocated_bytes,
+        peak_mem_reserved_bytes=reserved_bytes,
         alloc_retries=run.memory.retries,
         device_allocs=run.memory.device_allocs,
         # Not known where that of a repeat is not.
@@ -269,11 +275,12 @@ def _time(
     All ranks must call it. Blocks are timed until the samples are enough; where they drift they
     were warm-up, and it begins anew. A sample is the mean of `inner` steps, which `step` runs. It
     is marked where the clocks were limited in its block, unless the device's counters cannot be
-    read. The run gets the energy, the spans and the throttle reasons of the blocks that count.
+    read. The run gets the energy, spans, throttle reasons and allocations of the blocks that count.
     """
     policy, device = run.policy, run.context.device
     drifted: _Blocks = []
     timed: _Blocks = []
+    retries, device_allocs = run.memory.retries, run.memory.device_allocs
     # Of the device's counters, before and after each block that counts.
     readings: list[Reading | None] = []
     spans_ns: list[SpanNs] = []
@@ -293,6 +300,7 @@ def _time(
             timed.clear()
             readings.clear()
             spans_ns.clear()
+            run.memory.retries, run.memory.device_allocs = retries, device_allocs
             run.memory.restart()
             continue
         lead_in = policy.lead_in(progress())

@@ -46,9 +46,10 @@ class Progress:
 
     @property
     def expected_ns(self) -> Sequence[float]:
-        """Durations to estimate later samples by, in ns: earlier samples, else warm-up steps.
+        """What a whole sample of `inner` steps took so far, or by warm-up steps would take, in ns.
 
-        Empty if only the cold step was run.
+        Of the timed samples, else of those that drifted, else of warm-up steps without the cold
+        one. Empty if only the cold step was run.
         """
         known_ns = self.sample_ns or self.drifted_ns or self.warmup_ns[1:]
         return [self.inner * ns for ns in known_ns]
@@ -58,8 +59,7 @@ class Progress:
 
         Warm-up steps count only where the samples are single eager steps too.
         """
-        is_alike = self.inner == 1 and not self.is_graph
-        warmup_ns = self.warmup_ns[1:] if is_alike else ()
+        warmup_ns = self.warmup_ns[1:] if self.inner == 1 and not self.is_graph else ()
         return level_change([*warmup_ns, *self.drifted_ns, *self.sample_ns])
 
 
@@ -128,9 +128,10 @@ class StoppingPolicy:
         """Return how many iterations the next block of warm-up has; 0 ends the warm-up.
 
         step_ns: durations of the iterations so far; the first, cold one runs alone, and counts
-        neither in the budget nor as steady. at_least: iterations that are needed in all, whatever
-        job and budget say. is_limited: whether clocks were limited in the last block: then warm-up
-        lasts as long as the budget, except in quick runs and where the job fixes its length.
+        neither in the budget, half of `max_seconds`, nor as steady. at_least: iterations that are
+        needed in all, whatever job and budget say. is_limited: whether clocks were limited in the
+        last block: then warm-up goes on to the end of its budget, except in quick runs and where
+        the job fixes its length.
         """
         settings, span, done = self.settings, self.settings.warmup, len(step_ns)
         if done == 0:
@@ -156,7 +157,8 @@ class StoppingPolicy:
     def next_timed(self, progress: Progress) -> int:
         """Return how many samples the next timed block has; 0 ends the phase.
 
-        RESTART: the samples so far were warm-up, and timing begins anew.
+        RESTART: the samples so far were warm-up; move them to `drifted_ns` and ask again. The
+        budget `max_seconds` includes the warm-up; `iterations.min` samples are timed in any case.
         """
         settings, done = self.settings, len(progress.sample_ns)
         left_s = settings.max_seconds - progress.warm_s - progress.timed_s
@@ -181,7 +183,6 @@ class StoppingPolicy:
         if done and is_over:
             return RESTART
         wanted = owed or self._samples_wanted(progress)
-        # The budget never cuts what the job asks for at least.
         at_least = max(0, settings.iterations.min - done)
         return self._limit(wanted - done, progress.expected_ns, left_s, at_least=at_least)
 
@@ -196,19 +197,19 @@ class StoppingPolicy:
         return not change.exceeds(self.settings.target_ci, self.drift_errors)
 
     def lead_in(self, progress: Progress) -> int:
-        """Return how many untimed samples begin a block, while the device's queue is empty: 2 or 0.
+        """Return how many untimed samples to run at the beginning of a block, 2 or 0.
 
-        0 if a sample is expected to take more than 0.25 s. Raises StatisticsError if `progress` has
-        no iteration.
+        The device's queue is empty then. 0 if a sample is expected to take more than 0.25 s. Raises
+        StatisticsError if `progress` has no iteration.
         """
         expected_ns = progress.expected_ns or progress.warmup_ns
         return self.lead_in_samples if statistics.median(expected_ns) <= self.slow_ns else 0
 
     def inner_iterations(self, step_ns: Sequence[float], *, graph: bool) -> int:
-        """Return how many steps make a sample of at least 1 ms, by the later half of `step_ns`.
+        """Return how many steps make a sample of at least 1 ms: 1 to 1000.
 
-        At most 1000, or 100 with `graph`: these steps are captured in one CUDA graph. Raises
-        StatisticsError for no steps.
+        At most 100 with `graph`: these steps are captured in one CUDA graph. step_ns: durations of
+        earlier steps, of which the later half counts. Raises StatisticsError for none.
         """
         settled = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
         typical_ns = max(1.0, statistics.median(settled))
@@ -216,15 +217,18 @@ class StoppingPolicy:
         return min(most, math.ceil(self.min_loop_ns / typical_ns))
 
     def breakdown_steps(self, step_ns: Sequence[float]) -> int:
-        """Return how many steps of each kind fit a tenth of the budget, 3 to 10. step_ns: some."""
+        """Return how many steps of each of four kinds fit a tenth of `max_seconds`, 3 to 10.
+
+        step_ns: durations of earlier steps. Raises StatisticsError for none.
+        """
         budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S
         fits = int(budget_ns / self.breakdown_variants / max(1.0, statistics.median(step_ns)))
         return min(self.max_breakdown_steps, max(self.min_breakdown_steps, fits))
 
     def most_local_steps(self, step_ns: Sequence[float]) -> int:
-        """Return how many steps without communication fit half of the breakdown's budget.
+        """Return how many steps without communication fit a twentieth of `max_seconds`.
 
-        At most 100, at least `breakdown_steps`.
+        At most 100, at least `breakdown_steps`. step_ns: as there.
         """
         budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S / 2
         fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
@@ -271,11 +275,10 @@ class StoppingPolicy:
     def _limit(
         self, missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int
     ) -> int:
-        """Return as many of the missing iterations as fit the budget and one block of 5 s.
+        """Return how many of the missing iterations fit the budget and one block of 5 s, or 0.
 
-        expected_ns: durations of earlier ones; while there are none, one is run to learn it.
-        left_s: what is left of the budget. at_least: how many of the missing ones the budget does
-        not limit.
+        expected_ns: durations of earlier ones; while there are none, 1 is returned to learn it.
+        left_s: what is left of the budget. at_least: so many of them the budget does not limit.
         """
         if missing <= 0:
             return 0
@@ -287,7 +290,7 @@ class StoppingPolicy:
 
 
 def _count_in(seconds: float, expected_ns: Sequence[float]) -> int:
-    """Return how many iterations fill so many seconds; 0 where no duration is known."""
+    """Return how many iterations fill so many seconds, rounded up; 0 if `expected_ns` is empty."""
     if not expected_ns:
         return 0
     return math.ceil(seconds * _NS_PER_S / max(1.0, statistics.fmean(expected_ns)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, astuple, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
@@ -80,7 +80,7 @@ class Metric:
     Of a workload's own metric the tables keep the heading and the meaning; reports write it as a
     number.
 
-    Raises UsageError for a name that is no identifier, and for another `over_ranks`.
+    Raises UsageError for a name that is no identifier, or an unknown `over_ranks` or `over_step`.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Metric:
     format: Format = "number"
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a name that is no identifier, and for an unknown way to combine."""
+        """Raise UsageError as the class says."""
         if not str(self.name).isidentifier():
             raise UsageError(f"Metric: name must be an identifier, got {self.name!r}")
         for name, allowed in (("over_ranks", OverRanks), ("over_step", OverStep)):
@@ -112,10 +112,10 @@ class Metric:
 
 
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
-    """Return the value of a point from the values of its ranks; None stands for unknown.
+    """Return the value of a point from the values of its ranks, of which None ones are left out.
 
-    Unknown values are left out; the result is None if all are unknown, or one of a sum. The
-    largest, smallest or sum of integers is an integer.
+    None if all are None or there are none, and for a sum if one is None. The largest, smallest or
+    sum of integers is an integer.
     """
     known = [value for value in values if value is not None]
     if not known or (how == "sum" and len(known) < len(values)):
@@ -214,7 +214,7 @@ class Cause(StrEnum):
 class Samples:
     """Consecutive iterations on one rank; every tuple has one entry per iteration.
 
-    start_ns: start of the iteration, since this rank began the point.
+    start_ns: start of the iteration, since this rank began the point, or a script its process.
     step_ns: its duration (CUDA events on a GPU, the host's clock on a CPU).
     host_ns: how long the host took to issue it; equals step_ns on a CPU.
     part_ns: host time spent in each named part of the step, e.g. {"data": ...}.
@@ -290,8 +290,7 @@ class PeakParts:
     @property
     def total_bytes(self) -> int:
         """The sum of all parts."""
-        fixed = self.parameters_bytes + self.optimizer_bytes + self.other_bytes
-        return fixed + self.gradients_bytes + self.activations_bytes
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,9 +340,9 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTime:
-    """Time per step in one module of the model, its children included; None without a backward.
+    """Time per step in one module of the model, its children included.
 
-    name: as `named_modules` gives it.
+    name: as `named_modules` gives it. backward_ms: None if it was not seen in a backward pass.
     """
 
     name: Annotated[str, Column("", "name in the model", name="module")]
@@ -367,7 +366,7 @@ class RankShare:
 
     items: samples of a step; 0 where the rank has nothing to do.
     fixed_ms, items_per_s: of the line through the probe's steps of several sizes.
-    slow_ratio: the speed that emulation has left the device, as a share of its own; None: none.
+    slow_ratio: the share of its speed that emulation has left the device; None: it is not slowed.
     exchange_ms: what the exchange of gradients adds to a step, by a step of equal shares on devices
     that are not slowed. predicted_step_ms: the longest step of a rank alone, and the exchange.
     crossover_batch: see stats.shares; None where there is none.
@@ -435,11 +434,12 @@ class RankMetrics:
 class Measurement(RankMetrics):
     """One rank's answer for one point.
 
-    items_per_step: samples (rows, sequences) that this rank finished in one iteration; None where
-    a step finishes none.
+    items_per_step: samples (rows, sequences) that this rank finished in one iteration, its part of
+    what ranks finish together; None if the workload tells none.
     setup_s: forming the process group and building the workload, outside the samples.
     is_of_new_process: the process had run no point before; None where the steps are another's.
-    peak_mem_*_bytes: torch's device allocator over warm-up and samples; None on a CPU.
+    peak_mem_allocated_bytes: largest of tensors in timed steps. peak_mem_reserved_bytes: largest of
+    torch's allocator, also in warm-up and checks. Both None on a CPU.
     alloc_retries, device_allocs: of that allocator in the timed blocks: how often it ran out and
     gave back what it had kept, and how often it asked the driver for memory.
     message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
@@ -447,7 +447,7 @@ class Measurement(RankMetrics):
     flops_per_step: floating-point operations of this rank's step. model_flops_per_step: the same as
     papers on MFU count them, 6 for each parameter and token.
     gemm_tflops: what this device reaches in large matrix products of the point's precision.
-    energy_j: of the device during the timed phase; None where it was too short to tell.
+    energy_j: of the device in all timed phases; None if unknown, or if one is shorter than 2 s.
     throttle_reasons: why the clocks were limited in the timed phase.
     timed_at_ns: when its blocks were timed.
     sm_clocks_mhz: of the device, read meanwhile by another process; empty where it is not known.
@@ -464,7 +464,7 @@ class Measurement(RankMetrics):
 
     rank: int
     repetitions: tuple[Repetition, ...]
-    items_per_step: int | None
+    items_per_step: float | None
     is_of_new_process: bool | None = None
     message_bytes: int | None = None
     busbw_factor: float | None = None
@@ -630,9 +630,9 @@ class Record:
 
 
 def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
-    """Return point_id -> its status over all rounds: a failure if one failed, else ok if one is.
+    """Return point_id -> its status over all rounds, without control attempts.
 
-    Control attempts are left out.
+    The first failure, else ok if one round is ok, else skipped if one is, else cancelled.
     """
     # A status of a later version counts as a failure.
     severity = {str(one): place for place, one in enumerate(Status) if not one.is_failure}
@@ -672,8 +672,8 @@ class Task:
     """What a worker group is asked to do: one point, and how to measure it.
 
     code: what every worker must have loaded; None where any will do.
-    precisions: those of the plan, of which a worker finds out all that it needs before its first
-    point; of the point's own it does so in any case. None: of none, and not of the point's.
+    precisions: a worker times large matrix products in each of these and in that of the point, each
+    once in its life, before the point. None: it times none, not even in that of the point.
     """
 
     point: Point

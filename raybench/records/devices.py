@@ -42,7 +42,7 @@ class DeviceFacts:
     """The state and the error counters of one device at one moment; unknown facts are None.
 
     unread: why nothing is known, as where the agent of its node does not answer; else empty.
-    memory_total_bytes, memory_free_bytes: without what the driver keeps for itself.
+    memory_free_bytes: without what the driver keeps for itself.
     ecc_errors: uncorrected ones since the driver was loaded.
     remapped_rows: of memory, after errors that could be corrected or not.
     is_remap_pending: a row is replaced at the next reset. is_remap_failed: none was left.
@@ -59,8 +59,6 @@ class DeviceFacts:
     device: Device
     read_at: datetime
     unread: str = ""
-    compute_capability: str | None = None
-    memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
     ecc_errors: int | None = None
     remapped_rows: int | None = None
@@ -231,8 +229,8 @@ class Subject:
 class Finding:
     """The result of one test for one subject: a row of the table `health`.
 
-    passes: how many of them have a value. value: their median, in `unit`; None where no pass has
-    one. expected: what the value was compared with, in words.
+    passes: how many passes of the test have a value. value: the median of these, in `unit`; None
+    where none has. expected: what the value was compared with, in words.
     ratio: its time over the time of similar subjects, above 1 is slower; None without any.
     reason: one sentence; empty where healthy. evidence: what else supports the verdict.
     culprit: the name of the subject that makes this one slow; empty where that is itself.

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import metadata
@@ -41,11 +41,8 @@ def package_versions() -> dict[str, str]:
     """
     found = {"raybench": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            # Absent packages are left out; the reader sees which were there.
-            continue
     return found
 
 
@@ -96,13 +93,11 @@ def usable_cores(root: Path = Path("/")) -> int:
     By its CPU affinity and the quota of its cgroup at the root, which in a container is its own;
     nested cgroups are not read. root: of the file system, for tests.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores, folder = len(os.sched_getaffinity(0)), root / "sys/fs/cgroup"
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
         try:
-            content = (root / "sys/fs/cgroup" / name).read_text(encoding="ascii").split()
-            period = content[1:] or [
-                (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text(encoding="ascii")
-            ]
+            content = (folder / name).read_text(encoding="ascii").split()
+            period = content[1:] or [(folder / "cpu/cpu.cfs_period_us").read_text("ascii")]
             quota_us, period_us = int(content[0]), int(period[0])
         except (OSError, ValueError, IndexError):
             continue  # `max`, or no such cgroup
@@ -143,7 +138,11 @@ class Code:
 
 
 def code_of(module: str) -> Code:
-    """Return the hashes of raybench and of the user's files of this module, already imported."""
+    """Return the hashes of raybench, of a module, and of the user's modules that it imports.
+
+    Files are read and parsed, none is imported. module: its dotted name. Of a built-in workload
+    the files in `raybench/workloads/` count. No file where none is found, as in an archive.
+    """
     return Code(workload=_workload_files(module), raybench_sha256=raybench_sha256())
 
 

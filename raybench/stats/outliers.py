@@ -67,7 +67,7 @@ class Straggler:
 
 
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
-    """Compare the slowest rank with a typical one; None for one rank, or if one has no steps.
+    """Return the slowest rank compared with a typical one; None for one rank, or one without steps.
 
     ranks: for each rank, in rank order, its steps in ms, in blocks. The error is the largest of
     three: that of two medians of independent steps; that of two ranks whose pace wanders, by the
@@ -252,7 +252,7 @@ class Peers:
 
 
 def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
-    """Compare each subject with the median of its peers, pass by pass.
+    """Return how each subject compares with the median of its peers, pass by pass.
 
     values: [passes, subjects], NaN where a pass has none. is_time: whether less is better.
     floor: the noise of a healthy device, as a share; a smaller spread counts as this.
@@ -339,8 +339,7 @@ def _as_times(values: Floats, is_time: bool) -> Floats:
 
 def _median(values: Floats, axis: int) -> Floats:
     """Return the median without NaN; NaN where there is no value, without a warning of numpy."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return np.asarray(np.nanmedian(values, axis=axis))
 
 
@@ -360,10 +359,10 @@ def _spread(values: Floats, floor: float) -> float:
 
 
 def _fast_group(ratios: Floats, floor: float) -> Bools:
-    """Return the faster group of a fleet that falls into two; all where it does not.
+    """Return a mask of the faster group of a fleet that falls into two; all True where it does not.
 
     They are divided at the first gap, from the fast end, that is wider than the limit of the group
-    before it.
+    before it. ratios: times over those of peers; an unknown one, NaN, is not in the faster group.
     """
     order = np.argsort(ratios)  # NaN last
     known = ratios[order][: int(np.isfinite(ratios).sum())]

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from operator import itemgetter
 
 import numpy as np
 
@@ -63,31 +61,27 @@ class DeviceSpeed:
         """Return the seconds of a step of `items` items on this device alone; 0 for no items."""
         if not items:
             return 0.0
-        knots = self._knots
-        place = bisect_right(knots, items, key=itemgetter(0)) - 1
-        done, begin_s = knots[place]
-        if place + 1 == len(knots):
-            return begin_s + (items - done) / self.items_per_s
-        until, end_s = knots[place + 1]
-        return begin_s + (items - done) / (until - done) * (end_s - begin_s)
+        known, seconds = self._knots
+        beyond = max(0, items - known[-1])
+        return float(np.interp(items, known, seconds)) + beyond / self.items_per_s
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
         """Return the speed with one more measured step; it replaces one of as many items."""
         return replace(self, steps=tuple(sorted({**dict(self.steps), items: seconds}.items())))
 
     @cached_property
-    def _knots(self) -> Sequence[tuple[int, float]]:
-        """The (items, seconds) between which times are interpolated; the first has no items.
+    def _knots(self) -> tuple[Sequence[int], Sequence[float]]:
+        """The items and their seconds between which times are interpolated; the first is 0 items.
 
         It takes the least of all times. A step shorter than one of fewer items counts as that one.
         """
         items, seconds = zip((0, self.fixed_s), *self.steps, strict=True)
         rising = accumulate(seconds[1:], max, initial=min(seconds))
-        return list(zip(items, rising, strict=True))
+        return items, list(rising)
 
 
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
-    """Return the items of each device: equal shares in whole units, the first get one more.
+    """Return the items of each device: equal shares, of which the first may be a unit larger.
 
     Raises ValueError where the batch is not a multiple of the unit.
     """
@@ -96,9 +90,9 @@ def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
 
 
 def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
-    """Return for each device whether it is faster than the largest gap between speeds.
+    """Return for each device whether its speed is above the largest gap between two speeds.
 
-    The gap is between two neighbours in the order of speed. If none is above 3 %, all are fast.
+    A gap is the ratio of neighbours in the order of speed. If none is above 3 %, all are fast.
     Raises IndexError for no devices.
     """
     ordered = sorted(set(speeds))

@@ -59,16 +59,9 @@ def summarize(samples: ArrayLike) -> Summary:
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0:
         raise ValueError("a summary needs at least one sample")
-    p50, p90, p95, p99 = np.percentile(values, [50, 90, 95, 99])
-    return Summary(
-        p50=float(p50),
-        p90=float(p90),
-        p95=float(p95),
-        p99=float(p99),
-        min=float(values.min()),
-        max=float(values.max()),
-        std=float(values.std(ddof=1)) if values.size > 1 else 0.0,
-    )
+    low, p50, p90, p95, p99, high = np.percentile(values, [0, 50, 90, 95, 99, 100]).tolist()
+    std = float(values.std(ddof=1)) if values.size > 1 else 0.0
+    return Summary(p50=p50, p90=p90, p95=p95, p99=p99, min=low, max=high, std=std)
 
 
 def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
@@ -97,11 +90,7 @@ def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
 def _batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
     """Return the medians of `count` equally long batches, without the first samples that remain."""
     series = np.asarray(samples, dtype=np.float64)
-    length = len(series) // count
-    medians: NDArray[np.float64] = np.median(
-        series[len(series) - count * length :].reshape(count, length), axis=1
-    )
-    return medians
+    return np.asarray(np.median(series[len(series) % count :].reshape(count, -1), axis=1))
 
 
 def student_t(degrees: float, confidence: float = 0.95) -> float:
@@ -177,16 +166,12 @@ def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
     values = _by_rank(ranks)
     medians = np.median(values, axis=1)
     in_lockstep = bool(np.ptp(medians) <= _LOCKSTEP * medians.max())
-    series: NDArray[np.float64] = (
-        np.median(values, axis=0) if in_lockstep else values[medians.argmax()]
-    )
-    return series
+    return np.asarray(np.median(values, axis=0) if in_lockstep else values[medians.argmax()])
 
 
 def per_iteration_max(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
     """Return the maximum over ranks of each iteration; raises ValueError for unequal lengths."""
-    maxima: NDArray[np.float64] = _by_rank(ranks).max(axis=0)
-    return maxima
+    return np.asarray(_by_rank(ranks).max(axis=0))
 
 
 def median_skew(ranks: Sequence[ArrayLike]) -> float:

@@ -154,7 +154,7 @@ def test_each_node_tells_the_facts_of_its_devices_and_nothing_of_a_node_without_
     after = agents.device_facts(devices())
     assert [one.device for one in before] == [*devices(), stranger]
     assert [one.unread for one in before] == [""] * 4 + ["the agent of its node does not answer"]
-    assert {(one.compute_capability, len(one.nvlinks or ())) for one in before[:4]} == {("9.0", 4)}
+    assert {len(one.nvlinks or ()) for one in before[:4]} == {4}
     grown = [now.pcie_replays - was.pcie_replays for was, now in zip(before, after, strict=False)]
     assert all(more > 0 for more in grown), grown
 

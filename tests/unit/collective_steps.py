@@ -100,11 +100,29 @@ def ring(ranks: int) -> Tensor:
     return output
 
 
+def all_reduce_sparse(ranks: int) -> Tensor:
+    """Of 12 rows of 16, whose indices are sent too; the result is coalesced."""
+    buffer = torch.sparse_coo_tensor(torch.arange(12)[None], numbers(), (16,))
+    dist.all_reduce(buffer)
+    return buffer.values()
+
+
+def from_any_rank(ranks: int) -> Tensor:
+    """Rank 0 sends, and who gets that answers where it came from."""
+    output = torch.zeros(12)
+    if dist.get_rank() == 0:
+        dist.send(numbers(), 1)
+    source = dist.recv(output)
+    if dist.get_rank() == 1:
+        dist.send(numbers(), source)
+    return output
+
+
 WAYS: dict[str, Callable[[int], Tensor]] = {
     way.__name__: way
     for way in (
-        *(all_gather_into, all_gather_in_place, all_gather_lists, reduce_scatter),
-        *(all_to_all, all_to_all_uneven, all_reduce, broadcast, scatter, ring),
+        *(all_gather_into, all_gather_in_place, all_gather_lists, reduce_scatter, from_any_rank),
+        *(all_to_all, all_to_all_uneven, all_reduce, broadcast, scatter, ring, all_reduce_sparse),
     )
 }
 

@@ -37,10 +37,6 @@ def nvmlDeviceGetCurrentClocksEventReasons(handle):
     return 0x4
 
 
-def nvmlDeviceGetCudaComputeCapability(handle):
-    return (9, 0)
-
-
 def nvmlDeviceGetRemappedRows(handle):
     return (1, 0, 0, 0)
 

@@ -64,7 +64,6 @@ ALL = {
     "nvmlDeviceGetCount": 1,
     "nvmlDeviceGetHandleByIndex": "handle",
     "nvmlDeviceGetUUID": UUID,
-    "nvmlDeviceGetCudaComputeCapability": (9, 0),
     "nvmlDeviceGetRemappedRows": (3, 1, 1, 0),
     "nvmlDeviceGetRetiredPages": lambda _, cause: [0xA, 0xB] if cause == 1 else [0xC],
     "nvmlDeviceGetRetiredPagesPendingStatus": 0,
@@ -105,6 +104,9 @@ def test_a_gpu_is_described_with_all_that_nvml_knows(monkeypatch):
     others = {"nvmlDeviceGetComputeRunningProcesses": processes(7, 8)}
     FakeNvml(**ALL | others).install(monkeypatch)
     assert described().other_processes is None
+    for words, node in (([0, 1], 64), ([0b11, 0], None), ([0, 0], None)):
+        FakeNvml(**ALL | {"nvmlDeviceGetMemoryAffinity": words}).install(monkeypatch)
+        assert described().numa_node == node
 
 
 def test_without_nvml_the_facts_of_the_device_are_unknown_and_it_has_no_counters(monkeypatch):
@@ -119,12 +121,6 @@ def test_without_nvml_the_facts_of_the_device_are_unknown_and_it_has_no_counters
     assert device.other_processes is None
     assert Counters(CUDA).read() is None
     assert Counters(CPU).read() is None
-
-
-@pytest.mark.parametrize(("words", "node"), [([0, 1], 64), ([0b11, 0], None), ([0, 0], None)])
-def test_the_numa_node_is_told_where_one_is_nearest(monkeypatch, words, node):
-    FakeNvml(**{**ALL, "nvmlDeviceGetMemoryAffinity": words}).install(monkeypatch)
-    assert described().numa_node == node
 
 
 def test_free_space_is_that_of_the_disk_and_of_shared_memory():
@@ -176,9 +172,7 @@ def test_a_limit_that_both_readings_know_counts_as_throttling_above_two_percent_
     # Clocks that an administrator set, and idling, are not counted.
     benign = {"idle", "app_clocks", "display_clocks"}
     assert not benign & {*nvml.LIMITED_NS_FIELDS.values(), *nvml.LIMITED_NS_POLICIES.values()}
-
-
-def test_energy_is_told_from_two_seconds_on():
+    # Energy is told from two seconds on.
     assert energy_j(reading(0.0, 100.0), reading(2.0, 1500.0)) == 1400.0
     assert energy_j(reading(0.0, 100.0), reading(1.9, 1500.0)) is None
     assert energy_j(reading(0.0), reading(5.0, 1500.0)) is None
@@ -221,22 +215,17 @@ def test_what_follows_a_limit_waits(monkeypatch, limited_s, since_s, more, waite
     since = reading(since_s, power_cap=limited_s(since_s))
     assert limited.waited_s(since, **more) == pytest.approx(waited_s, abs=0.1)
 
-
-def test_where_no_limits_are_counted_nothing_is_waited_for(monkeypatch):
-    limited = Limited(monkeypatch, lambda now_s: now_s)
+    # Nothing is waited for where no limits are counted.
     monkeypatch.setattr(limited, "read", lambda: reading(limited.now_s))
-    assert limited.waited_s(None) == 0.0
-    assert limited.waited_s(limited.read()) == 0.0
+    assert limited.waited_s(None) == limited.waited_s(limited.read()) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("reason", "is_so"),
-    [("thermal_sw", True), ("thermal_hw", True), ("power_brake", True), ("power_cap", False)],
-)
-def test_clocks_are_held_back_by_heat_or_a_fault_and_not_by_the_power_cap(reason, is_so):
-    before = reading(0.0, **{reason: 5.0})
-    assert is_held_back(before, reading(1.0, **{reason: 5.5})) is is_so
-    assert not is_held_back(before, reading(1.0, **{reason: 5.0}))
+def test_clocks_are_held_back_by_heat_or_a_fault_and_not_by_the_power_cap():
+    before = reading(0.0, thermal_sw=5.0, thermal_hw=5.0, power_brake=5.0, power_cap=5.0)
+    later_s = {reason: reading(1.0, **{reason: 5.5}) for reason in before.limited_s}
+    held = [reason for reason, after in later_s.items() if is_held_back(before, after)]
+    assert held == ["thermal_sw", "thermal_hw", "power_brake"]
+    assert not is_held_back(before, reading(1.0, thermal_sw=5.0))
     assert not is_held_back(before, None)
 
 
@@ -317,8 +306,7 @@ def read(log: Path = NO_LOG) -> DeviceFacts:
 def test_the_facts_of_a_gpu_are_all_that_nvml_knows(monkeypatch):
     FakeNvml(**ALL, **XidEvents().answers).install(monkeypatch)
     facts = read()
-    assert (facts.unread, facts.compute_capability) == ("", "9.0")
-    assert (facts.memory_total_bytes, facts.memory_free_bytes) == (140 * GIB, 139 * GIB)
+    assert (facts.unread, facts.memory_free_bytes) == ("", 139 * GIB)
     assert (facts.remapped_rows, facts.is_remap_pending, facts.is_remap_failed) == (4, True, False)
     assert (facts.retired_pages, facts.is_retirement_pending, facts.ecc_errors) == (3, False, 3)
     assert (facts.pcie_replays, facts.pcie_lanes, facts.pcie_lanes_max) == (12, 8, 16)

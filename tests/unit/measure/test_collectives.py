@@ -28,7 +28,7 @@ from raybench.records import Breakdown
 from raybench.workloads.base import Context, Workload
 
 RANKS = 2
-GROUPS = ("_start_coalescing", "_end_coalescing")
+GROUPS = ("_start_coalescing", "_end_coalescing", "recv_anysource")
 WIDTH, LAYERS = 8, 2
 OWN_MS, DELAY_MS = 4.0, 12.0
 # Message and bus bytes of 12 floats by nccl-tests' formulas.
@@ -44,6 +44,9 @@ EXPECTED = {
     "broadcast": {"broadcast": (MESSAGE, MESSAGE)},
     "scatter": {"scatter": (RANKS * MESSAGE, MESSAGE * (RANKS - 1))},
     "ring": {"send": (MESSAGE, MESSAGE), "recv": (MESSAGE, MESSAGE)},
+    "from_any_rank": {"send": (MESSAGE, MESSAGE), "recv": (MESSAGE, MESSAGE)},
+    # Its indices have 8 bytes.
+    "all_reduce_sparse": {"all_reduce": (3 * MESSAGE, 6 * MESSAGE * (RANKS - 1) / RANKS)},
 }
 
 
@@ -70,6 +73,16 @@ def gradients_alone(way: str, rank: int) -> list[float]:
     # DDP divides by the ranks before it sums; its hook that does nothing does not.
     scale = 1.0 if way == "hook" else float(RANKS)
     return [value * scale for p in model.parameters() for value in p.grad.flatten().tolist()]
+
+
+def objects_alone() -> list[int | None]:
+    """What a rank has after collectives of Python objects: two from rank 0, one from all."""
+    rank = dist.get_rank()
+    with replace_collectives(LocalCopies()):
+        dist.broadcast_object_list(told := [rank + 1], src=0)
+        dist.scatter_object_list(dealt := [rank + 1], [5, 6] if rank == 0 else None, src=0)
+        dist.all_gather_object(gathered := [None] * RANKS, rank)
+    return [*told, *dealt, *gathered]
 
 
 def sum_after_error() -> float:
@@ -113,6 +126,7 @@ def run_rank(rank: int, store: str) -> SimpleNamespace:
             gradients={way: gradients_alone(way, rank) for way in ("hook", "copies")},
             after_error=sum_after_error(),
             saved=saved,
+            objects=objects_alone(),
             last_sum=summing.total.item(),
             breakdowns=break_all_down(rank),
             groups_are_as_before=before == [vars(dist.ProcessGroup)[name] for name in GROUPS],
@@ -137,7 +151,7 @@ def test_a_local_copy_writes_as_much_and_only_what_the_rank_has(way, answers):
         seen = answer.ways[way]
         assert len(seen.local) == len(seen.real)
         assert all(value != 0 for value in seen.local)
-        if way != "ring" and (way, rank) != ("scatter", 1):
+        if way not in ("ring", "from_any_rank") and (way, rank) != ("scatter", 1):
             # Only this rank's own hundred.
             assert {round(value) // 100 for value in seen.local} == {rank + 1}
 
@@ -158,6 +172,10 @@ def test_a_ddp_model_computes_alone_what_it_does_with_its_hook(answers):
     assert answers[0].gradients["copies"] != answers[1].gradients["copies"]
     # What autograd has saved may be written.
     assert [answer.saved for answer in answers] == [8.0] * RANKS
+
+
+def test_a_python_object_that_only_a_peer_has_is_none(answers):
+    assert [answer.objects for answer in answers] == [[1, 5, 0, 0], [None, None, 1, 1]]
 
 
 def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(answers):
@@ -214,13 +232,9 @@ def test_what_only_a_peer_has_is_random_and_integers_are_0(dtype, is_random):
     assert first.equal(second)
     assert (len(first.unique()) > 8) is is_random
     assert is_random or not first.any()
-
-
-def test_what_others_would_add_is_not_zero_where_a_rank_has_nothing():
+    # What others would add is not zero either where this rank has nothing.
     output, source = torch.ones(64), torch.zeros(64)
-    handler, copies = LocalCopies(), [(output, source)]
-    handler(Collective(kind="reduce_scatter", ranks=2, message_bytes=64, copies=copies))
-    assert output.count_nonzero() == 64
+    for kind in ("all_gather", "reduce_scatter"):
+        copies(Collective(kind=kind, ranks=2, message_bytes=64, copies=[(output, source)]))
+        assert output.count_nonzero() == (64 if kind == "reduce_scatter" else 0)
     assert output.abs().max() < 0.1
-    handler(Collective(kind="all_gather", ranks=2, message_bytes=64, copies=copies))
-    assert not output.any()

@@ -2,7 +2,8 @@
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -150,8 +151,17 @@ def test_a_warm_up_says_for_how_long_it_compiled(clock, steps):
     assert done.repetitions[0].compiling_steps == steps
 
 
-def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
-    (repetition,) = measure(lambda: Sinking(clock, 0.01, 0.01)).repetitions
+def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock, monkeypatch):
+    class OneCallABlock(phases.MemoryUse):
+        @contextmanager
+        def counting(self) -> Iterator[None]:
+            self.device_allocs = self.retries = 1 + (self.retries or 0)
+            yield
+
+    monkeypatch.setattr(phases, "MemoryUse", OneCallABlock)
+    done = measure(lambda: Sinking(clock, 0.01, 0.01), repeats=2)
+    repetition = done.repetitions[0]
+    assert done.device_allocs == done.alloc_retries == len(done.timed_at_ns)
     assert len(repetition.warmup.step_ns) > 250
     assert max(repetition.warmup.step_ns) > 10_400_000
     assert set(repetition.timed.step_ns) == {10_000_000}
@@ -163,9 +173,7 @@ def test_each_timed_block_begins_with_two_untimed_steps(clock):
     warm_end_ns = repetition.warmup.start_ns[-1] + repetition.warmup.step_ns[-1]
     assert repetition.timed.start_ns[0] - warm_end_ns == 20_000_000
     assert clock[0] == (10 + 2 + 50) * 10_000_000
-
-
-def test_steps_below_a_millisecond_are_timed_in_loops(clock):
+    # Steps below a millisecond are timed in loops.
     (repetition,) = measure_paced(clock, step_s=0.0003, warmup=10, iterations=20).repetitions
     assert repetition.inner_iterations == 4
     assert set(repetition.timed.step_ns) == {300_000}
@@ -367,9 +375,7 @@ def test_gradients_are_compared_after_the_timed_steps_where_that_is_asked_for(cl
     cannot = measure_paced(clock, **ASKED)
     assert cannot.gradient_error is None
     assert "check_gradients: workload Paced cannot compare its gradients" in cannot.warnings
-
-
-def test_a_model_alone_has_the_gradients_of_one_process():
+    # A model alone has the gradients of one process.
     found = measure(lambda: Mlp(make_context(), hidden=8, layers=2), **ASKED)
     assert found.gradient_error < 1e-6
     assert not [text for text in found.warnings if "gradient" in text]

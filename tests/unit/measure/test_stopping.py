@@ -23,12 +23,14 @@ def test_a_warm_up_that_a_cuda_graph_needs_is_done_whatever_job_and_budget_say()
     assert chosen.next_warmup([S], at_least=12) == 1
     assert chosen.next_warmup([S, MS], at_least=12) == 10
     assert chosen.next_warmup([S] * 12, at_least=12) == 0
+    assert policy(warmup=1).next_warmup([S]) == 0
 
 
 def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
     chosen = policy(warmup=Span(min=20, max=60), min_seconds=0.0, max_seconds=1000.0)
     climbing = [S] + [MS + 20_000 * i for i in range(100)]
     assert chosen.next_warmup([S] + [MS] * 29) == 0
+    assert policy(warmup=Span(min=1, max=9)).next_warmup([S]) == 1, "one beside the cold step"
     assert chosen.next_warmup(climbing[:30]) == 15
     assert chosen.next_warmup(climbing[:50]) == 10
     assert chosen.next_warmup(climbing[:60]) == 0
@@ -109,18 +111,11 @@ def test_a_step_time_has_settled_where_its_level_changes_no_more():
     assert chosen.has_settled(course([S] * 4, [S] * 5)) is None, "nobody can tell by eight steps"
 
 
-@pytest.mark.parametrize(
-    ("known", "steps"),
-    [
-        (course([10 * MS]), 2),
-        (course([], [S, 10 * MS]), 2),
-        (course([300 * MS]), 0),
-        (course([10 * MS], inner=30), 0),
-        (course([], [S]), 0),
-    ],
-)
-def test_two_steps_lead_into_a_block_unless_they_are_slow(known, steps):
-    assert policy().lead_in(known) == steps
+def test_two_steps_lead_into_a_block_unless_they_are_slow():
+    for quick in (course([10 * MS]), course([], [S, 10 * MS])):
+        assert policy().lead_in(quick) == 2
+    for slow in (course([300 * MS]), course([10 * MS], inner=30), course([], [S])):
+        assert policy().lead_in(slow) == 0
 
 
 @pytest.mark.parametrize(
@@ -150,8 +145,3 @@ def test_the_median_is_right_its_interval_honest_and_clean_noise_not_marked(name
     assert abs(np.mean([o.bias for o in found])) <= 0.004
     assert np.mean([o.is_covered for o in found]) >= 0.85
     assert np.mean([o.is_stable is False for o in found]) <= 0.05
-
-
-def test_a_warm_up_that_may_be_longer_has_a_step_beside_the_cold_one():
-    assert StoppingPolicy(settings=Measure(warmup=Span(min=1, max=9))).next_warmup([S]) == 1
-    assert StoppingPolicy(settings=Measure(warmup=1)).next_warmup([S]) == 0

@@ -85,6 +85,9 @@ def test_what_one_memory_does_not_hold_goes_to_the_others():
     assert shares_by_speed(speeds, 100) == (50, 25, 25)
     with pytest.raises(ValueError, match="hold 150 items together, not 151"):
         shares_by_speed(speeds, 151)
+    assert equal_shares(3, 16, 2) == (6, 6, 4)
+    with pytest.raises(ValueError, match="not made up of units of 4"):
+        equal_shares(2, 10, 4)
 
 
 def test_what_was_measured_of_a_step_counts_and_not_the_line_through_it():
@@ -98,9 +101,7 @@ def test_what_was_measured_of_a_step_counts_and_not_the_line_through_it():
     line = DeviceSpeed(fixed_s=0.0, items_per_s=10_000)
     assert shares_by_speed([stairs, line], 200) == (100, 100)
     assert stairs.with_step(101, 0.0101).step_s(101) == pytest.approx(0.0101)
-
-
-def test_a_longer_step_that_was_measured_to_be_shorter_takes_as_long_as_the_one_before():
+    # A longer step that was measured to be shorter takes as long as the one before.
     noisy = DeviceSpeed(fixed_s=0.02, items_per_s=1000, steps=((10, 0.02), (20, 0.019)))
     assert noisy.step_s(20) == pytest.approx(0.02)
     assert noisy.step_s(30) == pytest.approx(0.03)
@@ -163,12 +164,6 @@ def test_below_the_crossover_the_fast_devices_alone_are_quicker():
         fast_s = longest_step_s(speeds, fast_shares(are_fast, items)) + 0.01
         assert (by_speed_s < fast_s) is by_speed_wins
     assert crossover_batch(speeds[:2], (True, True), exchange_s=1, fast_exchange_s=0) is None
-
-
-def test_equal_shares_differ_by_a_unit_at_most_and_need_whole_units():
-    assert equal_shares(3, 16, 2) == (6, 6, 4)
-    with pytest.raises(ValueError, match="not made up of units of 4"):
-        equal_shares(2, 10, 4)
 
 
 def test_a_line_is_found_that_begins_at_0_at_least_as_one_through_a_single_point():

@@ -36,19 +36,9 @@ def test_repeats_that_differ_among_themselves_are_not_independent_samples():
     alike = stats.median_interval((1.0 + noise).tolist())
     assert alike.high - alike.low < 0.001
     assert apart.low < 1.005 < 1.025 < apart.high
-
-
-def test_below_five_samples_there_is_no_interval():
+    # Below five samples there is no interval.
     assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
     assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)
-
-
-def test_of_ranks_the_smallest_is_taken_step_by_step():
-    ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0]]
-    assert stats.median_of_smallest(ranks) == 2.0
-    assert stats.median_above_smallest(ranks) == [0.0, 0.0]
-    assert stats.median_above_smallest([[5.0, 6.0, 7.0], [1.0, 2.0, 3.0]]) == [4.0, 0.0]
-    assert stats.median_of_smallest([[1.0], []]) is None
 
 
 @given(SAMPLES)
@@ -76,9 +66,11 @@ def test_ranks_are_told_apart_by_their_medians_and_spread():
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]
     assert stats.median_skew(ranks) == 8
-
-
-def test_ranks_with_different_counts_are_refused():
+    # The smallest is taken step by step.
+    ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0]]
+    assert (stats.median_of_smallest(ranks), stats.median_of_smallest([[1.0], []])) == (2.0, None)
+    assert stats.median_above_smallest(ranks) == [0.0, 0.0]
+    assert stats.median_above_smallest([[5.0, 6.0, 7.0], [1.0, 2.0, 3.0]]) == [4.0, 0.0]
     with pytest.raises(ValueError, match=r"equally many samples, got \[1, 2\]"):
         stats.per_iteration_max([[1.0], [1.0, 2.0]])
 
@@ -94,11 +86,6 @@ def rows(count, phi, sd, runs=300):
     return with_outliers(rng, 1 + sd * autocorrelated(rng, runs=runs, count=count, phi=phi))
 
 
-def test_below_25_steps_nobody_can_tell():
-    assert level_change([1.0] * (MIN_LEVEL_STEPS - 1)) is None
-    assert marked([1.0] * MIN_LEVEL_STEPS) is False
-
-
 @given(st.floats(-0.05, 0.05), st.floats(1e-3, 1e9), st.integers(40, 400))
 @settings(max_examples=50, deadline=None)
 def test_a_straight_drift_changes_the_level_by_its_ends(size, level, count):
@@ -107,14 +94,14 @@ def test_a_straight_drift_changes_the_level_by_its_ends(size, level, count):
     assert change.size == pytest.approx(size, rel=0.15, abs=1e-9)
 
 
-def test_only_a_change_above_the_least_counts():
+def test_only_a_change_above_the_least_counts_of_25_steps_or_more():
+    assert level_change([1.0] * (MIN_LEVEL_STEPS - 1)) is None
+    assert marked([1.0] * MIN_LEVEL_STEPS) is False
     drift = [1 + 0.02 * i / 200 for i in range(200)]
     assert marked(drift, 0.01)
     assert not marked(drift, 0.03)
     assert marked(drift[::-1], 0.01)
-
-
-def test_what_ended_in_the_first_third_is_no_change():
+    # What ended in the first third is no change.
     assert not marked([2.0] * 60 + [1.0] * 140)
     assert marked([1.0] * 140 + [1.05] * 60)
 
@@ -174,9 +161,7 @@ def test_a_point_without_two_starts_on_a_side_has_no_scatter():
     assert found[0] is None
     assert found[1] is not None
     assert scatter(np.array([[1.0], [2.0]])) == [None, None]
-
-
-def test_starts_that_agree_to_the_last_digit_make_any_change_certain():
+    # Starts that agree to the last digit make any change certain.
     [found] = scatter(np.zeros((1, 4)))
     assert found.p_value(0.01, 1.0) == 0
     assert found.p_value(-0.01, 1.0) == 1

@@ -10,8 +10,10 @@ import pytest
 from fakes import ALONE, make_point
 
 from raybench.job.model import Measure
-from raybench.records import Measurement, Status, Task
+from raybench.measure import phases
+from raybench.records import Breakdown, Measurement, Status, Task
 from raybench.worker.worker import Worker
+from raybench.workloads.script import RunningScript
 from tests.script_files import write_script
 
 
@@ -163,5 +165,19 @@ def no_children():
     return not [c for c in psutil.Process().children() if "train.py" in " ".join(c.cmdline())]
 
 
-def test_a_script_that_writes_much_is_measured(tmp_path):
-    assert isinstance(run(tmp_path, "print('x' * 10_000_000)\nsteps(10**9)"), Measurement)
+def test_the_peak_memory_of_a_script_that_writes_much_is_that_of_all_repeats(tmp_path, monkeypatch):
+    peaks, in_turn = {}, iter([(7, 8), (5, 6)])
+
+    def keep(script, _):
+        return script in peaks or peaks.update({script: next(in_turn)})
+
+    def take_apart(script, timer, context, extent):
+        timer.allocated_bytes = timer.reserved_bytes = 9
+        return Breakdown()
+
+    monkeypatch.setattr(RunningScript, "peaks", property(peaks.get, keep), raising=False)
+    monkeypatch.setattr(phases, "break_down_script", take_apart)
+    text = "print('x' * 10_000_000)\nsteps(10**9)"
+    answer = run(tmp_path, text, {"repeats": 2, "breakdown": True})
+    assert isinstance(answer, Measurement), answer
+    assert (answer.peak_mem_allocated_bytes, answer.peak_mem_reserved_bytes) == (7, 8)
