@@ -248,7 +248,8 @@ def test_workloads_describes_a_class_of_the_user(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
     [
-        *((words, HEAVY) for words in (["--help"], ["plan", str(JOBS[0])], ["workloads"])),
+        *((words, (*HEAVY, "psutil")) for words in (["--help"], ["plan", str(JOBS[0])])),
+        (["workloads"], HEAVY),
         (["list", "--results", str(ROOT / "results" / "examples")], ("torch", "ray", "pandas")),
     ],
 )

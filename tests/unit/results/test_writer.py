@@ -22,8 +22,6 @@ from builders import (
 )
 from commands import refusal_of, run_python
 
-import raybench
-from raybench.analysis import frames
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, RunStatus, Status
 from raybench.results import reader
@@ -306,20 +304,6 @@ def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_pat
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ResultsError, match=f"no permission to write to {tmp_path}; choose"):
         check_writable(tmp_path / "results")
-
-
-def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before():
-    assert raybench.load is frames.load
-    assert raybench.units("points")["step_ms_p50"] == "ms"
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        raybench.nothing  # noqa: B018
-    code = (
-        "import sys, raybench, raybench.cli.results\n"
-        "print(sorted({'pandas', 'pyarrow', 'numpy', 'vl_convert', 'torch', 'ray'} "
-        "& set(sys.modules)))"
-    )
-    done = run_python(code)
-    assert done.stdout.strip() == "[]"
 
 
 def unfinished(root, host):
