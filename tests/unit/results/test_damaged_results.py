@@ -150,10 +150,6 @@ def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):
     assert "run run-a: its row has no start, or no status; run run-a is left out" in err
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:60])
-
-
 def without_permission(path):
     path.chmod(0)
 
@@ -170,7 +166,6 @@ def link_to_nothing(path):
 
 # What can happen to a file of a run, by what it is called.
 DAMAGE = {
-    "truncated": truncated,
     "empty": lambda path: path.write_bytes(b""),
     "garbage": lambda path: path.write_bytes(bytes(range(256)) * 9),
     "newer version": lambda path: rewrite(path, dict, version="999"),
