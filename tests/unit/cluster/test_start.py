@@ -6,10 +6,10 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import REPOSITORY
 from ruamel.yaml import YAML
 
 from raybench.cluster import starts_private
@@ -157,9 +157,6 @@ def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost
         [sys.executable, "-c", hangs], capture_output=True, text=True, timeout=30, env=os.environ
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "its head is gone\n")
-
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("file", ["cluster.yaml", "docs/launchers/aws.yaml"])

@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -32,6 +31,7 @@ from builders import (
     unscaled_point,
 )
 from click.testing import CliRunner
+from commands import EXAMPLES
 
 from raybench.analysis.rows import ScaledRow, point_rows
 from raybench.cli.results import show_command
@@ -53,7 +53,6 @@ from raybench.results.writer import RunStore
 from raybench.sweep.scheduler import WORTHWHILE
 
 MS = 1_000_000
-EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 step_ms = partial(formatting.step_in, formatting.MILLISECONDS)
 
 
