@@ -271,13 +271,6 @@ def test_no_heavy_library_is_loaded(arguments, heavy):
     assert done.stderr == "[]\n"
 
 
-def test_a_bad_job_exits_with_2_and_nothing_on_stdout(command):
-    Path("job.yaml").write_text("nothing: 1\n")
-    code, out, err = command("plan", "job.yaml", results=None)
-    assert (code, out) == (2, "")
-    assert all(line.startswith("job.yaml:1:1: ") for line in err.splitlines())
-
-
 ALL = templates()
 
 

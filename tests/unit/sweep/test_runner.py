@@ -247,6 +247,7 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
             for given in ("nan", "inf", "-1", "1e9")
         ),
         (("--tag", "rack"), "--tag rack: expected KEY=VALUE"),
+        (("--profile", "nonsense > 1"), "--profile nonsense > 1: "),
     ],
 )
 def test_what_no_sweep_can_keep_to_is_told_by_a_dry_run_too(job, words, told, command):
