@@ -2,8 +2,8 @@
 
 from raybench.cluster import Cluster
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Measurement, Status, Task
+from tests.unit.fakes import make_point
 
 PROBE = "tests.integration.probe_workloads:Probe"
 
@@ -17,15 +17,8 @@ def run(
     **measure: float,
 ) -> tuple[Answer, ...]:
     """The answers of a small point on these workers, of which one rank has the fault."""
-    point = Point(
-        workload=workload,
-        params={"fault": fault, "faulty_rank": rank},
-        world_size=len(worker_ids),
-        precision=Precision.FP32,
-        batch_size=8,
-        global_batch_size=8 * len(worker_ids),
-        scaling="weak",
-    )
+    params = {"fault": fault, "faulty_rank": rank}
+    point = make_point(workload=workload, params=params, world_size=len(worker_ids))
     settings = Measure(**{"warmup": 2, "iterations": 4, "breakdown": False, **measure})
     return cluster.run(Task(point=point, settings=settings), worker_ids)
 

@@ -8,13 +8,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from builders import make_context
 from forked import gloo
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from raybench.job.point import Precision
 from raybench.workloads import language_models
-from raybench.workloads.base import Context
 from raybench.workloads.shapes import Layout
 from raybench.workloads.transformer import Transformer
 
@@ -59,10 +58,8 @@ COMPILED: dict[str, dict[str, Any]] = {
 
 
 def make(rank: int, world_size: int, device: str = "cpu", **options: Any) -> Transformer:
-    context = Context(
-        device=torch.device(device), rank=rank, world_size=world_size, local_rank=rank,
-        batch_size=BATCH, precision=Precision.FP32, seed=3,
-    )  # fmt: skip
+    at = torch.device(device)
+    context = make_context(rank, world_size, device=at, batch_size=BATCH, seed=3)
     return Transformer(context, **{**SIZES, **options})
 
 

@@ -1,10 +1,9 @@
 """Points that a cluster runs, as the records and rows that a sweep would make of them."""
 
-from datetime import UTC, datetime
-
 from raybench.cluster import Cluster
-from raybench.records import Measurement, Record, Status, Task
+from raybench.records import Measurement, Record, Task
 from raybench.results.tables import PointRow, point_row
+from tests.unit.builders import make_record
 
 
 def measure_record(cluster: Cluster, task: Task) -> Record:
@@ -13,12 +12,8 @@ def measure_record(cluster: Cluster, task: Task) -> Record:
     answers = cluster.run(task, tuple(range(world_size)))
     measurements = tuple(answer for answer in answers if isinstance(answer, Measurement))
     assert len(measurements) == len(answers) == world_size, answers
-    return Record(
-        point=task.point,
-        attempt=1,
-        status=Status.OK,
-        started_at=datetime.now(UTC),
-        duration_s=1.0,
+    return make_record(
+        task.point,
         devices=tuple(cluster.devices[:world_size]),
         measurements=measurements,
         warnings=tuple(warning for one in measurements for warning in one.warnings),

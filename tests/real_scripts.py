@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from raybench.job.model import Measure
-from raybench.job.point import SCRIPT, Point
+from raybench.job.point import SCRIPT
 from raybench.records import Task
+from tests.unit.builders import unscaled_point
 
 FOLDER = Path(__file__).with_name("scripts")
 # File -> the packages that it needs beside torch.
@@ -28,13 +29,6 @@ def make_task(name: str, world_size: int = 1, args: str = "", **measure: Any) ->
     for package in SCRIPTS.get(name, ()):
         pytest.importorskip(package)
     params = {"path": str(FOLDER / name), "args": args, "items_per_step": "4 * 2", "step_of": ""}
-    point = Point(
-        workload=SCRIPT,
-        params=params,
-        world_size=world_size,
-        batch_size=None,
-        global_batch_size=None,
-        scaling=None,
-    )
+    point = unscaled_point(SCRIPT, world_size, **params)
     settings = {"warmup": 10, "iterations": 30, "timeout_s": 120, **measure}
     return Task(point=point, settings=Measure.model_validate(settings), precisions=None)

@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raybench.records import Measurement, RankInfo, Status
+from raybench.records import Measurement, Status
 from raybench.worker.worker import Worker
 from tests.gpu.gpus import private_ray
 from tests.real_scripts import SCRIPTS, make_task
+from tests.unit.fakes import ALONE
 
 pytestmark = pytest.mark.gpu
-
-ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -12,10 +12,10 @@ from tests.cluster_contract import process_ids
 from tests.integration.sweeps import title_of
 from tests.real_scripts import SCRIPTS, make_task
 from tests.script_files import write_script
+from tests.unit.builders import unscaled_point
 from tests.unit.fakes import make_point
 
 NO_GROUP = "the script's process group has 1 of 2 ranks: each may have trained alone"
-NO_BATCH = dict.fromkeys(("batch_size", "global_batch_size", "scaling"))
 # A new worker of Ray on a busy machine.
 SLACK_S = 25.0
 
@@ -30,8 +30,7 @@ def cluster(three_workers, tmp_path_factory):
 def run(cluster, folder, text, **measure):
     """The answers of two ranks of one node that run this script."""
     script = write_script(folder, text)
-    given = {"path": str(script), "args": "", "items_per_step": "", "step_of": ""}
-    point = make_point(workload=SCRIPT, params=given, world_size=2, **NO_BATCH)
+    point = unscaled_point(SCRIPT, 2, path=str(script), args="", items_per_step="", step_of="")
     settings = {"warmup": 5, "iterations": 10, "breakdown": False, **measure}
     return cluster.run(Task(point=point, settings=Measure(**settings)), (0, 1))
 

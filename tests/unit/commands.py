@@ -11,6 +11,9 @@ import pytest
 
 from raybench import cli
 
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = REPOSITORY / "results" / "examples"
+
 
 class Answer(NamedTuple):
     """What a command ended with and wrote."""

@@ -2,16 +2,15 @@
 
 import importlib.util
 import re
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from commands import EXAMPLES, REPOSITORY
 
 from raybench.cli import COMMANDS
 from raybench.job.loading import load_job
 from raybench.job.plan import make_plan
 
-REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 PAGES = [*(REPOSITORY / name for name in AT_THE_TOP), *DOCS.rglob("*.md")]
@@ -45,7 +44,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 def test_every_run_that_is_named_is_committed_or_in_the_list_of_earlier_ones():
     earlier = RUN_ID.findall((REPOSITORY / "results" / "README.md").read_text())
     named = {run_id for page in PAGES for run_id in RUN_ID.findall(page.read_text())}
-    committed = {path.name for path in (REPOSITORY / "results" / "examples" / "points").iterdir()}
+    committed = {path.name for path in (EXAMPLES / "points").iterdir()}
     assert named - set(earlier) - committed == set()
 
 
@@ -100,7 +99,7 @@ def test_every_job_of_the_repository_loads_and_was_run(path):
     made = make_plan(job)
     assert made.warnings == ()
     planned = {point.point_id for point in made.points}
-    runs = list((REPOSITORY / "results" / "examples" / "points").glob(f"{job.name}-*"))
+    runs = list((EXAMPLES / "points").glob(f"{job.name}-*"))
     assert bool(runs) == (job.name not in WITHOUT_RUN)
     if not runs:
         assert f"`{job.name}`" in (REPOSITORY / "docs" / "results.md").read_text()
@@ -114,5 +113,5 @@ def test_the_report_in_the_readme_is_that_of_its_run(command):
     text = (REPOSITORY / "README.md").read_text()
     shown = next(block for block in text.split("```text\n")[1:] if block.startswith("ddp_scaling-"))
     lines = shown.partition("```")[0].splitlines()
-    _, printed, _ = command("report", lines[0], results=REPOSITORY / "results" / "examples")
+    _, printed, _ = command("report", lines[0], results=EXAMPLES)
     assert [line for line in lines if line != "[...]" and line not in printed.splitlines()] == []

@@ -4,12 +4,12 @@ is true: it is worked out again here, from the Parquet files alone.
 
 import html
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
+from commands import EXAMPLES, REPOSITORY
 
 from raybench.cli.health import load_health
 from raybench.cli.results import format_page
@@ -22,8 +22,6 @@ from raybench.report.run_report import RunReport
 from raybench.report.summary import load_summary
 from raybench.results import reader
 
-REPOSITORY = Path(__file__).parents[2]
-RESULTS = REPOSITORY / "results" / "examples"
 LIST = REPOSITORY / "docs" / "README.md"
 REPORTS = REPOSITORY / "docs" / "examples" / "reports"
 RUNS = {
@@ -41,7 +39,7 @@ AGAIN = "make it again with the commands in docs/README.md"
 
 def points(job):
     """The last attempt at each point in each round, without raybench."""
-    rows = pd.read_parquet(RESULTS / "points" / RUNS[job]).sort_values("attempt")
+    rows = pd.read_parquet(EXAMPLES / "points" / RUNS[job]).sort_values("attempt")
     trial = [name for name in ("point_id", "round", "control_of") if name in rows]
     return rows.drop_duplicates(trial, keep="last")
 
@@ -67,24 +65,24 @@ def marks(svg):
 
 @pytest.mark.parametrize("job", ["ddp_scaling", "collectives", "largest_batch", "gemm"])
 def test_the_committed_markdown_is_what_the_tables_say_today(job):
-    today = format_document(RunReport(summary=load_summary(RESULTS, RUNS[job])), "md")
+    today = format_document(RunReport(summary=load_summary(EXAMPLES, RUNS[job])), "md")
     assert (REPORTS / f"{job}.md").read_text() == today, AGAIN
 
 
 def test_the_committed_health_check_is_what_the_tables_say_today():
-    report = load_health(RESULTS, RUNS["health"])
+    report = load_health(EXAMPLES, RUNS["health"])
     today = format_document(report, "md")
     assert (REPORTS / "health.md").read_text() == today, AGAIN
     drawn = draw_figure(health_figures(report)[0], "svg", below=report.machine)
     assert marks((REPORTS / "health.svg").read_text()) == marks(drawn.decode()), AGAIN
-    today = format_health_page(report, reader.load(RESULTS, "devices", RUNS["health"]))
+    today = format_health_page(report, reader.load(EXAMPLES, "devices", RUNS["health"]))
     assert visible((REPORTS / "health.html").read_text()) == visible(today), AGAIN
 
 
 @pytest.mark.parametrize("job", CHARTS)
 def test_the_committed_charts_show_what_the_tables_say_today(job):
-    devices = reader.load(RESULTS, "devices", RUNS[job])
-    data = ChartData(summary=load_summary(RESULTS, RUNS[job]), devices=devices)
+    devices = reader.load(EXAMPLES, "devices", RUNS[job])
+    data = ChartData(summary=load_summary(EXAMPLES, RUNS[job]), devices=devices)
     today = draw_main_figure(data, "svg")
     found = marks(CHARTS[job].read_text())
     assert len(found) > 10
@@ -93,7 +91,7 @@ def test_the_committed_charts_show_what_the_tables_say_today(job):
 
 def test_the_committed_page_says_what_the_tables_say_today():
     committed = PAGE.read_text()
-    today = format_page(RESULTS, load_summary(RESULTS, RUNS["ddp_scaling"]))
+    today = format_page(EXAMPLES, load_summary(EXAMPLES, RUNS["ddp_scaling"]))
     assert lead("ddp_scaling") in visible(committed)
     assert visible(committed) == visible(today), AGAIN
     assert committed.count("<svg") == today.count("<svg"), AGAIN

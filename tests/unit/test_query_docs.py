@@ -3,15 +3,14 @@
 import io
 import re
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pandas as pd
 import polars as pl
 import pytest
+from commands import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "how-to" / "query.md").read_text()
 TOOLS = ("pandas", "DuckDB", "Polars")
 # Recipe -> what tells its rows apart.

@@ -1,12 +1,12 @@
 """Reference values: how sure a range is, where it is from, and how files are pooled and read."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from builders import make_row, make_run
+from commands import EXAMPLES, REPOSITORY
 
 from raybench.analysis import references
 from raybench.analysis.rows import ScaledRow
@@ -15,7 +15,6 @@ from raybench.records import Status
 from raybench.report.summary import Summary, load_summary
 
 H200 = "NVIDIA H200"
-FOLDER = Path(__file__).parents[3] / "raybench" / "references"
 GEMM = references.Quantity(
     of={"test": "gemm bf16 8192", "where": "device"}, metric="value", unit="TFLOP/s"
 )
@@ -112,7 +111,7 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path, old, new, problem):
 
 
 def test_what_is_shipped_follows_from_its_own_starts():
-    for path in FOLDER.glob("*.yaml"):
+    for path in (REPOSITORY / "raybench" / "references").glob("*.yaml"):
         file = references.parse_references(path.read_text(), path.name)
         assert references.pool([file]) == [references.shipped(file.model)]
 
@@ -128,7 +127,6 @@ def test_a_datasheet_is_known_without_a_run():
     assert references.peak_of("NVIDIA A100-SXM4-80GB", {"test": "launch"}) is None
 
 
-EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 GIB = 2**30
 SOUND = {
     "workload": "mlp",

@@ -1,11 +1,9 @@
 """`raybench predict` on the committed runs."""
 
-from pathlib import Path
-
 import pytest
+from commands import EXAMPLES
 
-RESULTS = Path(__file__).parents[3] / "results"
-RUN = "examples/ddp_scaling-20261122-142621-6209"
+RUN = "ddp_scaling-20261122-142621-6209"
 
 
 @pytest.mark.parametrize(
@@ -14,8 +12,8 @@ RUN = "examples/ddp_scaling-20261122-142621-6209"
         ((RUN, "--world-size", "4"), "must be more than the 4 that"),
         ((RUN, "--world-size", "8,64"), "4 devices on 1 node of 4; 64 devices need several nodes"),
         ((RUN, "--world-size", "8,x"), "must be numbers from 2"),
-        (("examples/collectives", "--world-size", "8"), "no step of DistributedDataParallel"),
+        (("collectives", "--world-size", "8"), "no step of DistributedDataParallel"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_in_one_line(command, arguments, why):
-    assert why in command("predict", *arguments, results=RESULTS).refusal
+    assert why in command("predict", *arguments, results=EXAMPLES).refusal

@@ -84,7 +84,7 @@ def test_a_device_that_another_sweep_has_is_refused_and_nothing_is_held(other):
     assert not DeviceLocks().lock(["GPU-0"], me(), shared=False).others
 
 
-def test_the_kernel_frees_the_devices_of_a_killed_sweep(other):
+def test_the_kernel_frees_the_devices_of_a_killed_sweep_and_its_files_are_removed(other, folder):
     [holder] = DeviceLocks().other_users([CPU]).others[CPU]
     assert not holder.has_ended
     other.send_signal(signal.SIGKILL)
@@ -92,7 +92,9 @@ def test_the_kernel_frees_the_devices_of_a_killed_sweep(other):
     assert holder.has_ended
     locks = DeviceLocks()
     assert not locks.lock([CPU, "GPU-1"], me(), shared=False).others
+    assert len(list(folder.iterdir())) == 2
     locks.close()
+    assert not list(folder.iterdir())
 
 
 def test_who_shares_beside_one_alone_is_seen_and_has_the_device_after_it():
@@ -132,17 +134,6 @@ def test_of_two_sweeps_that_start_at_once_one_has_the_device():
     for thread in threads:
         thread.join()
     assert len(took) == 1
-
-
-def test_files_of_killed_sweeps_are_removed(other, folder):
-    other.kill()
-    other.wait()
-    assert len(list(folder.iterdir())) == 2
-    locks = DeviceLocks()
-    locks.lock([CPU, "GPU-1"], me(), shared=False)
-    assert len(list(folder.iterdir())) == 2
-    locks.close()
-    assert not list(folder.iterdir())
 
 
 # Drops its rights after the imports, for which it may need those of who runs the tests.
@@ -340,11 +331,6 @@ def on_cpus(time_s, busy_s, **own):
 
 def spent(own_s, children_s=0.0):
     return CpuTime(own_s=own_s, children_s=children_s)
-
-
-def test_what_the_own_processes_use_is_no_use_by_others():
-    before, after = on_cpus(0.0, 100.0, p1=spent(5.0)), on_cpus(10.0, 110.0, p1=spent(15.0))
-    assert seen(before, after) == []
 
 
 def test_others_are_told_beyond_a_twentieth_of_the_workers_processors():

@@ -6,10 +6,10 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import REPOSITORY
 from ruamel.yaml import YAML
 
 from raybench.cluster import starts_private
@@ -36,9 +36,6 @@ class Host:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         return path
-
-    def found(self):
-        return find_own_cluster()
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def test_a_private_ray_is_expected_as_the_address_and_ray_address_say(
 def test_a_file_that_no_raylet_of_ours_confirms_is_told_and_not_believed(host, head, owner):
     host.raylet(head, owner=owner)
     host.address_file("192.0.2.66:6379")
-    address, why_not = host.found()
+    address, why_not = find_own_cluster()
     assert not address
     assert why_not.startswith("the cluster at 192.0.2.66:6379 is gone or another user's")
 
@@ -80,20 +77,20 @@ def test_a_file_that_no_raylet_of_ours_confirms_is_told_and_not_believed(host, h
 def test_a_file_that_holds_no_address_is_as_none(host, text):
     host.raylet(text)
     host.address_file(text)
-    assert host.found() == ("", "")
+    assert find_own_cluster() == ("", "")
 
 
 def test_a_head_below_another_temp_dir_is_found_where_there_is_none_in_the_usual_one(host):
     host.raylet("192.0.2.1:6379", host.root / "a")
     host.address_file("192.0.2.1:6379", host.root / "a")
-    assert host.found() == ("192.0.2.1:6379", "")
+    assert find_own_cluster() == ("192.0.2.1:6379", "")
     host.raylet("192.0.2.2:6379", host.root / "b")
     host.address_file("192.0.2.2:6379", host.root / "b")
     with pytest.raises(ClusterError, match=r"several Ray clusters .*\.1:6379, 192.*name one with"):
-        host.found()
+        find_own_cluster()
     host.raylet("192.0.2.3:6379")
     host.address_file("192.0.2.3:6379")
-    assert host.found() == ("192.0.2.3:6379", "")
+    assert find_own_cluster() == ("192.0.2.3:6379", "")
 
 
 SOCKET = "session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store"
@@ -160,9 +157,6 @@ def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost
         [sys.executable, "-c", hangs], capture_output=True, text=True, timeout=30, env=os.environ
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "its head is gone\n")
-
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("file", ["cluster.yaml", "docs/launchers/aws.yaml"])

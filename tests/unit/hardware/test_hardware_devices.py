@@ -357,12 +357,6 @@ def test_errors_of_links_that_newer_drivers_count_by_field_are_read_there(monkey
     }
 
 
-def test_a_fabric_that_could_not_be_joined_is_a_fault(monkeypatch):
-    failed = fabric(3, status=pynvml.NVML_ERROR_UNKNOWN)
-    FakeNvml(**{**ALL, "nvmlDeviceGetGpuFabricInfoV": failed}).install(monkeypatch)
-    assert read().fabric_faults == ("error 999 of the fabric manager",)
-
-
 def test_errors_of_the_driver_are_told_from_the_first_reading_on(monkeypatch):
     events = XidEvents()
     fake = FakeNvml(**ALL, **events.answers).install(monkeypatch)
@@ -390,11 +384,15 @@ def test_the_kernels_log_is_read_for_the_errors_of_each_device(monkeypatch, tmp_
 
 
 @pytest.mark.parametrize(
-    ("mask", "faults"),
-    [(0, ()), (1 << 8, ()), (5 << 8, ("an incorrect configuration",))],
-    ids=["not told", "right", "too few NVLinks"],
+    ("told", "faults"),
+    [
+        ({"health_mask": 0}, ()),
+        ({"health_mask": 1 << 8}, ()),
+        ({"health_mask": 5 << 8}, ("an incorrect configuration",)),
+        ({"status": pynvml.NVML_ERROR_UNKNOWN}, ("error 999 of the fabric manager",)),
+    ],
+    ids=["not told", "right", "too few NVLinks", "not joined"],
 )
-def test_a_fabric_that_is_configured_wrong_is_a_fault(monkeypatch, mask, faults):
-    answers = ALL | {"nvmlDeviceGetGpuFabricInfoV": fabric(3, health_mask=mask)}
-    FakeNvml(**answers, **XidEvents().answers).install(monkeypatch)
+def test_a_fabric_that_is_configured_wrong_or_was_not_joined_is_a_fault(monkeypatch, told, faults):
+    FakeNvml(**ALL | {"nvmlDeviceGetGpuFabricInfoV": fabric(3, **told)}).install(monkeypatch)
     assert read().fabric_faults == faults

@@ -32,6 +32,7 @@ def test_the_meaning_changes_with_what_is_run_and_with_nothing_else():
     meaning = load(JOB).meaning_sha256
     same = ["name=other", "baseline={}", "on_error=stop"]
     same += ["measure.warmup={min: 20, max: 200}", "measure.breakdown=true"]
+    same += ["question=Which?", "answer={metric: throughput}", "items=tokens"]
     different = ["measure.warmup=11", "measure.breakdown=false", "matrix.cuda_graph=true"]
     different += [f"matrix.batch_size={size}" for size in ("65", "auto", "{max: 4096}")]
     different += ["workload.hidden=2", "placement.strategy=spread", "exclude=[{batch_size: 65}]"]
@@ -60,7 +61,11 @@ MALFORMED = [
     (MLP + "zip: [{batch_size: [1, 2], hidden: [1, 2, 3]}]\n", "4:7: zip[0]: the lists of one"),
     (JOB.replace("mlp", "mlpp"), "3:18: workload.kind: unknown workload 'mlpp'; did"),
     (JOB.replace("mlp", "mlp, hiden: 3"), "3:23: workload.hiden: unknown parameter"),
-    (JOB.replace("mlp", "mlp, hidden: 0"), "3:31: workload.hidden: must be greater"),
+    (JOB.replace("mlp", "mlp, hidden: 0"), "3:31: workload.hidden: must be greater than 0, given"),
+    (JOB.replace("mlp", "mlp, hidden: true"), "3:31: workload.hidden: must be an integer, given t"),
+    (JOB.replace("mlp", "mlp, hidden: '4'"), "3:31: workload.hidden: must be an integer, given '4"),
+    (JOB.replace("mlp", "mlp, hidden: 4.0"), "3:31: workload.hidden: must be an integer, given 4."),
+    (JOB + "  cuda_graph: [1]\n", "6:16: matrix.cuda_graph[0]: must be true or false, given 1"),
     (JOB.replace("mlp", "mlp, batch_size: 64"), "3:23: workload.batch_size: not a"),
     (JOB + "  world_sise: [1]\n", "6:3: matrix.world_sise: unknown axis 'world_sise'; did you"),
     (JOB + "  precision: [fp23]\n", "6:15: matrix.precision[0]: must be 'fp32', 'tf32', 'fp16',"),
@@ -248,6 +253,10 @@ def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
     assert excluded[0]["size_bytes"] == (16, 32, 64)
     text += "include: [{world_size: 4, size_bytes: 1KiB}]\n"
     assert load(text).include[0]["size_bytes"] == 1024
+    # A parameter takes one size.
+    text = SIZES + "matrix: {world_size: [2]}\n"
+    assert load(text, "workload.size_bytes=1MiB").workload.parameters["size_bytes"] == 2**20
+    assert places_of(text, "workload.size_bytes=8:64:x2") == ["workload.size_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -259,14 +268,6 @@ def test_what_is_no_size_is_refused_where_it_stands(given):
     place = "job.yaml:7:19: matrix.size_bytes[1]"
     assert line.startswith(f"{place}: must be bytes, as in 4096 or 4KiB; ")
     assert line.endswith(f"as in 8:1GiB:x2, given '{given}'")
-
-
-def test_a_parameter_takes_one_size():
-    text = SIZES.replace("collective}", "collective, size_bytes: 8:64:x2}")
-    text += "matrix: {world_size: [2]}\n"
-    assert "workload.size_bytes: must be one value" in problems_of(text)[0]
-    one = load(text.replace("8:64:x2", "1MiB"))
-    assert one.workload.parameters["size_bytes"] == 2**20
 
 
 ASKED = (
@@ -312,10 +313,6 @@ def test_a_job_that_asks_nothing_answers_as_its_workload_declares(
 )
 def test_a_stored_text_that_cannot_be_read_answers_with_the_speed_up(text):
     assert answer_of_run(text, ["x.y"], []) == Answer(metric="speed_up")
-
-
-def test_what_is_asked_changes_neither_the_meaning_of_a_job_nor_its_points():
-    assert load(TWO_WIDTHS + ASKED).meaning_sha256 == load(TWO_WIDTHS).meaning_sha256
 
 
 @pytest.mark.parametrize(

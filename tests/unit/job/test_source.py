@@ -62,16 +62,6 @@ def test_a_bad_override_is_named_as_it_was_given(file, override, message):
     assert message in told
 
 
-def test_a_problem_is_located_at_its_value_its_key_or_what_holds_it(file):
-    source = read_source(file, ())
-    value = Problem(path=("matrix", "batch_size", 1), message="no")
-    assert source.explain(value) == "job.yaml:3:20: matrix.batch_size[1]: no"
-    key = Problem(path=("matrix", "batch_size"), at_key=True, message="no")
-    assert source.explain(key) == "job.yaml:3:3: matrix.batch_size: no"
-    missing = Problem(path=("matrix", "other"), at_key=True, message="no")
-    assert source.explain(missing) == "job.yaml:2:1: matrix.other: no"
-
-
 def test_what_lacks_in_a_section_that_an_override_made_is_located_at_the_override(file):
     source = read_source(file, ["measure.warmup.min=5", "matrix.batch_size=1"])
     lacks = Problem(path=("measure", "warmup", "max"), at_key=True, message="required")

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,6 +18,7 @@ from builders import (
     make_summary,
     make_sweep,
 )
+from commands import EXAMPLES
 
 from raybench.analysis.compare import Change, history
 from raybench.analysis.rounds import rank_by_iteration
@@ -40,7 +40,6 @@ from raybench.report.run_report import RunReport
 from raybench.report.summary import load_summary
 from raybench.results import reader
 
-RESULTS = Path(__file__).parents[3] / "results" / "examples"
 # Title of the first picture, and the large figures, of the newest run of a job.
 ANSWERS = {
     "collectives": ("Bus bandwidth over the size", ["353.7 GB/s", "325.7 GB/s"]),
@@ -76,8 +75,8 @@ def named(data, anchor):
 @pytest.mark.parametrize("job", ANSWERS)
 def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_job(job):
     title, figures = ANSWERS[job]
-    summary = load_summary(RESULTS, job)
-    data = ChartData(summary=summary, devices=reader.load(RESULTS, "devices", summary.run.run_id))
+    summary = load_summary(EXAMPLES, job)
+    data = ChartData(summary=summary, devices=reader.load(EXAMPLES, "devices", summary.run.run_id))
     assert [one.value for one in RunReport(summary=summary).key_figures][:2] == figures
     svg = (draw_main_figure(data, "svg") or b"").decode()
     assert title in svg
@@ -90,7 +89,7 @@ def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_j
 
 
 def test_slow_devices_of_several_speeds_have_a_map_of_the_best_way_beside_the_lines():
-    data = ChartData(summary=load_summary(RESULTS, "uneven_gpus-20261123-000526-0147"))
+    data = ChartData(summary=load_summary(EXAMPLES, "uneven_gpus-20261123-000526-0147"))
     figure = main_figure(data)
     assert [panel.title for panel in figure.panels][-1] == "The best way"
     assert "by_speed +47%" in {mark["text"] for mark in marks(figure, "text")}

@@ -3,14 +3,11 @@
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
 from xml.etree import ElementTree as ET
 
 import pytest
 from builders import make_device, make_failed, make_point, make_record, write_run
-from commands import Answer
+from commands import Answer, run_python
 
 from raybench.errors import ResultsError
 from raybench.records import RunStatus, Status
@@ -124,19 +121,12 @@ print(json.dumps([done, runs]))
 """
 
 
-def run_offline(*words, **variables):
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, timeout=120
-    )
-
-
 def test_mlflow_gets_a_run_with_a_run_for_each_point_once_and_no_server_is_one_line(
     summary, tmp_path
 ):
     variables = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     store, results = tmp_path / "mlruns", tmp_path / "results"
-    told = run_offline("-c", TO_MLFLOW, store, results, **variables)
+    told = run_python(TO_MLFLOW, store, results, **variables)
     [nowhere, first, again], found = json.loads(told.stdout)
     assert "--to mlflow: " in Answer(*nowhere).refusal
     assert "has run-of-three already" in Answer(*again).refusal
@@ -160,7 +150,7 @@ def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
     folders = ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
     offline = {"WANDB_MODE": "offline", **dict.fromkeys(folders, str(tmp_path))}
     words = ("export", "--to", "wandb", "--results", tmp_path / "results")
-    done = run_offline("-m", "raybench", *words, **offline)
+    done = run_python("from raybench.cli import main; main()", *words, **offline)
     assert (done.returncode, done.stderr) == (0, "")
     assert "project ddp_scaling, group run-of-three: 3 runs" in done.stdout
     found = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from commands import EXAMPLES
 
 from raybench.cli import raybench
 
-EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 RUNS = (
     "ddp_scaling-20261122-142621-6209",
     "uneven_gpus-20261123-101038-7c4b",

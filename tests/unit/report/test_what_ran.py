@@ -1,10 +1,10 @@
 """What a page says first: what was run, how large the model was, and the large figures."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from builders import make_measurement, make_record, make_summary, unscaled_point
+from commands import EXAMPLES
 
 from raybench.job.point import Precision
 from raybench.report.run_report import insights
@@ -13,8 +13,6 @@ from raybench.workloads.base import parameter_count
 from raybench.workloads.language_models import LanguageModel
 from raybench.workloads.networks import FEATURES, linear_stack
 from raybench.workloads.shapes import DECODER_PRESETS, LANGUAGE_PRESETS
-
-RESULTS = Path(__file__).parents[3] / "results" / "examples"
 
 
 def parameters(model):
@@ -46,7 +44,7 @@ def test_products_on_cpu_workers_are_told_as_those_of_workers():
 
 
 def test_a_page_names_the_model_its_size_and_the_optimizer_of_what_is_trained():
-    summary = load_summary(RESULTS, "mixed_precision")
+    summary = load_summary(EXAMPLES, "mixed_precision")
     name, size, optimizer = summary.model
     assert (name, size) == ("GPT-2 shaped transformer, 1,024 tokens a sequence", "124 M parameters")
     assert optimizer == "adamw"

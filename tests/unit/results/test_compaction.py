@@ -72,20 +72,9 @@ def test_points_alone_are_put_together_and_the_rest_with_them_later(store):
     assert_same(rows(store), before)
 
 
-def test_a_reader_has_all_rows_of_a_run_that_is_compacted_meanwhile(store, monkeypatch):
-    before, read_parts = rows(store), reader.read_parts
-
-    def late(paths, table, wanted):
-        if table == "points":
-            compact_run(store.root, RUN)
-        return read_parts(paths, table, wanted)
-
-    monkeypatch.setattr(reader, "read_parts", late)
-    assert_same(rows(store), before)
-
-
-def test_a_reader_of_all_runs_has_all_rows_of_one_that_is_compacted_meanwhile(store, monkeypatch):
-    before, read_parts = len(reader.load(store.root, "points")), reader.read_parts
+@pytest.mark.parametrize("of", [(RUN,), ()], ids=["a run", "all runs"])
+def test_a_reader_has_all_rows_of_a_run_that_is_compacted_meanwhile(store, monkeypatch, of):
+    before, read_parts = reader.load(store.root, "points", *of), reader.read_parts
 
     def late(*given):
         monkeypatch.undo()
@@ -93,7 +82,7 @@ def test_a_reader_of_all_runs_has_all_rows_of_one_that_is_compacted_meanwhile(st
         return read_parts(*given)
 
     monkeypatch.setattr(reader, "read_parts", late)
-    assert len(reader.load(store.root, "points")) == before
+    pd.testing.assert_frame_equal(reader.load(store.root, "points", *of), before)
 
 
 def test_the_samples_of_an_attempt_are_found(store):
@@ -148,14 +137,6 @@ def test_an_end_before_the_old_parts_are_removed_shows_each_row_once(
     assert_same(rows(store), before)
 
 
-def test_samples_without_a_row_do_not_come_back(store):
-    store.write_records([(5, make_record(make_point(world_size=16)))])
-    (part,) = (path for path in parts(store, "points") if path.name.startswith("00005"))
-    part.unlink()
-    compact_run(store.root, RUN)
-    assert make_point(world_size=16).point_id not in set(rows(store)["samples"]["point_id"])
-
-
 def test_a_run_that_is_measured_is_refused(store):
     names = parts(store, "points")
     with (
@@ -197,14 +178,6 @@ def rows_of(single, index):
 
 
 KEPT = {make_point(world_size=2).point_id}
-
-
-def test_halves_of_parts_are_removed_and_other_files_stay(single):
-    folder = single.root / "samples" / RUN
-    (folder / ".00001-0123456789ab-1.parquet.4711").write_bytes(b"PAR1")
-    (folder / ".theirs").touch()
-    clear_leftovers(single.root, RUN)
-    assert [path.name for path in folder.glob(".*")] == [".theirs"]
 
 
 @pytest.mark.parametrize("sizes", [(4,), (4, 8)], ids=["one", "several"])

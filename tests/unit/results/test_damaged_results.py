@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders import make_device, make_failed, make_point, make_record, write_run
+from builders import make_apart, make_device, make_failed, make_point, write_run
 from commands import refusal_of
 
 import raybench
 from raybench.errors import ResultsError, ResultsWarning
-from raybench.records import Status
+from raybench.records import RegionTime, Status
 from raybench.results.columns import SCHEMA_VERSION
 from raybench.results.reader import LOCK
 
@@ -41,7 +41,8 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 def sound(tmp_path_factory):
     """Two runs of ok points on 1 to 6 GPUs, and one point that failed."""
     folder = tmp_path_factory.mktemp("sound")
-    records = [make_record(make_point(world_size=size)) for size in range(1, 7)]
+    regions = (RegionTime(name="attention", calls=1, ms=4.0, share=0.5),)
+    records = [make_apart([8.0] * size, 8.0, regions=regions) for size in range(1, 7)]
     records.append(make_failed(make_point(world_size=8), status=Status.ERROR))
     for run_id in ("run-a", "run-b"):
         write_run(folder, run_id, records, [make_device(index) for index in range(2)])
@@ -84,11 +85,11 @@ def control_characters(results):
     def change(row):
         texts = {name: EVIL for name, value in row.items() if isinstance(value, str)}
         maps = {name: [(EVIL, EVIL)] for name in ("params", "methods", "tags", "versions")}
-        lists = {name: [EVIL] for name in ("warnings", "throttle_reasons", "argv")}
+        lists = {name: [EVIL] for name in ("warnings", "throttle_reasons", "argv", "neighbours")}
         evil = {name: value for name, value in (texts | maps | lists).items() if name in row}
         return row | {name: value for name, value in evil.items() if name not in keys}
 
-    for table in ("runs", "points", "devices"):
+    for table in ("runs", "points", "devices", "regions"):
         for path in parts(results, table):
             rewrite(path, change)
 
@@ -149,10 +150,6 @@ def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):
     assert "run run-a: its row has no start, or no status; run run-a is left out" in err
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:60])
-
-
 def without_permission(path):
     path.chmod(0)
 
@@ -174,7 +171,6 @@ def folder_that_cannot_be_listed(path):
 
 # What can happen to a file of a run, by what it is called.
 DAMAGE = {
-    "truncated": truncated,
     "empty": lambda path: path.write_bytes(b""),
     "garbage": lambda path: path.write_bytes(bytes(range(256)) * 9),
     "newer version": lambda path: rewrite(path, dict, version="999"),

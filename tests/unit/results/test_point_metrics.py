@@ -40,18 +40,6 @@ def rank(number=0, step_ms=42.0, **changes):
     return make_measurement(number, [[round(step_ms * MS)] * 6], **changes)
 
 
-def test_balanced_ranks_do_not_wait_and_expose_what_the_step_takes_beyond_the_local_one():
-    found = of(*(rank(n, breakdown=breakdown()) for n in range(4)))
-    assert found["comm_exposed_ms"] == pytest.approx(2.0)
-    assert found["wait_ms"] == 0.0
-    assert found["local_step_ms"] == 40.0
-    assert found["comm_ms"] == pytest.approx(6.1)
-    assert found["compute_ms"] == pytest.approx(35.0)
-    assert found["optimizer_ms"] == 4.0
-    assert found["host_gap_ms"] == pytest.approx(1.0)
-    assert found["methods"] == {"comm_exposed_ms": "timed less local"}
-
-
 def test_a_slow_rank_is_named_with_how_much_longer_its_own_step_is_and_where():
     slow = breakdown(45.0, device_ms=44.0, comm_ms=(1.0,) * 3, hooked_ms=(47.0,) * 3)
     fast = breakdown(tail_ms=(6.5, 6.6, 6.4), comm_ms=(6.0,) * 3, hooked_ms=(47.0,) * 3)
@@ -66,7 +54,8 @@ def test_a_slow_rank_is_named_with_how_much_longer_its_own_step_is_and_where():
     # The others' wait is no communication: the rank that comes last does not wait.
     assert found["comm_ms"] == 1.0
     assert found["comm_exposed_ms"] == pytest.approx(2.0)
-    assert found["compute_ms"] == pytest.approx(40.0)
+    assert (found["compute_ms"], found["optimizer_ms"]) == (pytest.approx(40.0), 4.0)
+    assert found["methods"] == {"comm_exposed_ms": "timed less local"}
 
 
 def test_the_parts_are_those_of_one_rank_the_slowest_and_add_up_to_the_step():

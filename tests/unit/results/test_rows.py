@@ -134,9 +134,7 @@ def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build():
     row = row_of(make_record(measurements=(cold(0, 90, 20), cold(1, 70, 30))))
     assert (row["first_step_ms"], row["compiled_step_ms"]) == (90.0, None)
     assert (row["alloc_retries"], row["device_allocs"]) == (None, None)
-
-
-def test_the_first_step_after_compiling_is_told_where_something_was_compiled():
+    # That after compiling is told where something was compiled.
     row = row_of(make_record(measurements=(cold(0, 90, 20, compiling=1), cold(1, 70, 30))))
     assert row["compiled_step_ms"] == 20.0
     row = row_of(make_record(measurements=(cold(0, 90, 20, compiling=2),)))

@@ -169,21 +169,6 @@ def test_the_run_says_where_its_traces_lie(sweeping, folder, said):
     assert len(list(traces.iterdir())) == 2
 
 
-def test_the_point_that_an_interrupt_cut_short_is_neither_finished_nor_failed(
-    sweeping, stored, said
-):
-    def script(point, rank):
-        if point.batch_size == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(30)
-        return make_measurement()
-
-    run = sweeping(one_worker(script))
-    assert (run.points_ok, run.points_failed, run.points_skipped) == (1, 0, 0)
-    assert said().splitlines()[-1].startswith("interrupted: 1 finished point is kept")
-    assert stored("points", "status") == stored("summary", "status") == ["ok", "cancelled"]
-
-
 def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(sweeping, stored, said):
     def script(point, rank):
         os.kill(os.getpid(), signal.SIGINT)
@@ -192,7 +177,7 @@ def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(sweeping
 
     run = sweeping(one_worker(script))
     assert (run.status, run.points_ok) == (RunStatus.INTERRUPTED, 1)
-    assert stored("runs", "status") == ["interrupted"]
+    assert (stored("runs", "status"), stored("summary", "status")) == (["interrupted"], ["ok"])
     finishing, line, *rest = said().splitlines()
     assert finishing.startswith("finishing the point in flight, then stopping")
     assert "[1/2]  ok " in line
@@ -262,6 +247,7 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
             for given in ("nan", "inf", "-1", "1e9")
         ),
         (("--tag", "rack"), "--tag rack: expected KEY=VALUE"),
+        (("--profile", "nonsense > 1"), "--profile nonsense > 1: "),
     ],
 )
 def test_what_no_sweep_can_keep_to_is_told_by_a_dry_run_too(job, words, told, command):

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from builders import make_measure
+from builders import scaling_rows
 from fakes import (
     ScriptedWorker,
     make_device,
@@ -18,12 +18,10 @@ from fakes import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.analysis.scaling import scaling
-from raybench.job.loading import load_job
-from raybench.job.plan import Plan, make_plan
+from jobs import MLP, plan
+from raybench.job.plan import Plan
 from raybench.job.point import Precision
-from raybench.records import Cause, Status
-from raybench.results.tables import point_row
+from raybench.records import Cause
 from raybench.sweep.loop import sweep
 from raybench.sweep.scheduler import (
     Assign,
@@ -212,10 +210,23 @@ def test_the_time_of_decisions_grows_no_faster_than_the_workers(isolation):
     assert many_s < 3 * 8 * few_s
 
 
-HEAD = "version: 1\nname: job\nworkload: {kind: mlp}\nplacement: {isolation: %s}\n"
 STEP_NS = {"NVIDIA H200": 1_000_000, "NVIDIA A100": 2_000_000}
 # Two of each node; ranks are by node, so 0 and 1 are an H200 and an A100.
 FLEET = [make_device(node, index, name=name) for node in "ab" for index, name in enumerate(STEP_NS)]
+
+
+@pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
+def test_points_run_on_the_devices_that_they_ask_for(isolation):
+    points = [make_point(world_size=2, devices=one) for one in ("H200", "A100", "any", "3/0")]
+    decisions = run_sweep(schedule(points, FLEET, isolation))
+    found = {decision.attempt.point.devices: decision.worker_ids for decision in decisions}
+    assert found == {"H200": (0, 2), "A100": (1, 3), "any": (0, 1), "3/0": (0, 3)}
+
+
+def test_a_point_for_which_too_few_of_a_model_are_there_says_what_is():
+    made = schedule([make_point(world_size=3, devices="A100")], FLEET)
+    told = "needs 3 devices, 2 are A100; the cluster has 2 x NVIDIA H200, 2 x NVIDIA A100"
+    assert skipped(made) == {0: (Cause.TOO_FEW_DEVICES, told)}
 
 
 def worker_of(device):
@@ -229,49 +240,18 @@ def worker_of(device):
     return ScriptedWorker(script)
 
 
-def plan_of(folder, matrix, isolation="cluster"):
-    path = folder / "job.yaml"
-    path.write_text(HEAD % isolation + f"matrix: {{batch_size: 8, {matrix}}}\nbaseline: {{}}\n")
-    return make_plan(load_job(path))
-
-
-def run(plan, isolation="cluster"):
-    """The records, by the devices that were asked for and their number."""
-    cluster = LocalCluster(FLEET, worker_of)
+def scaled(matrix):
+    """The points of a sweep with their speed-up, by the devices asked for and their number."""
+    cluster, written = LocalCluster(FLEET, worker_of), []
     cluster.start(len(FLEET), "pack")
-    written = []
-    list(sweep(Rounds(plan=plan), make_settings(isolation=isolation), cluster, written.extend))
-    return {(one.point.devices, one.point.world_size): one for _, one in written}
+    made = plan(f"{MLP}matrix: {{batch_size: 8, {matrix}}}\nbaseline: {{}}\n")
+    list(sweep(Rounds(plan=made), make_settings(), cluster, written.extend))
+    rows = scaling_rows([record for _, record in written], {"world_size": 1})
+    return {(row.devices, row.world_size): row for row in rows}
 
 
-@pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
-def test_points_run_on_the_devices_that_they_ask_for(tmp_path, isolation):
-    plan = plan_of(tmp_path, "world_size: 2, devices: [H200, A100, any, 3/0]", isolation)
-    found = run(plan, isolation)
-    models = {
-        devices: [device.name.removeprefix("NVIDIA ") for device in record.devices]
-        for (devices, _), record in found.items()
-    }
-    mixed = ["H200", "A100"]
-    assert models == {"H200": ["H200"] * 2, "A100": ["A100"] * 2, "any": mixed, "3/0": mixed}
-    assert [device.node_id for device in found["3/0", 2].devices] == ["a", "b"]
-
-
-def test_a_point_for_which_too_few_of_a_model_are_there_says_what_is(tmp_path):
-    record = run(plan_of(tmp_path, "world_size: 3, devices: A100"))["A100", 3]
-    assert (record.status, record.error_type) == (Status.SKIPPED, Cause.TOO_FEW_DEVICES)
-    assert record.error_message == (
-        "needs 3 devices, 2 are A100; the cluster has 2 x NVIDIA H200, 2 x NVIDIA A100"
-    )
-
-
-def scaled(plan):
-    points = [point_row("run-a", record, make_measure()) for record in run(plan).values()]
-    return {(row.devices, row.world_size): row for row in scaling(points, {"world_size": 1})}
-
-
-def test_efficiency_is_held_against_what_the_devices_do_alone(tmp_path):
-    rows = scaled(plan_of(tmp_path, "world_size: [1, 2, 4], devices: [H200, A100, any]"))
+def test_efficiency_is_held_against_what_the_devices_do_alone():
+    rows = scaled("world_size: [1, 2, 4], devices: [H200, A100, any]")
     assert rows["any", 4].models_by_rank == ("NVIDIA H200", "NVIDIA A100") * 2
     assert rows["H200", 2].efficiency == pytest.approx(1.0)
     assert rows["A100", 2].efficiency == pytest.approx(1.0)
@@ -282,7 +262,7 @@ def test_efficiency_is_held_against_what_the_devices_do_alone(tmp_path):
     assert rows["any", 4].lost_comm is None
 
 
-def test_where_a_model_was_not_measured_alone_there_is_no_efficiency_and_a_reason(tmp_path):
-    rows = scaled(plan_of(tmp_path, "world_size: [1, 2]"))
+def test_where_a_model_was_not_measured_alone_there_is_no_efficiency_and_a_reason():
+    rows = scaled("world_size: [1, 2]")
     assert rows["any", 2].efficiency is None
     assert "what NVIDIA A100 does alone was not measured" in rows["any", 2].why

@@ -58,16 +58,6 @@ def test_a_mode_that_ends_with_the_garbage_changes_nothing_afterwards(state):
     assert torch.is_grad_enabled()
 
 
-def test_a_thread_left_running_is_told_until_it_ends(state):
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait, name="left")
-    thread.start()
-    assert state.restore() == ("1 running thread (left)",)
-    stop.set()
-    thread.join()
-    assert state.restore() == ()
-
-
 def test_a_thread_that_is_about_to_end_is_waited_for(state):
     threading.Thread(target=time.sleep, args=(0.1,)).start()
     assert state.restore() == ()

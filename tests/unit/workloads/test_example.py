@@ -1,19 +1,18 @@
 """The examples of the documents, which a user is told to copy."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from builders import make_context
+from commands import REPOSITORY
 
 from raybench.job import registry
 from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.instruments import Timer
 
-DOCS = Path(__file__).parents[3] / "docs"
-EXAMPLE = DOCS / "examples" / "convnet.py"
+EXAMPLE = REPOSITORY / "docs" / "examples" / "convnet.py"
 
 
 @pytest.mark.parametrize("precision", USUAL_PRECISIONS)
@@ -41,7 +40,7 @@ def test_the_step_of_the_example_with_regions_names_all_of_its_parts():
 
 
 def test_the_class_of_the_tutorial_runs_and_is_checked_by_its_types():
-    text = (DOCS / "tutorial" / "own-class.md").read_text()
+    text = (REPOSITORY / "docs" / "tutorial" / "own-class.md").read_text()
     _, _, rest = text.partition("```python\n")
     names: dict[str, Any] = {}
     exec(rest.partition("```")[0], names)

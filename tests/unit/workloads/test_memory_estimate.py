@@ -3,16 +3,15 @@
 import json
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from commands import EXAMPLES
 
 import raybench
 from raybench.job import registry
 
-RESULTS = Path(__file__).parents[3] / "results" / "examples"
 # The memory of gradients that NCCL had not yet given back was in the peak of some points of several
 # ranks: the same point had it in one run and not in another, and a step that was watched not.
 KEPT_BUFFERS = ("ddp_scaling-20261121", "grad_accumulation-20261120")
@@ -21,7 +20,7 @@ WITHIN = 0.2
 
 @cache
 def measured() -> tuple[Mapping[str, Any], ...]:
-    frame = raybench.load(RESULTS, "points")
+    frame = raybench.load(EXAMPLES, "points")
     is_known = (frame.device_type == "cuda") & frame.peak_mem_allocated_bytes.notna()
     rows = frame[is_known & (frame.status == "ok")]
     return tuple(rows.to_dict("records"))
