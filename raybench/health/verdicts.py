@@ -531,46 +531,44 @@ def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
 
 
 def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
-    """Return the findings, with the rank that the others wait for in each pass as a suspect.
+    """Return the findings, with each rank that those of its model wait for in each pass a suspect.
 
-    The others' findings of that test name it as their culprit. Unchanged where there is no such
-    rank, or where a pass does not tell how long each rank waits.
+    The others' findings of that test name the latest such rank as their culprit. A model is left
+    out if it has one rank, or a pass does not tell how long each rank waits.
     """
-    waits = next((group for group in groups if group.test.name == WAIT_TEST), None)
-    steps = next((group for group in groups if group.test.name == COMPUTE_TEST), None)
-    if waits is None or steps is None or len(waits.subjects) < 2:
-        return list(findings)
-    if waits.subjects != steps.subjects or waits.values.shape != steps.values.shape:
-        return list(findings)
-    # The median wait of the others less the rank's own [passes, ranks], and steps [passes].
-    others = [np.delete(waits.values, rank, axis=1) for rank in range(waits.values.shape[1])]
-    typical_ms = np.stack([np.median(one, axis=1) for one in others], axis=1)
-    waited_ms = typical_ms - waits.values
-    step_ms = np.median(waits.values + steps.values, axis=1)
-    least = max(_WAIT_SHARE, _WAIT_FLOORS * waits.test.floor)
-    late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0))
-    if not len(late):
-        return list(findings)
-    culprit = waits.subjects[int(late[0])]
-    reason = (
-        f"in a step of {np.median(step_ms):.3g} ms each of the others waits "
-        f"{np.median(waited_ms[:, int(late[0])]):.3g} ms for it"
-    )
-    stages = {one.stage for one in findings if one.subject == culprit and one.verdict.is_slow}
-    evidence = "its device and its links are as fast as the others': look at its CPU and its data"
-    if "alone" in stages:
-        evidence = "its device is slow alone too"
-    elif {"host-links", "pairs"} & stages:
-        evidence = "its link to the host or to others is slow too"
-    found = []
-    for one in findings:
-        if one.test == WAIT_TEST and one.subject == culprit:
-            one = replace(one, verdict=Verdict.SUSPECT, reason=reason, evidence=evidence)
-        elif one.test == WAIT_TEST:
-            wait = f"waits {one.value or 0.0:.3g} ms of each step for it"
-            one = replace(one, culprit=culprit.name, evidence=wait)
-        found.append(one)
-    return found
+    changes: dict[Subject, dict[str, Any]] = {}
+    steps_of = {tuple(one.subjects): one for one in groups if one.test.name == COMPUTE_TEST}
+    for waits in (group for group in groups if group.test.name == WAIT_TEST):
+        steps, count = steps_of.get(tuple(waits.subjects)), len(waits.subjects)
+        if steps is None or count < 2 or waits.values.shape != steps.values.shape:
+            continue
+        # The median wait of the others less the rank's own [passes, ranks], and steps [passes].
+        others = [np.delete(waits.values, rank, axis=1) for rank in range(count)]
+        waited_ms = np.stack([np.median(one, axis=1) for one in others], axis=1) - waits.values
+        step_ms = np.median(waits.values + steps.values, axis=1)
+        least = max(_WAIT_SHARE, _WAIT_FLOORS * waits.test.floor)
+        late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0)).tolist()
+        typical_ms = np.median(waited_ms, axis=0)
+        latest = waits.subjects[max(late, key=lambda rank: typical_ms[rank])].name if late else ""
+        for rank, subject in enumerate(waits.subjects):
+            wait = f"waits {waits.typical[rank]:.3g} ms of each step for it" if late else ""
+            changes[subject] = {"culprit": latest, "evidence": wait}
+        for rank, subject in ((rank, waits.subjects[rank]) for rank in late):
+            own = {one.stage for one in findings if one.subject == subject and one.verdict.is_slow}
+            evidence = "its device and links are as fast as others': look at its CPU and its data"
+            if "alone" in own:
+                evidence = "its device is slow alone too"
+            elif {"host-links", "pairs"} & own:
+                evidence = "its link to the host or to others is slow too"
+            reason = (
+                f"in a step of {np.median(step_ms):.3g} ms most of the others wait "
+                f"{typical_ms[rank]:.3g} ms for it"
+            )
+            changes[subject] = {"verdict": Verdict.SUSPECT, "reason": reason, "evidence": evidence}
+    return [
+        replace(one, **changes.get(one.subject, {})) if one.test == WAIT_TEST else one
+        for one in findings
+    ]
 
 
 def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:

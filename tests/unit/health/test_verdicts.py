@@ -288,19 +288,23 @@ def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Rea
     return [*make_readings(wait_ms, wait), *make_readings(compute_ms, compute)]
 
 
-def test_the_rank_that_others_wait_for_is_named_and_that_its_device_is_slow_alone():
-    readings = [*make_readings([750.0] * 3 + [450.0]), *straggler([4, 4, 4, 0.1], [6, 6, 6, 10])]
-    findings = judge(readings, devices(4))
-    waits = {one.subject.name: one for one in findings if one.test == WAIT_TEST}
-    assert waits["alpha GPU 3"].verdict is Verdict.SUSPECT
-    assert waits["alpha GPU 3"].evidence == "its device is slow alone too"
-    assert [waits[f"alpha GPU {rank}"].culprit for rank in range(3)] == ["alpha GPU 3"] * 3
-    assert waits["alpha GPU 0"].verdict is Verdict.HEALTHY
-    assert waits["alpha GPU 3"].action is Action.WATCH
+def test_all_ranks_are_named_that_others_of_their_model_wait_for_and_which_are_slow_alone():
+    late, other = straggler([4, 4, 4, 1, 0.1], [6] * 5), straggler([4, 0.1, 4], [6] * 3)
+    other = [
+        replace(one, subject=replace(one.subject, name=f"beta{one.subject.name[5:]}", model="A100"))
+        for one in other
+    ]
+    readings = [*make_readings([750.0] * 4 + [450.0]), *late, *other]
+    waits = [one for one in judge(readings, devices(5)) if one.test == WAIT_TEST]
+    told = {one.subject.name: one for one in waits if one.verdict is Verdict.SUSPECT}
+    assert list(told) == ["alpha GPU 3", "alpha GPU 4", "beta GPU 1"]
     # Of a good device the CPU or the data is late.
-    readings = [*make_readings([750.0] * 4), *straggler([4, 4, 0.1, 4], [6, 6, 6, 6])]
-    late = [one for one in judge(readings, devices(4)) if one.test == WAIT_TEST][2]
-    assert "look at its CPU and its data" in late.evidence
+    assert "look at its CPU and its data" in told["alpha GPU 3"].evidence
+    assert told["alpha GPU 4"].evidence == "its device is slow alone too"
+    assert told["alpha GPU 4"].action is Action.WATCH
+    named = ["alpha GPU 4"] * 3 + [""] * 2 + ["beta GPU 1", "", "beta GPU 1"]
+    assert [one.culprit for one in waits] == named
+    assert waits[0].verdict is Verdict.HEALTHY
 
 
 def test_a_rank_that_is_late_in_two_of_three_passes_is_no_straggler():
