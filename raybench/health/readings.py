@@ -35,7 +35,8 @@ from raybench.workloads.collective import parse_groups
 from raybench.workloads.pairs import parse_pairs
 
 _GIB = 2**30
-_WRONG_ERROR = "WrongResultError"
+_WRONG_ERROR, _DISPUTED_ERROR = "WrongResultError", "NoMajorityError"
+_WHICH_IS_WRONG = "a check with a third device would tell which is wrong"
 # The memory that libraries' buffers take on a device, and what torch keeps for the next point.
 _LIBRARY_BYTES = _GIB
 # The burn-in compares the first and the last of so many parts.
@@ -48,6 +49,7 @@ _CRC_ERRORS_PER_S = 100.0
 # the system processor (two), unrecovered memory. Others are mostly a program's, or told elsewhere.
 _HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
 
+ProblemKind = Literal["fault", "disputed", "failed", "not read"]
 FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES = "free memory", "memory errors", "PCIe lanes"
 
 
@@ -113,13 +115,13 @@ ACTIONS: Mapping[str, Action] = {name: fact.action for name, fact in _FACTS.item
 class Problem:
     """A fault or failure of a subject in one pass, whatever its value.
 
-    kind: "fault": wrong bits, a wrong result, grown errors. "failed": the pass gave no result by
-    the subject's own doing, which happens to good devices too. "not read": because of another
-    subject.
+    kind: "fault": wrong bits, a wrong result, grown errors. "disputed": the results of several
+    differ, and which is wrong is not known. "failed": the pass gave no result by the subject's own
+    doing, which happens to good devices too. "not read": because of another subject or program.
     """
 
     text: str
-    kind: Literal["fault", "failed", "not read"] = "fault"
+    kind: ProblemKind = "fault"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +164,7 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
                 {metric.name: value for metric, value in measured.workload_metrics.items()}
                 for measured in record.measurements
             ]
-            wrong = wrong_bits(metrics, fleet.subjects)
-            problems = {rank: Problem(text=text) for rank, text in wrong.items()}
+            problems = wrong_bits(metrics, fleet.subjects)
         found = [
             (
                 test,
@@ -209,15 +210,15 @@ def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
 
 def wrong_bits(
     metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
-) -> dict[int, str]:
+) -> dict[int, Problem]:
     """Return rank -> why its matrix product is wrong; empty if all are right.
 
     A product is wrong if it changed between repetitions, or differs from that of most devices of
     the model. If no product has a majority, those are wrong that change when rows move; if that
-    holds for none or all, all are. metrics: of the workload `same_bits`, by rank, with digest,
-    changed_products and misplaced_products. subjects: devices by rank.
+    holds for none or all, all are disputed. metrics: of the workload `same_bits`, by rank, with
+    digest, changed_products and misplaced_products. subjects: devices by rank.
     """
-    problems: dict[int, str] = {}
+    problems: dict[int, Problem] = {}
     # A product that changed says nothing of those of others.
     steady = [rank for rank, one in enumerate(metrics) if not one["changed_products"]]
     for model in dict.fromkeys(subjects[rank].model for rank in steady):
@@ -226,17 +227,19 @@ def wrong_bits(
         usual, count = Counter(digests.values()).most_common(1)[0]
         wrong = [rank for rank in ranks if digests[rank] != usual]
         text = f"its product differs from that of {count} devices of its model"
+        kind: ProblemKind = "fault"
         if wrong and 2 * count <= len(ranks):
             wrong = [rank for rank in ranks if metrics[rank]["misplaced_products"]]
             text = "its product differs from the other's, and from itself when rows move"
             if len(wrong) in (0, len(ranks)):
                 names = " and ".join(subjects[rank].name for rank in ranks)
-                wrong = ranks
-                text = f"the same product differs between {names}; which is wrong is not known"
-        problems |= dict.fromkeys(wrong, f"wrong bits: {text}")
+                wrong, kind = ranks, "disputed"
+                text = f"the same product differs between {names}; {_WHICH_IS_WRONG}"
+        problems |= dict.fromkeys(wrong, Problem(text=f"wrong bits: {text}", kind=kind))
     for rank, found in enumerate(metrics):
         if found["changed_products"]:
-            problems[rank] = "wrong bits: its product changed from one check to the next"
+            text = "wrong bits: its product changed from one check to the next"
+            problems[rank] = Problem(text=text)
     return problems
 
 
@@ -306,11 +309,14 @@ def _participants(
 def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
     """Return the problem of a subject in a failed point.
 
-    ranks: of the subject. "not read" where the rank of another subject made the point fail.
+    ranks: of the subject. "not read" where the rank of another subject made the point fail;
+    "disputed" on all of them where no result has a majority.
     """
     reason = record.error_message or record.status.clause
     if not record.devices:
         return Problem(text=f"not read: {reason}", kind="not read")
+    if record.error_type == _DISPUTED_ERROR:
+        return Problem(text=f"wrong result: {reason}; {_WHICH_IS_WRONG}", kind="disputed")
     if record.error_rank is None or record.error_rank in ranks:
         if record.error_type == _WRONG_ERROR:
             return Problem(text=f"wrong result: {reason}")
@@ -340,7 +346,7 @@ def split_by_memory(
                 problem=Problem(
                     text=f"no room: {free / _GIB:.1f} GiB of its memory are free, the test needs "
                     f"{needed / _GIB:.1f}",
-                    kind="failed",
+                    kind="not read",
                 ),
             )
             for subject, device in zip(fleet.subjects, fleet.devices, strict=True)

@@ -49,6 +49,7 @@ _SLOWING_NCCL = (
 )
 _SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
 _STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
+_BURN_IN = "raybench health --only alone --burn-in 10m"
 _LEAST_PARTNERS = 2
 # A rank is late where the others wait for it for more than this share of a step, and for more than
 # so many floors of the test, in each pass.
@@ -231,23 +232,27 @@ def _with_problem(group: Group, column: int, value: float | None, is_slow: bool)
     """Return the fields, for `replace`, of the finding of a subject with a problem or no value.
 
     column: of the subject. value: of its finding. Bad where it had a fault, or failed in all
-    passes while others did not; suspect where it failed in some; untested where it has no value for
-    another reason. Only the evidence where another subject made some passes fail, and where it
-    failed in some and is slow in the others.
+    passes while others did not; suspect where it failed in some, and where another one may be the
+    wrong one; untested where it has no value for another reason. Only the evidence where another
+    subject made some passes fail, and where it failed in some and is slow in the others.
     """
     problems = group.problems.get(column, ())
     own = [one for one in problems if one.kind != "not read"]
     reason = "; ".join(one.text for one in own or problems) or "it was not read"
-    if own and value is not None and all(one.kind == "failed" for one in own):
+    kinds = {one.kind for one in own}
+    if kinds == {"failed"} and value is not None:
         # It ran in the other passes: that happens to good devices too.
         count = f"{group.failed_passes[column]} of {group.pass_count} passes"
         told = f"{reason} (in {count})"
         return {"evidence": told} if is_slow else {"verdict": Verdict.SUSPECT, "reason": told}
+    if "fault" in kinds:
+        return {"verdict": Verdict.BAD, "reason": reason, "action": Action.REPLACE}
+    if "disputed" in kinds:
+        return {"verdict": Verdict.SUSPECT, "reason": reason, "action": Action.WATCH}
     culprits = sum(
         any(one.kind != "not read" for one in found) for found in group.problems.values()
     )
-    is_fault = any(one.kind == "fault" for one in own)
-    if is_fault or (own and (value is not None or culprits < len(group.subjects))):
+    if own and culprits < len(group.subjects):
         return {"verdict": Verdict.BAD, "reason": reason}
     if value is not None and not own:
         # Another subject made a pass fail; the other passes say enough.
@@ -270,7 +275,7 @@ def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> 
                 "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
                 "expected": found.words(test.unit),
                 "reason": f"takes {_times(ratio)} as long as it should",
-                "ratio": ratio if finding.subject.kind == "device" else finding.ratio,
+                "ratio": ratio,
             }
     words = [finding.expected, *(found.words(test.unit) for found in known[:1])]
     if expected := "; ".join(filter(None, words)):
@@ -314,6 +319,7 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
         value=middle,
         unit=test.unit,
         expected=found.words(test.unit),
+        ratio=ratio,
         verdict=Verdict.SUSPECT,
         reason=f"all are slow alike: {_times(ratio)} as long as this model takes elsewhere",
         evidence="none stands out, so what they share is likelier than a fault of each",
@@ -381,7 +387,7 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
     names = {device.node_id: device.host for device in known.values()}
     names |= {one.uuids[0]: one.name for one in device_subjects(list(known.values()))}
     alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
-    slow_alone = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
+    ill_alone = {one.subject.uuids[0] for one in alone if one.verdict.is_unhealthy}
     by_test: dict[str, list[Finding]] = {}
     for one in findings:
         if one.subject.kind == "pair":
@@ -391,8 +397,8 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
     for test, pairs in by_test.items():
         healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
         fast_with = _partners(_edge(one, itself) for one in healthy)
-        for pair in (one for one in pairs if one.verdict.is_slow):
-            explained[test, pair.subject] = _without_culprit(pair, fast_with, slow_alone)
+        for pair in filter(_is_slow, pairs):
+            explained[test, pair.subject] = _without_culprit(pair, fast_with, ill_alone)
         between = [one for one in pairs if len(_edge(one, node_of)) == 2]
         within = [one for one in pairs if len(_edge(one, node_of)) == 1]
         with_culprit: set[Subject] = set()
@@ -407,18 +413,18 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
 
 
 def _without_culprit(
-    pair: Finding, fast_with: Mapping[str, Set[str]], slow_alone: Set[str]
+    pair: Finding, fast_with: Mapping[str, Set[str]], ill_alone: Set[str]
 ) -> Finding:
     """Return the finding of a slow pair with what is to blame as far as no culprit is known.
 
     That is the path where both devices are fast with others. fast_with: uuid -> uuids of the
-    devices that it is fast with. slow_alone: uuids of the devices that are not healthy alone.
+    devices that it is fast with. ill_alone: uuids of the devices that are unhealthy alone.
     """
     two = set(pair.subject.uuids)
     blamed, evidence = "the path or one of the two is to blame", ""
     if all(fast_with.get(uuid, set()) - two for uuid in two):
         blamed, evidence = _PATH, "both are fast with other partners"
-    elif two & slow_alone:
+    elif two & ill_alone:
         evidence = "one of the two is not healthy alone"
     return replace(
         pair,
@@ -430,6 +436,11 @@ def _without_culprit(
 def _edge(pair: Finding, ends: Mapping[str, str]) -> _Edge:
     """Return what `ends` has for the two devices of a pair: their nodes, or the devices."""
     return frozenset(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
+
+
+def _is_slow(finding: Finding) -> bool:
+    """Return whether a figure is too slow: not where it only failed, or came out wrong."""
+    return finding.verdict.is_slow and finding.ratio is not None
 
 
 def _causes(
@@ -449,13 +460,12 @@ def _causes(
     slow_edges = {
         edge: slow
         for edge, own in by_edge.items()
-        if (slow := [one for one in own if one.verdict.is_slow])
-        and (is_device or 2 * len(slow) > len(own))
+        if (slow := list(filter(_is_slow, own))) and (is_device or 2 * len(slow) > len(own))
     }
     kind: SubjectKind = "device" if is_device else "node"
     culprits = _culprits(slow_edges, by_edge.keys() - slow_edges)
     for end, partners in culprits.items():
-        slow = [one for one in pairs if end in _edge(one, ends) and one.verdict.is_slow]
+        slow = [one for one in pairs if end in _edge(one, ends) and _is_slow(one)]
         uuids = tuple(uuid for uuid, owner in ends.items() if owner == end)
         reason = (
             f"slow with {len(partners)} partners that are fast with others: the {kind} is to blame"
@@ -554,14 +564,14 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
             wait = f"waits {waits.typical[rank]:.3g} ms of each step for it" if late else ""
             changes[subject] = {"culprit": latest, "evidence": wait}
         for rank, subject in ((rank, waits.subjects[rank]) for rank in late):
-            own = {one.stage for one in findings if one.subject == subject and one.verdict.is_slow}
+            own = {one.stage for one in findings if one.subject == subject and _is_slow(one)}
             evidence = "its device and links are as fast as others': look at its CPU and its data"
             if "alone" in own:
                 evidence = "its device is slow alone too"
             elif {"host-links", "pairs"} & own:
                 evidence = "its link to the host or to others is slow too"
             reason = (
-                f"in a step of {np.median(step_ms):.3g} ms most of the others wait "
+                f"in a step of {np.median(step_ms):.3g} ms the others typically wait "
                 f"{typical_ms[rank]:.3g} ms for it"
             )
             changes[subject] = {"verdict": Verdict.SUSPECT, "reason": reason, "evidence": evidence}
@@ -574,10 +584,10 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
 def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
     """Return the finding with an action and commands.
 
-    Unchanged where it is healthy or unknown, has a culprit, or has an action already. known:
+    Unchanged where it is healthy or unknown, has a culprit, or has commands already. known:
     devices as of `devices_by_uuid`.
     """
-    if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
+    if not finding.verdict.is_unhealthy or finding.culprit or finding.command:
         return finding
     devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
     action, commands = _advise(finding, devices)
@@ -600,7 +610,8 @@ def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequen
     are_set = {
         name for one in devices for name, value in one.environment.items() if value not in ("", "0")
     }
-    if kind in ("node", "cluster") and (names := [name for name in slowing if name in are_set]):
+    names = [name for name in slowing if name in are_set]
+    if kind in ("node", "cluster") and names and _is_slow(finding):
         return Action.SETTING, [f"unset {' '.join(names)}"]
     if kind == "cluster":
         # What all devices share.
@@ -610,10 +621,12 @@ def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequen
         if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
             return action, [f"nvidia-smi topo -m; nvidia-smi nvlink --status{at}"]
         return action, [f"ip -s link; tc qdisc show  # on {_hosts(devices)}"]
-    if finding.ratio is not None or finding.value is None:
+    if _is_slow(finding) or (finding.value is None and not finding.action):
         return _about_slow(finding, devices[0])
-    # Wrong results; suspect is a device of which some passes failed.
-    action = Action.WATCH if finding.verdict is Verdict.SUSPECT else Action.REPLACE
+    # Wrong results, of it or of another one; or some passes failed.
+    if finding.action is Action.WATCH:
+        return finding.action, [_BURN_IN]
+    action = finding.action or Action.WATCH
     return action, _commands(action, devices)
 
 
@@ -628,10 +641,10 @@ def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]
     if device.other_processes:
         return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
     cap, default = device.power_cap_w, device.power_cap_default_w
-    if cap is not None and default is not None and cap < default:
+    if cap is not None and default is not None and cap < default and _is_slow(finding):
         return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]
     if not is_bad:
-        return Action.WATCH, ["raybench health --only alone --burn-in 10m"]
+        return Action.WATCH, [_BURN_IN]
     return Action.RESET, _commands(Action.RESET, [device])
 
 

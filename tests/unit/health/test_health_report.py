@@ -122,6 +122,11 @@ ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
             1,
         ),
         (
+            [*healthy(4), slow_pair(0, 1, ratio=None)],
+            "Red: 1 path is bad: alpha GPU 0 to alpha GPU 1; no GPU is bad by itself",
+            1,
+        ),
+        (
             [*healthy(3), make_finding(make_subject(3), verdict=Verdict.UNTESTED, value=None)],
             "Amber: 1 of 4 GPUs could not be tested: alpha GPU 3",
             3,

@@ -21,6 +21,7 @@ from raybench.health.suite import PASS_STAGES, Fleet, Probe, probes, title
 from raybench.job.point import Scalar
 from raybench.records import Breakdown, Cause, Record, Status
 from raybench.records.devices import DeviceFacts, NvLink
+from raybench.workloads.networks import NoMajorityError
 
 
 def fleet_of(count: int = 2, **changes) -> Fleet:
@@ -181,9 +182,21 @@ def bits(*digests: int, changed: int | None = None, misplaced: int | None = None
 def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found, named):
     problems = wrong_bits(found, fleet_of(len(found)).subjects)
     assert set(problems) == named
-    assert all(text.startswith("wrong bits: ") for text in problems.values())
+    assert all(one.text.startswith("wrong bits: ") for one in problems.values())
+    assert {one.kind for one in problems.values()} <= {"disputed" if len(named) > 1 else "fault"}
     devices = (make_device(0), make_device(1, name="Other GPU"))
     assert not wrong_bits(bits(7, 8), Fleet(devices=devices).subjects)
+
+
+def test_where_no_gradients_have_a_majority_no_rank_is_blamed_alone():
+    fleet = fleet_of()
+    probe = probe_named("smoke 784-256-10", fleet)
+    told = {"error_type": NoMajorityError.__name__, "error_message": "rank 0: differs"}
+    record = make_failed(probe.point, status=Status.ERROR, error_rank=0, **told)
+    first, second = (one.problem for one in read_record(record, probe, fleet))
+    assert first == second
+    assert first.kind == "disputed"
+    assert "third device would tell which is wrong" in first.text
 
 
 def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others():

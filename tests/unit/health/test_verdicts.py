@@ -83,12 +83,24 @@ def test_a_pass_that_was_tried_again_counts_once():
     assert found.reason == "lost (in 1 of 3 passes)"
 
 
+@pytest.mark.parametrize(
+    ("kind", "verdict", "action", "command"),
+    [
+        ("fault", Verdict.BAD, Action.REPLACE, "scontrol update nodename="),
+        ("disputed", Verdict.SUSPECT, Action.WATCH, "raybench health --only alone --burn-in"),
+    ],
+)
+@pytest.mark.parametrize("value", [None, 750.0])
 @pytest.mark.parametrize("count", [1, 4])
-def test_who_computes_something_wrong_in_all_passes_is_bad_however_many_do(count):
-    problem = Problem(text="wrong result: other bytes")
-    readings = [replace(one, problem=problem) for one in make_readings([None] * count, passes=3)]
-    found = unhealthy(judge(readings, devices(count)))
-    assert {one.verdict for one in found.values()} == {Verdict.BAD}
+def test_who_computes_something_wrong_in_all_passes_is_told_however_many_do(
+    count, value, kind, verdict, action, command
+):
+    problem = Problem(text="wrong result: other bytes", kind=kind)
+    readings = [replace(one, problem=problem) for one in make_readings([value] * count)]
+    fleet = devices(count, power_cap_w=400.0, power_cap_default_w=700.0)
+    found = unhealthy(judge(readings, fleet)).values()
+    assert {(one.verdict, one.action) for one in found} == {(verdict, action)}
+    assert all(one.command.startswith(command) for one in found)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +292,20 @@ def test_slow_pairs_have_a_device_a_node_or_a_path_as_root_cause(fleet, slow, na
     assert all(words in one.reason + one.evidence for one in found.values())
     victims = [one for one in findings if one.culprit]
     assert len(victims) == (0 if named == names(slow) else len(slow))
+
+
+@pytest.mark.parametrize("ranks", [{0}, {0, 1, 2, 3}])
+def test_pairs_that_failed_in_a_pass_are_not_slow(ranks):
+    lost = Problem(text="timeout", kind="failed")
+    readings = [
+        replace(one, value=None, problem=lost)
+        if one.pass_number == 2 and ranks & {int(uuid[-1]) for uuid in one.subject.uuids}
+        else one
+        for one in pair_readings(4, ())
+    ]
+    found = unhealthy(judge(readings, devices(4)))
+    assert {one.subject.kind for one in found.values()} == {"pair"}
+    assert {one.reason for one in found.values()} == {"timeout (in 1 of 3 passes)"}
 
 
 def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Reading]:

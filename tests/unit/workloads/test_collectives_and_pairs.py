@@ -10,6 +10,7 @@ from forked import answers_of_ranks, gloo
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
+from raybench.workloads.base import WrongResultError
 from raybench.workloads.collective import (
     Collective,
     GroupedCollective,
@@ -44,10 +45,17 @@ DIRECTIONS = ("forward", "backward", "both", "round_trip")
 class BentGradients(Smoke):
     """One rank changes a gradient after all have reduced them."""
 
+    bent = (0, 0, 1)
+
     def step(self) -> None:
         super().step()
-        if torch.distributed.get_rank() == 2:
-            next(self.model.parameters()).grad[0, 0] += 1
+        next(self.model.parameters()).grad[0, 0] += self.bent[torch.distributed.get_rank()]
+
+
+class TornGradients(BentGradients):
+    """Each rank has other gradients."""
+
+    bent = (0, 1, 2)
 
 
 class Idle(Collective):
@@ -89,7 +97,11 @@ def outcome_of_training(training: Smoke) -> str:
     """
     for _ in range(20):
         training.step()
-    return outcome_of_check(training)
+    try:
+        training.check()
+    except WrongResultError as error:
+        return f"{type(error).__name__}: {error}"
+    return "right"
 
 
 def observe(rank: int, world_size: int, store: str) -> dict[str, Any]:
@@ -109,7 +121,7 @@ def observe(rank: int, world_size: int, store: str) -> dict[str, Any]:
             untouched = outcome_of_check(pairs)
             pairs.step()
             seen[direction, turn] = (pairs.pair, untouched, outcome_of_check(pairs))
-        for kind in (Smoke, BentGradients):
+        for kind in (Smoke, BentGradients, TornGradients):
             seen[kind.__name__] = outcome_of_training(kind(here))
         same = SameBits(here, size=64)
         same.step()
@@ -220,8 +232,11 @@ def test_the_rank_whose_gradients_differ_is_named(ranks):
     assert [rank["BentGradients"] for rank in ranks] == [
         "right",
         "right",
-        "rank 2: its gradients differ from those of 2 other ranks after the same step",
+        "WrongResultError: rank 2: its gradients differ from those of 2 other ranks after the same "
+        "step",
     ]
+    torn = [rank["TornGradients"].split(":")[0] for rank in ranks]
+    assert torn == ["NoMajorityError"] * 3
 
 
 def test_the_same_product_has_the_same_digest_on_each_rank(ranks):
