@@ -178,10 +178,10 @@ def _pcie_link(handle: Any, which: Literal["Curr", "Max"]) -> str | None:
 
 
 def _topology(handle: Any) -> str:
-    """Return how this device reaches the others of its node, as `NVLink x18, 1:PHB, 2:SYS`.
+    """Return how this device reaches the others of its node, as `NVLink x12, 1:NV, 2:SYS`.
 
-    First the active NVLinks, then by NVML's index of the other device the level that
-    `nvidia-smi topo -m` names. Raises NVMLError where NVML does not answer.
+    First the active NVLinks, then by NVML's index of the other device "NV" where they lead to it,
+    else the level that `nvidia-smi topo -m` names. Raises NVMLError where NVML does not answer.
     """
     names = {
         pynvml.NVML_TOPOLOGY_INTERNAL: "board",
@@ -197,7 +197,10 @@ def _topology(handle: Any) -> str:
         if pynvml.nvmlDeviceGetUUID(other) == pynvml.nvmlDeviceGetUUID(handle):
             continue
         level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)
-        links.append(f"{index}:{names.get(level, level)}")
+        by_nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+        status = nvml.ask(pynvml.nvmlDeviceGetP2PStatus, handle, other, by_nvlink)
+        is_nvlink = status == pynvml.NVML_P2P_STATUS_OK
+        links.append(f"{index}:{'NV' if is_nvlink else names.get(level, level)}")
     nvlinks = sum(nvml.nvlink_states(handle).values())
     return ", ".join([f"NVLink x{nvlinks}", *links])
 

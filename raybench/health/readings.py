@@ -27,7 +27,7 @@ from raybench.health.suite import (
     device_subjects,
 )
 from raybench.records import Device, Measurement, Record, Status
-from raybench.records.devices import Action, DeviceFacts, Subject, SubjectKind
+from raybench.records.devices import Action, DeviceFacts, Stage, Subject, SubjectKind
 from raybench.report.formatting import counted
 from raybench.stats.outliers import Floats
 from raybench.stats.summary import median_above_smallest
@@ -35,6 +35,7 @@ from raybench.workloads.collective import parse_groups
 from raybench.workloads.pairs import parse_pairs
 
 _GIB = 2**30
+_NVLINK = re.compile(r"NVLink x\d+")
 _WRONG_ERROR, _DISPUTED_ERROR = "WrongResultError", "NoMajorityError"
 _WHICH_IS_WRONG = "a check with a third device would tell which is wrong"
 # The memory that libraries' buffers take on a device, and what torch keeps for the next point.
@@ -408,7 +409,7 @@ def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
 class Placement:
     """How many devices a subject has, and on how many nodes; only equal placements are compared.
 
-    level: for a pair on a node how the driver names its connection, as "NV18" or "PHB".
+    level: for a pair on a node how the driver names its connection, as "NV" or "PHB".
     """
 
     kind: SubjectKind = "device"
@@ -429,15 +430,15 @@ class Placement:
 class Group:
     """The readings of one test of subjects of one model and placement.
 
-    topology: of the first device, in the words of `Device`; empty where unknown. values: [passes,
-    subjects], NaN where there is none; passes with fewer than half as many values as the fullest
-    one are left out. problems: by the column of the subject, of all passes, without repeats.
-    failed_passes: in how many passes it failed by itself, by column. pass_count: of all passes.
+    link: of the first subject, as of `link_of`. values: [passes, subjects], NaN where there is
+    none; passes with fewer than half as many values as the fullest one are left out. problems: by
+    the column of the subject, of all passes, without repeats. failed_passes: in how many passes it
+    failed by itself, by column. pass_count: of all passes.
     """
 
     test: HealthTest
     placement: Placement
-    topology: str
+    link: str
     subjects: Sequence[Subject]
     values: Floats
     problems: Mapping[int, Sequence[Problem]]
@@ -467,19 +468,20 @@ def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
     """Return the groups within which subjects are compared: of one test, model and placement.
 
-    In the order of their first readings. known: as returned by `devices_by_uuid`.
+    Where PCIe carries the data, also of one slot. In the order of their first readings. known: as
+    returned by `devices_by_uuid`.
     """
-    cells: dict[tuple[str, str, Placement], list[Reading]] = {}
-    placements: dict[Subject, Placement] = {}
+    cells: dict[tuple[str, str, Placement, str], list[Reading]] = {}
+    paths: dict[tuple[Subject, Stage], tuple[Placement, str]] = {}
     for reading in readings:
-        subject = reading.subject
-        if subject not in placements:
-            placements[subject] = placement_of(subject, known)
-        cells.setdefault((reading.test.name, subject.model, placements[subject]), []).append(
-            reading
-        )
+        subject, test = reading.subject, reading.test
+        if (subject, test.stage) not in paths:
+            slot = _NVLINK.sub("", link_of(subject, test.stage, known))
+            paths[subject, test.stage] = placement_of(subject, known), slot
+        kind = (test.name, subject.model, *paths[subject, test.stage])
+        cells.setdefault(kind, []).append(reading)
     groups = []
-    for (_, _, placement), own in cells.items():
+    for (_, _, placement, _), own in cells.items():
         subjects = list({reading.subject.uuids: reading.subject for reading in own}.values())
         columns = {subject.uuids: column for column, subject in enumerate(subjects)}
         numbers = sorted({reading.pass_number for reading in own})
@@ -497,11 +499,10 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
                 failed.setdefault(column, set()).add(reading.pass_number)
         # In a pass of fewer than half of the subjects the median would be that of few.
         counts = (~np.isnan(values)).sum(axis=1)
-        first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
         group = Group(
             test=own[0].test,
             placement=placement,
-            topology=(first.topology or "") if first else "",
+            link=link_of(subjects[0], own[0].test.stage, known),
             subjects=subjects,
             values=values[2 * counts >= counts.max()] if counts.any() else values,
             problems=problems,
@@ -531,6 +532,27 @@ def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
     return Placement(
         kind="pair", devices=len(devices), nodes=nodes, level=level[1] if level else ""
     )
+
+
+def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> str:
+    """Return what carries the data of a subject in the tests of a stage: `gen5 x16`, `NVLink x18`.
+
+    Without NVLink as `NVLink x0, gen5 x16, PHB`: the slot of the first device, and the level of a
+    pair. Empty where nothing is known of it, or the device works alone. known: as returned by
+    `devices_by_uuid`.
+    """
+    device = known.get(subject.uuids[0]) if subject.uuids else None
+    if device is None or (subject.kind == "device" and stage != "host-links"):
+        return ""
+    pcie, topology = device.pcie_link_max or "", device.topology or ""
+    if subject.kind == "device":
+        return pcie
+    fabric, level = topology.split(", ")[0], placement_of(subject, known).level
+    # On a board with bridges not every pair has one.
+    if level not in ("", "NV") and ":NV" in topology:
+        fabric = "NVLink x0"
+    is_nvlink = not fabric.endswith(" x0")
+    return fabric if is_nvlink else ", ".join(filter(None, (fabric, pcie, level)))
 
 
 def facts_readings(

@@ -233,7 +233,9 @@ class Finding:
 
     passes: how many of them have a value. value: their median, in `unit`; None where no pass has
     one. expected: what the value was compared with, in words.
-    ratio: its time over the time of similar subjects, above 1 is slower; None without any.
+    link: what carries the data, as `gen5 x16` between host and device; empty where that is unknown
+    or of no matter. ratio: its time over the time of similar subjects or of its model elsewhere,
+    above 1 is slower; None without any.
     reason: one sentence; empty where healthy. evidence: what else supports the verdict.
     culprit: the name of the subject that makes this one slow; empty where that is itself.
     action: what to do. command: what to type for it, a line each; it is never run.
@@ -248,6 +250,7 @@ class Finding:
     ] = None
     unit: Annotated[str, Column("", "of value")] = ""
     expected: Annotated[str, Column("", "what it was compared with")] = ""
+    link: Annotated[str, Column("", "what carries the data: PCIe or NVLink")] = ""
     ratio: Annotated[
         float | None, Column("", "its time over that of similar subjects; null: there are none")
     ] = None

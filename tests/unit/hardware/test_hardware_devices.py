@@ -121,6 +121,21 @@ def test_without_nvml_the_facts_of_the_device_are_unknown_and_it_has_no_counters
     assert Counters(CPU).read() is None
 
 
+def test_the_topology_tells_which_devices_nvlinks_lead_to(monkeypatch):
+    handles = ["handle", "bridged", "beside"]
+    answers = {
+        "nvmlDeviceGetCount": 3,
+        "nvmlDeviceGetHandleByIndex": lambda index: handles[index],
+        "nvmlDeviceGetUUID": lambda handle: handle,
+        "nvmlDeviceGetTopologyCommonAncestor": pynvml.NVML_TOPOLOGY_SYSTEM,
+        "nvmlDeviceGetP2PStatus": lambda _, other, kind: (
+            0 if (other, kind) == ("bridged", 2) else 5
+        ),
+    }
+    FakeNvml(**ALL | answers).install(monkeypatch)
+    assert described().topology == "NVLink x2, 1:NV, 2:SYS"
+
+
 @pytest.mark.parametrize(("words", "node"), [([0, 1], 64), ([0b11, 0], None), ([0, 0], None)])
 def test_the_numa_node_is_told_where_one_is_nearest(monkeypatch, words, node):
     FakeNvml(**{**ALL, "nvmlDeviceGetMemoryAffinity": words}).install(monkeypatch)

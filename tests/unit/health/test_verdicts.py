@@ -375,6 +375,32 @@ def test_devices_that_other_programs_used_in_most_points_are_suspect_though_none
     assert unhealthy(judge([*readings[:2], *in_one_pass], workers)) == {}
 
 
+def test_what_pcie_carries_is_compared_with_the_past_and_the_peers_of_the_same_slot():
+    test = replace(host_links(), name="of no reference")
+    half = make_finding(test=test.name, value=50.0, link="gen5 x16")
+    past = [(f"run-{check}", half) for check in range(3)]
+    slots = ["gen4 x16"] * 4 + ["gen5 x16"] * 4
+    fleet = [make_device(rank, pcie_link_max=slot) for rank, slot in enumerate(slots)]
+    readings = make_readings([25.0] * 4 + [50.0] * 4, test)
+    assert unhealthy(judge(readings, fleet, past)) == {}
+    slow = judge(make_readings([25.0] * 4, test), devices(4, pcie_link_max="gen5 x16"), past)
+    assert list(unhealthy(slow)) == [ALL]
+
+
+def test_pairs_with_a_bridge_and_pairs_without_are_compared_among_themselves():
+    fleet = [
+        make_device(rank, topology=f"NVLink x12, {peer}:NV, {others}", pcie_link_max="gen4 x16")
+        for rank, peer in enumerate((1, 0, 3, 2))
+        for others in [", ".join(f"{one}:SYS" for one in range(4) if one not in (rank, peer))]
+    ]
+    bridged = both_ways((0, 1), (2, 3))
+    found = judge(pair_readings(4, set(permutations(range(4), 2)) - bridged), fleet)
+    assert unhealthy(found) == {}
+    links = {one.link for one in found if one.subject.name in names(bridged)}
+    assert links == {"NVLink x12"}
+    assert {one.link for one in found} - links == {"NVLink x0, gen4 x16, SYS", ""}
+
+
 # What two healthy H200s of one host have read, on two hosts: medians of `raybench health` with
 # torch 2.11, November 2026. The run of the first was not kept; in the second, which is
 # health-20261122-192647-9705, copies between host and device were a false alarm once.
