@@ -365,7 +365,7 @@ def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
     lost: ranks of the lost devices.
     """
     test = HealthTest(name="worker", stage="facts", unit="", floor=0.0, is_compared=False)
-    gone = Problem(text="lost: no worker could be started on it any more", kind="failed")
+    gone = Problem(text="lost: no worker could be started on it any more")
     for rank, subject in enumerate(fleet.subjects):
         is_lost = rank in lost
         yield Reading(
@@ -490,9 +490,10 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
         problems: dict[int, list[Problem]] = {}
         failed: dict[int, set[int]] = {}
         for reading in own:
-            column = columns[reading.subject.uuids]
-            if reading.value is not None:
-                values[lines[reading.pass_number], column] = reading.value
+            column, value = columns[reading.subject.uuids], reading.value
+            # A rate is 0 where the amount of work is not known.
+            if value is not None and np.isfinite(value) and (value or reading.test.is_time):
+                values[lines[reading.pass_number], column] = value
             if reading.problem and reading.problem not in problems.setdefault(column, []):
                 problems[column].append(reading.problem)
             if reading.problem and reading.problem.kind == "failed":

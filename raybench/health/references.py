@@ -119,9 +119,11 @@ class Elsewhere:
     def of_model(self, group: Group) -> ValueRange | None:
         """Return the range in the references of the group's model, test, placement and link.
 
-        Without a reference it is the median of all earlier checks of these; None if fewer than
+        A drift should be 1. Without a reference it is the median of all earlier checks of these; None if fewer than
         three checks have a value.
         """
+        if group.test.unit == "x":
+            return ValueRange(low=1.0, high=1.0, source="as at its beginning")
         of = {"test": group.test.name, "where": str(group.placement)}
         quantity = Quantity(of=of, metric=_METRIC, unit=group.test.unit, fabric=group.link)
         found = self._references.find(group.model, quantity)

@@ -165,25 +165,24 @@ def _findings(
             expected=_expected_words(compared) if compared else "",
             link=group.link,
             ratio=float(compared.ratios[column])
-            if compared and has_value and len(passes) > 1
+            if compared and np.isfinite(compared.ratios[column]) and len(passes) > 1
             else None,
             verdict=Verdict.HEALTHY,
         )
         changes: dict[str, Any] = {}
         problem: dict[str, Any] = {}
-        is_slow = compared is not None and bool(compared.is_slow[column])
+        if compared is None and not has_value:
+            changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
+        elif compared and compared.is_slow[column]:
+            changes = _beside_peers(finding, compared)
+        elif compared and compared.peers is None and alike is None and has_value:
+            changes = _against_elsewhere(finding, group, elsewhere)
         if column in group.problems or (compared and not has_value):
-            problem = _with_problem(group, column, finding.value, is_slow)
+            problem = _with_problem(group, column, finding.value, is_slow="ratio" in changes)
         if "verdict" in problem:
             changes = {**problem, "ratio": None}
             if not compared and ACTIONS.get(test.name) in (Action.WATCH, Action.SETTING):
                 changes["verdict"] = Verdict.SUSPECT
-        elif compared is None and not has_value:
-            changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
-        elif compared and is_slow:
-            changes = _beside_peers(finding, compared)
-        elif compared and compared.peers is None and alike is None:
-            changes = _against_elsewhere(finding, group, elsewhere)
         told = filter(None, (changes.get("evidence"), problem.get("evidence")))
         yield replace(finding, **changes | {"evidence": "; ".join(told)})
     if alike is not None:
@@ -206,6 +205,7 @@ def _beside_peers(finding: Finding, compared: _Comparison) -> dict[str, Any]:
             evidence.append(f"one of {slow} that are slower than the other {others}")
     return {
         "verdict": Verdict.BAD if ratio > compared.group.test.bad_ratio else Verdict.SUSPECT,
+        "ratio": ratio,
         "reason": f"takes {_times(ratio)} as long as those alike",
         "evidence": "; ".join(evidence),
     }
@@ -229,7 +229,9 @@ def _expected_words(one: _Comparison) -> str:
     return f"{middle} {unit}, the median of {fastest}{count} alike"
 
 
-def _with_problem(group: Group, column: int, value: float | None, is_slow: bool) -> dict[str, Any]:
+def _with_problem(
+    group: Group, column: int, value: float | None, *, is_slow: bool
+) -> dict[str, Any]:
     """Return the fields, for `replace`, of the finding of a subject with a problem or no value.
 
     column: of the subject. value: of its finding. Bad where it had a fault, or failed in all
@@ -322,7 +324,7 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
         expected=found.words(test.unit),
         ratio=ratio,
         verdict=Verdict.SUSPECT,
-        reason=f"all are slow alike: {_times(ratio)} as long as this model takes elsewhere",
+        reason=f"all are slow alike: {_times(ratio)} as long as they should take",
         evidence="none stands out, so what they share is likelier than a fault of each",
     )
 
@@ -591,14 +593,16 @@ def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
     if not finding.verdict.is_unhealthy or finding.culprit or finding.command:
         return finding
     devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
-    action, commands = _advise(finding, devices)
+    action, commands = _advise(finding, devices, known.values())
     return replace(finding, action=action, command="\n".join(commands))
 
 
-def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequence[str]]:
+def _advise(
+    finding: Finding, devices: Sequence[Device], fleet: Iterable[Device]
+) -> tuple[Action, Sequence[str]]:
     """Return the action for a finding that is not healthy, and commands to type, a line each.
 
-    devices: of its subject, as far as they are known.
+    devices: of its subject, as far as they are known. fleet: all that were checked.
     """
     kind, stage = finding.subject.kind, finding.stage
     action = ACTIONS.get(finding.test, Action.WATCH) if stage == "facts" else Action.WATCH
@@ -623,7 +627,7 @@ def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequen
             return action, [f"nvidia-smi topo -m; nvidia-smi nvlink --status{at}"]
         return action, [f"ip -s link; tc qdisc show  # on {_hosts(devices)}"]
     if _is_slow(finding) or (finding.value is None and not finding.action):
-        return _about_slow(finding, devices[0])
+        return _about_slow(finding, devices[0], fleet)
     # Wrong results, of it or of another one; or some passes failed.
     if finding.action is Action.WATCH:
         return finding.action, [_BURN_IN]
@@ -631,8 +635,13 @@ def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequen
     return action, _commands(action, devices)
 
 
-def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]]:
-    """Return action and commands for a slow device: other programs, a power limit, or itself."""
+def _about_slow(
+    finding: Finding, device: Device, fleet: Iterable[Device]
+) -> tuple[Action, Sequence[str]]:
+    """Return action and commands for a slow device: other programs, a power limit, or itself.
+
+    fleet: all devices; a power limit that others of the model have too is not to blame.
+    """
     if device.kind == "cpu":
         return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
     at = f"-i {device.index}  # on {device.host}"
@@ -642,7 +651,10 @@ def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]
     if device.other_processes:
         return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
     cap, default = device.power_cap_w, device.power_cap_default_w
-    if cap is not None and default is not None and cap < default and _is_slow(finding):
+    alike = [one for one in fleet if one.name == device.name and one != device]
+    usual = max((one.power_cap_w or 0.0 for one in alike), default=default or 0.0)
+    may_be_power = _is_slow(finding) and finding.stage != "pairs"
+    if may_be_power and cap is not None and default is not None and cap < min(usual, default):
         return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]
     if not is_bad:
         return Action.WATCH, [_BURN_IN]

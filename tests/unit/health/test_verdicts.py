@@ -51,12 +51,13 @@ def pair_readings(count: int, slow: Iterable[tuple[int, int]]) -> list[Reading]:
     ]
 
 
+LIMITED = {"power_cap_w": 400.0, "power_cap_default_w": 700.0}
 ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
 
 
-@pytest.mark.parametrize("failed", [0, 3])
+@pytest.mark.parametrize(("failed", "count"), [(0, 4), (3, 4), (0, 1)])
 def test_a_device_that_is_slow_in_the_passes_it_was_read_in_is_bad_whoever_failed_in_another(
-    failed,
+    failed, count
 ):
     readings = [
         one
@@ -68,11 +69,11 @@ def test_a_device_that_is_slow_in_the_passes_it_was_read_in_is_bad_whoever_faile
             if one.subject.name == f"alpha GPU {failed}"
             else Problem(text="GPU 0 did not answer", kind="not read"),
         )
-        for one in make_readings([750.0] * 3 + [375.0], passes=3)
+        for one in make_readings([750.0] * (count - 1) + [375.0], passes=3)
     ]
-    found = unhealthy(judge(readings, devices(4)))["alpha GPU 3"]
+    found = unhealthy(judge(readings, devices(count)))[f"alpha GPU {count - 1}"]
     assert (found.verdict, round(found.ratio)) == (Verdict.BAD, 2)
-    assert ("timeout" if failed == 3 else "GPU 0 did not answer") in found.evidence
+    assert ("timeout" if failed == count - 1 else "GPU 0 did not answer") in found.evidence
 
 
 def test_a_pass_that_was_tried_again_counts_once():
@@ -119,6 +120,8 @@ def test_who_computes_something_wrong_in_all_passes_is_told_however_many_do(
         ([400.0] * 2, BOTH, "suspect", "watch", "hosts, November 2026"),
         # Without a value nothing is healthy.
         ([750.0, 750.0, None, 750.0, 750.0], "alpha GPU 2", "untested", None, ""),
+        ([750.0, float("nan"), 750.0], "alpha GPU 1", "untested", None, ""),
+        ([750.0, 0.0, 750.0], "alpha GPU 1", "untested", None, ""),
     ],
 )
 def test_a_device_is_held_against_those_alike(values, named, verdict, action, expected):
@@ -132,17 +135,29 @@ def test_a_device_is_held_against_those_alike(values, named, verdict, action, ex
 
 
 @pytest.mark.parametrize(
-    ("changes", "command"),
+    ("changes", "others_w", "command"),
     [
-        ({"other_processes": 1}, "nvidia-smi -q -d PIDS -i 3"),
-        ({"power_cap_w": 400.0, "power_cap_default_w": 700.0}, "nvidia-smi --power-limit=700"),
+        ({"other_processes": 1}, 700.0, "nvidia-smi -q -d PIDS -i 3"),
+        (LIMITED, 700.0, "nvidia-smi --power-limit=700"),
+        # All are limited, and one is slow.
+        (LIMITED, 400.0, "nvidia-smi --gpu-reset -i 3"),
     ],
 )
-def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(changes, command):
-    fleet = [*devices(3), make_device(3, **changes)]
+def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(
+    changes, others_w, command
+):
+    fleet = [*devices(3, power_cap_w=others_w), make_device(3, **changes)]
     found = unhealthy(judge(make_readings([750.0] * 3 + [450.0]), fleet))["alpha GPU 3"]
-    assert found.action is Action.SETTING
+    assert found.action is (Action.RESET if "reset" in command else Action.SETTING)
     assert found.command.startswith(command)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_burn_in_that_ends_slower_is_suspect_however_many_do(count):
+    test = make_test(name="burn-in product drift", stage="burn-in", unit="x")
+    for drift, is_slow in ((1.05, False), (1.3, True)):
+        found = unhealthy(judge(make_readings([drift] * count, test, passes=1), devices(count)))
+        assert bool(found) == is_slow
 
 
 def test_a_device_that_fails_is_bad_and_the_one_that_it_kept_from_running_is_untested():
