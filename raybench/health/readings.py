@@ -79,17 +79,11 @@ def _count_links_up(facts: DeviceFacts) -> int | None:
     return None if facts.nvlinks is None else sum(link.is_active for link in facts.nvlinks)
 
 
-def _free_gib(facts: DeviceFacts) -> float | None:
-    return None if facts.memory_free_bytes is None else facts.memory_free_bytes / _GIB
-
-
-def _count_fabric_faults(facts: DeviceFacts) -> int | None:
-    return None if facts.fabric_state is None else len(facts.fabric_faults)
-
-
 _FACTS: Mapping[str, _Fact] = {
     # What workloads can have; other programs may hold the rest.
-    FREE_MEMORY: _Fact("GiB", Action.SETTING, _free_gib),
+    FREE_MEMORY: _Fact(
+        "GiB", Action.SETTING, lambda one: one.memory_free_bytes and one.memory_free_bytes / _GIB
+    ),
     # Errors that could not be corrected: results are lost.
     MEMORY_ERRORS: _Fact("errors", Action.RESET, lambda one: one.ecc_errors),
     # Rows of memory that a spare one replaces, at once or at a reset.
@@ -107,7 +101,9 @@ _FACTS: Mapping[str, _Fact] = {
     # Transfers that had to be repeated.
     "NVLink errors": _Fact("errors", Action.WATCH, _count_link_errors),
     # What the fabric manager says of the device's links.
-    "NVLink fabric": _Fact("faults", Action.RESET, _count_fabric_faults),
+    "NVLink fabric": _Fact(
+        "faults", Action.RESET, lambda one: len(one.fabric_faults) if one.fabric_state else None
+    ),
 }
 ACTIONS: Mapping[str, Action] = {name: fact.action for name, fact in _FACTS.items()}
 

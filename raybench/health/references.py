@@ -108,8 +108,8 @@ class Elsewhere:
         self._past: dict[object, dict[str, list[float]]] = {}
         for run_id, one in past:
             if one.verdict is Verdict.HEALTHY and one.value is not None:
-                of_model = _model_key(one.test, one.subject, one.link)
-                for key in ((one.test, one.subject.uuids), of_model):
+                of_model = one.subject.kind, one.subject.model, one.link, len(one.subject.uuids)
+                for key in ((one.test, one.subject.uuids), (one.test, *of_model)):
                     self._past.setdefault(key, {}).setdefault(run_id, []).append(one.value)
 
     def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
@@ -119,8 +119,8 @@ class Elsewhere:
     def of_model(self, group: Group) -> ValueRange | None:
         """Return the range in the references of the group's model, test, placement and link.
 
-        A drift should be 1. Without a reference it is the median of all earlier checks of these; None if fewer than
-        three checks have a value.
+        A drift should be 1. Without a reference it is the median of all earlier checks of these;
+        None if fewer than three checks have a value.
         """
         if group.test.unit == "x":
             return ValueRange(low=1.0, high=1.0, source="as at its beginning")
@@ -130,7 +130,8 @@ class Elsewhere:
         if found is not None:
             low, high = found.observed
             return ValueRange(low=low, high=high, source=found.provenance)
-        key = _model_key(group.test.name, group.subjects[0], group.link)
+        one = group.subjects[0]
+        key = (group.test.name, one.kind, one.model, group.link, len(one.uuids))
         return self._past_range(key, "earlier checks of this model")
 
     def _past_range(self, key: object, source: str) -> ValueRange | None:
@@ -143,11 +144,6 @@ class Elsewhere:
             return None
         middle = median(chain(*by_run.values()))
         return ValueRange(low=middle, high=middle, source=f"{source}, {len(by_run)} of them")
-
-
-def _model_key(test: str, subject: Subject, link: str) -> object:
-    """Return a key that subjects of one kind, model, link and number of devices share in a test."""
-    return test, subject.kind, subject.model, link, len(subject.uuids)
 
 
 def grades(

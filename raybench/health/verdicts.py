@@ -13,7 +13,7 @@ Nodes come before devices: a node whose devices are all slow with other nodes is
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -56,8 +56,9 @@ _LEAST_PARTNERS = 2
 _WAIT_SHARE, _WAIT_FLOORS = 0.1, 2
 _PATH = "the path between the two is to blame"
 
-# Two devices or two nodes.
+# Two devices or two nodes; what to do, and the commands for it.
 _Edge = frozenset[str]
+_Advice = tuple[Action, Sequence[str]]
 
 
 def judge(
@@ -174,11 +175,23 @@ def _findings(
         if compared is None and not has_value:
             changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
         elif compared and compared.is_slow[column]:
-            changes = _beside_peers(finding, compared)
+            ratio = finding.ratio or 0.0
+            evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
+            if compared.peers is not None:
+                evidence.append(f"the others spread by {compared.peers.sigma:.1%}")
+                if compared.peers.is_divided:
+                    slow, count = int(compared.is_slow.sum()), len(compared.is_slow)
+                    evidence.append(f"one of {slow} that are slower than the other {count - slow}")
+            changes = {
+                "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
+                "ratio": ratio,
+                "reason": f"takes {_times(ratio)} as long as those alike",
+                "evidence": "; ".join(evidence),
+            }
         elif compared and compared.peers is None and alike is None and has_value:
             changes = _against_elsewhere(finding, group, elsewhere)
         if column in group.problems or (compared and not has_value):
-            problem = _with_problem(group, column, finding.value, is_slow="ratio" in changes)
+            problem = _with_problem(group, column, finding.value, "ratio" in changes)
         if "verdict" in problem:
             changes = {**problem, "ratio": None}
             if not compared and ACTIONS.get(test.name) in (Action.WATCH, Action.SETTING):
@@ -187,28 +200,6 @@ def _findings(
         yield replace(finding, **changes | {"evidence": "; ".join(told)})
     if alike is not None:
         yield alike
-
-
-def _beside_peers(finding: Finding, compared: _Comparison) -> dict[str, Any]:
-    """Return the fields, for `replace`, of the finding of a subject that is slow beside its peers.
-
-    Bad or suspect by its ratio. The evidence says in how many passes it was slow, how far its peers
-    spread, and whether others are slow too.
-    """
-    ratio = finding.ratio or 0.0
-    evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
-    if compared.peers is not None:
-        evidence.append(f"the others spread by {compared.peers.sigma:.1%}")
-        if compared.peers.is_divided:
-            slow = int(compared.is_slow.sum())
-            others = len(compared.is_slow) - slow
-            evidence.append(f"one of {slow} that are slower than the other {others}")
-    return {
-        "verdict": Verdict.BAD if ratio > compared.group.test.bad_ratio else Verdict.SUSPECT,
-        "ratio": ratio,
-        "reason": f"takes {_times(ratio)} as long as those alike",
-        "evidence": "; ".join(evidence),
-    }
 
 
 def _expected_words(one: _Comparison) -> str:
@@ -229,9 +220,7 @@ def _expected_words(one: _Comparison) -> str:
     return f"{middle} {unit}, the median of {fastest}{count} alike"
 
 
-def _with_problem(
-    group: Group, column: int, value: float | None, *, is_slow: bool
-) -> dict[str, Any]:
+def _with_problem(group: Group, column: int, value: float | None, is_slow: bool) -> dict[str, Any]:
     """Return the fields, for `replace`, of the finding of a subject with a problem or no value.
 
     column: of the subject. value: of its finding. Bad where it had a fault, or failed in all
@@ -401,7 +390,17 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
         healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
         fast_with = _partners(_edge(one, itself) for one in healthy)
         for pair in filter(_is_slow, pairs):
-            explained[test, pair.subject] = _without_culprit(pair, fast_with, ill_alone)
+            two = set(pair.subject.uuids)
+            blamed, evidence = "the path or one of the two is to blame", ""
+            if all(fast_with.get(uuid, set()) - two for uuid in two):
+                blamed, evidence = _PATH, "both are fast with other partners"
+            elif two & ill_alone:
+                evidence = "one of the two is not healthy alone"
+            explained[test, pair.subject] = replace(
+                pair,
+                reason=f"{pair.reason}: {blamed}",
+                evidence="; ".join(filter(None, (pair.evidence, evidence))),
+            )
         between = [one for one in pairs if len(_edge(one, node_of)) == 2]
         within = [one for one in pairs if len(_edge(one, node_of)) == 1]
         with_culprit: set[Subject] = set()
@@ -413,27 +412,6 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
                     with_culprit.add(one.subject)
                     explained[test, one.subject] = replace(one, culprit=cause.subject.name)
     return [*(explained.get((one.test, one.subject), one) for one in findings), *causes]
-
-
-def _without_culprit(
-    pair: Finding, fast_with: Mapping[str, Set[str]], ill_alone: Set[str]
-) -> Finding:
-    """Return the finding of a slow pair with what is to blame as far as no culprit is known.
-
-    That is the path where both devices are fast with others. fast_with: uuid -> uuids of the
-    devices that it is fast with. ill_alone: uuids of the devices that are unhealthy alone.
-    """
-    two = set(pair.subject.uuids)
-    blamed, evidence = "the path or one of the two is to blame", ""
-    if all(fast_with.get(uuid, set()) - two for uuid in two):
-        blamed, evidence = _PATH, "both are fast with other partners"
-    elif two & ill_alone:
-        evidence = "one of the two is not healthy alone"
-    return replace(
-        pair,
-        reason=f"{pair.reason}: {blamed}",
-        evidence="; ".join(filter(None, (pair.evidence, evidence))),
-    )
 
 
 def _edge(pair: Finding, ends: Mapping[str, str]) -> _Edge:
@@ -451,8 +429,9 @@ def _causes(
 ) -> Iterator[tuple[Sequence[Finding], Finding]]:
     """Yield the nodes, paths between nodes or devices that explain slow pairs, the worst end first.
 
-    Each as (the slow pairs that it explains, the finding about it). ends: by the uuid of a device
-    the id of its node, or the uuid itself. names: for people, of nodes and devices.
+    Each as (the slow pairs that it explains, the finding about it with the worst verdict of these,
+    and the medians of their values and ratios). ends: by the uuid of a device the id of its node,
+    or the uuid itself. names: for people, of nodes and devices.
     """
     is_device = all(uuid == end for uuid, end in ends.items())
     by_edge: dict[_Edge, list[Finding]] = {}
@@ -466,49 +445,33 @@ def _causes(
         if (slow := list(filter(_is_slow, own))) and (is_device or 2 * len(slow) > len(own))
     }
     kind: SubjectKind = "device" if is_device else "node"
+    found: list[tuple[list[Finding], Subject, str, str]] = []
     culprits = _culprits(slow_edges, by_edge.keys() - slow_edges)
     for end, partners in culprits.items():
         slow = [one for one in pairs if end in _edge(one, ends) and _is_slow(one)]
         uuids = tuple(uuid for uuid, owner in ends.items() if owner == end)
-        reason = (
-            f"slow with {len(partners)} partners that are fast with others: the {kind} is to blame"
-        )
+        subject = replace(slow[0].subject, kind=kind, uuids=uuids, name=names.get(end, end))
+        to_blame = f"partners that are fast with others: the {kind} is to blame"
         good = some(sorted(names.get(one, one) for one in partners))
-        yield slow, _cause(slow, kind, uuids, names.get(end, end), reason, f"slow with {good}")
+        found.append((slow, subject, f"slow with {len(partners)} {to_blame}", f"slow with {good}"))
     for edge, slow in slow_edges.items():
         own = by_edge[edge]
         # The path between two nodes, by several pairs of devices.
         if is_device or edge & culprits.keys() or len({_edge(one, {}) for one in own}) < 2:
             continue
         name = " to ".join(sorted(names.get(node, node) for node in edge))
-        reason = f"slow for {len(slow)} of {len(own)} pairs: {_PATH}"
-        yield slow, _cause(slow, "pair", (), name, reason, "")
-
-
-def _cause(
-    slow: Sequence[Finding],
-    kind: SubjectKind,
-    uuids: tuple[str, ...],
-    name: str,
-    reason: str,
-    evidence: str,
-) -> Finding:
-    """Return the finding about a root cause, with the worst verdict of the slow pairs.
-
-    Its value and ratio are their medians; the ratio is None where no pair has one. kind, uuids,
-    name: of its subject.
-    """
-    ratios = [one.ratio for one in slow if one.ratio is not None]
-    is_bad = any(one.verdict is Verdict.BAD for one in slow)
-    return replace(
-        slow[0],
-        subject=Subject(kind=kind, uuids=uuids, name=name, model=slow[0].subject.model),
-        value=median(one.value for one in slow if one.value is not None),
-        ratio=median(ratios) if ratios else None,
-        verdict=Verdict.BAD if is_bad else Verdict.SUSPECT,
-        reason=reason,
-        evidence=evidence,
-    )
+        subject = replace(slow[0].subject, uuids=(), name=name)
+        found.append((slow, subject, f"slow for {len(slow)} of {len(own)} pairs: {_PATH}", ""))
+    for slow, subject, reason, evidence in found:
+        cause = replace(
+            min(slow, key=lambda one: list(Verdict).index(one.verdict)),
+            subject=subject,
+            value=median(one.value or 0.0 for one in slow),
+            ratio=median(one.ratio or 0.0 for one in slow),
+            reason=reason,
+            evidence=evidence,
+        )
+        yield slow, cause
 
 
 def _culprits(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str]]:
@@ -573,10 +536,8 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
                 evidence = "its device is slow alone too"
             elif {"host-links", "pairs"} & own:
                 evidence = "its link to the host or to others is slow too"
-            reason = (
-                f"in a step of {np.median(step_ms):.3g} ms the others typically wait "
-                f"{typical_ms[rank]:.3g} ms for it"
-            )
+            waited = f"{typical_ms[rank]:.3g} of {np.median(step_ms):.3g} ms a step"
+            reason = f"the others wait {waited} for it"
             changes[subject] = {"verdict": Verdict.SUSPECT, "reason": reason, "evidence": evidence}
     return [
         replace(one, **changes.get(one.subject, {})) if one.test == WAIT_TEST else one
@@ -597,9 +558,7 @@ def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
     return replace(finding, action=action, command="\n".join(commands))
 
 
-def _advise(
-    finding: Finding, devices: Sequence[Device], fleet: Iterable[Device]
-) -> tuple[Action, Sequence[str]]:
+def _advise(finding: Finding, devices: Sequence[Device], fleet: Iterable[Device]) -> _Advice:
     """Return the action for a finding that is not healthy, and commands to type, a line each.
 
     devices: of its subject, as far as they are known. fleet: all that were checked.
@@ -635,9 +594,7 @@ def _advise(
     return action, _commands(action, devices)
 
 
-def _about_slow(
-    finding: Finding, device: Device, fleet: Iterable[Device]
-) -> tuple[Action, Sequence[str]]:
+def _about_slow(finding: Finding, device: Device, fleet: Iterable[Device]) -> _Advice:
     """Return action and commands for a slow device: other programs, a power limit, or itself.
 
     fleet: all devices; a power limit that others of the model have too is not to blame.
