@@ -195,14 +195,6 @@ def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
             assert "kubectl cordon alpha" in one.command
 
 
-def test_devices_of_two_models_are_held_against_their_own():
-    others = [
-        replace(one, subject=replace(one.subject, uuids=(f"A{one.subject.name}",), model="A100"))
-        for one in make_readings([300.0] * 8)
-    ]
-    assert unhealthy(judge([*make_readings([750.0] * 4), *others], devices(4))) == {}
-
-
 def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it():
     variables = {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0", "NCCL_ALGO": "Tree"}
     fleet = devices(4, topology="NVLink x18", environment=variables)
