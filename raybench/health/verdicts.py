@@ -526,8 +526,8 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
         late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0)).tolist()
         typical_ms = np.median(waited_ms, axis=0)
         latest = waits.subjects[max(late, key=lambda rank: typical_ms[rank])].name if late else ""
-        for rank, subject in enumerate(waits.subjects):
-            wait = f"waits {waits.typical[rank]:.3g} ms of each step for it" if late else ""
+        for rank, subject in enumerate(waits.subjects if late else ()):
+            wait = f"waits {waits.typical[rank]:.3g} ms of each step for it"
             changes[subject] = {"culprit": latest, "evidence": wait}
         for rank, subject in ((rank, waits.subjects[rank]) for rank in late):
             own = {one.stage for one in findings if one.subject == subject and _is_slow(one)}
