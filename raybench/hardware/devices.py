@@ -178,10 +178,10 @@ def _pcie_link(handle: Any, which: Literal["Curr", "Max"]) -> str | None:
 
 
 def _topology(handle: Any) -> str:
-    """Return how this device reaches the others of its node, as `NVLink x18, 1:PHB, 2:SYS`.
+    """Return how this device reaches the others of its node, as `NVLink x12, 1:NV, 2:SYS`.
 
-    First the active NVLinks, then by NVML's index of the other device the level that
-    `nvidia-smi topo -m` names. Raises NVMLError where NVML does not answer.
+    First the active NVLinks, then by NVML's index of the other device "NV" where they lead to it,
+    else the level that `nvidia-smi topo -m` names. Raises NVMLError where NVML does not answer.
     """
     names = {
         pynvml.NVML_TOPOLOGY_INTERNAL: "board",
@@ -197,7 +197,9 @@ def _topology(handle: Any) -> str:
         if pynvml.nvmlDeviceGetUUID(other) == pynvml.nvmlDeviceGetUUID(handle):
             continue
         level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)
-        links.append(f"{index}:{names.get(level, level)}")
+        asked = (handle, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        is_nvlink = nvml.ask(pynvml.nvmlDeviceGetP2PStatus, *asked) == pynvml.NVML_P2P_STATUS_OK
+        links.append(f"{index}:{'NV' if is_nvlink else names.get(level, level)}")
     nvlinks = sum(nvml.nvlink_states(handle).values())
     return ", ".join([f"NVLink x{nvlinks}", *links])
 
@@ -442,13 +444,25 @@ class FactReader:
         if pci is not None and logged is not None:
             address = tuple(int(part, 16) for part in pci.busId.split(".")[0].split(":"))
             kernel_xids = tuple(logged.get(address, ()))
+        memory = nvml.memory(handle)
+        remapped = nvml.ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+        pages = [nvml.ask(pynvml.nvmlDeviceGetRetiredPages, handle, one) for one in _RETIREMENTS]
+        told = [addresses for addresses in pages if addresses is not None]
+        pending = nvml.ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
         return DeviceFacts(
             device=device,
             read_at=now,
             kernel_xids=kernel_xids,
             new_xids=watch.read(),
             xids_watched_since=watch.since,
-            **_memory_facts(handle),
+            memory_free_bytes=None if memory is None else memory.free,
+            ecc_errors=nvml.ecc_errors(handle),
+            # Those after errors that could be corrected, and those after others.
+            remapped_rows=remapped[0] + remapped[1] if remapped else None,
+            is_remap_pending=nvml.flag(remapped and remapped[2]),
+            is_remap_failed=nvml.flag(remapped and remapped[3]),
+            retired_pages=sum(map(len, told)) if told else None,
+            is_retirement_pending=nvml.flag(pending),
             **_link_facts(handle),
         )
 
@@ -501,25 +515,6 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
                     found.setdefault(device, []).append(int(number))
     except OSError:
         return None
-
-
-def _memory_facts(handle: Any) -> dict[str, Any]:
-    """Return the fields of `DeviceFacts` about memory; None where NVML does not answer."""
-    memory = nvml.memory(handle)
-    remapped = nvml.ask(pynvml.nvmlDeviceGetRemappedRows, handle)
-    pages = [nvml.ask(pynvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in _RETIREMENTS]
-    told = [addresses for addresses in pages if addresses is not None]
-    pending = nvml.ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-    return {
-        "memory_free_bytes": None if memory is None else memory.free,
-        "ecc_errors": nvml.ecc_errors(handle),
-        # Those after errors that could be corrected, and those after others.
-        "remapped_rows": remapped[0] + remapped[1] if remapped else None,
-        "is_remap_pending": nvml.flag(remapped and remapped[2]),
-        "is_remap_failed": nvml.flag(remapped and remapped[3]),
-        "retired_pages": sum(map(len, told)) if told else None,
-        "is_retirement_pending": nvml.flag(pending),
-    }
 
 
 def _link_facts(handle: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from raybench.health.suite import (
     device_subjects,
 )
 from raybench.records import Device, Measurement, Record, Status
-from raybench.records.devices import Action, DeviceFacts, Subject, SubjectKind
+from raybench.records.devices import Action, DeviceFacts, Stage, Subject, SubjectKind
 from raybench.report.formatting import counted
 from raybench.stats.outliers import Floats
 from raybench.stats.summary import median_above_smallest
@@ -35,7 +35,9 @@ from raybench.workloads.collective import parse_groups
 from raybench.workloads.pairs import parse_pairs
 
 _GIB = 2**30
-_WRONG_ERROR = "WrongResultError"
+_NVLINK = re.compile(r"NVLink x\d+")
+_WRONG_ERROR, _DISPUTED_ERROR = "WrongResultError", "NoMajorityError"
+_WHICH_IS_WRONG = "a check with a third device would tell which is wrong"
 # The memory that libraries' buffers take on a device, and what torch keeps for the next point.
 _LIBRARY_BYTES = _GIB
 # The burn-in compares the first and the last of so many parts.
@@ -48,6 +50,7 @@ _CRC_ERRORS_PER_S = 100.0
 # the system processor (two), unrecovered memory. Others are mostly a program's, or told elsewhere.
 _HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
 
+ProblemKind = Literal["fault", "disputed", "failed", "not read"]
 FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES = "free memory", "memory errors", "PCIe lanes"
 
 
@@ -76,17 +79,11 @@ def _count_links_up(facts: DeviceFacts) -> int | None:
     return None if facts.nvlinks is None else sum(link.is_active for link in facts.nvlinks)
 
 
-def _free_gib(facts: DeviceFacts) -> float | None:
-    return None if facts.memory_free_bytes is None else facts.memory_free_bytes / _GIB
-
-
-def _count_fabric_faults(facts: DeviceFacts) -> int | None:
-    return None if facts.fabric_state is None else len(facts.fabric_faults)
-
-
 _FACTS: Mapping[str, _Fact] = {
     # What workloads can have; other programs may hold the rest.
-    FREE_MEMORY: _Fact("GiB", Action.SETTING, _free_gib),
+    FREE_MEMORY: _Fact(
+        "GiB", Action.SETTING, lambda one: one.memory_free_bytes and one.memory_free_bytes / _GIB
+    ),
     # Errors that could not be corrected: results are lost.
     MEMORY_ERRORS: _Fact("errors", Action.RESET, lambda one: one.ecc_errors),
     # Rows of memory that a spare one replaces, at once or at a reset.
@@ -104,7 +101,9 @@ _FACTS: Mapping[str, _Fact] = {
     # Transfers that had to be repeated.
     "NVLink errors": _Fact("errors", Action.WATCH, _count_link_errors),
     # What the fabric manager says of the device's links.
-    "NVLink fabric": _Fact("faults", Action.RESET, _count_fabric_faults),
+    "NVLink fabric": _Fact(
+        "faults", Action.RESET, lambda one: len(one.fabric_faults) if one.fabric_state else None
+    ),
 }
 ACTIONS: Mapping[str, Action] = {name: fact.action for name, fact in _FACTS.items()}
 
@@ -113,13 +112,13 @@ ACTIONS: Mapping[str, Action] = {name: fact.action for name, fact in _FACTS.item
 class Problem:
     """A fault or failure of a subject in one pass, whatever its value.
 
-    kind: "fault": wrong bits, a wrong result, grown errors. "failed": the pass gave no result by
-    the subject's own doing, which happens to good devices too. "not read": because of another
-    subject.
+    kind: "fault": wrong bits, a wrong result, grown errors. "disputed": the results of several
+    differ, and which is wrong is not known. "failed": the pass gave no result by the subject's own
+    doing, which happens to good devices too. "not read": because of another subject or program.
     """
 
     text: str
-    kind: Literal["fault", "failed", "not read"] = "fault"
+    kind: ProblemKind = "fault"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +161,7 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
                 {metric.name: value for metric, value in measured.workload_metrics.items()}
                 for measured in record.measurements
             ]
-            wrong = wrong_bits(metrics, fleet.subjects)
-            problems = {rank: Problem(text=text) for rank, text in wrong.items()}
+            problems = wrong_bits(metrics, fleet.subjects)
         found = [
             (
                 test,
@@ -209,15 +207,15 @@ def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
 
 def wrong_bits(
     metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
-) -> dict[int, str]:
+) -> dict[int, Problem]:
     """Return rank -> why its matrix product is wrong; empty if all are right.
 
     A product is wrong if it changed between repetitions, or differs from that of most devices of
     the model. If no product has a majority, those are wrong that change when rows move; if that
-    holds for none or all, all are. metrics: of the workload `same_bits`, by rank, with digest,
-    changed_products and misplaced_products. subjects: devices by rank.
+    holds for none or all, all are disputed. metrics: of the workload `same_bits`, by rank, with
+    digest, changed_products and misplaced_products. subjects: devices by rank.
     """
-    problems: dict[int, str] = {}
+    problems: dict[int, Problem] = {}
     # A product that changed says nothing of those of others.
     steady = [rank for rank, one in enumerate(metrics) if not one["changed_products"]]
     for model in dict.fromkeys(subjects[rank].model for rank in steady):
@@ -226,17 +224,19 @@ def wrong_bits(
         usual, count = Counter(digests.values()).most_common(1)[0]
         wrong = [rank for rank in ranks if digests[rank] != usual]
         text = f"its product differs from that of {count} devices of its model"
+        kind: ProblemKind = "fault"
         if wrong and 2 * count <= len(ranks):
             wrong = [rank for rank in ranks if metrics[rank]["misplaced_products"]]
             text = "its product differs from the other's, and from itself when rows move"
             if len(wrong) in (0, len(ranks)):
                 names = " and ".join(subjects[rank].name for rank in ranks)
-                wrong = ranks
-                text = f"the same product differs between {names}; which is wrong is not known"
-        problems |= dict.fromkeys(wrong, f"wrong bits: {text}")
+                wrong, kind = ranks, "disputed"
+                text = f"the same product differs between {names}; {_WHICH_IS_WRONG}"
+        problems |= dict.fromkeys(wrong, Problem(text=f"wrong bits: {text}", kind=kind))
     for rank, found in enumerate(metrics):
         if found["changed_products"]:
-            problems[rank] = "wrong bits: its product changed from one check to the next"
+            text = "wrong bits: its product changed from one check to the next"
+            problems[rank] = Problem(text=text)
     return problems
 
 
@@ -306,11 +306,14 @@ def _participants(
 def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
     """Return the problem of a subject in a failed point.
 
-    ranks: of the subject. "not read" where the rank of another subject made the point fail.
+    ranks: of the subject. "not read" where the rank of another subject made the point fail;
+    "disputed" on all of them where no result has a majority.
     """
     reason = record.error_message or record.status.clause
     if not record.devices:
         return Problem(text=f"not read: {reason}", kind="not read")
+    if record.error_type == _DISPUTED_ERROR:
+        return Problem(text=f"wrong result: {reason}; {_WHICH_IS_WRONG}", kind="disputed")
     if record.error_rank is None or record.error_rank in ranks:
         if record.error_type == _WRONG_ERROR:
             return Problem(text=f"wrong result: {reason}")
@@ -340,7 +343,7 @@ def split_by_memory(
                 problem=Problem(
                     text=f"no room: {free / _GIB:.1f} GiB of its memory are free, the test needs "
                     f"{needed / _GIB:.1f}",
-                    kind="failed",
+                    kind="not read",
                 ),
             )
             for subject, device in zip(fleet.subjects, fleet.devices, strict=True)
@@ -358,7 +361,7 @@ def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
     lost: ranks of the lost devices.
     """
     test = HealthTest(name="worker", stage="facts", unit="", floor=0.0, is_compared=False)
-    gone = Problem(text="lost: no worker could be started on it any more", kind="failed")
+    gone = Problem(text="lost: no worker could be started on it any more")
     for rank, subject in enumerate(fleet.subjects):
         is_lost = rank in lost
         yield Reading(
@@ -402,7 +405,7 @@ def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
 class Placement:
     """How many devices a subject has, and on how many nodes; only equal placements are compared.
 
-    level: for a pair on a node how the driver names its connection, as "NV18" or "PHB".
+    level: for a pair on a node how the driver names its connection, as "NV" or "PHB".
     """
 
     kind: SubjectKind = "device"
@@ -423,15 +426,15 @@ class Placement:
 class Group:
     """The readings of one test of subjects of one model and placement.
 
-    topology: of the first device, in the words of `Device`; empty where unknown. values: [passes,
-    subjects], NaN where there is none; passes with fewer than half as many values as the fullest
-    one are left out. problems: by the column of the subject, of all passes, without repeats.
-    failed_passes: in how many passes it failed by itself, by column. pass_count: of all passes.
+    link: of the first subject, as of `link_of`. values: [passes, subjects], NaN where there is
+    none; passes with fewer than half as many values as the fullest one are left out. problems: by
+    the column of the subject, of all passes, without repeats. failed_passes: in how many passes it
+    failed by itself, by column. pass_count: of all passes.
     """
 
     test: HealthTest
     placement: Placement
-    topology: str
+    link: str
     subjects: Sequence[Subject]
     values: Floats
     problems: Mapping[int, Sequence[Problem]]
@@ -461,19 +464,20 @@ def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
     """Return the groups within which subjects are compared: of one test, model and placement.
 
-    In the order of their first readings. known: as returned by `devices_by_uuid`.
+    Where PCIe carries the data, also of one slot. In the order of their first readings. known: as
+    returned by `devices_by_uuid`.
     """
-    cells: dict[tuple[str, str, Placement], list[Reading]] = {}
-    placements: dict[Subject, Placement] = {}
+    cells: dict[tuple[str, str, Placement, str], list[Reading]] = {}
+    paths: dict[tuple[Subject, Stage], tuple[Placement, str]] = {}
     for reading in readings:
-        subject = reading.subject
-        if subject not in placements:
-            placements[subject] = placement_of(subject, known)
-        cells.setdefault((reading.test.name, subject.model, placements[subject]), []).append(
-            reading
-        )
+        subject, test = reading.subject, reading.test
+        if (subject, test.stage) not in paths:
+            slot = _NVLINK.sub("", link_of(subject, test.stage, known))
+            paths[subject, test.stage] = placement_of(subject, known), slot
+        kind = (test.name, subject.model, *paths[subject, test.stage])
+        cells.setdefault(kind, []).append(reading)
     groups = []
-    for (_, _, placement), own in cells.items():
+    for (_, _, placement, _), own in cells.items():
         subjects = list({reading.subject.uuids: reading.subject for reading in own}.values())
         columns = {subject.uuids: column for column, subject in enumerate(subjects)}
         numbers = sorted({reading.pass_number for reading in own})
@@ -482,20 +486,20 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
         problems: dict[int, list[Problem]] = {}
         failed: dict[int, set[int]] = {}
         for reading in own:
-            column = columns[reading.subject.uuids]
-            if reading.value is not None:
-                values[lines[reading.pass_number], column] = reading.value
+            column, value = columns[reading.subject.uuids], reading.value
+            # A rate is 0 where the amount of work is not known.
+            if value is not None and np.isfinite(value) and (value or reading.test.is_time):
+                values[lines[reading.pass_number], column] = value
             if reading.problem and reading.problem not in problems.setdefault(column, []):
                 problems[column].append(reading.problem)
             if reading.problem and reading.problem.kind == "failed":
                 failed.setdefault(column, set()).add(reading.pass_number)
         # In a pass of fewer than half of the subjects the median would be that of few.
         counts = (~np.isnan(values)).sum(axis=1)
-        first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
         group = Group(
             test=own[0].test,
             placement=placement,
-            topology=(first.topology or "") if first else "",
+            link=link_of(subjects[0], own[0].test.stage, known),
             subjects=subjects,
             values=values[2 * counts >= counts.max()] if counts.any() else values,
             problems=problems,
@@ -525,6 +529,27 @@ def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
     return Placement(
         kind="pair", devices=len(devices), nodes=nodes, level=level[1] if level else ""
     )
+
+
+def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> str:
+    """Return what carries the data of a subject in the tests of a stage: `gen5 x16`, `NVLink x18`.
+
+    Without NVLink as `NVLink x0, gen5 x16, PHB`: the slot of the first device, and the level of a
+    pair. Empty where nothing is known of it, or the device works alone. known: as returned by
+    `devices_by_uuid`.
+    """
+    device = known.get(subject.uuids[0]) if subject.uuids else None
+    if device is None or (subject.kind == "device" and stage != "host-links"):
+        return ""
+    pcie, topology = device.pcie_link_max or "", device.topology or ""
+    if subject.kind == "device":
+        return pcie
+    fabric, level = topology.split(", ")[0], placement_of(subject, known).level
+    # On a board with bridges not every pair has one.
+    if level not in ("", "NV") and ":NV" in topology:
+        fabric = "NVLink x0"
+    is_nvlink = not fabric.endswith(" x0")
+    return fabric if is_nvlink else ", ".join(filter(None, (fabric, pcie, level)))
 
 
 def facts_readings(

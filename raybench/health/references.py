@@ -22,7 +22,7 @@ from raybench.analysis.references import (
     count_within,
     standings,
 )
-from raybench.health.readings import Group, placement_of
+from raybench.health.readings import Group, link_of, placement_of
 from raybench.health.suite import HealthTest
 from raybench.records import Device
 from raybench.records.devices import Finding, Subject, Verdict
@@ -108,7 +108,8 @@ class Elsewhere:
         self._past: dict[object, dict[str, list[float]]] = {}
         for run_id, one in past:
             if one.verdict is Verdict.HEALTHY and one.value is not None:
-                for key in ((one.test, one.subject.uuids), _model_key(one.test, one.subject)):
+                of_model = one.subject.kind, one.subject.model, one.link, len(one.subject.uuids)
+                for key in ((one.test, one.subject.uuids), (one.test, *of_model)):
                     self._past.setdefault(key, {}).setdefault(run_id, []).append(one.value)
 
     def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
@@ -116,18 +117,21 @@ class Elsewhere:
         return self._past_range((test.name, subject.uuids), "its earlier checks")
 
     def of_model(self, group: Group) -> ValueRange | None:
-        """Return the range in the references of the group's model, test and placement.
+        """Return the range in the references of the group's model, test, placement and link.
 
-        Without a reference it is the median of all earlier checks of the model; None if fewer than
-        three checks have a value.
+        A drift should be 1. Without a reference it is the median of all earlier checks of these;
+        None if fewer than three checks have a value.
         """
+        if group.test.unit == "x":
+            return ValueRange(low=1.0, high=1.0, source="as at its beginning")
         of = {"test": group.test.name, "where": str(group.placement)}
-        quantity = Quantity(of=of, metric=_METRIC, unit=group.test.unit, fabric=group.topology)
+        quantity = Quantity(of=of, metric=_METRIC, unit=group.test.unit, fabric=group.link)
         found = self._references.find(group.model, quantity)
         if found is not None:
             low, high = found.observed
             return ValueRange(low=low, high=high, source=found.provenance)
-        key = _model_key(group.test.name, group.subjects[0])
+        one = group.subjects[0]
+        key = (group.test.name, one.kind, one.model, group.link, len(one.uuids))
         return self._past_range(key, "earlier checks of this model")
 
     def _past_range(self, key: object, source: str) -> ValueRange | None:
@@ -140,11 +144,6 @@ class Elsewhere:
             return None
         middle = median(chain(*by_run.values()))
         return ValueRange(low=middle, high=middle, source=f"{source}, {len(by_run)} of them")
-
-
-def _model_key(test: str, subject: Subject) -> object:
-    """Return a key that subjects of one kind, model and number of devices share in a test."""
-    return test, subject.kind, subject.model, len(subject.uuids)
 
 
 def grades(
@@ -194,13 +193,12 @@ def _measured(finding: Finding, gpus: Mapping[str, Device]) -> Iterator[Measurem
     subject, value = finding.subject, finding.value
     is_typical = finding.stage in _STAGES and not _LEFT_OUT.search(finding.test)
     if is_typical and value and subject.uuids and set(subject.uuids) <= set(gpus):
-        topology = "" if subject.kind == "device" else gpus[subject.uuids[0]].topology or ""
         yield Measurement(
             model=subject.model,
             of={"test": finding.test, "where": str(placement_of(subject, gpus))},
             metric=_METRIC,
             unit=finding.unit,
-            fabric=topology.split(", ")[0],
+            fabric=link_of(subject, finding.stage, gpus),
             value=value,
             devices="+".join(subject.uuids),
         )

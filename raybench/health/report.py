@@ -175,12 +175,14 @@ class HealthReport(Document):
         for verdict in _MARKS:
             own = [case for case in self.cases if case.verdict is verdict]
             for kind, noun in (("device", device), ("node", "node"), ("pair", "path")):
-                names = [case.subject.name for case in own if case.subject.kind == kind]
+                found = [case for case in own if case.subject.kind == kind]
+                names = [case.subject.name for case in found]
                 if not names:
                     continue
                 of = f" of {len(self.kinds)}" if kind == "device" else ""
                 plural = "s" * (len(self.kinds if of else names) > 1)
-                word = "slow" if kind == "pair" else verdict.value
+                is_slow = kind == "pair" and all(case.findings[0].ratio for case in found)
+                word = "slow" if is_slow else verdict.value
                 verb = f"{'is' if len(names) == 1 else 'are'} {word}"
                 if verdict is Verdict.UNTESTED:
                     verb = "could not be tested"

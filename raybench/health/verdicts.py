@@ -13,7 +13,7 @@ Nodes come before devices: a node whose devices are all slow with other nodes is
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -49,14 +49,16 @@ _SLOWING_NCCL = (
 )
 _SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
 _STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
+_BURN_IN = "raybench health --only alone --burn-in 10m"
 _LEAST_PARTNERS = 2
 # A rank is late where the others wait for it for more than this share of a step, and for more than
 # so many floors of the test, in each pass.
 _WAIT_SHARE, _WAIT_FLOORS = 0.1, 2
 _PATH = "the path between the two is to blame"
 
-# Two devices or two nodes.
+# Two devices or two nodes; what to do, and the commands for it.
 _Edge = frozenset[str]
+_Advice = tuple[Action, Sequence[str]]
 
 
 def judge(
@@ -162,51 +164,42 @@ def _findings(
             value=float(group.typical[column]) if has_value else None,
             unit=test.unit,
             expected=_expected_words(compared) if compared else "",
+            link=group.link,
             ratio=float(compared.ratios[column])
-            if compared and has_value and len(passes) > 1
+            if compared and np.isfinite(compared.ratios[column]) and len(passes) > 1
             else None,
             verdict=Verdict.HEALTHY,
         )
         changes: dict[str, Any] = {}
         problem: dict[str, Any] = {}
-        is_slow = compared is not None and bool(compared.is_slow[column])
+        if compared is None and not has_value:
+            changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
+        elif compared and compared.is_slow[column]:
+            ratio = finding.ratio or 0.0
+            evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
+            if compared.peers is not None:
+                evidence.append(f"the others spread by {compared.peers.sigma:.1%}")
+                if compared.peers.is_divided:
+                    slow, count = int(compared.is_slow.sum()), len(compared.is_slow)
+                    evidence.append(f"one of {slow} that are slower than the other {count - slow}")
+            changes = {
+                "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
+                "ratio": ratio,
+                "reason": f"takes {_times(ratio)} as long as those alike",
+                "evidence": "; ".join(evidence),
+            }
+        elif compared and compared.peers is None and alike is None and has_value:
+            changes = _against_elsewhere(finding, group, elsewhere)
         if column in group.problems or (compared and not has_value):
-            problem = _with_problem(group, column, finding.value, is_slow)
+            problem = _with_problem(group, column, finding.value, "ratio" in changes)
         if "verdict" in problem:
             changes = {**problem, "ratio": None}
             if not compared and ACTIONS.get(test.name) in (Action.WATCH, Action.SETTING):
                 changes["verdict"] = Verdict.SUSPECT
-        elif compared is None and not has_value:
-            changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
-        elif compared and is_slow:
-            changes = _beside_peers(finding, compared)
-        elif compared and compared.peers is None and alike is None:
-            changes = _against_elsewhere(finding, group, elsewhere)
         told = filter(None, (changes.get("evidence"), problem.get("evidence")))
         yield replace(finding, **changes | {"evidence": "; ".join(told)})
     if alike is not None:
         yield alike
-
-
-def _beside_peers(finding: Finding, compared: _Comparison) -> dict[str, Any]:
-    """Return the fields, for `replace`, of the finding of a subject that is slow beside its peers.
-
-    Bad or suspect by its ratio. The evidence says in how many passes it was slow, how far its peers
-    spread, and whether others are slow too.
-    """
-    ratio = finding.ratio or 0.0
-    evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
-    if compared.peers is not None:
-        evidence.append(f"the others spread by {compared.peers.sigma:.1%}")
-        if compared.peers.is_divided:
-            slow = int(compared.is_slow.sum())
-            others = len(compared.is_slow) - slow
-            evidence.append(f"one of {slow} that are slower than the other {others}")
-    return {
-        "verdict": Verdict.BAD if ratio > compared.group.test.bad_ratio else Verdict.SUSPECT,
-        "reason": f"takes {_times(ratio)} as long as those alike",
-        "evidence": "; ".join(evidence),
-    }
 
 
 def _expected_words(one: _Comparison) -> str:
@@ -231,23 +224,27 @@ def _with_problem(group: Group, column: int, value: float | None, is_slow: bool)
     """Return the fields, for `replace`, of the finding of a subject with a problem or no value.
 
     column: of the subject. value: of its finding. Bad where it had a fault, or failed in all
-    passes while others did not; suspect where it failed in some; untested where it has no value for
-    another reason. Only the evidence where another subject made some passes fail, and where it
-    failed in some and is slow in the others.
+    passes while others did not; suspect where it failed in some, and where another one may be the
+    wrong one; untested where it has no value for another reason. Only the evidence where another
+    subject made some passes fail, and where it failed in some and is slow in the others.
     """
     problems = group.problems.get(column, ())
     own = [one for one in problems if one.kind != "not read"]
     reason = "; ".join(one.text for one in own or problems) or "it was not read"
-    if own and value is not None and all(one.kind == "failed" for one in own):
+    kinds = {one.kind for one in own}
+    if kinds == {"failed"} and value is not None:
         # It ran in the other passes: that happens to good devices too.
         count = f"{group.failed_passes[column]} of {group.pass_count} passes"
         told = f"{reason} (in {count})"
         return {"evidence": told} if is_slow else {"verdict": Verdict.SUSPECT, "reason": told}
+    if "fault" in kinds:
+        return {"verdict": Verdict.BAD, "reason": reason, "action": Action.REPLACE}
+    if "disputed" in kinds:
+        return {"verdict": Verdict.SUSPECT, "reason": reason, "action": Action.WATCH}
     culprits = sum(
         any(one.kind != "not read" for one in found) for found in group.problems.values()
     )
-    is_fault = any(one.kind == "fault" for one in own)
-    if is_fault or (own and (value is not None or culprits < len(group.subjects))):
+    if own and culprits < len(group.subjects):
         return {"verdict": Verdict.BAD, "reason": reason}
     if value is not None and not own:
         # Another subject made a pass fail; the other passes say enough.
@@ -270,7 +267,7 @@ def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> 
                 "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
                 "expected": found.words(test.unit),
                 "reason": f"takes {_times(ratio)} as long as it should",
-                "ratio": ratio if finding.subject.kind == "device" else finding.ratio,
+                "ratio": ratio,
             }
     words = [finding.expected, *(found.words(test.unit) for found in known[:1])]
     if expected := "; ".join(filter(None, words)):
@@ -314,8 +311,9 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
         value=middle,
         unit=test.unit,
         expected=found.words(test.unit),
+        ratio=ratio,
         verdict=Verdict.SUSPECT,
-        reason=f"all are slow alike: {_times(ratio)} as long as this model takes elsewhere",
+        reason=f"all are slow alike: {_times(ratio)} as long as they should take",
         evidence="none stands out, so what they share is likelier than a fault of each",
     )
 
@@ -381,7 +379,7 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
     names = {device.node_id: device.host for device in known.values()}
     names |= {one.uuids[0]: one.name for one in device_subjects(list(known.values()))}
     alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
-    slow_alone = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
+    ill_alone = {one.subject.uuids[0] for one in alone if one.verdict.is_unhealthy}
     by_test: dict[str, list[Finding]] = {}
     for one in findings:
         if one.subject.kind == "pair":
@@ -391,8 +389,18 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
     for test, pairs in by_test.items():
         healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
         fast_with = _partners(_edge(one, itself) for one in healthy)
-        for pair in (one for one in pairs if one.verdict.is_slow):
-            explained[test, pair.subject] = _without_culprit(pair, fast_with, slow_alone)
+        for pair in filter(_is_slow, pairs):
+            two = set(pair.subject.uuids)
+            blamed, evidence = "the path or one of the two is to blame", ""
+            if all(fast_with.get(uuid, set()) - two for uuid in two):
+                blamed, evidence = _PATH, "both are fast with other partners"
+            elif two & ill_alone:
+                evidence = "one of the two is not healthy alone"
+            explained[test, pair.subject] = replace(
+                pair,
+                reason=f"{pair.reason}: {blamed}",
+                evidence="; ".join(filter(None, (pair.evidence, evidence))),
+            )
         between = [one for one in pairs if len(_edge(one, node_of)) == 2]
         within = [one for one in pairs if len(_edge(one, node_of)) == 1]
         with_culprit: set[Subject] = set()
@@ -406,30 +414,14 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
     return [*(explained.get((one.test, one.subject), one) for one in findings), *causes]
 
 
-def _without_culprit(
-    pair: Finding, fast_with: Mapping[str, Set[str]], slow_alone: Set[str]
-) -> Finding:
-    """Return the finding of a slow pair with what is to blame as far as no culprit is known.
-
-    That is the path where both devices are fast with others. fast_with: uuid -> uuids of the
-    devices that it is fast with. slow_alone: uuids of the devices that are not healthy alone.
-    """
-    two = set(pair.subject.uuids)
-    blamed, evidence = "the path or one of the two is to blame", ""
-    if all(fast_with.get(uuid, set()) - two for uuid in two):
-        blamed, evidence = _PATH, "both are fast with other partners"
-    elif two & slow_alone:
-        evidence = "one of the two is not healthy alone"
-    return replace(
-        pair,
-        reason=f"{pair.reason}: {blamed}",
-        evidence="; ".join(filter(None, (pair.evidence, evidence))),
-    )
-
-
 def _edge(pair: Finding, ends: Mapping[str, str]) -> _Edge:
     """Return what `ends` has for the two devices of a pair: their nodes, or the devices."""
     return frozenset(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
+
+
+def _is_slow(finding: Finding) -> bool:
+    """Return whether a figure is too slow: not where it only failed, or came out wrong."""
+    return finding.verdict.is_slow and finding.ratio is not None
 
 
 def _causes(
@@ -437,8 +429,9 @@ def _causes(
 ) -> Iterator[tuple[Sequence[Finding], Finding]]:
     """Yield the nodes, paths between nodes or devices that explain slow pairs, the worst end first.
 
-    Each as (the slow pairs that it explains, the finding about it). ends: by the uuid of a device
-    the id of its node, or the uuid itself. names: for people, of nodes and devices.
+    Each as (the slow pairs that it explains, the finding about it with the worst verdict of these,
+    and the medians of their values and ratios). ends: by the uuid of a device the id of its node,
+    or the uuid itself. names: for people, of nodes and devices.
     """
     is_device = all(uuid == end for uuid, end in ends.items())
     by_edge: dict[_Edge, list[Finding]] = {}
@@ -449,53 +442,36 @@ def _causes(
     slow_edges = {
         edge: slow
         for edge, own in by_edge.items()
-        if (slow := [one for one in own if one.verdict.is_slow])
-        and (is_device or 2 * len(slow) > len(own))
+        if (slow := list(filter(_is_slow, own))) and (is_device or 2 * len(slow) > len(own))
     }
     kind: SubjectKind = "device" if is_device else "node"
+    found: list[tuple[list[Finding], Subject, str, str]] = []
     culprits = _culprits(slow_edges, by_edge.keys() - slow_edges)
     for end, partners in culprits.items():
-        slow = [one for one in pairs if end in _edge(one, ends) and one.verdict.is_slow]
+        slow = [one for one in pairs if end in _edge(one, ends) and _is_slow(one)]
         uuids = tuple(uuid for uuid, owner in ends.items() if owner == end)
-        reason = (
-            f"slow with {len(partners)} partners that are fast with others: the {kind} is to blame"
-        )
+        subject = replace(slow[0].subject, kind=kind, uuids=uuids, name=names.get(end, end))
+        to_blame = f"partners that are fast with others: the {kind} is to blame"
         good = some(sorted(names.get(one, one) for one in partners))
-        yield slow, _cause(slow, kind, uuids, names.get(end, end), reason, f"slow with {good}")
+        found.append((slow, subject, f"slow with {len(partners)} {to_blame}", f"slow with {good}"))
     for edge, slow in slow_edges.items():
         own = by_edge[edge]
         # The path between two nodes, by several pairs of devices.
         if is_device or edge & culprits.keys() or len({_edge(one, {}) for one in own}) < 2:
             continue
         name = " to ".join(sorted(names.get(node, node) for node in edge))
-        reason = f"slow for {len(slow)} of {len(own)} pairs: {_PATH}"
-        yield slow, _cause(slow, "pair", (), name, reason, "")
-
-
-def _cause(
-    slow: Sequence[Finding],
-    kind: SubjectKind,
-    uuids: tuple[str, ...],
-    name: str,
-    reason: str,
-    evidence: str,
-) -> Finding:
-    """Return the finding about a root cause, with the worst verdict of the slow pairs.
-
-    Its value and ratio are their medians; the ratio is None where no pair has one. kind, uuids,
-    name: of its subject.
-    """
-    ratios = [one.ratio for one in slow if one.ratio is not None]
-    is_bad = any(one.verdict is Verdict.BAD for one in slow)
-    return replace(
-        slow[0],
-        subject=Subject(kind=kind, uuids=uuids, name=name, model=slow[0].subject.model),
-        value=median(one.value for one in slow if one.value is not None),
-        ratio=median(ratios) if ratios else None,
-        verdict=Verdict.BAD if is_bad else Verdict.SUSPECT,
-        reason=reason,
-        evidence=evidence,
-    )
+        subject = replace(slow[0].subject, uuids=(), name=name)
+        found.append((slow, subject, f"slow for {len(slow)} of {len(own)} pairs: {_PATH}", ""))
+    for slow, subject, reason, evidence in found:
+        cause = replace(
+            min(slow, key=lambda one: list(Verdict).index(one.verdict)),
+            subject=subject,
+            value=median(one.value or 0.0 for one in slow),
+            ratio=median(one.ratio or 0.0 for one in slow),
+            reason=reason,
+            evidence=evidence,
+        )
+        yield slow, cause
 
 
 def _culprits(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str]]:
@@ -531,65 +507,61 @@ def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
 
 
 def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
-    """Return the findings, with the rank that the others wait for in each pass as a suspect.
+    """Return the findings, with each rank that those of its model wait for in each pass a suspect.
 
-    The others' findings of that test name it as their culprit. Unchanged where there is no such
-    rank, or where a pass does not tell how long each rank waits.
+    The others' findings of that test name the latest such rank as their culprit. A model is left
+    out if it has one rank, or a pass does not tell how long each rank waits.
     """
-    waits = next((group for group in groups if group.test.name == WAIT_TEST), None)
-    steps = next((group for group in groups if group.test.name == COMPUTE_TEST), None)
-    if waits is None or steps is None or len(waits.subjects) < 2:
-        return list(findings)
-    if waits.subjects != steps.subjects or waits.values.shape != steps.values.shape:
-        return list(findings)
-    # The median wait of the others less the rank's own [passes, ranks], and steps [passes].
-    others = [np.delete(waits.values, rank, axis=1) for rank in range(waits.values.shape[1])]
-    typical_ms = np.stack([np.median(one, axis=1) for one in others], axis=1)
-    waited_ms = typical_ms - waits.values
-    step_ms = np.median(waits.values + steps.values, axis=1)
-    least = max(_WAIT_SHARE, _WAIT_FLOORS * waits.test.floor)
-    late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0))
-    if not len(late):
-        return list(findings)
-    culprit = waits.subjects[int(late[0])]
-    reason = (
-        f"in a step of {np.median(step_ms):.3g} ms each of the others waits "
-        f"{np.median(waited_ms[:, int(late[0])]):.3g} ms for it"
-    )
-    stages = {one.stage for one in findings if one.subject == culprit and one.verdict.is_slow}
-    evidence = "its device and its links are as fast as the others': look at its CPU and its data"
-    if "alone" in stages:
-        evidence = "its device is slow alone too"
-    elif {"host-links", "pairs"} & stages:
-        evidence = "its link to the host or to others is slow too"
-    found = []
-    for one in findings:
-        if one.test == WAIT_TEST and one.subject == culprit:
-            one = replace(one, verdict=Verdict.SUSPECT, reason=reason, evidence=evidence)
-        elif one.test == WAIT_TEST:
-            wait = f"waits {one.value or 0.0:.3g} ms of each step for it"
-            one = replace(one, culprit=culprit.name, evidence=wait)
-        found.append(one)
-    return found
+    changes: dict[Subject, dict[str, Any]] = {}
+    steps_of = {tuple(one.subjects): one for one in groups if one.test.name == COMPUTE_TEST}
+    for waits in (group for group in groups if group.test.name == WAIT_TEST):
+        steps, count = steps_of.get(tuple(waits.subjects)), len(waits.subjects)
+        if steps is None or count < 2 or waits.values.shape != steps.values.shape:
+            continue
+        # The median wait of the others less the rank's own [passes, ranks], and steps [passes].
+        others = [np.delete(waits.values, rank, axis=1) for rank in range(count)]
+        waited_ms = np.stack([np.median(one, axis=1) for one in others], axis=1) - waits.values
+        step_ms = np.median(waits.values + steps.values, axis=1)
+        least = max(_WAIT_SHARE, _WAIT_FLOORS * waits.test.floor)
+        late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0)).tolist()
+        typical_ms = np.median(waited_ms, axis=0)
+        latest = waits.subjects[max(late, key=lambda rank: typical_ms[rank])].name if late else ""
+        for rank, subject in enumerate(waits.subjects if late else ()):
+            wait = f"waits {waits.typical[rank]:.3g} ms of each step for it"
+            changes[subject] = {"culprit": latest, "evidence": wait}
+        for rank, subject in ((rank, waits.subjects[rank]) for rank in late):
+            own = {one.stage for one in findings if one.subject == subject and _is_slow(one)}
+            evidence = "its device and links are as fast as others': look at its CPU and its data"
+            if "alone" in own:
+                evidence = "its device is slow alone too"
+            elif {"host-links", "pairs"} & own:
+                evidence = "its link to the host or to others is slow too"
+            waited = f"{typical_ms[rank]:.3g} of {np.median(step_ms):.3g} ms a step"
+            reason = f"the others wait {waited} for it"
+            changes[subject] = {"verdict": Verdict.SUSPECT, "reason": reason, "evidence": evidence}
+    return [
+        replace(one, **changes.get(one.subject, {})) if one.test == WAIT_TEST else one
+        for one in findings
+    ]
 
 
 def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
     """Return the finding with an action and commands.
 
-    Unchanged where it is healthy or unknown, has a culprit, or has an action already. known:
+    Unchanged where it is healthy or unknown, has a culprit, or has commands already. known:
     devices as of `devices_by_uuid`.
     """
-    if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
+    if not finding.verdict.is_unhealthy or finding.culprit or finding.command:
         return finding
     devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
-    action, commands = _advise(finding, devices)
+    action, commands = _advise(finding, devices, known.values())
     return replace(finding, action=action, command="\n".join(commands))
 
 
-def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequence[str]]:
+def _advise(finding: Finding, devices: Sequence[Device], fleet: Iterable[Device]) -> _Advice:
     """Return the action for a finding that is not healthy, and commands to type, a line each.
 
-    devices: of its subject, as far as they are known.
+    devices: of its subject, as far as they are known. fleet: all that were checked.
     """
     kind, stage = finding.subject.kind, finding.stage
     action = ACTIONS.get(finding.test, Action.WATCH) if stage == "facts" else Action.WATCH
@@ -602,7 +574,8 @@ def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequen
     are_set = {
         name for one in devices for name, value in one.environment.items() if value not in ("", "0")
     }
-    if kind in ("node", "cluster") and (names := [name for name in slowing if name in are_set]):
+    names = [name for name in slowing if name in are_set]
+    if kind in ("node", "cluster") and names and _is_slow(finding):
         return Action.SETTING, [f"unset {' '.join(names)}"]
     if kind == "cluster":
         # What all devices share.
@@ -612,15 +585,20 @@ def _advise(finding: Finding, devices: Sequence[Device]) -> tuple[Action, Sequen
         if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
             return action, [f"nvidia-smi topo -m; nvidia-smi nvlink --status{at}"]
         return action, [f"ip -s link; tc qdisc show  # on {_hosts(devices)}"]
-    if finding.ratio is not None or finding.value is None:
-        return _about_slow(finding, devices[0])
-    # Wrong results; suspect is a device of which some passes failed.
-    action = Action.WATCH if finding.verdict is Verdict.SUSPECT else Action.REPLACE
+    if _is_slow(finding) or (finding.value is None and not finding.action):
+        return _about_slow(finding, devices[0], fleet)
+    # Wrong results, of it or of another one; or some passes failed.
+    if finding.action is Action.WATCH:
+        return finding.action, [_BURN_IN]
+    action = finding.action or Action.WATCH
     return action, _commands(action, devices)
 
 
-def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]]:
-    """Return action and commands for a slow device: other programs, a power limit, or itself."""
+def _about_slow(finding: Finding, device: Device, fleet: Iterable[Device]) -> _Advice:
+    """Return action and commands for a slow device: other programs, a power limit, or itself.
+
+    fleet: all devices; a power limit that others of the model have too is not to blame.
+    """
     if device.kind == "cpu":
         return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
     at = f"-i {device.index}  # on {device.host}"
@@ -630,10 +608,13 @@ def _about_slow(finding: Finding, device: Device) -> tuple[Action, Sequence[str]
     if device.other_processes:
         return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
     cap, default = device.power_cap_w, device.power_cap_default_w
-    if cap is not None and default is not None and cap < default:
+    alike = [one for one in fleet if one.name == device.name and one != device]
+    usual = max((one.power_cap_w or 0.0 for one in alike), default=default or 0.0)
+    may_be_power = _is_slow(finding) and finding.stage != "pairs"
+    if may_be_power and cap is not None and default is not None and cap < min(usual, default):
         return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]
     if not is_bad:
-        return Action.WATCH, ["raybench health --only alone --burn-in 10m"]
+        return Action.WATCH, [_BURN_IN]
     return Action.RESET, _commands(Action.RESET, [device])
 
 

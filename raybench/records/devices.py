@@ -92,12 +92,8 @@ class DeviceSample:
     gpu_utilization_pct: Annotated[float | None, Column("%", "kernel running")] = None
     memory_utilization_pct: Annotated[float | None, Column("%", "memory busy")] = None
     memory_used_bytes: Annotated[int | None, Column("bytes", "by all processes")] = None
-    nvlink_tx_bytes: Annotated[int | None, Column("bytes", "sent since the driver was loaded")] = (
-        None
-    )
-    nvlink_rx_bytes: Annotated[
-        int | None, Column("bytes", "received since the driver was loaded")
-    ] = None
+    nvlink_tx_bytes: Annotated[int | None, Column("bytes", "sent since the driver loaded")] = None
+    nvlink_rx_bytes: Annotated[int | None, Column("bytes", "got since the driver loaded")] = None
     ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
     throttle_reasons: Annotated[tuple[str, ...], Column("", "why clocks are limited")] = ()
 
@@ -231,7 +227,9 @@ class Finding:
 
     passes: how many passes of the test have a value. value: the median of these, in `unit`; None
     where none has. expected: what the value was compared with, in words.
-    ratio: its time over the time of similar subjects, above 1 is slower; None without any.
+    link: what carries the data, as `gen5 x16` between host and device; empty where that is unknown
+    or of no matter. ratio: its time over the time of similar subjects or of its model elsewhere,
+    above 1 is slower; None without any.
     reason: one sentence; empty where healthy. evidence: what else supports the verdict.
     culprit: the name of the subject that makes this one slow; empty where that is itself.
     action: what to do. command: what to type for it, a line each; it is never run.
@@ -241,14 +239,11 @@ class Finding:
     stage: Annotated[Stage, Column("", "tests that it is one of")]
     subject: Subject
     passes: Annotated[int, Column("", "in which it was read")]
-    value: Annotated[
-        float | None, Column("", "median of the passes, in `unit`; null: did not run")
-    ] = None
+    value: Annotated[float | None, Column("", "median of the passes; null: did not run")] = None
     unit: Annotated[str, Column("", "of value")] = ""
     expected: Annotated[str, Column("", "what it was compared with")] = ""
-    ratio: Annotated[
-        float | None, Column("", "its time over that of similar subjects; null: there are none")
-    ] = None
+    link: Annotated[str, Column("", "what carries the data: PCIe or NVLink")] = ""
+    ratio: Annotated[float | None, Column("", "time over that of similar ones; null: none")] = None
     verdict: Annotated[Verdict, Column("", "bad, untested, suspect, unknown or healthy")]
     reason: Annotated[str, Column("", "why it is not healthy")] = ""
     evidence: Annotated[str, Column("", "with whom it was tried, and what held")] = ""

@@ -420,6 +420,10 @@ def _answer(model: nn.Module, images: Tensor) -> Tensor:
     return answer.float()
 
 
+class NoMajorityError(WrongResultError):
+    """Results of several ranks differ, and which of them are wrong is not known."""
+
+
 class Smoke(Workload):
     """Trains a classifier of 784-256-10 by DistributedDataParallel, and checks the result.
 
@@ -466,8 +470,8 @@ class Smoke(Workload):
     def check(self) -> None:
         """Raise WrongResultError if this rank's gradients are not those of most ranks.
 
-        Also if the loss has not fallen since the first step; ValueError after a single one. All
-        ranks must call it.
+        NoMajorityError if no gradients are. WrongResultError also if the loss has not fallen since
+        the first step; ValueError after a single one. All ranks must call it.
         """
         import torch
         import torch.distributed as dist
@@ -481,10 +485,10 @@ class Smoke(Workload):
         if world_size > 1:
             dist.all_gather_object(digests, own)
         usual, count = Counter(digests).most_common(1)[0]
-        if own != usual or count <= len(digests) / 2:
-            raise WrongResultError(
+        if own != usual or 2 * count <= world_size:
+            raise (WrongResultError if 2 * count > world_size else NoMajorityError)(
                 f"rank {rank}: its gradients differ from those of "
-                f"{len(digests) - digests.count(own)} other ranks after the same step"
+                f"{world_size - digests.count(own)} other ranks after the same step"
             )
         first, last = (float(loss) for loss in self._losses)
         if not last < first:

@@ -73,6 +73,14 @@ ALL = {
     ),
     "nvmlDeviceGetGpuFabricInfoV": fabric(3, health_mask=0b01),
 }
+# One more behind NVLinks, and one that is not.
+OTHERS = {
+    "nvmlDeviceGetCount": 3,
+    "nvmlDeviceGetHandleByIndex": lambda index: index,
+    "nvmlDeviceGetUUID": lambda handle: UUID if handle in (0, "handle") else "another",
+    "nvmlDeviceGetTopologyCommonAncestor": pynvml.NVML_TOPOLOGY_SYSTEM,
+    "nvmlDeviceGetP2PStatus": lambda _, other, kind: 0 if (other, kind) == (1, 2) else 5,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +97,7 @@ def described():
 
 
 def test_a_gpu_is_described_with_all_that_nvml_knows(monkeypatch):
-    FakeNvml(**ALL).install(monkeypatch)
+    FakeNvml(**ALL | OTHERS).install(monkeypatch)
     device = described()
     assert (device.uuid, device.index, device.name) == (UUID, 2, "NVIDIA H200")
     assert (device.pci_bus_id, device.driver_version) == ("00000000:1B:00.0", "580.95")
@@ -99,7 +107,7 @@ def test_a_gpu_is_described_with_all_that_nvml_knows(monkeypatch):
     assert (device.ecc_errors, device.persistence_mode, device.mig_mode) == (3, True, False)
     assert (device.pcie_link, device.pcie_link_max) == ("gen1 x8", "gen5 x16")
     assert (device.numa_node, device.other_processes) == (1, 2)
-    assert device.topology == "NVLink x2"
+    assert device.topology == "NVLink x2, 1:NV, 2:SYS"
     # Unknown where NVML does not even name this process.
     others = {"nvmlDeviceGetComputeRunningProcesses": processes(7, 8)}
     FakeNvml(**ALL | others).install(monkeypatch)

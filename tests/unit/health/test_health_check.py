@@ -64,20 +64,20 @@ def test_each_probe_is_run_in_three_passes_in_the_same_workers():
     assert told <= {Verdict.HEALTHY, Verdict.UNKNOWN}
 
 
-def test_after_a_device_is_lost_the_others_are_checked_without_it():
+def test_after_devices_are_lost_in_turn_the_others_are_checked_without_them():
     def script(point: Point, rank: int) -> Answer:
-        if point.workload == "memory" and rank == 2:
-            cluster.gone.add(2)
+        if {"memory": 3, "launch": 2}.get(point.workload) == rank:
+            cluster.gone.add(rank)
             return Failure.of(Cause.WORKER_LOST, rank=rank, message="gone")
         return measure(point, rank)
 
-    cluster = ChangingCluster(on_cpus(3), script)
-    examiner, records = run_check(cluster, 3)
-    assert {record.point.world_size for record in records} == {2, 3}
+    cluster = ChangingCluster(on_cpus(4), script)
+    examiner, records = run_check(cluster, 4)
+    assert {record.point.world_size for record in records} == {2, 3, 4}
     found = verdicts(examiner)
-    lost = found["host-a worker 2", "worker"]
-    assert lost.verdict is Verdict.BAD
-    assert lost.reason.startswith("lost: ")
+    lost = [found[f"host-a worker {rank}", "worker"] for rank in (2, 3)]
+    assert {one.verdict for one in lost} == {Verdict.BAD}
+    assert all(one.reason.startswith("lost: ") for one in lost)
     workers = ("host-a worker 0", "host-a worker 1")
     left = [one for (name, _), one in found.items() if name in workers]
     assert {one.verdict for one in left} <= {Verdict.HEALTHY, Verdict.UNKNOWN}

@@ -95,7 +95,7 @@ def all_copies(count, *slow):
 ONE_BAD = [*healthy(3), bad(3)]
 ALL = make_subject(kind="cluster", uuids=("GPU-0", "GPU-1"), name="all 4 NVIDIA H200")
 NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
-ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
+ALIKE = "all are slow alike: 1.40 times as long as they should take"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,11 @@ ALIKE = "all are slow alike: 1.40 times as long as this model takes elsewhere"
         (
             [*healthy(4), slow_pair(0, 1), slow_pair(1, 0)],
             "Red: 1 path is slow: alpha GPU 0 to alpha GPU 1; no GPU is bad by itself",
+            1,
+        ),
+        (
+            [*healthy(4), slow_pair(0, 1, ratio=None)],
+            "Red: 1 path is bad: alpha GPU 0 to alpha GPU 1; no GPU is bad by itself",
             1,
         ),
         (

@@ -21,6 +21,7 @@ from raybench.health.suite import PASS_STAGES, Fleet, Probe, probes, title
 from raybench.job.point import Scalar
 from raybench.records import Breakdown, Cause, Record, Status
 from raybench.records.devices import DeviceFacts, NvLink
+from raybench.workloads.networks import NoMajorityError
 
 
 def fleet_of(count: int = 2, **changes) -> Fleet:
@@ -67,17 +68,25 @@ def test_each_device_has_the_rate_of_its_own_median_step():
     assert {one.point_id for one in readings} == {probe.point.point_id}
 
 
-def test_a_point_that_failed_has_no_values_and_says_which_device_made_it_fail():
+DIFFERS = "rank 1: differs; a check with a third device would tell which is wrong"
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "first", "second"),
+    [
+        (Cause.TIMEOUT, "no answer", "not read: alpha GPU 1 timed out", "timed out: no answer"),
+        (NoMajorityError.__name__, "rank 1: differs", *[f"wrong result: {DIFFERS}"] * 2),
+    ],
+)
+def test_a_point_that_failed_has_no_values_and_says_which_device_made_it_fail(
+    error, message, first, second
+):
     fleet = fleet_of()
     probe = probe_named("memory 100 MB", fleet)
-    message = "rank 1 (alpha, cuda:1): no answer in 30 s"
-    told = {"error_type": Cause.TIMEOUT, "error_message": message, "error_rank": 1}
+    told = {"error_type": error, "error_message": message, "error_rank": 1}
     record = make_failed(probe.point, status=Status.TIMEOUT, **told)
     readings = read_record(record, probe, fleet)
-    assert [(one.value, one.problem.text) for one in readings] == [
-        (None, "not read: alpha GPU 1 timed out"),
-        (None, f"timed out: {message}"),
-    ]
+    assert [(one.value, one.problem.text) for one in readings] == [(None, first), (None, second)]
 
 
 def test_of_copies_by_one_local_rank_only_that_one_is_read():
@@ -181,7 +190,8 @@ def bits(*digests: int, changed: int | None = None, misplaced: int | None = None
 def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found, named):
     problems = wrong_bits(found, fleet_of(len(found)).subjects)
     assert set(problems) == named
-    assert all(text.startswith("wrong bits: ") for text in problems.values())
+    assert all(one.text.startswith("wrong bits: ") for one in problems.values())
+    assert {one.kind for one in problems.values()} <= {"disputed" if len(named) > 1 else "fault"}
     devices = (make_device(0), make_device(1, name="Other GPU"))
     assert not wrong_bits(bits(7, 8), Fleet(devices=devices).subjects)
 

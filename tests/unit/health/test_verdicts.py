@@ -51,12 +51,13 @@ def pair_readings(count: int, slow: Iterable[tuple[int, int]]) -> list[Reading]:
     ]
 
 
+LIMITED = {"power_cap_w": 400.0, "power_cap_default_w": 700.0}
 ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
 
 
-@pytest.mark.parametrize("failed", [0, 3])
+@pytest.mark.parametrize(("failed", "count"), [(0, 4), (3, 4), (0, 1)])
 def test_a_device_that_is_slow_in_the_passes_it_was_read_in_is_bad_whoever_failed_in_another(
-    failed,
+    failed, count
 ):
     readings = [
         one
@@ -68,11 +69,11 @@ def test_a_device_that_is_slow_in_the_passes_it_was_read_in_is_bad_whoever_faile
             if one.subject.name == f"alpha GPU {failed}"
             else Problem(text="GPU 0 did not answer", kind="not read"),
         )
-        for one in make_readings([750.0] * 3 + [375.0], passes=3)
+        for one in make_readings([750.0] * (count - 1) + [375.0], passes=3)
     ]
-    found = unhealthy(judge(readings, devices(4)))["alpha GPU 3"]
+    found = unhealthy(judge(readings, devices(count)))[f"alpha GPU {count - 1}"]
     assert (found.verdict, round(found.ratio)) == (Verdict.BAD, 2)
-    assert ("timeout" if failed == 3 else "GPU 0 did not answer") in found.evidence
+    assert ("timeout" if failed == count - 1 else "GPU 0 did not answer") in found.evidence
 
 
 def test_a_pass_that_was_tried_again_counts_once():
@@ -83,12 +84,24 @@ def test_a_pass_that_was_tried_again_counts_once():
     assert found.reason == "lost (in 1 of 3 passes)"
 
 
+@pytest.mark.parametrize(
+    ("kind", "verdict", "action", "command"),
+    [
+        ("fault", Verdict.BAD, Action.REPLACE, "scontrol update nodename="),
+        ("disputed", Verdict.SUSPECT, Action.WATCH, "raybench health --only alone --burn-in"),
+    ],
+)
+@pytest.mark.parametrize("value", [None, 750.0])
 @pytest.mark.parametrize("count", [1, 4])
-def test_who_computes_something_wrong_in_all_passes_is_bad_however_many_do(count):
-    problem = Problem(text="wrong result: other bytes")
-    readings = [replace(one, problem=problem) for one in make_readings([None] * count, passes=3)]
-    found = unhealthy(judge(readings, devices(count)))
-    assert {one.verdict for one in found.values()} == {Verdict.BAD}
+def test_who_computes_something_wrong_in_all_passes_is_told_however_many_do(
+    count, value, kind, verdict, action, command
+):
+    problem = Problem(text="wrong result: other bytes", kind=kind)
+    readings = [replace(one, problem=problem) for one in make_readings([value] * count)]
+    fleet = devices(count, power_cap_w=400.0, power_cap_default_w=700.0)
+    found = unhealthy(judge(readings, fleet)).values()
+    assert {(one.verdict, one.action) for one in found} == {(verdict, action)}
+    assert all(one.command.startswith(command) for one in found)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +120,8 @@ def test_who_computes_something_wrong_in_all_passes_is_bad_however_many_do(count
         ([400.0] * 2, BOTH, "suspect", "watch", "hosts, November 2026"),
         # Without a value nothing is healthy.
         ([750.0, 750.0, None, 750.0, 750.0], "alpha GPU 2", "untested", None, ""),
+        ([750.0, float("nan"), 750.0], "alpha GPU 1", "untested", None, ""),
+        ([750.0, 0.0, 750.0], "alpha GPU 1", "untested", None, ""),
     ],
 )
 def test_a_device_is_held_against_those_alike(values, named, verdict, action, expected):
@@ -120,17 +135,29 @@ def test_a_device_is_held_against_those_alike(values, named, verdict, action, ex
 
 
 @pytest.mark.parametrize(
-    ("changes", "command"),
+    ("changes", "others_w", "command"),
     [
-        ({"other_processes": 1}, "nvidia-smi -q -d PIDS -i 3"),
-        ({"power_cap_w": 400.0, "power_cap_default_w": 700.0}, "nvidia-smi --power-limit=700"),
+        ({"other_processes": 1}, 700.0, "nvidia-smi -q -d PIDS -i 3"),
+        (LIMITED, 700.0, "nvidia-smi --power-limit=700"),
+        # All are limited, and one is slow.
+        (LIMITED, 400.0, "nvidia-smi --gpu-reset -i 3"),
     ],
 )
-def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(changes, command):
-    fleet = [*devices(3), make_device(3, **changes)]
+def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(
+    changes, others_w, command
+):
+    fleet = [*devices(3, power_cap_w=others_w), make_device(3, **changes)]
     found = unhealthy(judge(make_readings([750.0] * 3 + [450.0]), fleet))["alpha GPU 3"]
-    assert found.action is Action.SETTING
+    assert found.action is (Action.RESET if "reset" in command else Action.SETTING)
     assert found.command.startswith(command)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_burn_in_that_ends_slower_is_suspect_however_many_do(count):
+    test = make_test(name="burn-in product drift", stage="burn-in", unit="x")
+    for drift, is_slow in ((1.05, False), (1.3, True)):
+        found = unhealthy(judge(make_readings([drift] * count, test, passes=1), devices(count)))
+        assert bool(found) == is_slow
 
 
 def test_a_device_that_fails_is_bad_and_the_one_that_it_kept_from_running_is_untested():
@@ -166,14 +193,6 @@ def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
         if action is Action.REPLACE:
             assert "scontrol update nodename=alpha state=drain" in one.command
             assert "kubectl cordon alpha" in one.command
-
-
-def test_devices_of_two_models_are_held_against_their_own():
-    others = [
-        replace(one, subject=replace(one.subject, uuids=(f"A{one.subject.name}",), model="A100"))
-        for one in make_readings([300.0] * 8)
-    ]
-    assert unhealthy(judge([*make_readings([750.0] * 4), *others], devices(4))) == {}
 
 
 def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it():
@@ -282,25 +301,42 @@ def test_slow_pairs_have_a_device_a_node_or_a_path_as_root_cause(fleet, slow, na
     assert len(victims) == (0 if named == names(slow) else len(slow))
 
 
+def test_pairs_that_failed_in_a_pass_are_not_slow():
+    lost = Problem(text="timeout", kind="failed")
+    readings = [
+        replace(one, value=None, problem=lost)
+        if one.pass_number == 2 and "GPU-0" in one.subject.uuids
+        else one
+        for one in pair_readings(4, ())
+    ]
+    found = unhealthy(judge(readings, devices(4)))
+    assert set(found) == names(both_ways((0, 1), (0, 2), (0, 3)))
+    assert {one.reason for one in found.values()} == {"timeout (in 1 of 3 passes)"}
+
+
 def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Reading]:
     wait = make_test(name=WAIT_TEST, stage="straggler", unit="ms", floor=0.1, is_compared=False)
     compute = replace(wait, name=COMPUTE_TEST, is_compared=True)
     return [*make_readings(wait_ms, wait), *make_readings(compute_ms, compute)]
 
 
-def test_the_rank_that_others_wait_for_is_named_and_that_its_device_is_slow_alone():
-    readings = [*make_readings([750.0] * 3 + [450.0]), *straggler([4, 4, 4, 0.1], [6, 6, 6, 10])]
-    findings = judge(readings, devices(4))
-    waits = {one.subject.name: one for one in findings if one.test == WAIT_TEST}
-    assert waits["alpha GPU 3"].verdict is Verdict.SUSPECT
-    assert waits["alpha GPU 3"].evidence == "its device is slow alone too"
-    assert [waits[f"alpha GPU {rank}"].culprit for rank in range(3)] == ["alpha GPU 3"] * 3
-    assert waits["alpha GPU 0"].verdict is Verdict.HEALTHY
-    assert waits["alpha GPU 3"].action is Action.WATCH
+def test_all_ranks_are_named_that_others_of_their_model_wait_for_and_which_are_slow_alone():
+    late, other = straggler([4, 4, 4, 1, 0.1], [6] * 5), straggler([4, 0.1, 4], [6] * 3)
+    other = [
+        replace(one, subject=replace(one.subject, name=f"beta{one.subject.name[5:]}", model="A100"))
+        for one in other
+    ]
+    readings = [*make_readings([750.0] * 4 + [450.0]), *late, *other]
+    waits = [one for one in judge(readings, devices(5)) if one.test == WAIT_TEST]
+    told = {one.subject.name: one for one in waits if one.verdict is Verdict.SUSPECT}
+    assert list(told) == ["alpha GPU 3", "alpha GPU 4", "beta GPU 1"]
     # Of a good device the CPU or the data is late.
-    readings = [*make_readings([750.0] * 4), *straggler([4, 4, 0.1, 4], [6, 6, 6, 6])]
-    late = [one for one in judge(readings, devices(4)) if one.test == WAIT_TEST][2]
-    assert "look at its CPU and its data" in late.evidence
+    assert "look at its CPU and its data" in told["alpha GPU 3"].evidence
+    assert told["alpha GPU 4"].evidence == "its device is slow alone too"
+    assert told["alpha GPU 4"].action is Action.WATCH
+    named = ["alpha GPU 4"] * 3 + [""] * 2 + ["beta GPU 1", "", "beta GPU 1"]
+    assert [one.culprit for one in waits] == named
+    assert waits[0].verdict is Verdict.HEALTHY
 
 
 def test_a_rank_that_is_late_in_two_of_three_passes_is_no_straggler():
@@ -345,52 +381,68 @@ def test_devices_that_other_programs_used_in_most_points_are_suspect_though_none
     assert unhealthy(judge([*readings[:2], *in_one_pass], workers)) == {}
 
 
+def test_what_pcie_carries_is_compared_with_the_past_and_the_peers_of_the_same_slot():
+    test = replace(host_links(), name="of no reference")
+    half = make_finding(test=test.name, value=50.0, link="gen5 x16")
+    past = [(f"run-{check}", half) for check in range(3)]
+    slots = ["gen4 x16"] * 4 + ["gen5 x16"] * 4
+    fleet = [make_device(rank, pcie_link_max=slot) for rank, slot in enumerate(slots)]
+    readings = make_readings([25.0] * 4 + [50.0] * 4, test)
+    assert unhealthy(judge(readings, fleet, past)) == {}
+    slow = judge(make_readings([25.0] * 4, test), devices(4, pcie_link_max="gen5 x16"), past)
+    assert list(unhealthy(slow)) == [ALL]
+
+
+def test_pairs_with_a_bridge_and_pairs_without_are_compared_among_themselves():
+    # 0 with 1, and 2 with 3.
+    reached = [f"{rank ^ 1}:NV, {rank ^ 2}:SYS, {rank ^ 3}:SYS" for rank in range(4)]
+    fleet = [
+        make_device(rank, topology=f"NVLink x12, {others}", pcie_link_max="gen4 x16")
+        for rank, others in enumerate(reached)
+    ]
+    without = both_ways((0, 2), (0, 3), (1, 2), (1, 3))
+    found = judge(pair_readings(4, without), fleet)
+    assert unhealthy(found) == {}
+    links = {one.subject.name: one.link for one in found if one.subject.kind == "pair"}
+    assert links["alpha GPU 2 to alpha GPU 3"] == "NVLink x12"
+    assert {links[name] for name in names(without)} == {"NVLink x0, gen4 x16, SYS"}
+
+
 # What two healthy H200s of one host have read, on two hosts: medians of `raybench health` with
 # torch 2.11, November 2026. The run of the first was not kept; in the second, which is
 # health-20261122-192647-9705, copies between host and device were a false alarm once.
-FIRST = {
-    "gemm fp16 8192": (643, 664),
-    "gemm bf16 8192": (687, 686),
-    "memory 1000 MB": (4355, 4357),
-    "launch and wait": (14.6, 20.1),
-    "launch": (6.53, 9.02),
-    "both alone": (100, 99.4),
-    "both all at once": (70.9, 71.4),
-    "smoke 784-256-10": (1.37, 1.39),
-}
-SECOND = {
-    "gemm tf32 2048": (328, 335),
-    "gemm fp16 8192": (657, 664),
-    "gemm bf16 8192": (672, 701),
-    "memory 1000 MB": (4355, 4354),
-    "launch and wait": (29.6, 26.5),
-    "launch": (11.3, 11.2),
-    "h2d alone": (49.4, 51.0),
-    "h2d all at once": (42.1, 42.0),
-    "d2h alone": (55.1, 55.2),
-    "both alone": (78.9, 78.3),
-    "both all at once": (58.8, 58.8),
-    "step compute": (5.92, 6.23),
+H200_FIGURES = {
+    "gemm tf32 2048": [(328, 335)],
+    "gemm fp16 8192": [(643, 664), (657, 664)],
+    "gemm bf16 8192": [(687, 686), (672, 701)],
+    "memory 1000 MB": [(4355, 4357), (4355, 4354)],
+    "launch and wait": [(14.6, 20.1), (29.6, 26.5)],
+    "launch": [(6.53, 9.02), (11.3, 11.2)],
+    "h2d alone": [(49.4, 51.0)],
+    "h2d all at once": [(42.1, 42.0)],
+    "d2h alone": [(55.1, 55.2)],
+    "both alone": [(100, 99.4), (78.9, 78.3)],
+    "both all at once": [(70.9, 71.4), (58.8, 58.8)],
+    "smoke 784-256-10": [(1.37, 1.39)],
+    "step compute": [(5.92, 6.23)],
 }
 H200S = tuple(make_device(rank, topology="NVLink x18, 1:PHB") for rank in range(2))
 TESTS = {test.name: test for test in SUITE["cuda"]}
 
 
-def read_h200s(values: dict[str, tuple[float, float]]) -> list[Reading]:
-    return [
+def judge_h200s(check: int, **changes: tuple[float, float]) -> list[Finding]:
+    """check: 0 or -1, the first or the second."""
+    values = {name: found[check] for name, found in H200_FIGURES.items()} | changes
+    readings = [
         Reading(test=TESTS[name], subject=subject, pass_number=number, value=value)
         for name, both in values.items()
         for subject, value in zip(device_subjects(H200S), both, strict=True)
         for number in (1, 2, 3)
     ]
+    return [one for one in judge(readings, H200S) if one.verdict is not Verdict.HEALTHY]
 
 
-@pytest.mark.parametrize("values", [FIRST, SECOND])
-def test_two_healthy_h200s_are_healthy(values):
-    assert {one.verdict for one in judge(read_h200s(values), H200S)} == {Verdict.HEALTHY}
-
-
-def test_one_of_them_with_99_of_132_multiprocessors_is_named():
-    values = FIRST | {"gemm bf16 8192": (684, 0.82 * 684)}
-    ill = [one for one in judge(read_h200s(values), H200S) if one.verdict is not Verdict.HEALTHY]
-    assert [(one.subject.name, one.test) for one in ill] == [("alpha GPU 1", "gemm bf16 8192")]
+def test_two_healthy_h200s_are_healthy_and_one_with_99_of_132_multiprocessors_is_named():
+    assert judge_h200s(0) == judge_h200s(-1) == []
+    [ill] = judge_h200s(0, **{"gemm bf16 8192": (684, 0.82 * 684)})
+    assert (ill.subject.name, ill.test) == ("alpha GPU 1", "gemm bf16 8192")

@@ -10,6 +10,7 @@ from forked import answers_of_ranks, gloo
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
+from raybench.workloads.base import WrongResultError
 from raybench.workloads.collective import (
     Collective,
     GroupedCollective,
@@ -82,14 +83,18 @@ def observe_collective(case: str, rank: int, world_size: int) -> dict[str, Any]:
     }
 
 
-def outcome_of_training(training: Smoke) -> str:
-    """Return what the check says after 20 steps.
+def outcome_of_training(training: Smoke) -> tuple[str, str]:
+    """Return what the check says after 20 steps, and its error where no ranks are equal.
 
     Keep no name of the workload: its model in DDP has to end before gloo (see `tests.forked.gloo`).
     """
     for _ in range(20):
         training.step()
-    return outcome_of_check(training)
+    told = outcome_of_check(training)
+    next(training.model.parameters()).grad[0, 0] += 3 * torch.distributed.get_rank()
+    with pytest.raises(WrongResultError) as raised:
+        training.check()
+    return told, raised.typename
 
 
 def observe(rank: int, world_size: int, store: str) -> dict[str, Any]:
@@ -215,12 +220,13 @@ def test_pairs_can_be_named(ranks):
     assert parse_pairs("3-0,1-2", 4) == ((0, 3), (1, 2))
 
 
-def test_the_rank_whose_gradients_differ_is_named(ranks):
-    assert [rank["Smoke"] for rank in ranks] == ["right"] * 3
+def test_the_rank_whose_gradients_differ_is_named_where_most_are_equal(ranks):
+    error = "NoMajorityError"
+    assert [rank["Smoke"] for rank in ranks] == [("right", error)] * 3
     assert [rank["BentGradients"] for rank in ranks] == [
-        "right",
-        "right",
-        "rank 2: its gradients differ from those of 2 other ranks after the same step",
+        ("right", error),
+        ("right", error),
+        ("rank 2: its gradients differ from those of 2 other ranks after the same step", error),
     ]
 
 
