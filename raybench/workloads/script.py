@@ -332,8 +332,10 @@ class RunningScript(Workload):
         code = ended["code"]
         cause = Cause.NO_STEPS
         if code is not None and code < 0:
-            cause = Cause.WORKER_DIED
-            message = f"the process of the script died by {signal.Signals(-code).name}"
+            # A real-time signal may have no name.
+            names = {one: one.name for one in signal.Signals}
+            cause, by = Cause.WORKER_DIED, names.get(-code, f"signal {-code}")
+            message = f"the process of the script died by {by}"
         elif code:
             cause, message = Cause.SCRIPT_EXIT, f"the script ended with exit code {code}"
         elif self._has_stepped and ended["samples"]:
