@@ -90,6 +90,9 @@ def test_a_value_is_checked_against_the_declared_type():
     assert found["width"].complaint(4.0) == "must be an integer, given 4.0"
     assert found["grad_accumulation"].complaint(0) is not None
     assert found["is_fast"].complaint(1) == "must be true or false, given 1"
+    either = registry.settings(registry.load("transformer"))["activation_checkpointing"]
+    assert either.complaint("ful").startswith("must be 'none', 'selective' or 'full', given 'ful'")
+    assert either.complaint(3) == "must be true or false, given 3"
     assert found["precision"].complaint("fp23").endswith("given 'fp23'; did you mean 'fp32'?")
     # So that ids agree.
     assert isinstance(found["rate"].accept(1), float)
