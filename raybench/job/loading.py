@@ -274,10 +274,18 @@ def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> 
         for name, given in group.items():
             place = (*path, name)
             if name not in known:
+                kind, is_parameter = job.workload.kind, what == "parameter"
+                message = say_unknown(what, name, known)
+                if is_parameter and name in settings:
+                    message = "not a parameter; put it into matrix"
+                elif name in BATCH_SIZES:
+                    message = f"workload {kind} takes no batch size; leave {name} out"
+                elif name in UNEVEN:
+                    message = f"workload {kind} does not say that it multiplies its loss by "
+                    message += f"context.loss_weight (weighs_loss = True); leave {name} out"
+                elif kind == SCRIPT and not is_parameter:
+                    message += f"; or name {{{name}}} in args or env"
                 if is_workload_known:
-                    message = _explain_unknown(job, name, known, what)
-                    if what == "parameter" and name in settings:
-                        message = "not a parameter; put it into matrix"
                     yield Problem(path=place, at_key=True, message=message)
                 continue
             several = isinstance(given, tuple)
@@ -292,20 +300,6 @@ def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> 
                 elif place == ("matrix", "batch_size") and isinstance(value, str):
                     complaint += did_you_mean(value.lower(), ["auto"])
                 yield Problem(path=(*place, index) if several else place, message=complaint)
-
-
-def _explain_unknown(job: Job, name: str, known: Collection[str], what: str) -> str:
-    """Return why a name is not known as a `what`, with the nearest known one."""
-    kind = job.workload.kind
-    if name in BATCH_SIZES:
-        return f"workload {kind} takes no batch size; leave {name} out"
-    if name in UNEVEN:
-        return (
-            f"workload {kind} does not say that it multiplies its loss by context.loss_weight "
-            f"(weighs_loss = True); leave {name} out"
-        )
-    may_name = kind == SCRIPT and what != "parameter"
-    return say_unknown(what, name, known) + f"; or name {{{name}}} in args or env" * may_name
 
 
 def _check_axes(job: Job) -> Iterator[Problem]:
