@@ -19,7 +19,7 @@ from raybench.cluster import timeouts
 from raybench.records import Answer, Cause, Device, Failure, Status, Task
 
 # How NCCL's and gloo's collectives report the loss of a peer.
-_LOSS_TYPES = (Cause.PEER_FAILED, "DistBackendError", "DistNetworkError")
+_LOSS_TYPES = (Cause.PEER_FAILED, Cause.SCRIPT_ENDED, "DistBackendError", "DistNetworkError")
 _LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 # NCCL's error has one type for lost peers and for wrong calls.
 _LOST_TYPES = (Cause.PEER_FAILED, "DistNetworkError")
@@ -171,8 +171,8 @@ class _Point:
             if failure.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(tail)):
                 python, name = fatal.groups()
                 by = name or _SIGNALS.get(python, python)
-                # Its parent may have seen by which, as of a script.
-                message = message if by in message else f"the worker process died by {by}"
+                # Its parent may have seen by which, as of a script, whose log has older ones too.
+                message = message if " died by " in message else f"the worker process died by {by}"
             explained = replace(failure, message=message, detail=tail or failure.detail)
             answers[failure.rank] = explained
         world_size = len(self._ranks.devices)
@@ -279,8 +279,9 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point that failed before its limit.
 
     A rank keeps its own failure, and a measurement from before it was told to stop. The others get
-    PeerFailed. If no rank has a failure of its own, those without an answer get NoAnswer; if all
-    answered, failures keep their type, and lost connections get the status lost.
+    PeerFailed. If no rank has a failure of its own, those without an answer get NoAnswer; if there
+    are none, those whose script has ended are to blame; if there are none either, failures keep
+    their type, and lost connections get the status lost.
     """
     cause = _own_failure(point.answers.values())
     if cause is not None:
@@ -289,6 +290,11 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
         unheard = "no answer, and the others lost the connection to it"
         guilty = {rank: unheard + point.place(rank) for rank in point.stuck}
         return _judge(point, guilty, Cause.NO_ANSWER, f"{_ranks(point.stuck)} failed", Status.LOST)
+    failures = (answer for answer in point.answers.values() if isinstance(answer, Failure))
+    ended = {one.rank: one.message for one in failures if one.error_type == Cause.SCRIPT_ENDED}
+    if ended:
+        reason = f"the script of {_ranks(sorted(ended))} had ended"
+        return _judge(point, ended, Cause.SCRIPT_ENDED, reason, Status.LOST)
     # All ranks lost a peer, and none says why.
     words = (*_LOSS_WORDS, *_NCCL_LOSSES)
     return tuple(

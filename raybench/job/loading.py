@@ -9,7 +9,7 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from raybench.errors import JobError, UsageError
@@ -118,7 +118,7 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
     found: list[Problem] = []
     try:
         workload_class = registry.load(job.workload.kind)
-        settings, unknown = _add_settings(job, workload_class)
+        settings, unknown = _add_settings(job, workload_class, unsound)
     except UsageError as error:
         found.append(Problem(path=("workload", "kind"), message=str(error)))
         nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
@@ -127,25 +127,28 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
             settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
             return found + _check(job, settings, unsound, is_workload_known=False)
         workload_class = registry.load(nearest[0])
-        settings, unknown = _add_settings(job, workload_class)
+        settings, unknown = _add_settings(job, workload_class, unsound)
     job.set_workload(settings, workload_class)
     return [*found, *unknown, *_check(job, settings, unsound)]
 
 
-def _add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], list[Problem]]:
+def _add_settings(
+    job: Job, workload_class: type, unsound: Sequence[KeyPath]
+) -> tuple[dict[str, Setting], list[Problem]]:
     """Return name -> setting of the job's points, and problems of texts that name settings.
 
     They are the settings of the workload, the variables of `env`, and the axes that a script names
-    in braces. Raises UsageError for parameters that no job file could give.
+    in braces. unsound: as for `_check`. Raises UsageError for parameters that no job could give.
     """
     settings = registry.settings(workload_class)
-    given = {*job.varied, *job.env}
+    env = {*job.env, *_names_in("env", unsound)}
+    given = {*job.varied, *env, *_names_in("matrix", unsound)}
     if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
         settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
     problems = list(_check_env_and_script(job, settings))
-    variables = {name: make_setting(name, str) for name in job.env if name not in settings}
+    variables = {name: make_setting(name, str) for name in env if name not in settings}
     own: dict[str, Setting] = {}
-    known = {*settings, *variables}
+    known = settings | variables
     for path, text in _texts(job, getattr(workload_class, "templates", ())):
         try:
             names = names_in(text)
@@ -153,7 +156,7 @@ def _add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], l
         except ValueError as error:
             problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
             continue
-        own |= {name: make_setting(name, Scalar) for name in names if name in given - known}
+        own |= {name: make_setting(name, Scalar) for name in names if name in given - known.keys()}
         for name in names:
             if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
                 message = f"names {{{name}}}, but the job gives no batch size; "
@@ -161,11 +164,11 @@ def _add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], l
             elif name not in known and name not in own:
                 message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
                 problems.append(Problem(path=path, message=message))
-    return settings | variables | own, problems
+    return known | own, problems
 
 
-def _texts(job: Job, templates: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (path, text) of each text in `env` and in the parameters `templates`."""
+def _texts(job: Job, templates: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (path, text) of each value of a variable of `env` and of the parameters `templates`."""
     found: list[tuple[KeyPath, object]] = []
     for name in templates:
         found.append((("workload", name), job.workload.parameters.get(name)))
@@ -173,6 +176,7 @@ def _texts(job: Job, templates: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
         axes = [(("matrix",), job.axes), *((("zip", n), entry) for n, entry in enumerate(job.zip))]
         for path, axis in axes:
             found += [((*path, name, i), value) for i, value in enumerate(axis.get(name, ()))]
+    for name in (*templates, *job.env):
         found += [(("include", n, name), point.get(name)) for n, point in enumerate(job.include)]
     for name, values in job.env.items():
         found += [(("env", name, index), value) for index, value in enumerate(values)]
@@ -247,6 +251,11 @@ def _axis_names(job: Job) -> list[str]:
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
 
 
+def _names_in(section: str, paths: Sequence[KeyPath]) -> list[str]:
+    """Return the names of the section's keys that the paths lead to, or lead through."""
+    return [str(path[1]) for path in paths if path[:1] == (section,) and len(path) > 1]
+
+
 def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> Iterator[Problem]:
     """Yield a problem for each wrong key or value of a setting, wherever the job gives some."""
     # The path of a part of the job, what it gives, and what a name in it is called.
@@ -265,10 +274,18 @@ def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> 
         for name, given in group.items():
             place = (*path, name)
             if name not in known:
+                kind, is_parameter = job.workload.kind, what == "parameter"
+                message = say_unknown(what, name, known)
+                if is_parameter and name in settings:
+                    message = "not a parameter; put it into matrix"
+                elif name in BATCH_SIZES:
+                    message = f"workload {kind} takes no batch size; leave {name} out"
+                elif name in UNEVEN:
+                    message = f"workload {kind} does not say that it multiplies its loss by "
+                    message += f"context.loss_weight (weighs_loss = True); leave {name} out"
+                elif kind == SCRIPT and not is_parameter:
+                    message += f"; or name {{{name}}} in args or env"
                 if is_workload_known:
-                    message = _explain_unknown(job, name, known, what)
-                    if what == "parameter" and name in settings:
-                        message = "not a parameter; put it into matrix"
                     yield Problem(path=place, at_key=True, message=message)
                 continue
             several = isinstance(given, tuple)
@@ -283,20 +300,6 @@ def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> 
                 elif place == ("matrix", "batch_size") and isinstance(value, str):
                     complaint += did_you_mean(value.lower(), ["auto"])
                 yield Problem(path=(*place, index) if several else place, message=complaint)
-
-
-def _explain_unknown(job: Job, name: str, known: Collection[str], what: str) -> str:
-    """Return why a name is not known as a `what`, with the nearest known one."""
-    kind = job.workload.kind
-    if name in BATCH_SIZES:
-        return f"workload {kind} takes no batch size; leave {name} out"
-    if name in UNEVEN:
-        return (
-            f"workload {kind} does not say that it multiplies its loss by context.loss_weight "
-            f"(weighs_loss = True); leave {name} out"
-        )
-    may_name = kind == SCRIPT and what != "parameter"
-    return say_unknown(what, name, known) + f"; or name {{{name}}} in args or env" * may_name
 
 
 def _check_axes(job: Job) -> Iterator[Problem]:
@@ -331,12 +334,8 @@ def _check_what_is_missing(
     job: Job, settings: _Settings, unsound: Sequence[KeyPath]
 ) -> Iterator[Problem]:
     """Yield a problem for each axis, batch size or parameter that points lack, or have twice."""
-    below = {
-        section: [str(p[1]) for p in unsound if p[0:1] == (section,) and len(p) > 1]
-        for section in ("matrix", "workload")
-    }
-    axes = list(dict.fromkeys([*_axis_names(job), *below["matrix"]]))
-    fixed = {*job.workload.parameters, *below["workload"]}
+    axes = list(dict.fromkeys([*_axis_names(job), *_names_in("matrix", unsound)]))
+    fixed = {*job.workload.parameters, *_names_in("workload", unsound)}
     groups: list[tuple[KeyPath, Collection[str]]]
     groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
     for path, entry in groups:

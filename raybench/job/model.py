@@ -95,16 +95,12 @@ PositiveCount = Annotated[int, Field(strict=True, ge=1, le=_MAX_COUNT)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
 
 
-def _environment_text(value: object) -> object:
-    """Return a number as text. Raises for true and false, which a shell has no form for."""
-    if isinstance(value, bool):
-        raise ValueError("must be a text or a number; put true or false in quotes")
-    return str(value) if isinstance(value, int | float) else value
-
-
+# Numbers come as the text that they were written as; a shell has no form for true and false.
+_not_bool = _must(
+    "must be a text or a number; put true or false in quotes", lambda one: not isinstance(one, bool)
+)
 EnvValue = Annotated[
-    str,
-    BeforeValidator(_environment_text, json_schema_input_type=StrictInt | StrictFloat | StrictStr),
+    str, BeforeValidator(_not_bool, json_schema_input_type=StrictInt | StrictFloat | StrictStr)
 ]
 EnvValues = Annotated[
     tuple[EnvValue, ...],
@@ -326,7 +322,7 @@ class Placement(Section):
         description="What a point shares with no other at the same time. cluster: one point at a "
         "time. node: one per node. device: any points on disjoint devices.",
     )
-    oversubscribe: bool = Field(
+    oversubscribe: StrictBool = Field(
         default=False,
         description="Let the CPU workers of a private Ray share cores. Otherwise a point that "
         "needs more workers than there are cores is skipped.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import os
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -333,7 +334,18 @@ def select_points(
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
     label = f"{option} {expression if expression.isprintable() else quote(expression)}"
-    tree = _parse_expression(expression, label)
+    try:
+        # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
+        with warnings.catch_warnings():
+            # What Python remarks on, as the escape in '\d', would be printed.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # MemoryError is what Python says to parentheses nested too deep.
+        reason = getattr(error, "msg", None) or " ".join(str(error).split())
+        example = "world_size > 1 and precision == 'bf16'"
+        message = f"{label}: not an expression: {reason}; write it as in {example}"
+        raise UsageError(message) from error
     evaluator = EvalWithCompoundTypes(functions={})
     kept = []
     for point in points:
@@ -364,25 +376,6 @@ def select_points(
     return tuple(kept)
 
 
-def _parse_expression(expression: str, label: str) -> ast.expr:
-    """Return the tree of a Python expression. label: the option that gave it, for messages.
-
-    Raises UsageError for a text that is no expression. simpleeval takes statements such as
-    `world_size = 2` and ignores them.
-    """
-    try:
-        with warnings.catch_warnings():
-            # What Python remarks on, as the escape in '\d', would be printed.
-            warnings.simplefilter("ignore")
-            return ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # MemoryError is what Python says to parentheses nested too deep.
-        reason = getattr(error, "msg", None) or " ".join(str(error).split())
-        example = "world_size > 1 and precision == 'bf16'"
-        message = f"{label}: not an expression: {reason}; write it as in {example}"
-        raise UsageError(message) from error
-
-
 def script_path(job: Job) -> Path | None:
     """Return the file of the parameter `path`; None if there is no such file or parameter.
 
@@ -390,4 +383,5 @@ def script_path(job: Job) -> Path | None:
     """
     name = str(job.workload.parameters.get("path", ""))
     places = (Path(name), job.folder / name)
-    return next((place for place in places if name and place.is_file()), None)
+    # Not by Path.is_file, which raises for a name too long and for a folder that is closed to us.
+    return next((place for place in places if name and os.path.isfile(place)), None)  # noqa: PTH113

@@ -115,7 +115,10 @@ class Setting:
         try:
             accepted = self.adapter.validate_python(value)
         except ValidationError as error:
-            return rule_of(error.errors(include_url=False)[0])
+            found = error.errors(include_url=False)
+            # Of a union: a text is meant for one of its words.
+            words = [one for one in found if one["type"] == "literal_error"]
+            return rule_of((words if isinstance(value, str) and words else found)[0])
         if accepted is not None and not isinstance(accepted, Scalar):
             # The type may convert: no table holds a Decimal or a Path.
             return f"becomes a {type(accepted).__name__}, which is no int, float, bool or str"
@@ -316,12 +319,15 @@ def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
 def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
     """Return why the class refuses a point with these settings; None if it accepts it.
 
-    Any class refuses float8 unless it has `takes_float8`; else its method `why_not` decides, and a
-    class without one accepts all. Raises UsageError, in one line, when the method raises.
+    Any class refuses float8 unless it has `takes_float8`, and a class without `takes_precision` all
+    but fp32; else its method `why_not` decides, and a class without one accepts all. Raises
+    UsageError, in one line, when the method raises.
     """
-    is_float8 = settings.get("precision") == Precision.FLOAT8
-    if is_float8 and not getattr(workload_class, "takes_float8", False):
-        return f"precision float8 is not for {workload_class.__name__}; transformer takes it"
+    precision, name = settings.get("precision", Precision.FP32), workload_class.__name__
+    if precision != Precision.FP32 and not getattr(workload_class, "takes_precision", True):
+        return f"precision {precision} means nothing to {name}; leave precision out"
+    if precision == Precision.FLOAT8 and not getattr(workload_class, "takes_float8", False):
+        return f"precision float8 is not for {name}; transformer takes it"
     return _ask(workload_class, "why_not", settings) or None
 
 

@@ -177,7 +177,9 @@ class YamlSource:
             # It has no place of its own: the parser is already at the next line.
             self._note(path, "no value given; give one or remove the key", key_at)
             return None
-        if kind not in ("bool", "int", "float"):
+        # A number of `env` stays as it is written: 12.10 is not 12.1.
+        is_of_env = path[:1] == ("env",) and len(path) > 1
+        if kind not in ("bool", "int", "float") or (is_of_env and kind != "bool"):
             if (text := _encodable(given)) != given:
                 self._note(path, f"not a Unicode text: {text}", at)
             return text
@@ -294,14 +296,15 @@ def _override(source: YamlSource, text: str) -> str | None:
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or not all(path):
         return f"{_label(text)}: must be KEY=VALUE, as in matrix.world_size=1,2"
-    # `1,2` is the list `[1, 2]`.
-    is_list = "," in value and value.strip()[0] not in "[{\"'"
-    tree = parse_yaml(f"[{value}]" if is_list else value)
+    # `1,2` is the list `[1, 2]`, where a list can stand.
+    is_list = path[0] in ("matrix", "env", "answer") and "," in value
+    is_list = is_list and value.strip()[0] not in "[{\"'"
+    tree = parse_yaml(f"[{value}]" if is_list else value, at=path)
     if tree.problems or tree.data is None:
         problem = tree.problems[0] if tree.problems else Problem(message="no value given")
         is_told = not value.strip() or ", given " in problem.message
         given = "" if is_told else f", given {quote(value)}"
-        return f"{_label(text)}: {key_text((*path, *problem.path))}: {problem.message}{given}"
+        return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
     container = source.data
     for depth, name in enumerate(path[:-1], start=1):
         container = container.setdefault(str(name), {})
@@ -324,15 +327,16 @@ def position_after(text: str) -> Position:
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
-def parse_yaml(text: str, name: str = "") -> YamlSource:
+def parse_yaml(text: str, name: str = "", at: KeyPath = ()) -> YamlSource:
     """Return one YAML document of any shape; what is wrong with it is in `problems`.
 
-    name: of the file, for messages. Raises nothing, whatever `text` says.
+    name: of the file, for messages. at: the path of the document in a job. Raises nothing, whatever
+    `text` says.
     """
     yaml, source = YAML(typ="safe", pure=True), YamlSource(name=name, text=text)
     try:
         root = yaml.compose(text)
-        source.data = None if root is None else source._read(root, (), yaml)
+        source.data = None if root is None else source._read(root, at, yaml)
     except (YAMLError, ValueError, OverflowError, RecursionError) as error:
         # ValueError and OverflowError: an escape such as "\\Uffffffff" that is no character.
         source.problems.append(_syntax_problem(error, text))

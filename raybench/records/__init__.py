@@ -196,6 +196,7 @@ class Cause(StrEnum):
     CLUSTER_LOST = "ClusterError", Status.LOST
     INVALID_MEASUREMENT = "InvalidMeasurement", Status.ERROR
     SCRIPT_EXIT = "ScriptExit", Status.ERROR
+    SCRIPT_ENDED = "ScriptEnded", Status.ERROR
     NO_STEPS = "NoSteps", Status.ERROR
     TOO_FEW_DEVICES = "TooFewDevices", Status.SKIPPED
     NEEDS_CUDA = "NeedsCuda", Status.SKIPPED

@@ -82,6 +82,7 @@ class Worker:
         self._code: dict[str, Code | None] = {}
         self._address = "127.0.0.1"
         self._is_new = True
+        self._script: RunningScript | None = None
         load()
         self._enter_device()
         torch.zeros(1, device=self._device)
@@ -116,6 +117,7 @@ class Worker:
         try:
             return self._run(task, rank_info, group)
         finally:
+            self._script = None
             faulthandler.cancel_dump_traceback_later()
             self._is_new = False
 
@@ -126,6 +128,7 @@ class Worker:
     def _run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
         """Run the point and clean up, as `run`; never raises for what a workload does."""
         answer: Answer
+        is_gone = False
         try:
             self._enter_device()
             self._load_workload(task, rank_info)
@@ -139,14 +142,21 @@ class Worker:
                 if new:
                     self._note_rest()
             answer = self._measure(task, rank_info, group)
-        except GroupGoneError:
-            answer = _peer_failed(rank_info, worker_reusable=True)
         except ScriptFailedError as error:
+            self._script = None
             answer = _explain_variables(replace(error.failure, rank=rank_info.rank), task.point)
         except BaseException as error:  # whatever the workload raises, whose frames hold it
             answer = _explain_variables(_failure(error, rank_info), task.point)
-        if self._group.is_broken(group):
-            answer = _peer_failed(rank_info, worker_reusable=answer.worker_reusable)
+            is_gone = isinstance(error, GroupGoneError)
+        if is_gone or self._group.is_broken(group):
+            # Its own answer may be garbage; but a script that has ended may be why others failed.
+            cause, message = Cause.PEER_FAILED, "another rank failed"
+            if self._script is not None and self._script.has_ended:
+                cause, message = Cause.SCRIPT_ENDED, "the script ended by itself before the others"
+            reusable = answer.worker_reusable
+            answer = Failure.of(
+                cause, rank=rank_info.rank, message=message, worker_reusable=reusable
+            )
         if isinstance(answer, Failure) and not (
             answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
         ):
@@ -229,13 +239,14 @@ class Worker:
             if point.workload == SCRIPT:
                 # Its process writes its stack when the time is up; this one only waits for it.
                 faulthandler.cancel_dump_traceback_later()
-                return RunningScript(
+                self._script = RunningScript(
                     context,
                     task,
                     serve_store(self._address) if context.rank == 0 else None,
                     is_aborted=lambda: self._group.is_broken(group),
                     deadline_s=self._began_s + task.settings.timeout_s,
                 )
+                return self._script
             workload: Workload = workload_class(context, **params)
             return workload
 
@@ -382,13 +393,3 @@ def _explain_variables(failure: Failure, point: Point) -> Failure:
         "fewer algorithms; name it, as in NCCL_ALGO: allreduce:tree"
     )
     return replace(failure, message=f"{failure.message}; {note}")
-
-
-def _peer_failed(rank_info: RankInfo, *, worker_reusable: bool) -> Failure:
-    """Return the failure of a rank whose group was taken down: its own answer may be garbage."""
-    return Failure.of(
-        Cause.PEER_FAILED,
-        rank=rank_info.rank,
-        message="another rank failed",
-        worker_reusable=worker_reusable,
-    )

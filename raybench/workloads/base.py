@@ -391,6 +391,8 @@ class Workload(ABC):
     takes_batch_size: ClassVar[bool] = True
     # False where a job may leave out the batch size.
     needs_batch_size: ClassVar[bool] = True
+    # False where it computes the same in every precision: a job can then give only fp32.
+    takes_precision: ClassVar[bool] = True
     # True where precision float8 means something to it.
     takes_float8: ClassVar[bool] = False
     # True where it multiplies its mean loss by `context.loss_weight`, so that ranks can have

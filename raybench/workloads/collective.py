@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.point import Precision
 from raybench.job.registry import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 
@@ -82,7 +81,7 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
         if re.fullmatch(r"\s*\d+(\+\d+)+\s*", part):
             groups.append(tuple(sorted(ranks)))
         elif re.fullmatch(r"\s*\d+-\d+\s*", part):
-            groups.append(tuple(range(ranks[0], ranks[1] + 1)))
+            groups.append(tuple(range(ranks[0], min(ranks[1], world_size) + 1)))
         else:
             raise UsageError(f"{rule}, given {text!r}")
     named = [rank for group in groups for rank in group]
@@ -169,7 +168,7 @@ class Collective(Workload):
     """
 
     title = "Collectives"
-    takes_batch_size = False
+    takes_batch_size = takes_precision = False
     answers = (Answer(metric="busbw_gb_s"),)
     # This rank's buffers, 1-d.
     input: Tensor
@@ -198,7 +197,8 @@ class Collective(Workload):
                 group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])  # type: ignore[no-untyped-call]
             own = next((ranks for ranks in groups if context.rank in ranks), None)
             is_idle = own is None
-            self._place, size = (own.index(context.rank), len(own)) if own else (0, 2)
+            # A rank that waits declares what those of the first group do.
+            self._place, size = (own.index(context.rank), len(own)) if own else (0, len(groups[0]))
         element: torch.dtype = getattr(torch, dtype)
         shares = size if operation in _IN_SHARES else 1
         unit = element.itemsize * shares
@@ -284,19 +284,11 @@ class GroupedCollective(Collective):
 
 
 def check_ranks(context: Context, workload: str) -> None:
-    """Raise UsageError for a single rank, and for a precision other than fp32.
-
-    workload: its name, for the message.
-    """
+    """Raise UsageError for a single rank. workload: its name, for the message."""
     if context.world_size < 2:
         raise UsageError(
             f"workload {workload}: needs at least 2 ranks, world_size is {context.world_size}; "
             "raise world_size"
-        )
-    if context.precision is not Precision.FP32:
-        raise UsageError(
-            f"workload {workload}: precision {context.precision} means nothing to a message; "
-            "leave precision out"
         )
 
 

@@ -24,7 +24,7 @@ class Dit(Workload):
     """Runs the transformer of Flux.1 on one image, whose tokens are divided over the ranks.
 
     Without gradients, with random weights in the type of the precision (bf16 is stored, not
-    autocast). All ranks finish one item together: an image of scope loop, else one pass.
+    autocast). All ranks finish an item, one pass, together; a step of scope loop has several.
     """
 
     title = "Diffusion transformer"
@@ -92,9 +92,8 @@ class Dit(Workload):
         )
         self._step = self._steps.make(scope, steps)
         self.output: Tensor | None = None
-        self.items_per_step = 1
+        self.items_per_step = passes = steps if scope == "loop" else 1
         # Counted on meta tensors, a loop would take a minute.
-        passes = steps if scope == "loop" else 1
         of_all = passes * shape.flops(scope, text=text_tokens, image=rows * columns)
         self.flops_per_step = of_all / context.world_size
 

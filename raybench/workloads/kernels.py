@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -183,7 +182,7 @@ class Launch(Workload):
     world_size > 1 each device does so at the same time, without communication.
     """
 
-    takes_batch_size = False
+    takes_batch_size = takes_precision = False
     answers = (Answer(metric="step_ms_p50", best="min"),)
 
     def __init__(
@@ -247,7 +246,7 @@ class Memory(Workload):
     """
 
     title = "Memory kernels"
-    takes_batch_size = False
+    takes_batch_size = takes_precision = False
     answers = (Answer(metric="memory_gb_s"),)
     memory_bytes: int
 
@@ -270,11 +269,6 @@ class Memory(Workload):
         import torch
 
         element: torch.dtype = getattr(torch, dtype)
-        if context.precision is not Precision.FP32:
-            raise UsageError(
-                f"workload memory: precision {context.precision} means nothing to it; "
-                "leave precision out and give dtype"
-            )
         if size_bytes % element.itemsize:
             raise UsageError(
                 f"workload memory: size_bytes {size_bytes} does not divide into elements of "
@@ -345,7 +339,7 @@ def memory_gb_s(context: Context) -> float | None:
     size_bytes = _ARRAY_BYTES.get(context.device.type)
     if size_bytes is None:
         return None
-    triad = Memory(replace(context, precision=Precision.FP32), size_bytes=size_bytes)
+    triad = Memory(context, size_bytes=size_bytes)
     timer = Timer("step()", globals={"step": triad.step}, num_threads=torch.get_num_threads())
     step_s = timer.blocked_autorange(min_run_time=0.1).median
     moved = triad.memory_bytes
@@ -363,7 +357,7 @@ class HostCopy(Workload):
     which has no such link, it copies within the host's memory.
     """
 
-    takes_batch_size = False
+    takes_batch_size = takes_precision = False
     answers = (Answer(metric="memory_gb_s"),)
 
     def __init__(

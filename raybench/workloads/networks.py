@@ -215,9 +215,10 @@ class Linear(Model):
                 "cuda_graph: true needs data: device; a graph replays its steps without the "
                 "DataLoader"
             )
-        for name in ("num_workers", "pin_memory"):
+        of_loader = {"num_workers": 0, "pin_memory": False, "distributed_sampler": True}
+        for name, usual in of_loader.items():
             # Such a point would be a repeat of another under a wrong name.
-            if settings["data"] == "device" and settings[name]:
+            if settings["data"] == "device" and settings[name] != usual:
                 return f"{name} needs data: dataloader; leave it out where data is device"
         return super().why_not(settings)
 

@@ -95,7 +95,7 @@ class Pairs(Workload):
     lower rank issues. Counted is what moves in a step: both and round_trip move size_bytes twice.
     """
 
-    takes_batch_size = False
+    takes_batch_size = takes_precision = False
     answers = (Answer(metric="busbw_gb_s"),)
     busbw_factor = 1.0
 

@@ -120,7 +120,7 @@ class RunningScript(Workload):
     facts: what the process told of itself at its first step: `clock`, cuda or host, and `ranks`,
     the size of its process group. parts: times in each step of the last block, in ms, by name;
     empty before `mark_parts`. peaks: the most bytes of tensors, and the most that torch's allocator
-    reserved, since `forget_memory`; None on a CPU.
+    reserved, since `forget_memory`; None on a CPU. has_ended: the script has ended by itself.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class RunningScript(Workload):
         self._is_aborted, self._step_of = is_aborted, str(given["step_of"])
         timeout_s = max(0.1, deadline_s - _WRITE_S - time.monotonic())
         self._deadline_s = time.monotonic() + timeout_s
-        self._has_stepped = self._has_ended = self._is_held = False
+        self._has_stepped = self.has_ended = self._is_held = False
         self.parts: Mapping[str, Sequence[float]] = {}
         self.peaks: tuple[int | None, int | None] = None, None
         options = json.dumps({"step_of": self._step_of, "timeout_s": timeout_s})
@@ -195,7 +195,7 @@ class RunningScript(Workload):
         meanwhile. Also sets `parts` and `peaks`. Raises ScriptEndedError when it has ended before,
         ScriptFailedError where it fails, and ScriptAbortedError where another rank has.
         """
-        if self._has_ended:
+        if self.has_ended:
             raise ScriptEndedError
         self._send(do="steps", iterations=iterations, lead_in=lead_in)
         self._is_held = False
@@ -203,7 +203,7 @@ class RunningScript(Workload):
             taken = self._receive()["samples"]
         except ScriptEndedError:
             return Samples()
-        self._is_held = not self._has_ended
+        self._is_held = not self.has_ended
         self.peaks = taken["allocated_bytes"], taken["reserved_bytes"]
         self.parts = taken["parts"]
         return Samples(
@@ -225,7 +225,7 @@ class RunningScript(Workload):
         After each block `parts` has their times. module: the one whose class `ScriptMarks` times
         them in the script. has_peers: also time how gradients are reduced. Raises as `run_steps`.
         """
-        if self._has_ended:
+        if self.has_ended:
             raise ScriptEndedError
         self._send(do="mark_parts", module=module, has_peers=has_peers)
         return str(self._receive()["why_not"])
@@ -328,12 +328,14 @@ class RunningScript(Workload):
         Raises ScriptFailedError after a signal, an exit code, or an end before the first step, else
         ScriptEndedError where there are no samples.
         """
-        self._has_ended = True
+        self.has_ended = True
         code = ended["code"]
         cause = Cause.NO_STEPS
         if code is not None and code < 0:
-            cause = Cause.WORKER_DIED
-            message = f"the process of the script died by {signal.Signals(-code).name}"
+            # A real-time signal may have no name.
+            names = {one: one.name for one in signal.Signals}
+            cause, by = Cause.WORKER_DIED, names.get(-code, f"signal {-code}")
+            message = f"the process of the script died by {by}"
         elif code:
             cause, message = Cause.SCRIPT_EXIT, f"the script ended with exit code {code}"
         elif self._has_stepped and ended["samples"]:

@@ -266,9 +266,9 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     try:
         exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     except SystemExit as ended:
-        # As Python: a number is the exit code, and anything else is printed.
+        # As Python: of a number the lowest byte is the exit code, and anything else is printed.
         if ended.code is None or isinstance(ended.code, int):
-            code = ended.code or 0
+            code = (ended.code or 0) & 0xFF
         else:
             code = 1
             sys.stderr.write(f"{ended.code}\n")

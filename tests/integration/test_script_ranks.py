@@ -46,12 +46,15 @@ def counts(answer):
         ("raise ValueError('no')", "ValueError"),
         pytest.param("os._exit(3)", "ScriptExit", marks=pytest.mark.long),
         ("os.kill(os.getpid(), 9)", "WorkerDied"),
+        # As gloo tells it of one whose loop was shorter.
+        ("sys.exit()", "ScriptEnded"),
     ],
 )
 def test_a_fault_of_one_rank_costs_no_worker(cluster, tmp_path, fault, error_type):
     before = process_ids(cluster)
-    text = f"steps(8)\nif rank == 1: {fault}\nsteps(10**9)"
-    first, second = run(cluster, tmp_path, text)
+    lost = "raise RuntimeError('Connection closed by peer')" if error_type == "ScriptEnded" else ""
+    text = f"steps(8)\nif rank == 1: {fault}\nsteps(99)\n{lost}\nsteps(10**9)"
+    first, second = run(cluster, tmp_path, text, iterations=1000)
     assert (first.error_type, second.error_type) == ("PeerFailed", error_type)
     assert process_ids(cluster) == before
 

@@ -112,7 +112,8 @@ def test_a_dead_process_is_explained_by_the_end_of_its_log():
     assert outcome.answers[0].message == "the worker process died by SIGSEGV"
     assert outcome.answers[0].detail.startswith("words\n")
     assert calls == ["abort", "kill [0]"]
-    seen = replace(died, message="the process of the script died by SIGSEGV")
+    # Whose log has the end of an earlier one too.
+    seen = replace(died, message="the process of the script died by SIGABRT")
     outcome, _ = finish(seen, tails=["Fatal Python error: Segmentation fault"])
     assert outcome.answers[0].message == seen.message
     (unexplained,) = finish(died)[0].answers
@@ -189,6 +190,15 @@ def test_a_rank_to_which_all_others_lost_the_connection_is_blamed():
     assert types(told) == ["PeerFailed", "NoAnswer", "PeerFailed"]
     assert told[0].message == "rank 1 failed"
     assert told[1].status is Status.LOST
+
+
+def test_a_rank_whose_script_ended_is_blamed_where_no_other_failed_by_itself():
+    ended = failed(1, "ScriptEnded", "it ended")
+    told = after_failure(seen(failed(0, "RuntimeError", LOSS), ended, world_size=2))
+    assert types(told) == ["PeerFailed", "ScriptEnded"]
+    assert (told[0].message, told[1].message) == ("the script of rank 1 had ended", "it ended")
+    told = after_failure(seen(failed(0, "ValueError", "no"), ended, world_size=2))
+    assert types(told) == ["ValueError", "PeerFailed"]
 
 
 @pytest.mark.parametrize(

@@ -452,6 +452,10 @@ REFUSED_KEYS = [
     [
         *((mlp_job(matrix), rule) for matrix, rule in REFUSED),
         *((mlp_job("world_size: 1", key), rule) for key, rule in REFUSED_KEYS),
+        *(
+            (f"{HEAD}workload: {{kind: {kind}}}\nmatrix: {{precision: bf16}}\n", "means nothing to")
+            for kind in ("grouped_collective", "host_copy", "launch", "memory", "pairs")
+        ),
     ],
 )
 def test_a_setting_that_no_point_can_have_is_refused_before_anything_runs(text, rule):
@@ -520,6 +524,8 @@ def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load_script):
     assert "the job gives no batch size; put batch_size into matrix" in lines[0]
     lines = script_problems(load_script, "workload: {kind: script, path: trian.py}")
     assert "workload.path: no such file, given 'trian.py'; it is not in" in lines[0]
+    lines = script_problems(load_script, f"workload: {{kind: script, path: {'x' * 300}}}")
+    assert "workload.path: no such file, given 'xxx" in lines[0]
     lines = script_problems(load_script, SCRIPT + '"it\'s"}\nmatrix: {batch_size: 8}')
     assert "a quote is not closed" in lines[0]
     text = "workload: {kind: script, path: train.py, items_per_step: '{x} * 2'}\nmatrix: {x: [a]}"
@@ -530,14 +536,14 @@ def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load_script):
 def test_variables_are_axes_which_vary_slowest_and_may_name_settings(load_script):
     job = load_script(
         "workload: {kind: mlp, hidden: 8}\nmatrix: {world_size: [1, 2], batch_size: 8}\n"
-        "env: {NCCL_ALGO: [Ring, Tree], NCCL_NTHREADS: 256, SIZE: '{batch_size}x{hidden}'}\n"
+        "env: {NCCL_ALGO: [Ring, Tree], NCCL_NTHREADS: 2.10, SIZE: '{batch_size}x{hidden}'}\n"
         "exclude: [{NCCL_ALGO: Tree, world_size: 1}]\n"
     )
     points = make_plan(job).points
     told = [(point.env["NCCL_ALGO"], point.world_size) for point in points]
     assert told == [("Ring", 1), ("Ring", 2), ("Tree", 2)]
     assert {point.env["SIZE"] for point in points} == {"8x8"}
-    assert {point.env["NCCL_NTHREADS"] for point in points} == {"256"}
+    assert {point.env["NCCL_NTHREADS"] for point in points} == {"2.10"}
     assert len({point.point_id for point in points}) == 3
     assert "NCCL_ALGO" not in points[0].params
     assert [p.world_size for p in select_points(points, "NCCL_ALGO == 'Tree'")] == [2]

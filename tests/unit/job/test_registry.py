@@ -79,6 +79,9 @@ def test_parameters_have_name_type_default_and_description():
     assert found["label"].is_required
     assert not found["limit"].is_required
     assert found["grad_accumulation"].type == "integer >= 1"
+    either = registry.settings(registry.load("transformer"))["activation_checkpointing"]
+    assert either.complaint("ful").startswith("must be 'none', 'selective' or 'full', given 'ful'")
+    assert either.complaint(3) == "must be true or false, given 3"
     # So that ids agree.
     assert isinstance(found["rate"].accept(1), float)
 

@@ -39,8 +39,12 @@ def test_an_override_is_read_as_yaml_and_a_comma_makes_a_list(file, override, va
 
 
 def test_an_override_can_make_a_new_section_and_the_last_one_wins(file):
-    source = read_source(file, ["measure.warmup=1", "measure.warmup=2"])
-    assert source.data["measure"] == {"warmup": 2}
+    given = ["measure.warmup=1", "measure.warmup=2", "workload.groups=0-1,2-3", "env.A=1.10,0x1F"]
+    data = read_source(file, given).data
+    assert data["measure"] == {"warmup": 2}
+    # A parameter is no list, and a variable no number.
+    assert data["workload"] == {"groups": "0-1,2-3"}
+    assert data["env"] == {"A": ["1.10", "0x1F"]}
 
 
 @pytest.mark.parametrize(

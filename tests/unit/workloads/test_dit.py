@@ -141,6 +141,8 @@ def test_a_loop_takes_steps_along_the_velocities():
     for workload in (once, thrice, forward):
         workload.step()
     assert thrice.flops_per_step == 3 * forward.flops_per_step
+    # An item is a pass, as the headings say.
+    assert thrice.items_per_step == 3 * forward.items_per_step == 3
     assert not torch.allclose(once.output, thrice.output)
     forward.check()
     forward.output = torch.full_like(forward.output, torch.nan)

@@ -109,6 +109,7 @@ def test_a_batch_of_more_rows_than_there_are_is_one_clear_line():
     [
         ({"data": "device", "num_workers": 2}, "num_workers needs data: dataloader"),
         ({"data": "device", "pin_memory": True}, "pin_memory needs data: dataloader"),
+        ({"data": "device", "distributed_sampler": False}, "distributed_sampler needs data: data"),
         ({"data": "dataloader", "cuda_graph": True}, "cuda_graph: true needs data: device"),
     ],
 )
