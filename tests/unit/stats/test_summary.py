@@ -39,8 +39,9 @@ def test_repeats_that_differ_among_themselves_are_not_independent_samples():
 
 
 def test_below_five_samples_there_is_no_interval():
-    assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
-    assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)
+    assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is stats.median_interval([]) is None
+    for repeats in ([[1.0] * 2, [1.0] * 3], [[1.0] * 5, []], [[1.0] * 5]):
+        assert stats.median_interval(repeats) == stats.Interval(low=1.0, high=1.0)
 
 
 def test_of_ranks_the_smallest_is_taken_step_by_step():
