@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -135,8 +136,10 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
     frame = pd.DataFrame([to_row(row) for row in rows], columns=names)
     frame = frame.astype({column.name: _PANDAS[column.kind] for column in TABLES[SUMMARY]})
     for kind in ("params", "metrics"):
-        found = pd.DataFrame([json.loads(text) for text in frame.pop(f"{kind}_json")], frame.index)
-        frame = frame.join(found.convert_dtypes().add_prefix(f"{kind}."))
+        found = [json.loads(text) for text in frame.pop(f"{kind}_json")]
+        # A frame would make floats of whole numbers that a row lacks.
+        arrays = {n: pd.array([one.get(n) for one in found]) for n in dict.fromkeys(chain(*found))}
+        frame = frame.join(pd.DataFrame(arrays, frame.index).add_prefix(f"{kind}."))
     return frame
 
 

@@ -373,9 +373,12 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
       of its parts; own steps that were not taken apart; samples/s that the step times do not give.
 
     None for a cause that was not measured; all but lost_unexplained, where nothing was.
+    Empty where one has no step time.
     """
-    step_ms = _pace_ms(row)
-    work = efficiency * step_ms / _pace_ms(base)
+    step_ms, base_ms = _pace_ms(row), _pace_ms(base)
+    if not step_ms or not base_ms:
+        return {}
+    work = efficiency * step_ms / base_ms
     now, before = _parts(row), _parts(base)
     grown = {
         name: None if ms is None or (was := before[name]) is None else ms - work * was
@@ -415,7 +418,7 @@ def _parts(row: PointRow) -> dict[str, float | None]:
         device_ms = None if gap_ms is None else local_ms - gap_ms
     if is_alone and device_ms is not None:
         # Its timed step is its own one too: the device did not idle longer in it than that leaves.
-        own_ms = min(own_ms, max(_pace_ms(row), device_ms))
+        own_ms = min(own_ms, max(_pace_ms(row) or 0.0, device_ms))
     if row.device_type == "cpu":
         parts["lost_compute"] = own_ms - (data_ms or 0.0)
     elif device_ms is not None:
@@ -440,11 +443,9 @@ def _communication_ms(row: PointRow) -> float | None:
     return min(max(0.0, exposed_ms), most_ms)
 
 
-def _pace_ms(row: PointRow) -> float:
-    """Return the mean step in ms of a row with a throughput; the median without local steps."""
-    step_ms = row.step_ms_mean if row.local_step_ms_by_rank else row.step_ms_p50
-    assert step_ms is not None  # both rows have a throughput
-    return step_ms
+def _pace_ms(row: PointRow) -> float | None:
+    """Return the mean step in ms; the median without local steps; None where it is not known."""
+    return row.step_ms_mean if row.local_step_ms_by_rank else row.step_ms_p50
 
 
 # Columns of `summary` that have another name in `points`, and those that are made.
@@ -486,7 +487,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
             for name, value in settings.items()
             if value is not None and value != RUN_SETTINGS[name].default
         }
-        typed = {name: _typed(text) for name, text in row.params.items()}
+        typed = {name: typed_value(text) for name, text in row.params.items()}
         copied = {
             name: getattr(row, _SOURCES.get(name, name))
             for name in SummaryRow.__dataclass_fields__
@@ -503,7 +504,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
     return found
 
 
-def _typed(text: str) -> bool | int | float | str:
+def typed_value(text: str) -> bool | int | float | str:
     """Return the number or truth value that a text of the tables stands for, else the text."""
     try:
         value = json.loads(text)

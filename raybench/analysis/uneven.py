@@ -64,7 +64,8 @@ class Scenario:
     def ranks(self) -> tuple[RankOfStep, ...]:
         """Return the part of each rank, in rank order; empty where the shares are not known."""
         row = self.row
-        items, ratios = row.share_by_rank or (), row.slow_ratio_by_rank or ()
+        items = row.share_by_rank or ()
+        ratios = row.slow_ratio_by_rank or (None,) * len(items)
         are_fast: Sequence[bool] = [ratio is None for ratio in ratios]
         if all(are_fast) and (speeds := probe_speeds(row)):
             are_fast = fast_devices(speeds)
@@ -138,7 +139,7 @@ class Fleet:
             return sum(found) / len(found)
         speeds = next(filter(None, (probe_speeds(s.row) for s in self.scenarios.values())), [])
         fast, slow = (
-            [s for s, rank in zip(speeds, self._ranks, strict=True) if rank.is_fast is one]
+            [s for s, rank in zip(speeds, self._ranks, strict=False) if rank.is_fast is one]
             for one in (True, False)
         )
         return (sum(slow) / len(slow)) / (sum(fast) / len(fast)) if slow and fast else 1.0
@@ -152,23 +153,14 @@ class Fleet:
         """Return the scenario with the most samples/s."""
         return max(self.scenarios.values(), key=lambda scenario: scenario.throughput)
 
-    @property
-    def predicted_best(self) -> Scenario | None:
-        """Return the scenario with the shortest predicted step; None without predictions."""
-        known = [s for s in self.scenarios.values() if s.row.predicted_step_ms is not None]
-        return min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
-
     def as_good(self) -> list[str]:
         """Return the other shares that may be as good as the best, as "by_speed".
 
         Those whose difference to the best is within its 95 % interval (`gain_over`).
         """
-        gains = {
-            other.shares: gain_over(self.best, other)
-            for other in self.scenarios.values()
-            if other is not self.best
-        }
-        return [shares for shares, one in gains.items() if abs(one.gain) <= one.half_width]
+        others = [one for one in self.scenarios.values() if one is not self.best]
+        gains = [gain_over(self.best, one) for one in others]
+        return [o.shares for o, g in zip(others, gains, strict=True) if abs(g.gain) <= g.half_width]
 
     @property
     def crossover_batch(self) -> float | None:
@@ -176,8 +168,8 @@ class Fleet:
 
         None if they never do, or it is not known.
         """
-        found = (s.row.crossover_batch for s in self.scenarios.values())
-        return next((batch for batch in found if batch is not None), None)
+        rows = (one.row for one in self.scenarios.values())
+        return next((r.crossover_batch for r in rows if r.crossover_batch is not None), None)
 
 
 def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
@@ -188,7 +180,7 @@ def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
     """
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:
-        if row.status is not Status.OK or row.throughput is None or not row.step_ms_p50:
+        if row.status is not Status.OK or not row.throughput or not row.step_ms_p50:
             continue
         names = ("workload", "world_size", "scaling", *EXECUTION, batch_column(row) or "status")
         alike = tuple(str(setting(row, name)) for name in names if name != "shares")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from raybench.analysis.compare import Change, HistoryRow
     from raybench.health.comparison import HealthComparison, HealthHistory
-    from raybench.job.point import Point, Scalar
+    from raybench.job.point import Point
     from raybench.records.devices import Finding
     from raybench.report.comparison import Comparison
     from raybench.results.tables import PointRow, Run
@@ -380,7 +380,7 @@ def _health_history(results: Path, threshold: float) -> HealthHistory:
     # In order of their starts.
     run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
     if not run_ids:
-        raise ResultsError(f"{results}: no health checks yet; `raybench health` makes one")
+        raise ResultsError(f"{results}: no health check to read; `raybench health` makes one")
     kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
     figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
     return HealthHistory(figures=figures, run_ids=run_ids)
@@ -403,7 +403,7 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
     found = point_rows(table.to_pandas(maps_as_pydicts="strict"))
     points = [row for row in found if row.run_id not in checks]
     if not points:
-        raise ResultsError(f"{results}: no points yet; `raybench sweep JOB` measures some")
+        raise ResultsError(f"{results}: no points to read; `raybench sweep JOB` measures some")
     if prefix is not None:
         ids = list(dict.fromkeys(row.point_id for row in points))
         point_id = reader.pick(prefix, ids, kind="point", where=str(results))
@@ -416,6 +416,7 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
 
     Raises UsageError where none is left.
     """
+    from raybench.analysis.scaling import typed_value
     from raybench.job.plan import select_points
     from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
 
@@ -424,7 +425,7 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
     for row in points:
         point = Point(
             workload=row.workload,
-            params={name: _scalar(value) for name, value in row.params.items()},
+            params={name: typed_value(value) for name, value in row.params.items()},
             world_size=row.world_size,
             **{name: RUN_SETTINGS[name].restore(getattr(row, name)) for name in EXECUTION},
             batch_size=row.batch_size,
@@ -444,18 +445,6 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
     if not kept:
         raise errors[0]
     return [row for row in points if row.point_id in kept]
-
-
-def _scalar(text: str) -> Scalar:
-    """Return the value of a setting, of which the tables hold the text."""
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], Sequence[Change]]:

@@ -179,14 +179,13 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.report.show import RunList
     from raybench.results import reader
-    from raybench.results.reader import no_runs_message, run_ids
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")
     newest = last or (None if is_all or as_json else _LISTED)
     runs = reader.read_runs(results, newest)
     if not runs and not as_json:
-        click.echo(formatting.name_program(no_runs_message(results)), err=True)
+        click.echo(formatting.name_program(reader.no_runs_message(results)), err=True)
         return
     machines = {} if as_json else {run.run_id: _machine(results, run) for run in runs}
     leads = None
@@ -195,9 +194,9 @@ def list_command(
             leads = {run.run_id: _lead(results, run.run_id) for run in runs}
     document = RunList(runs=runs, machines=machines, leads=leads)
     write_document(document, "json" if as_json else "terminal")
-    older = 0 if last or is_all or as_json else len(run_ids(results)) - _LISTED
+    older = 0 if last or is_all or as_json else len(reader.run_ids(results)) - _LISTED
     if older > 0:
-        click.echo(f"{older} older runs are not shown: --all", err=True)
+        click.echo(f"not shown: {formatting.counted(older, 'older run')}; --all", err=True)
 
 
 def _machine(results: Path, run: Run) -> str:

@@ -255,11 +255,11 @@ def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
 def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
     """Go on with the run that `--resume` names; return the exit code."""
     from raybench.job.source import overrides_in
+    from raybench.records.devices import DeviceList
     from raybench.results.writer import clear_leftovers, hold_run
     from raybench.sweep.run_state import (
         check_code,
         code_of_job,
-        devices_of_run,
         nothing_left_message,
         plan_of_run,
         resume_run,
@@ -296,7 +296,9 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
                 print_plan(job, start.left, given["as_json"])
             return 0
         clear_leftovers(output, run.run_id)
-        only = where.only or devices_of_run(run)
+        only = where.only
+        if only is None and run.only_devices:
+            only = DeviceList(names=run.only_devices, source=f"--devices of {run.run_id}")
         return _run(job, start, replace(where, output=output, only=only), given["as_json"])
 
 

@@ -36,7 +36,7 @@ from raybench.report.documents import (
     Tone,
     make_table,
 )
-from raybench.report.formatting import counted, shorten, span
+from raybench.report.formatting import counted, plain, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.results.tables import Run
 
@@ -250,7 +250,7 @@ class Comparison(Document):
         for run_id, names in [*self.left_out.items()][:_MOST_LEFT_OUT]:
             yield f"{run_id} is left out, as it differs in {', '.join(names)}."
         if (more := len(self.left_out) - _MOST_LEFT_OUT) > 0:
-            yield f"{more} more runs are left out likewise."
+            yield f"Runs that are left out likewise: {more}."
 
     def _table(self) -> Table:
         """Return the table of the points that changed, and of others up to 60 in all."""
@@ -396,8 +396,13 @@ def _lacks(row: ComparedPoint) -> str:
 
 
 def before_and_now(change: Change, most: int) -> str:
-    """Return `before -> now` of at most `most` characters each, cut so that they still differ."""
-    values = [" ".join(str(value).split()) for value in (change.base, change.new)]
+    """Return `before -> now` of at most `most` characters each, cut so that they still differ.
+
+    Texts that differ in blanks or control characters alone have these written out, a blank as `␣`.
+    """
+    values = [plain(value) for value in (change.base, change.new)]
+    if values[0] == values[1]:
+        values = [repr(value)[1:-1].replace(" ", "␣") for value in (change.base, change.new)]
     short = [shorten(value, most) for value in values]
     if short[0] == short[1]:
         pairs = enumerate(zip(*values, strict=False))

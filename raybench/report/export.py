@@ -47,8 +47,8 @@ class ExportedPoint:
     run that has it. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
     figures: what was measured and derived, as numbers: yes is 1, null is left out, and a metric
     that the workload declares itself has its own name, unless a column has it. is_failure: running
-    out of memory is none if the run is ok, as a search for a batch size is that failed in no other
-    way. was_not_run: skipped or cancelled. error, warnings: on one line each, empty without one.
+    out of memory is none in a search for the largest batch. was_not_run: skipped or cancelled.
+    error, warnings: on one line each, empty without one.
     """
 
     row: dict[str, Any]
@@ -68,7 +68,7 @@ def exported_points(summary: Summary) -> list[ExportedPoint]:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)
         named = {name: value for name, value in settings.items() if name != "workload"}
         found = {**(row["workload_metrics"] or {}), **row}
-        is_answer = row["status"] == "oom" and summary.run.status.value == "ok"
+        is_answer = row["status"] == "oom" and summary.is_batch_search
         points.append(
             ExportedPoint(
                 row=row,
@@ -209,7 +209,7 @@ def export_junit(summary: Summary) -> str:
     """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
 
     The figures of a point are its properties, in the units of `raybench.units("points")`; `time` is
-    what the last attempt took. Running out of memory is no error where the run is ok, as a search.
+    what the last attempt took. Running out of memory is no error in a search for the largest batch.
     """
     run, cases = summary.run, []
     for point in exported_points(summary):

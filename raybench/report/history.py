@@ -76,7 +76,7 @@ class History(Document):
             for workload in dict.fromkeys(rows[0].workload for rows in shown):
                 yield _table_of_points([rows for rows in shown if rows[0].workload == workload])
             if hidden := len(with_history) - len(shown):
-                text = f"{hidden} more points have a history; --json has all"
+                text = f"{counted(hidden, 'more point')} with a history: --json has all"
                 yield Line(text=text, is_apart=True)
             if lone := len(series) - len(with_history):
                 text = f"Measured by one run only: {counted(lone, 'point')}."
@@ -175,7 +175,7 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     points.sort(key=lambda point: all(row.step is None for row in by_point[point]))
     note = "dashed: level between steps; vertical: a step"
     if hidden := len(points[_MOST_POINTS:]):
-        note += f"; {hidden} more points are not drawn; choose with --point or --filter"
+        note += f"; not drawn: {counted(hidden, 'more point')}; choose with --point or --filter"
     panels = [_history_panel(point, by_point[point]) for point in points[:_MOST_POINTS]]
     return Figure(anchor="history", title="Step time over runs", note=note, panels=panels)
 

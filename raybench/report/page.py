@@ -57,7 +57,7 @@ from raybench.report.documents import (
 from raybench.report.formatting import half_width, shorten, step_uncertainty
 from raybench.report.messages import MARKS, marks
 from raybench.report.point_settings import distinguishing_settings, short_name
-from raybench.report.run_report import RunReport
+from raybench.report.run_report import RunReport, insights
 from raybench.report.sections import STEP_MEANING
 from raybench.report.summary import Summary
 from raybench.version import __version__
@@ -114,7 +114,7 @@ def format_page(data: ChartData) -> str:
             if name in summary.versions
         ],
         trained=summary.model,
-        key_figures=report.key_figures,
+        key_figures=insights(report.summary)[:4],
         first=first,
         why_none=why_no_figure(summary),
         figures=other_figures(data, first),

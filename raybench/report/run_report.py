@@ -136,11 +136,6 @@ class RunReport(Document):
         }
         return [list_messages(title, groups) for title, groups in found.items() if groups]
 
-    @property
-    def key_figures(self) -> list[Insight]:
-        """Return at most four insights, which a page shows as large figures."""
-        return insights(self.summary)[:4]
-
     def blocks(self) -> Iterator[Block]:
         """Yield what follows the title: lead, tables and messages, or the short form."""
         summary = self.summary
@@ -429,7 +424,7 @@ def _gains_lead(found: Sequence[Insight]) -> str:
         else:
             phrases.append(f"{one.where} is {told} {one.what}{_in_brackets(*one.doubts)}")
     if (more := len(found) - _MOST_GROUPS) > 0:
-        phrases.append(f"{more} others gain less")
+        phrases.append("1 other gains less" if more == 1 else f"{more} others gain less")
     return "; ".join(phrases)
 
 

@@ -154,7 +154,8 @@ def verdict(fleet: Fleet) -> str:
     text = f"{best.shares}: {', '.join(gains)}" if gains else best.shares
     if rivals := fleet.as_good():
         text += f"; {' and '.join(rivals)} may be as good"
-    called = fleet.predicted_best
+    known = [one for one in fleet.scenarios.values() if one.row.predicted_step_ms is not None]
+    called = min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
     if called and called is not best and called.shares not in rivals:
         text += f"; {called.shares} was predicted to be"
     batch = fleet.crossover_batch

@@ -190,10 +190,9 @@ class PointDetails(Document):
     is_precision_unknown: it ran a script whose job sets no precision, so that the one of its row is
     a default that did nothing.
     attempts: all of them, in order. ranks, modules, regions: as the functions of
-    `raybench.analysis.rounds` give them; empty where modules were not profiled or the step
-    names no regions.
-    traces: paths. wrote_logs: whether there is text of its ranks. standings:
-    figures of the point beside their references.
+    `raybench.analysis.rounds` give them; empty where modules were not profiled or the step names no
+    regions. traces: paths. wrote_logs: whether there is text of its ranks. standings: figures of
+    the point beside their references.
     """
 
     row: PointRow
@@ -380,7 +379,7 @@ def advise_run(summary: Summary) -> Iterator[Advice]:
     measured = [row for row in summary.rows if row.status == "ok"]
     slowed: dict[int, ScaledRow] = {}
     for row in measured:
-        if not row.share_by_rank and is_slowed_by_one_rank(row):
+        if not row.share_by_rank and row.local_step_ms_by_rank and is_slowed_by_one_rank(row):
             best = slowed.setdefault(row.world_size, row)
             if (row.global_batch_size or 0) > (best.global_batch_size or 0):
                 slowed[row.world_size] = row

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,10 +39,11 @@ from raybench.analysis.rows import (
 )
 from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import Fleet, fleets
+from raybench.errors import JobError
 from raybench.job.model import answer_of_run
 from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
 from raybench.job.registry import Answer
-from raybench.job.source import overrides_in
+from raybench.job.source import overrides_in, parse_source
 from raybench.records import Cause, Metric, Status, TrialKey, by_point
 from raybench.report import formatting, messages
 from raybench.report.documents import records
@@ -231,6 +233,16 @@ class Summary:
         texts = (self.run.job_text, *overrides_in(self.run.argv))
         is_set = any(re.search(r"(?m)^[^#\n]*\bprecision\s*[:=]", text) for text in texts)
         return bool(self.points) and self.points[0].workload == "script" and not is_set
+
+    @cached_property
+    def is_batch_search(self) -> bool:
+        """Return whether the job searched for the largest batch, which memory ends."""
+        data: dict[str, Any] = {}
+        with suppress(JobError):
+            data = parse_source("job", self.run.job_text, overrides_in(self.run.argv)).data
+        matrix = data.get("matrix")
+        batch = matrix.get("batch_size") if isinstance(matrix, dict) else None
+        return batch == "auto" or isinstance(batch, dict)
 
     @cached_property
     def words(self) -> dict[str, str]:

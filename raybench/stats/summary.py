@@ -68,13 +68,13 @@ def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
     """Return the 95 % interval of the median of all samples, in their unit.
 
     None for fewer than MIN_SAMPLES samples, and if a sample is 0 or negative.
-    repeats: one or more, none empty; the samples of each in the order in which they were taken.
+    repeats: the samples of each in the order in which they were taken; empty ones are left out.
     Student's t over the logarithms of the medians of batches: the method of batch means (A. M.
     Law, "Simulation modeling and analysis", 2015, section 9.5.3). Samples within a batch may be
     correlated. One repeat is cut into 2 to 20 batches; of several repeats each is a batch.
     """
-    series = [np.asarray(samples, dtype=np.float64) for samples in repeats]
-    values = np.concatenate(series)
+    series = [np.asarray(samples, dtype=np.float64) for samples in repeats if np.size(samples)]
+    values = np.concatenate([[], *series])
     if values.size < MIN_SAMPLES or values.min() <= 0:
         return None
     count = min(_MOST_BATCHES, max(2, round(values.size**_BATCHES_GROW)))

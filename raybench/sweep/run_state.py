@@ -103,8 +103,8 @@ class RunState:
 
     rounds: of the whole run. ended: how the trials ended that have a row already. earlier: which of
     these are kept, and what is to be run. code: source files that the workers must have.
-    devices: keys of the devices that have rows. models: their names. resume_command: what the user
-    types to go on with the run.
+    devices: keys of the devices that have rows. models: their names. was_cut_short: it is resumed,
+    and was interrupted before. resume_command: what the user types to go on with the run.
     """
 
     run: Run
@@ -115,6 +115,7 @@ class RunState:
     devices: frozenset[DeviceKey] = frozenset()
     models: frozenset[str] = frozenset()
     is_resumed: bool
+    was_cut_short: bool = False
     resume_command: str
 
     @property
@@ -236,15 +237,13 @@ class RunRows:
     def close(self, status: RunStatus | None = None) -> Run:
         """Write how the run ended, and its summary; return it. status: None: by its points.
 
-        Raises ResultsError where the folder cannot be written.
+        The row of a run that was cut short stays `interrupted` while `--filter` leaves out what has
+        not ended. Raises ResultsError where the folder cannot be written.
         """
         run = finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
-        self.store.write_run(run)
-        # Here, so that `raybench plan` does not wait for numpy.
-        from raybench.analysis.scaling import write_summary
-
-        write_summary(self.store, run)
+        is_over = status or not self.start.was_cut_short or _is_whole(self.start, run, self._ended)
+        _write_end(self.store, run if is_over else replace(run, status=RunStatus.INTERRUPTED))
         return run
 
     def forget(self) -> None:
@@ -447,14 +446,9 @@ def resume_run(
         devices=frozenset(devices),
         models=frozenset(devices.values()),
         is_resumed=True,
+        was_cut_short=run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED),
         resume_command=resume_command,
     )
-
-
-def devices_of_run(run: Run) -> DeviceList | None:
-    """Return the devices that `--devices` gave for the run; None if it could use all."""
-    names = run.only_devices
-    return DeviceList(names=names, source=f"--devices of {run.run_id}") if names else None
 
 
 def nothing_left_message(start: RunState) -> str:
@@ -471,20 +465,28 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     Writes the run and its summary where each trial has ended, also those that `--filter` left out,
     and its row does not say so. Raises ResultsError where the run cannot be read or written.
     """
-    from raybench.analysis.scaling import write_summary
-
     stored = reader.read_run(root, start.run.run_id)
     ended = finish_run(stored, start.plan, start.ended)
-    over = {key: status for key, status in start.ended.items() if status is not Status.CANCELLED}
+    if start.was_cut_short and _is_whole(start, stored, start.ended):
+        ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
+        _write_end(RunStore(root=root, run_id=ended.run_id, measure=measure), ended)
+    return ended
+
+
+def _is_whole(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:
+    """Return whether each trial of the run has ended, also those that `--filter` left out."""
+    over = {key: status for key, status in ended.items() if status is not Status.CANCELLED}
     points = {key.point_id for key in over}
     whole = replace(start, earlier=EarlierSweeps(kept=over, chosen=points))
-    is_whole = len(points) == stored.points_total and not whole.todo
-    if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
-        ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
-        store = RunStore(root=root, run_id=ended.run_id, measure=measure)
-        store.write_run(ended)
-        write_summary(store, ended)
-    return ended
+    return len(points) == run.points_total and not whole.todo
+
+
+def _write_end(store: RunStore, run: Run) -> None:
+    """Write the row of a run that has ended, and its summary."""
+    from raybench.analysis.scaling import write_summary  # `raybench plan` needs no numpy
+
+    store.write_run(run)
+    write_summary(store, run)
 
 
 def _difference(run: Run, job: Job) -> str:

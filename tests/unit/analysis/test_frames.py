@@ -26,6 +26,7 @@ from raybench.errors import ResultsError, ResultsWarning
 from raybench.results.tables import TABLES, sample_columns
 
 PARAMS = {"hidden": 4096, "dropout": 0.1, "compile": True, "data": "synthetic", "flag": "none"}
+DEPTH = 2**53 + 1  # no float has it
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def results(tmp_path):
     ended = [make_failed(one), make_record(two, step_ms=10.0), make_failed(four)]
     store = write_run(tmp_path, "run-a", ended, [make_device()])
     store.write_records([(0, make_record(one, attempt=2))])
-    others = [make_record(make_point(params={"depth": 3}, world_size=size)) for size in (1, 2)]
+    others = [make_record(make_point(params={"depth": DEPTH}, world_size=size)) for size in (1, 2)]
     changes = {"started_at": START + timedelta(days=1), "baseline": {"world_size": 2}}
     write_run(tmp_path, "run-b", others, **changes)
     return tmp_path
@@ -115,9 +116,11 @@ def test_parameters_become_columns_that_can_be_filtered(results):
         "depth": "Int64",
     }
     assert len(points[points["params.hidden"] == 4096]) == 4
-    assert len(points[points["params.depth"] == 3]) == 2
+    assert len(points[points["params.depth"] == DEPTH]) == 2
     scaling = raybench.load(results, "scaling", "run-b", params="columns")
-    assert list(scaling["params.depth"]) == [3, 3]
+    assert list(scaling["params.depth"]) == [DEPTH, DEPTH]
+    summary = raybench.load(results, "summary")["params.depth"]
+    assert (str(summary.dtype), set(summary.dropna())) == ("Int64", {DEPTH})
 
 
 @pytest.mark.parametrize(

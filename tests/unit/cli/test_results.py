@@ -187,7 +187,7 @@ def test_list_has_the_newest_runs_and_says_how_many_there_are_more(tmp_path, com
     done = ask()
     assert len(done.out.splitlines()) == 51
     assert "ddp-20260821-101151-0000" in done.out
-    assert done.err == "2 older runs are not shown: --all\n"
+    assert done.err == "not shown: 2 older runs; --all\n"
     done = ask("--all")
     assert (len(done.out.splitlines()), done.err) == (53, "")
     done = ask("-n", "3")

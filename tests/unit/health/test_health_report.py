@@ -301,7 +301,7 @@ def test_the_history_of_checks_is_that_of_their_figures(command):
 
 @pytest.mark.usefixtures("two_checks")
 def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
-    assert "no points yet" in command("history").err
+    assert "no points to read; " in command("history").err
     write_run(tmp_path, "sweep-1", [make_record()])
     found = json.loads(command("history", "--json").out)
     assert {point["run_id"] for point in found["points"]} == {"sweep-1"}

@@ -36,7 +36,7 @@ from raybench.report.charts.lines import memory_bandwidth_figure
 from raybench.report.comparison import before_and_now
 from raybench.report.documents import format_document
 from raybench.report.history import History, history_figure
-from raybench.report.run_report import RunReport
+from raybench.report.run_report import insights
 from raybench.report.summary import load_summary
 from raybench.results import reader
 
@@ -77,7 +77,7 @@ def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_j
     title, figures = ANSWERS[job]
     summary = load_summary(EXAMPLES, job)
     data = ChartData(summary=summary, devices=reader.load(EXAMPLES, "devices", summary.run.run_id))
-    assert [one.value for one in RunReport(summary=summary).key_figures][:2] == figures
+    assert [one.value for one in insights(summary)][:2] == figures
     svg = (draw_main_figure(data, "svg") or b"").decode()
     assert title in svg
     assert min(float(size) for size in re.findall(r'font-size="([\d.]+)(?:px)?"', svg)) >= 12
@@ -287,7 +287,7 @@ def test_a_history_has_a_panel_for_each_point_first_those_with_a_step():
     assert [panel.title for panel in history_figure(runs(3)).panels] == [
         *("hidden=2", "hidden=0", "hidden=1"),
     ]
-    assert "5 more points are not drawn" in history_figure(runs(45)).note
+    assert "not drawn: 5 more points" in history_figure(runs(45)).note
 
 
 def test_a_point_on_one_node_and_on_two_has_two_histories_that_say_so():
@@ -304,6 +304,7 @@ def test_a_point_on_one_node_and_on_two_has_two_histories_that_say_so():
         ("a" * 40, "a" * 40 + "+changes"),
         ("GPU-4e6e0602-4757-def4", "GPU-4e6e0602-4757-abcd"),
         ("x" * 100 + "1" + "y" * 50, "x" * 100 + "2" + "y" * 50),
+        ("-O1  -g", "-O1 -g"),
     ],
 )
 def test_values_are_shortened_so_that_their_difference_is_seen(base, new):

@@ -72,7 +72,8 @@ def test_junit_counts_and_tells_what_failed(summary):
 
 
 def test_in_a_search_for_the_largest_batch_out_of_memory_is_no_error(tmp_path):
-    (suite,) = ET.fromstring(export_junit(stored(tmp_path, status=RunStatus.OK)))
+    searched = {"status": RunStatus.FAILED, "job_text": "matrix: {batch_size: {start: 8}}"}
+    (suite,) = ET.fromstring(export_junit(stored(tmp_path, **searched)))
     assert suite.get("errors") == "0"
     assert suite.findall("testcase")[1].find("error") is None
 

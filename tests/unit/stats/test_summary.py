@@ -36,9 +36,10 @@ def test_repeats_that_differ_among_themselves_are_not_independent_samples():
     alike = stats.median_interval((1.0 + noise).tolist())
     assert alike.high - alike.low < 0.001
     assert apart.low < 1.005 < 1.025 < apart.high
-    # Below five samples there is no interval.
-    assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
-    assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)
+    # Below five samples there is no interval, and an empty repeat has none.
+    assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is stats.median_interval([]) is None
+    for repeats in ([[1.0] * 2, [1.0] * 3], [[1.0] * 5, []], [[1.0] * 5]):
+        assert stats.median_interval(repeats) == stats.Interval(low=1.0, high=1.0)
 
 
 @given(SAMPLES)

@@ -502,12 +502,15 @@ def test_a_driver_that_died_after_its_last_point_has_its_run_ended_by_resuming(
     assert stored("runs", "status") == [status]
 
 
-def test_a_run_in_which_nothing_is_left_but_what_the_filter_leaves_out_has_not_ended(
-    resume, stored
+def test_a_run_has_not_ended_while_the_filter_leaves_out_what_was_cut_short(
+    resume, sweeping, job, stored
 ):
+    state = {"run": make_run("run-b"), "is_resumed": True, "was_cut_short": True}
+    earlier = EarlierSweeps(chosen={make_plan(job).points[0].point_id})
+    assert sweeping(one_worker(measured), earlier=earlier, **state).status is RunStatus.OK
     assert resume(Status.CANCELLED, "--filter", "batch_size == 2", has_both=True) is None
     assert "nothing to do" in resume.done.err
-    assert stored("runs", "status") == ["interrupted"]
+    assert stored("runs", "status") == ["interrupted", "interrupted"]
 
 
 def test_a_run_whose_folders_have_another_name_is_not_resumed(resume, folder, command):
