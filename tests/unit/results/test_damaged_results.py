@@ -162,7 +162,6 @@ def link_to_nothing(path):
 
 # What can happen to a file of a run, by what it is called.
 DAMAGE = {
-    "empty": lambda path: path.write_bytes(b""),
     "garbage": lambda path: path.write_bytes(bytes(range(256)) * 9),
     "newer version": lambda path: rewrite(path, dict, version="999"),
     "part of another table": lambda path: pq.write_table(pa.table({"run_id": ["run-a"]}), path),
