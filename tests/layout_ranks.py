@@ -8,7 +8,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from builders import make_context
 from forked import gloo
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -16,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from raybench.workloads import language_models
 from raybench.workloads.shapes import Layout
 from raybench.workloads.transformer import Transformer
+from tests.unit.builders import make_context
 
 BATCH = 2
 SIZES: dict[str, Any] = {"preset": "llama-tiny", "seq_len": 16}

@@ -54,18 +54,14 @@ NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * PATIENCE_S)]
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 @pytest.fixture
 def address():
     """A head with one CPU slot, to which the autoscaler adds two nodes of one at most."""
     with tempfile.TemporaryDirectory(prefix="as-", dir="/tmp") as folder:
         import ray.util
 
-        port = free_port()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         address = f"{ray.util.get_node_ip_address()}:{port}"
         provider = {**PROVIDER, "gcs_address": address}
         config = Path(folder, "config.json")

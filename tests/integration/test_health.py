@@ -42,12 +42,6 @@ def end_of(check):
     return json.loads(said)
 
 
-def workers_of(folder, check):
-    """The processes of the workers, once the first point is done."""
-    wait_for_rows(check, folder, 1)
-    return [int(pid) for pid in table(folder, "devices")["process_id"]]
-
-
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory):
     """A check of a few tests of each stage."""
@@ -95,7 +89,8 @@ def test_all_stages_are_judged_and_each_direction_of_each_pair(checked):
 def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(harm, reason, tmp_path):
     output = tmp_path / "results"
     with check_of(output, ["alone", "pairs"]) as check:
-        os.kill(workers_of(tmp_path, check)[1], harm)
+        wait_for_rows(check, tmp_path, 1)
+        os.kill(int(table(tmp_path, "devices")["process_id"][1]), harm)
         found = end_of(check)
     every = [one for findings in ill(found).values() for one in findings]
     told = [one for one in every if one["reason"].startswith(reason)]

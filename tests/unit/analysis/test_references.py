@@ -117,14 +117,10 @@ def test_what_is_shipped_follows_from_its_own_starts():
 
 
 def test_a_datasheet_is_known_without_a_run():
-    assert references.peak_of("NVIDIA A100-SXM4-80GB", {"test": "gemm bf16 8192"}) == 312
-    assert (
-        references.peak_of("NVIDIA A100-SXM4-80GB", {"workload": "gemm", "precision": "bf16"})
-        == 312
-    )
-    assert references.peak_of("NVIDIA A100-SXM4-80GB", {"test": "memory 500 MB"}) == 2039
-    assert references.peak_of("NVIDIA A100-SXM4-80GB", {"test": "gemm fp8 8192"}) is None
-    assert references.peak_of("NVIDIA A100-SXM4-80GB", {"test": "launch"}) is None
+    a100 = "NVIDIA A100-SXM4-80GB"
+    peaks = {"gemm bf16 8192": 312, "memory 500 MB": 2039, "gemm fp8 8192": None, "launch": None}
+    assert {test: references.peak_of(a100, {"test": test}) for test in peaks} == peaks
+    assert references.peak_of(a100, {"workload": "gemm", "precision": "bf16"}) == 312
 
 
 GIB = 2**30

@@ -54,18 +54,14 @@ def test_an_interval_is_that_of_the_rounds_of_this_run_alone():
     noise = 0.01 * np.random.default_rng(2).standard_normal((3, 3))
     times = np.array([10.0, 12.0, 15.0]) * np.exp(noise)
     found = scaling(in_rounds(*map(tuple, times)), BASELINE)
-    logs = np.log(found_times(found, times))
+    # The builder adds a little noise, the same in each round.
+    scale = np.array(column(found, "step_ms_p50")) / np.exp(np.log(times).mean(axis=0))
+    logs = np.log(times.T * scale[:, np.newaxis])
     for place, (world_size, expected) in enumerate(zip((1, 2, 4), scatter(logs), strict=True)):
         row = of_size(found, world_size)
         assert expected is not None
         seen = math.log(row.step_ms_high / row.step_ms_p50)
         assert seen == pytest.approx(expected.half_width(1 / 3), rel=0.05), place
-
-
-def found_times(found, times):
-    """Points x rounds; the builder adds a little noise, the same in each round."""
-    scale = np.array(column(found, "step_ms_p50")) / np.exp(np.log(times).mean(axis=0))
-    return times.T * scale[:, np.newaxis]
 
 
 def test_with_one_round_nothing_has_an_interval():

@@ -29,10 +29,8 @@ def results(tmp_path):
 def offered(results, command, monkeypatch):
     """What bash is told for a line whose last word is being written, beside the results."""
     monkeypatch.chdir(results.parent)
-    for program in (
-        "RAYBENCH",
-        "PYTHON__M_PYTEST",
-    ):  # as click calls `pytest` and `python -m pytest`
+    # As click calls `pytest` and `python -m pytest`.
+    for program in ("RAYBENCH", "PYTHON__M_PYTEST"):
         monkeypatch.setenv(f"_{program}_COMPLETE", "bash_complete")
 
     def told(line):

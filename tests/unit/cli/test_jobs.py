@@ -274,13 +274,6 @@ def test_no_heavy_library_is_loaded(arguments, heavy):
 ALL = templates()
 
 
-def overrides_for_two_cores(text):
-    """The `--set` values of the command in the comment of a job."""
-    command = re.search(r"^#   raybench sweep \S+(.*(?:\n#     .*)*)", text, re.MULTILINE)
-    words = shlex.split(re.sub(r"\n# +", " ", command[1]))
-    return tuple(word for word in words if word != "--set")
-
-
 def test_the_package_has_the_jobs_of_the_repository():
     assert list(ALL) == sorted(path.stem for path in (REPOSITORY / "jobs").glob("*.yaml"))
     # An editable install reads the link; a wheel has the files in its place.
@@ -296,7 +289,10 @@ def test_the_package_has_the_jobs_of_the_repository():
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(name):
-    overrides = overrides_for_two_cores(ALL[name])
+    # The `--set` values of the command in its comment.
+    command = re.search(r"^#   raybench sweep \S+(.*(?:\n#     .*)*)", ALL[name], re.MULTILINE)
+    words = shlex.split(re.sub(r"\n# +", " ", command[1]))
+    overrides = tuple(word for word in words if word != "--set")
     assert overrides
     job = job_from_text(f"{name}.yaml", ALL[name], overrides)
     assert job.question.endswith("?")

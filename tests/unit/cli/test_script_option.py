@@ -5,11 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from commands import refusal_of
-
-from raybench.cli import raybench as command_line
-from raybench.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -18,29 +13,27 @@ def _here(tmp_path, monkeypatch):
     Path("train.py").touch()
 
 
-def dry_run(*arguments):
-    words = ["sweep", "--dry-run", "--json", *arguments]
-    result = CliRunner().invoke(command_line, words, standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return json.loads(result.stdout)
+@pytest.fixture
+def dry_run(command):
+    """What `raybench sweep --dry-run --json WORDS` ends with."""
+    return lambda *words: command("sweep", "--dry-run", "--json", *words, results=None)
 
 
-def plan(*arguments):
-    return dry_run(*arguments)["points"]
+def points_of(done):
+    return json.loads(done.out)["points"]
 
 
-def test_what_stands_behind_the_dashes_is_the_scripts():
+def test_what_stands_behind_the_dashes_is_the_scripts(dry_run):
     options = ["--script", "train.py", "--world-size", "1,2", "--items-per-step", "64"]
-    points = plan(*options, "--", "--batch-size", "64", "--name", "a b", "--set", "x")
+    points = points_of(dry_run(*options, "--", "--batch-size", "64", "--name", "a b", "--set", "x"))
     assert [point["world_size"] for point in points] == [1, 2]
     assert points[0]["args"] == "--batch-size 64 --name 'a b' --set x"
     assert points[0]["items_per_step"] == "64"
 
 
-def test_axes_come_by_set_and_stand_in_the_arguments():
+def test_axes_come_by_set_and_stand_in_the_arguments(dry_run):
     options = ["--script", "train.py", "--set", "matrix.batch_size=8,16"]
-    points = plan(*options, "--", "--batch-size", "{batch_size}")
+    points = points_of(dry_run(*options, "--", "--batch-size", "{batch_size}"))
     assert [point["batch_size"] for point in points] == [8, 16]
 
 
@@ -57,14 +50,14 @@ def test_axes_come_by_set_and_stand_in_the_arguments():
         (["--script", "train.py", "--", "{lr}"], "--script train.py -- '{lr}': unknown setting"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message):
-    told = refusal_of(UsageError, plan, *arguments)
+def test_a_mistake_is_one_line(dry_run, arguments, message):
+    told = dry_run(*arguments).refusal
     assert message in told
     assert "nor in" not in told
     # There is no file whose lines could be named.
     assert not re.search(r":\d+:\d+:", told)
 
 
-def test_the_job_has_a_name_that_runs_can_have():
+def test_the_job_has_a_name_that_runs_can_have(dry_run):
     Path("_my train:v2.py").touch()
-    assert dry_run("--script", "_my train:v2.py")["job"] == "my-train-v2"
+    assert json.loads(dry_run("--script", "_my train:v2.py").out)["job"] == "my-train-v2"

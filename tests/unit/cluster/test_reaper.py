@@ -81,13 +81,6 @@ def watchers(mark):
     return [*living(lambda process: mark in process.cmdline())]
 
 
-def started_by(worker, mark):
-    """What bears the mark or is of the worker's group, and what these have started."""
-    known = marked(mark) | living(lambda process: os.getpgid(process.pid) == worker)
-    children = {child.pid for pid in known for child in psutil.Process(pid).children(True)}
-    return (known | children) - {worker}
-
-
 def seconds_until(holds, within_s):
     started_s = time.monotonic()
     while not holds():
@@ -111,7 +104,10 @@ def test_what_a_killed_worker_started_is_gone_soon_and_its_watcher_with_it_and_n
     other = {**os.environ, reaper.MARK: f"{mark}-other"}
     with subprocess.Popen(["sleep", "60"], env=other, start_new_session=True) as neighbour:
         with raylet_and_worker("; ".join(ORPHANS.values())) as (_, worker):
-            left = started_by(worker, mark)
+            # What bears the mark or is of the worker's group, and what these have started.
+            known = marked(mark) | living(lambda process: os.getpgid(process.pid) == worker)
+            children = {child.pid for pid in known for child in psutil.Process(pid).children(True)}
+            left = (known | children) - {worker}
             assert len(left) >= len(ORPHANS)
             assert len(watchers(mark)) == 1
             os.kill(worker, signal.SIGKILL)

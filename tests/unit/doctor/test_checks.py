@@ -39,11 +39,6 @@ def check_named(name: str, facts: Facts) -> Check:
     return next(check for check in check_facts(facts) if check.name == name)
 
 
-def with_one(**changes: Any) -> Facts:
-    """Four GPUs of which the third differs."""
-    return facts(healthy(0), healthy(1), healthy(2, **changes), healthy(3))
-
-
 def test_nothing_is_wrong_with_healthy_gpus():
     checks = check_facts(facts(*map(healthy, range(4))))
     assert {check.verdict for check in checks} == {Verdict.OK}
@@ -81,7 +76,7 @@ def test_nothing_is_wrong_with_healthy_gpus():
     ],
 )
 def test_a_device_with_a_fault_is_named_and_something_is_advised(name, change, verdict, found):
-    check = check_named(name, with_one(**change))
+    check = check_named(name, facts(healthy(0), healthy(1), healthy(2, **change), healthy(3)))
     assert check.verdict == verdict
     assert found in check.found
     assert check.advice

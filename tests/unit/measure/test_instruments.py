@@ -48,20 +48,6 @@ def test_each_iteration_has_its_own_duration_and_start(clock):
     assert timer.time_block(lambda: clock.spend(10), 1, PartTimes()).start_ns == (1_123,)
 
 
-def test_untimed_steps_lead_into_a_block(clock):
-    durations = iter([90, 80, 7, 11])
-    parts = PartTimes()
-
-    def step() -> None:
-        with parts.part("data"):
-            clock.spend(next(durations))
-
-    samples = instruments.Timer(CPU).time_block(step, 2, parts, lead_in=2)
-    assert samples.step_ns == (7, 11)
-    assert samples.start_ns == (170, 177)
-    assert samples.part_ns == {"data": (7, 11)}
-
-
 def test_the_collector_is_off_inside_and_on_afterwards_even_after_an_error():
     def block() -> None:
         with instruments.no_garbage_collection():
@@ -75,21 +61,22 @@ def test_the_collector_is_off_inside_and_on_afterwards_even_after_an_error():
     assert gc.isenabled()
 
 
-def test_a_loop_of_steps_is_one_sample_and_its_mean_is_kept(clock):
+def test_a_loop_of_steps_is_one_sample_of_their_mean_and_untimed_ones_lead_into_the_block(clock):
+    durations = iter([*[90] * 4, *[3] * 8])
     parts = PartTimes()
 
     def step() -> None:
         with parts.part("data"):
-            clock.spend(3)
+            clock.spend(next(durations))
         clock.spend(7)
 
-    samples = instruments.per_step(
-        instruments.Timer(CPU).time_block(instruments.loop_step(step, 4), 2, parts), 4
-    )
+    loop = instruments.loop_step(step, 4)
+    block = instruments.Timer(CPU).time_block(loop, 2, parts, lead_in=1)
+    samples = instruments.per_step(block, 4)
     assert samples.step_ns == (10, 10)
     assert samples.host_ns == (10, 10)
     assert samples.part_ns == {"data": (3, 3)}
-    assert samples.start_ns == (0, 40)
+    assert samples.start_ns == (388, 428)
     assert instruments.loop_step(step, 1) is step
 
 

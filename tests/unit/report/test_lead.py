@@ -6,7 +6,6 @@ import re
 import pandas as pd
 import pytest
 from builders import (
-    column,
     make_apart,
     make_failed,
     make_point,
@@ -144,13 +143,6 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence(own_ms, 
     assert {getattr(found[1], name) for name in LOSSES} == {None}
     told = "what the rest is lost to is not known: the parts of the step exceed it"
     assert said(records, ON_ONE).endswith(told) == exceeds[1]
-
-
-def test_samples_per_joule_are_those_of_all_timed_steps():
-    rows = make_rows([ran(1, 8.0), ran(1, 4.0, Precision.BF16)], energy_j=12.0)
-    found = Summary(run=make_run("run-a"), devices=pd.DataFrame(), points=rows).rows
-    # Six steps of 64 samples.
-    assert column(found, "samples_per_joule") == pytest.approx([32.0, 32.0])
 
 
 # By workload: the settings of its points with their values.

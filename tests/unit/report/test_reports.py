@@ -30,12 +30,9 @@ from builders import (
     tables_of,
     unscaled_point,
 )
-from click.testing import CliRunner
 from commands import EXAMPLES
 
 from raybench.analysis.rows import ScaledRow, point_rows
-from raybench.cli.results import show_command
-from raybench.cli.sweep import plan_command
 from raybench.health.report import HealthReport
 from raybench.records import RunStatus, Status
 from raybench.records.devices import Verdict
@@ -450,9 +447,7 @@ def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
     expected = {"workload": ["gemm", "gemm", "smoke"], "settings": ["k=256", "k=512", ""]}
     assert cells_of(rows) == expected
     assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
-
-
-def test_a_point_without_others_is_named_by_its_id():
+    # One without others has its id.
     assert point_names([setting_row("mlp", 64)]) == ["mlp-1"]
 
 
@@ -558,20 +553,19 @@ def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path):
     assert "the machine drifts" in said.text
 
 
-def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path):
+def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path, command):
     job = tmp_path / "job.yaml"
     job.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2]}\n")
-    once = CliRunner().invoke(plan_command, [str(job)]).output
+    once = command("plan", job, results=None).out
     assert "measure.rounds=3 would take about" in once
-    three = CliRunner().invoke(plan_command, [str(job), "--set", "measure.rounds=3"]).output
+    three = command("plan", job, "--set", "measure.rounds=3", results=None).out
     assert "would take about" not in three
     assert "3 rounds x 2 points x 1 repeat of 3 to 20 s" in three
 
 
-def test_show_has_a_line_for_each_round_of_a_point(tmp_path):
+def test_show_has_a_line_for_each_round_of_a_point(tmp_path, command):
     reported(tmp_path, 2)
-    options = ["run-a", make_point(world_size=2).point_id, "--results", str(tmp_path)]
-    told = CliRunner().invoke(show_command, options).output
+    told = command("show", "run-a", make_point(world_size=2).point_id).out
     rounds = [line.split() for line in told.splitlines() if " ok  " in line]
     expected = [(["1", "1"], "12.01"), (["2", "2"], "12.02")]
     assert [(line[:2], line[-1]) for line in rounds] == expected

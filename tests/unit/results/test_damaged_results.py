@@ -150,10 +150,6 @@ def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):
     assert "run run-a: its row has no start, or no status; run run-a is left out" in err
 
 
-def without_permission(path):
-    path.chmod(0)
-
-
 def folder_in_its_place(path):
     path.unlink()
     path.mkdir()
@@ -171,12 +167,11 @@ def folder_that_cannot_be_listed(path):
 
 # What can happen to a file of a run, by what it is called.
 DAMAGE = {
-    "empty": lambda path: path.write_bytes(b""),
     "garbage": lambda path: path.write_bytes(bytes(range(256)) * 9),
     "newer version": lambda path: rewrite(path, dict, version="999"),
     "part of another table": lambda path: pq.write_table(pa.table({"run_id": ["run-a"]}), path),
     "strange status": lambda path: rewrite(path, lambda row: row | {"status": "sideways"}),
-    "no permission": without_permission,
+    "no permission": lambda path: path.chmod(0),
     "folder in its place": folder_in_its_place,
     "link to nothing": link_to_nothing,
     "gone": lambda path: path.unlink(),

@@ -41,7 +41,7 @@ def rank(number=0, step_ms=42.0, **changes):
 
 
 def test_a_slow_rank_is_named_with_how_much_longer_its_own_step_is_and_where():
-    slow = breakdown(45.0, device_ms=44.0, comm_ms=(1.0,) * 3, hooked_ms=(47.0,) * 3)
+    slow = breakdown(45.0, device_ms=44.0, comm_ms=(0.5, 1.0, 9.0), hooked_ms=(47.0,) * 3)
     fast = breakdown(tail_ms=(6.5, 6.6, 6.4), comm_ms=(6.0,) * 3, hooked_ms=(47.0,) * 3)
     found = of(*(rank(n, 47.0, breakdown=slow if n == 2 else fast) for n in range(4)))
     assert found["slowest_rank"] == 2

@@ -112,23 +112,18 @@ def cpu_workers(count, **facts):
 
 
 def test_workers_are_crowded_beyond_the_cores_of_their_host_however_many_nodes_ray_sees():
-    assert list(crowding(cpu_workers(2))) == []
-    assert list(crowding(cpu_workers(4))) == ["4 CPU workers share 2 cores of alpha"]
-    second = cpu_workers(2, node_id="node-b")
-    assert list(crowding([*cpu_workers(2), *second])) == ["4 CPU workers share 2 cores of alpha"]
-    elsewhere = cpu_workers(2, node_id="node-b", host="beta", address="10.0.0.2")
-    assert list(crowding([*cpu_workers(2), *elsewhere])) == []
-    assert list(crowding([make_device(rank, cpu_count=1) for rank in range(4)])) == []
-
-
-def test_a_row_says_whether_its_workers_were_crowded():
     def crowded(devices):
         point = make_point(world_size=len(devices))
-        return point_row("r", make_record(point, devices=tuple(devices)), make_measure()).crowded
+        row = point_row("r", make_record(point, devices=tuple(devices)), make_measure())
+        return row.crowded, list(crowding(devices))
 
-    assert crowded(cpu_workers(2)) is False
-    assert crowded(cpu_workers(3)) is True
-    assert crowded([make_device()]) is None
+    assert crowded(cpu_workers(2)) == (False, [])
+    shared = (True, ["4 CPU workers share 2 cores of alpha"])
+    assert crowded(cpu_workers(4)) == shared
+    assert crowded([*cpu_workers(2), *cpu_workers(2, node_id="node-b")]) == shared
+    elsewhere = cpu_workers(2, node_id="node-b", host="beta", address="10.0.0.2")
+    assert crowded([*cpu_workers(2), *elsewhere]) == (False, [])
+    assert crowded([make_device(rank, cpu_count=1) for rank in range(4)]) == (None, [])
 
 
 @pytest.mark.parametrize(

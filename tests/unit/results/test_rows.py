@@ -6,7 +6,6 @@ import pytest
 from builders import (
     make_device,
     make_failed,
-    make_finding,
     make_measure,
     make_measurement,
     make_point,
@@ -274,15 +273,6 @@ def test_half_a_surrogate_pair_in_what_a_rank_tells_does_not_lose_the_row():
 def test_parameters_are_text_that_yaml_readers_know():
     record = make_record(make_point(params={"compile": True, "lr": 1e-3, "hidden": 8}))
     assert row_of(record)["params"] == {"compile": "true", "lr": "0.001", "hidden": "8"}
-
-
-def test_a_row_holds_the_columns_of_its_table():
-    names = {name: {column.name for column in columns} for name, columns in TABLES.items()}
-    assert set(row_of(make_record())) == names["points"]
-    assert {"run_id", *to_row(make_device())} == names["devices"]
-    assert set(to_row(make_run())) == names["runs"]
-    assert {"run_id", *to_row(make_finding())} == names["health"]
-    assert set(sample_columns("r", make_record())) == names["samples"]
 
 
 def test_samples_keep_every_iteration_of_every_rank_and_its_part_times():
