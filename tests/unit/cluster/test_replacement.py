@@ -103,22 +103,6 @@ def test_a_new_worker_that_is_killed_while_it_starts_is_started_again_and_not_fo
     assert calls.count("new takes cuda:1") == 3
 
 
-def test_a_worker_that_does_not_start_with_variables_of_the_job_starts_without(
-    monkeypatch, calls, workers
-):
-    def start(kind, slot, environment):
-        return Actor("new", None if environment else SAME, calls)
-
-    monkeypatch.setattr(pool, "start_worker", start)
-    workers[0].environment = {"A": "b"}
-    workers.replace([0])
-    worker = workers[0]
-    assert (worker.device, worker.lost_because, worker.environment) == (SAME, "", {})
-    assert worker.refusal == "with A=b of env its process did not start within 0 s"
-    workers.replace([0])
-    assert worker.refusal == ""
-
-
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
