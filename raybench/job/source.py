@@ -181,7 +181,7 @@ class YamlSource:
         is_of_env = path[:1] == ("env",) and len(path) > 1
         if kind not in ("bool", "int", "float") or (is_of_env and kind != "bool"):
             if (text := _encodable(given)) != given:
-                self._note(path, f"not a Unicode text: {text}", at)
+                self._note(path, f"not a text that can be kept: {text}", at)
             return text
         try:
             value = getattr(yaml.constructor, f"construct_yaml_{kind}")(node)
@@ -206,8 +206,8 @@ def _position(node: Node) -> Position:
 
 
 def _encodable(text: str) -> str:
-    """Return the text, in ASCII where it has lone surrogates, which no file can hold."""
-    is_damaged = any("\ud800" <= character <= "\udfff" for character in text)
+    """Return the text; in ASCII with lone surrogates, for files, or with NUL, for processes."""
+    is_damaged = "\0" in text or any("\ud800" <= one <= "\udfff" for one in text)
     return ascii(text) if is_damaged else str(text)
 
 

@@ -192,6 +192,7 @@ class Cause(StrEnum):
     WORKER_DIED = "WorkerDied", Status.LOST, True
     HOST_OUT_OF_MEMORY = "HostOutOfMemory", Status.OOM, True
     WORKER_LOST = "WorkerLost", Status.LOST
+    NO_START = "NoStart", Status.ERROR
     NODE_LOST = "NodeLost", Status.LOST
     CLUSTER_LOST = "ClusterError", Status.LOST
     INVALID_MEASUREMENT = "InvalidMeasurement", Status.ERROR

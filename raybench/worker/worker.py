@@ -153,10 +153,8 @@ class Worker:
             cause, message = Cause.PEER_FAILED, "another rank failed"
             if self._script is not None and self._script.has_ended:
                 cause, message = Cause.SCRIPT_ENDED, "the script ended by itself before the others"
-            reusable = answer.worker_reusable
-            answer = Failure.of(
-                cause, rank=rank_info.rank, message=message, worker_reusable=reusable
-            )
+            rank, reusable = rank_info.rank, answer.worker_reusable
+            answer = Failure.of(cause, rank=rank, message=message, worker_reusable=reusable)
         if isinstance(answer, Failure) and not (
             answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
         ):

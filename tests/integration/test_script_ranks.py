@@ -120,13 +120,21 @@ def environment(process_id):
 
 
 def test_processes_are_started_with_the_variables_of_their_points(three_workers, tmp_path):
-    def process_of(workload, env, **params):
+    def answer_of(workload, env, **params):
         point = make_point(workload=workload, params=params, env=env)
         settings = Measure(warmup=2, iterations=4, breakdown=False)
-        task = Task(point=point, settings=settings, precisions=None)
-        (answer,) = three_workers.run(task, [2])
+        (answer,) = three_workers.run(Task(point=point, settings=settings, precisions=None), [2])
+        return answer
+
+    def process_of(workload, env, **params):
+        answer = answer_of(workload, env, **params)
         assert isinstance(answer, Measurement), answer
         return three_workers.devices[2].process_id
+
+    # With which torch cannot be imported. The device is there for the next point all the same.
+    refused = answer_of("mlp", {"TORCH_LOGS": "no_such_log"})
+    assert (refused.error_type, three_workers.lost) == ("NoStart", frozenset())
+    assert "with TORCH_LOGS=no_such_log of env a worker could not start on " in refused.message
 
     with_a = process_of("mlp", {"OURS": "a", "OMP_NUM_THREADS": "2"})
     assert {"OURS=a", "OMP_NUM_THREADS=2"} <= set(environment(with_a))

@@ -94,7 +94,7 @@ class RayCluster(WorkerPool):
         # A process cannot run the point that was started with other variables, or has run one
         # where the job asks for fresh ones, or one of another class of the user's: what such a
         # class changes is not all put back.
-        is_fresh = task.settings.fresh_workers
+        is_fresh, refusals = task.settings.fresh_workers, [""] * len(workers)
         if any(
             worker.environment != task.worker_environment
             or (worker.is_used and (is_fresh or worker.user_class != task.user_class))
@@ -104,15 +104,16 @@ class RayCluster(WorkerPool):
             for worker in workers:
                 worker.environment = task.worker_environment
             self.replace(worker_ids)
+            refusals = [worker.refusal for worker in workers]
         group = self._groups.join(worker_ids)
         losses = [worker.lost_because for worker in workers]
-        if any(losses):
-            cause, told = Cause.PEER_FAILED, "another rank has no worker"
-            fine = [
-                Failure.of(cause, rank=rank, message=told, worker_reusable=True)
-                for rank in range(len(workers))
-            ]
-            return with_losses(fine, losses)
+        if any(losses) or any(refusals):
+            told = []
+            for rank, refusal in enumerate(refusals):
+                cause = Cause.NO_START if refusal else Cause.PEER_FAILED
+                why = refusal or "another rank has no worker"
+                told.append(Failure.of(cause, rank=rank, message=why, worker_reusable=True))
+            return with_losses(told, losses)
         devices = [worker.device for worker in workers]
         calls = []
         for worker, place in zip(workers, allocator.assign_ranks(devices), strict=True):

@@ -67,7 +67,8 @@ class WorkerHandle:
     index: of the device on its node; None where Ray says which GPU it is. call: returns the device
     of a process that starts, since `since_s`; starts: how many were started for it in a row.
     is_used: whether this process has run a point. user_class: the class of the user's that it has
-    run. environment: variables of the job that its process, or the next one, starts with.
+    run. environment: variables of the job that its process, or the next one, starts with. refusal:
+    why the process that `replace` last started with such variables did not come up; "" if it did.
     lost_because: why it cannot be used any more, "" as long as it can.
     """
 
@@ -81,6 +82,7 @@ class WorkerHandle:
     is_used: bool = False
     user_class: str = ""
     lost_because: str = ""
+    refusal: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -254,8 +256,9 @@ class WorkerPool:
     def replace(self, worker_ids: Collection[int]) -> None:
         """Kill the processes of these workers and start new ones, and wait for all of them.
 
-        The new process has the same device: Ray keeps a GPU for our placement group. A worker whose
-        new process does not start, or has another GPU, is lost. Raises as `refresh` does.
+        The new process has the same device: Ray keeps a GPU for our placement group. Where one does
+        not start with variables of the job, one without them is started, and `refusal` is set. A
+        worker whose new process does not start, or has another GPU, is lost. Raises as `refresh`.
         """
         self.lose(self._agents.silent_nodes())
         workers = [self._workers[worker_id] for worker_id in worker_ids]
@@ -264,12 +267,20 @@ class WorkerPool:
             ray.kill(worker.actor, no_restart=True)
         self._agents.kill([worker.device for worker in workers])  # those that hang, too
         for worker in workers:
-            worker.index, worker.starts = worker.device.index, 0
+            worker.index, worker.starts, worker.refusal = worker.device.index, 0, ""
             self._begin(worker)
         while workers:
             look_s, limit_s = timeouts.LOOK_FOR_WORKERS_EVERY_S, timeouts.WORKER_START_S
             for worker, found in self._take_ended(workers, look_s, limit_s):
                 old, reason = worker.device, found
+                given = " ".join(f"{name}={text}" for name, text in worker.environment.items())
+                if isinstance(found, str) and given and not worker.lost_because:
+                    # The variables may be why, and the device is needed for other points.
+                    worker.refusal, worker.environment = f"with {given} of env {found}", {}
+                    worker.starts = 0
+                    self._begin(worker)
+                    workers.append(worker)
+                    continue
                 if isinstance(found, Device):
                     if found.kind == "cpu" or found.uuid == old.uuid:
                         worker.device = replace(found, rack=old.rack)
@@ -277,10 +288,10 @@ class WorkerPool:
                     # When a GPU has fallen off the bus, CUDA counts the others anew.
                     reason = f"cuda:{found.index} is {found.uuid} now"
                     ray.kill(worker.actor, no_restart=True)
+                told = reason or "another device came that is not in the list"
                 with self._lock:
                     if worker.lost_because:
                         continue
-                    told = reason or "another device came that is not in the list"
                     worker.lost_because = f"{old.kind}:{old.index} on {old.host} is lost: {told}"
                 self._log(worker.lost_because)
             self.lose(self._agents.silent_nodes())
@@ -416,9 +427,15 @@ class WorkerPool:
                 try:
                     found = ray.get(worker.call)
                 except ray.exceptions.RayError as error:
-                    if self._begin_again(worker, error):
-                        continue
-                    found = _why_no_start(error)
+                    found, node = _why_no_start(error), worker.slot.node_id
+                    # What failed by itself would fail again.
+                    if _was_killed(error) and worker.starts < _MOST_STARTS:
+                        self._agents.check_head(node)  # it may have died with this host's Ray
+                        if not self._agents.has_ended(node):
+                            ray.kill(worker.actor, no_restart=True)
+                            self._log(f"{found} (tried once more)")
+                            self._begin(worker)
+                            continue
             elif time.monotonic() < worker.since_s + limit_s:
                 continue
             if isinstance(found, str) and self._agents.has_ended(worker.slot.node_id):
@@ -431,21 +448,6 @@ class WorkerPool:
                 ray.kill(worker.actor, no_restart=True)
             ended.append((worker, found))
         return ended
-
-    def _begin_again(self, worker: WorkerHandle, error: Exception) -> bool:
-        """Start a process again that was killed from outside, three times in all.
-
-        Return False where it was not, as what failed by itself would fail again.
-        """
-        if not _was_killed(error) or worker.starts >= _MOST_STARTS:
-            return False
-        self._agents.check_head(worker.slot.node_id)  # it may have died with this host's Ray
-        if self._agents.has_ended(worker.slot.node_id):
-            return False
-        ray.kill(worker.actor, no_restart=True)
-        self._log(f"{_why_no_start(error)} (tried once more)")
-        self._begin(worker)
-        return True
 
     def _is_listed(self, worker: WorkerHandle, device: Device | None) -> bool:
         """Give the worker the device with which it came up; return False where that is None.

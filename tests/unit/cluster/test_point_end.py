@@ -195,8 +195,7 @@ def test_a_rank_to_which_all_others_lost_the_connection_is_blamed():
 def test_a_rank_whose_script_ended_is_blamed_where_no_other_failed_by_itself():
     ended = failed(1, "ScriptEnded", "it ended")
     told = after_failure(seen(failed(0, "RuntimeError", LOSS), ended, world_size=2))
-    assert types(told) == ["PeerFailed", "ScriptEnded"]
-    assert (told[0].message, told[1].message) == ("the script of rank 1 had ended", "it ended")
+    assert [one.message for one in told] == ["the script of rank 1 had ended", "it ended"]
     told = after_failure(seen(failed(0, "ValueError", "no"), ended, world_size=2))
     assert types(told) == ["ValueError", "PeerFailed"]
 

@@ -151,13 +151,10 @@ def test_the_problem_of_an_override_is_located_at_it():
         ),
         (  # an axis and a variable with a mistake are there all the same
             HEAD + "workload: {kind: script, path: setup.py, args: '{lr} {batch_size}'}\n"
-            "matrix: {lr: [], batch_size: [[1]]}\nenv: {A: [true]}\nbaseline: {A: x}\n"
-            "placement: {oversubscribe: 1}\n",
-            "workload.path matrix.lr matrix.batch_size[0] env.A[0] placement.oversubscribe",
-        ),
-        (
-            MLP + "matrix: {batch_size: 1}\nenv: {A: [x, y]}\ninclude: [{batch_size: 2, A: '{'}]\n",
-            "include[0].A",
+            "matrix: {lr: [], batch_size: [[1]]}\nenv: {A: [true], B: [x, y]}\nbaseline: {A: x}\n"
+            "include: [{A: y, B: '{', lr: 1, batch_size: 1}]\nplacement: {oversubscribe: 1}\n",
+            "workload.path matrix.lr matrix.batch_size[0] env.A[0] include[0].B "
+            "placement.oversubscribe",
         ),
         (  # what is wrong with a point
             MLP + "matrix: {world_size: [1, 3], global_batch_size: 8}\nmeasure: {warmpu: 1}\n",

@@ -158,7 +158,8 @@ def test_scalars_are_those_of_yaml_1_2(text, value):
         ("a: 9223372036854775808\n", (1, 4), "must fit into 64 bits"),
         ("a: " + "9" * 5000 + "\n", (1, 4), "not a number that can be read"),
         ("a: 0x" + "f" * 5000 + "\n", (1, 4), "must fit into 64 bits"),
-        ('a: "\\ud800"\n', (1, 4), "not a Unicode text"),
+        ('a: "\\ud800"\n', (1, 4), "not a text that can be kept: '\\ud800'"),
+        ('a: "\\0"\n', (1, 4), "not a text that can be kept: '\\x00'"),
     ],
 )
 def test_what_a_job_may_not_say_is_a_problem_with_its_place(text, position, message):
