@@ -260,10 +260,13 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
     known; burst is None for points with a batch.
     """
     measurements, step_s = record.measurements, step_ms / MS_PER_S
-    first = measurements[0]
     items = sum(m.items_per_step for m in measurements if m.items_per_step)
-    algbw = _rate(first.message_bytes, step_s, BYTES_PER_GB)
-    factor = first.busbw_factor
+    # A rank that waits for the others moves nothing.
+    sent, moved = (
+        combine_ranks("max", [getattr(m, name) for m in measurements])
+        for name in ("message_bytes", "memory_bytes")
+    )
+    algbw, factor = _rate(sent, step_s, BYTES_PER_GB), measurements[0].busbw_factor
     flops = combine_ranks("max", [m.flops_per_step for m in measurements])
     by_model = combine_ranks("max", [m.model_flops_per_step for m in measurements])
     achieved = _rate(flops, step_s, _FLOP_PER_TFLOP)
@@ -283,7 +286,7 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
         gemm_share_pct=_percent(achieved, product),
         algbw_gb_s=algbw,
         busbw_gb_s=algbw * factor if algbw is not None and factor is not None else None,
-        memory_gb_s=_rate(first.memory_bytes, step_s, BYTES_PER_GB),
+        memory_gb_s=_rate(moved, step_s, BYTES_PER_GB),
     )
 
 

@@ -159,6 +159,9 @@ def test_bandwidths_are_those_of_nccl_tests():
     assert found["algbw_gb_s"] == pytest.approx(2**30 / 4.5e-3 / 1e9)
     assert found["busbw_gb_s"] == pytest.approx(1.5 * 2**30 / 4.5e-3 / 1e9)
     assert (found["throughput"], found["memory_gb_s"]) == (None, None)
+    # Where the first rank waits for another, as in `host_copy` with local_rank 1.
+    waiting = of(rank(0, 4.5, memory_bytes=0), rank(1, 4.5, memory_bytes=2**30))
+    assert waiting["memory_gb_s"] == pytest.approx(2**30 / 4.5e-3 / 1e9)
 
 
 def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product(monkeypatch):
