@@ -401,9 +401,9 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
     table = reader.read_table(results, "points", None, HISTORY_COLUMNS)
     # Points of a check are short, and of devices that may be shared: their figures have limits.
     runs = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
-    checks = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] == ["health"]}
+    sweeps = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] != ["health"]}
     found = point_rows(table.to_pandas(maps_as_pydicts="strict"))
-    points = [row for row in found if row.run_id not in checks]
+    points = [row for row in found if row.run_id in sweeps]
     if not points:
         raise ResultsError(f"{results}: no points to read; `raybench sweep JOB` measures some")
     if prefix is not None:

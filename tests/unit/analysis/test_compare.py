@@ -408,12 +408,14 @@ def test_history_marks_the_step_and_what_changed(tmp_path, command):
 
 
 @pytest.mark.usefixtures("nights")
-def test_history_of_one_point_shows_its_runs(command):
+def test_history_of_one_point_shows_its_runs_but_damaged_ones(tmp_path, command):
     out = command("history", "--filter", "batch_size == 2")[1]
     assert "1 point over 10 runs: 1 step." in out
     point_id = make_point(world_size=1, batch_size=2).point_id
-    content = json.loads(command("history", "--point", point_id[:6], "--json")[1])
-    assert [point["run_id"] for point in content["points"]] == [f"night{day}" for day in range(10)]
+    (tmp_path / "runs" / "night9" / "run.parquet").write_bytes(b"no Parquet")
+    _, out, err = command("history", "--point", point_id[:6], "--json")
+    assert [one["run_id"] for one in json.loads(out)["points"]] == [f"night{n}" for n in range(9)]
+    assert "run night9 is left out" in err
 
 
 @pytest.mark.usefixtures("nights")
