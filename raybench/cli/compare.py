@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from raybench.results.tables import PointRow, Run
 
 
-REGRESSION, UNCLEAR = "regression", "unclear"
+REGRESSION, UNCLEAR, _BLIND = "regression", "unclear", 0.1
 _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
 # Runs before the newest one with a tag that are looked at for others with it.
 _MOST_TAGGED = 300
@@ -62,7 +62,7 @@ _MOST_TAGGED = 300
 @click.option(
     "--blind",
     callback=read_share,
-    default="10%",
+    default=f"{_BLIND:.0%}",
     show_default=True,
     help="With --fail-on regression: every point must be known to be slower by no more than this.",
 )
@@ -89,6 +89,8 @@ def compare_command(
 
     Two health checks are compared figure by figure, each by the limit of its test.
     """
+    if blind != _BLIND and fail_on != REGRESSION:
+        raise UsageError("--blind: goes with --fail-on regression only")
     sides = _find_side(results, base), _find_side(results, new)
     ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
     if both := ids[0] & ids[1]:
@@ -399,9 +401,9 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
     table = reader.read_table(results, "points", None, HISTORY_COLUMNS)
     # Points of a check are short, and of devices that may be shared: their figures have limits.
     runs = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
-    checks = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] == ["health"]}
+    sweeps = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] != ["health"]}
     found = point_rows(table.to_pandas(maps_as_pydicts="strict"))
-    points = [row for row in found if row.run_id not in checks]
+    points = [row for row in found if row.run_id in sweeps]
     if not points:
         raise ResultsError(f"{results}: no points to read; `raybench sweep JOB` measures some")
     if prefix is not None:

@@ -104,6 +104,8 @@ def test_a_gate_that_could_not_have_seen_a_change_is_not_green(tmp_path, command
     code, out, _ = command(*gate)
     assert (code, out.startswith("Blind below ")) == (UNCLEAR, True)
     assert command(*gate, "--blind", "95%")[0] == 0
+    refused = command("compare", *SIDES, "--fail-on", "unclear", "--blind", "3%").refusal
+    assert refused == "--blind: goes with --fail-on regression only\n"
     assert "base: mean of 3 runs" in out
     assert "and base0, base1" in flat(out)
 
@@ -406,12 +408,14 @@ def test_history_marks_the_step_and_what_changed(tmp_path, command):
 
 
 @pytest.mark.usefixtures("nights")
-def test_history_of_one_point_shows_its_runs(command):
+def test_history_of_one_point_shows_its_runs_but_damaged_ones(tmp_path, command):
     out = command("history", "--filter", "batch_size == 2")[1]
     assert "1 point over 10 runs: 1 step." in out
     point_id = make_point(world_size=1, batch_size=2).point_id
-    content = json.loads(command("history", "--point", point_id[:6], "--json")[1])
-    assert [point["run_id"] for point in content["points"]] == [f"night{day}" for day in range(10)]
+    (tmp_path / "runs" / "night9" / "run.parquet").write_bytes(b"no Parquet")
+    _, out, err = command("history", "--point", point_id[:6], "--json")
+    assert [one["run_id"] for one in json.loads(out)["points"]] == [f"night{n}" for n in range(9)]
+    assert "run night9 is left out" in err
 
 
 @pytest.mark.usefixtures("nights")

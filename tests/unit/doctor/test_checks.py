@@ -80,6 +80,9 @@ def test_a_device_with_a_fault_is_named_and_something_is_advised(name, change, v
     assert check.verdict == verdict
     assert found in check.found
     assert check.advice
+    # Clocks and links of another model are not compared.
+    other = check_named(name, with_one(**{"name": "Other GPU", **change}))
+    assert (other.verdict == verdict) == ("sm_clock_max_mhz" not in change and name != "NVLink")
 
 
 def test_facts_that_nobody_told_are_unknown_and_no_fault():
