@@ -276,7 +276,7 @@ class WorkerPool:
                 given = " ".join(f"{name}={text}" for name, text in worker.environment.items())
                 if isinstance(found, str) and given and not worker.lost_because:
                     # The variables may be why, and the device is needed for other points.
-                    worker.refusal, worker.environment = f"with {given} of env {found}", {}
+                    worker.refusal, worker.environment = f"with {given} of env, {found}", {}
                     worker.starts = 0
                     self._begin(worker)
                     workers.append(worker)
