@@ -66,7 +66,7 @@ def test_every_built_in_workload_loads_and_declares_its_parameters(name):
     )
 
 
-def test_parameters_have_name_type_default_and_description():
+def test_parameters_have_name_type_default_and_description_and_say_what_they_take():
     found = {parameter.name: parameter for parameter in registry.parameters(Declared)}
     assert list(found) == [
         "width", "rate", "mode", "limit", "is_fast", "label", "grad_accumulation",

@@ -446,7 +446,7 @@ def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():
     assert cells_of(rows) == {"hidden": ["128", "256"], "batch_size": ["64", "128"]}
 
 
-def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
+def test_points_of_several_workloads_have_one_column_of_what_is_theirs_and_a_lone_one_its_id():
     rows = [
         setting_row("gemm", k="256", direction=""),
         setting_row("gemm", k="512", direction=""),

@@ -29,7 +29,7 @@ def test_the_interval_covers_the_median_though_neighbours_are_alike(phi, count):
     assert coverage(noise(600, count, phi)) >= 0.925
 
 
-def test_repeats_that_differ_among_themselves_are_not_independent_samples():
+def test_repeats_that_differ_are_not_independent_samples_and_few_have_no_interval():
     noise = 0.001 * np.random.default_rng(1).standard_normal((4, 50))
     levels = np.array([[1.0], [1.01], [1.02], [1.03]])
     apart = stats.median_interval((levels + noise).tolist())
@@ -63,7 +63,7 @@ def test_a_summary_of_known_samples():
         stats.summarize([])
 
 
-def test_ranks_are_told_apart_by_their_medians_and_spread():
+def test_ranks_of_equally_many_steps_are_told_apart_by_their_medians_and_spread():
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]
     assert stats.median_skew(ranks) == 8
@@ -156,7 +156,7 @@ def test_the_level_of_a_side_is_no_scatter_of_its_starts():
     assert (apart.degrees, apart.sd) == (2, pytest.approx(0.01 / 2**0.5))
 
 
-def test_a_point_without_two_starts_on_a_side_has_no_scatter():
+def test_without_two_starts_on_a_side_there_is_no_scatter_and_of_equal_ones_all_is_certain():
     values = np.array([[0.0, np.nan, 1.0], [0.0, 0.1, np.nan]])
     found = scatter(values, sides=[0, 0, 1])
     assert found[0] is None
