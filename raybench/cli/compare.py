@@ -425,9 +425,10 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
     # By the names of their settings: an expression may name one that only some have.
     alike: dict[tuple[str, ...], dict[str, Point]] = {}
     for row in points:
+        typed = {name: typed_value(text) for name, text in row.params.items()}
         point = Point(
             workload=row.workload,
-            params={name: typed_value(value) for name, value in row.params.items()},
+            params={**typed, **row.env},  # variables are texts, as for `sweep --filter`
             world_size=row.world_size,
             **{name: RUN_SETTINGS[name].restore(getattr(row, name)) for name in EXECUTION},
             batch_size=row.batch_size,

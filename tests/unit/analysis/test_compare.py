@@ -409,6 +409,8 @@ def test_history_marks_the_step_and_what_changed(tmp_path, command):
 
 @pytest.mark.usefixtures("nights")
 def test_history_of_one_point_shows_its_runs_but_damaged_ones(tmp_path, command):
+    write(tmp_path, "env", [make_record(make_point(env={"A": "1.10"}))], [make_device(0)])
+    assert "1 point over 1 run" in command("history", "--filter", "A == '1.10'").out
     out = command("history", "--filter", "batch_size == 2")[1]
     assert "1 point over 10 runs: 1 step." in out
     point_id = make_point(world_size=1, batch_size=2).point_id
