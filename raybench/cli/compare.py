@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.compare import Change, HistoryRow
-    from raybench.health.comparison import HealthComparison, HealthHistory
+    from raybench.health.comparison import HealthComparison
     from raybench.job.point import Point
     from raybench.records.devices import Finding
     from raybench.report.comparison import Comparison
@@ -349,13 +349,26 @@ def history_command(
     one run alone shows may be undone by the next one. Health checks are left out: --health.
     """
     from raybench.analysis.compare import history
+    from raybench.health.comparison import HealthHistory, trace_figures
+    from raybench.health.references import read_findings
     from raybench.report.charts.grammar import draw_figure
     from raybench.report.history import History, history_figure
+    from raybench.results import reader
 
     if is_health:
         if point or expression or chart:
             raise UsageError("--health: goes without --point, --filter and --chart")
-        write_document(_health_history(results, threshold), "json" if as_json else "terminal")
+        by_run: dict[str, list[Finding]] = {}
+        for run_id, finding in read_findings(results):
+            by_run.setdefault(run_id, []).append(finding)
+        # In order of their starts.
+        run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
+        if not run_ids:
+            raise ResultsError(f"{results}: no health check to read; `raybench health` makes one")
+        kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
+        figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
+        document = HealthHistory(figures=figures, run_ids=run_ids)
+        write_document(document, "json" if as_json else "terminal")
         return
     rows = history(_points(results, point, expression), threshold=threshold)
     if not rows:
@@ -365,27 +378,6 @@ def history_command(
         write_file(chart, draw_figure(figure, chart.suffix.lower().removeprefix(".")))
     causes = {} if as_json else _causes(rows, results)
     write_document(History(rows=rows, causes=causes), "json" if as_json else "terminal")
-
-
-def _health_history(results: Path, threshold: float) -> HealthHistory:
-    """Return the history of the figures of all health checks in a folder.
-
-    threshold: the smallest change that counts, as a share. Raises ResultsError where there is none.
-    """
-    from raybench.health.comparison import HealthHistory, trace_figures
-    from raybench.health.references import read_findings
-    from raybench.results import reader
-
-    by_run: dict[str, list[Finding]] = {}
-    for run_id, finding in read_findings(results):
-        by_run.setdefault(run_id, []).append(finding)
-    # In order of their starts.
-    run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
-    if not run_ids:
-        raise ResultsError(f"{results}: no health check to read; `raybench health` makes one")
-    kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
-    figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
-    return HealthHistory(figures=figures, run_ids=run_ids)
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
