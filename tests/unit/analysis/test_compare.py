@@ -104,7 +104,7 @@ def test_a_gate_that_could_not_have_seen_a_change_is_not_green(tmp_path, command
     code, out, _ = command(*gate)
     assert (code, out.startswith("Blind below ")) == (UNCLEAR, True)
     assert command(*gate, "--blind", "95%")[0] == 0
-    refused = command("compare", *SIDES, "--fail-on", "unclear", "--blind", "3%").refusal
+    refused = command("compare", *SIDES, "--fail-on", "unclear", "--blind", "10%").refusal
     assert refused == "--blind: goes with --fail-on regression only\n"
     assert "base: mean of 3 runs" in out
     assert "and base0, base1" in flat(out)

@@ -447,11 +447,8 @@ def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():
 
 
 def test_points_of_several_workloads_have_one_column_of_what_is_theirs_and_a_lone_one_its_id():
-    rows = [
-        setting_row("gemm", k="256", direction=""),
-        setting_row("gemm", k="512", direction=""),
-        setting_row("smoke", rows="64"),
-    ]
+    rows = [setting_row("gemm", k=k, direction="") for k in ("256", "512")]
+    rows.append(setting_row("smoke", rows="64"))
     expected = {"workload": ["gemm", "gemm", "smoke"], "settings": ["k=256", "k=512", ""]}
     assert cells_of(rows) == expected
     assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
