@@ -138,7 +138,7 @@ class Comparison(Document):
         If a point may be slower by over 10 % without being called slower, that comes first.
         """
         rows, verdicts = self.compared, self.verdicts
-        broken = f"; {len(self.broken)} fail now" if self.broken else ""
+        broken = f"; {len(self.broken)} failing now" if self.broken else ""
         if not rows:
             return f"No point was measured on both sides{broken}."
         middle = percent(float(np.median([row.ratio for row in rows])) - 1)

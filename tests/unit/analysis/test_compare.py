@@ -178,7 +178,7 @@ def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(tmp_pat
     write(tmp_path, "broken", [make_record(make_point(world_size=1)), make_failed(two)])
     code, out, _ = command("compare", "base", "broken", "--fail-on", "regression")
     assert code == REGRESSION
-    assert "1 fail now" in out
+    assert "1 failing now" in out
     assert "base: ok; new: out of memory" in out
 
 
@@ -201,7 +201,7 @@ def test_a_round_that_failed_is_a_failure(tmp_path, command):
     failed = make_failed(point, round=2, attempt=2)
     write(tmp_path, "new", [make_record(point, round=1), failed])
     code, out, _ = command("compare", "base", "new", "--fail-on", "regression")
-    assert (code, "1 fail now" in out) == (REGRESSION, True)
+    assert (code, "1 failing now" in out) == (REGRESSION, True)
 
 
 def test_a_gate_is_not_green_where_a_point_was_not_measured_again(tmp_path, command):
