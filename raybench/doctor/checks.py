@@ -96,7 +96,8 @@ def check_facts(facts: Facts) -> list[Check]:
     """Return the checks that need no computation on the devices, in the order of the output.
 
     Checks of GPUs are left out if no worker owns one. The last are one for each variable of
-    variables.yaml whose value costs something here. `facts.refusal` is not looked at.
+    variables.yaml with a value that costs something, on CPUs also of those that only GPUs read.
+    `facts.refusal` is not looked at.
     """
     in_use = (
         "both share the devices and their time: wait for its end, or measure on others; a sweep "

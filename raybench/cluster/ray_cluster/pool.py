@@ -570,10 +570,10 @@ class _Worker:
 
 
 def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
-    """Start a worker process on the device of this slot; return its `_Worker`. Does not wait.
+    """Start a worker process on the device of this slot; return Ray's handle of its `_Worker`.
 
-    Call its `attach_device` next. environment: variables of the job, in addition to those that make
-    its process like one of torchrun's.
+    Does not wait. Call its `attach_device` next. environment: variables of the job; they replace
+    those of this process that are forwarded, and those that torchrun would set.
     """
     there = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
