@@ -20,8 +20,8 @@ from raybench.report.charts.grammar import (
 def uneven_figure(data: ChartData) -> Figure | None:
     """Return lines of samples/s over the speed of the slow devices, one for each way to share.
 
-    The last panel is a map of the best way over speed and number of slow devices. None if slow
-    devices of fewer than two speeds were compared.
+    The last panel is a map of the best way over speed and number of slow devices. None if fewer
+    than two speeds were compared; 1, without slow devices, is one.
     """
     fleets = data.summary.fleets
     if len({fleet.probe_ratio for fleet in fleets}) < 2:
