@@ -88,8 +88,8 @@ class MoreRounds:
 class Summary:
     """A run with its rows of the tables, and what follows from them.
 
-    folder: with its results. devices, region_rows: its rows of these tables, as `raybench.load`
-    gives them. references: what its figures are held against.
+    folder: with its results. points: all attempts. devices, region_rows: its rows of these tables,
+    as `raybench.load` gives them. references: what its figures are held against.
     """
 
     run: Run

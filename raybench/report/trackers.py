@@ -32,7 +32,7 @@ def upload_to_mlflow(summary: Summary) -> str:
     They go to the server that MLFLOW_TRACKING_URI names, into the experiment
     MLFLOW_EXPERIMENT_NAME, by default the job's name. Settings become params, figures metrics.
     Sets MLFLOW_DISABLE_TELEMETRY if unset. Raises UsageError where mlflow is not installed, the
-    experiment has the run already, or the server cannot be used. What was written then stays.
+    experiment has the run already, or the server cannot be used. What it has written stays.
     """
     # Else mlflow reports its use to its makers; nothing here is sent where nobody asked for it.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -83,8 +83,8 @@ class Chart:
     draw: returns the figure, or None where the chart does not apply to the run. place: charts of
     a page are sorted by it. answers: charts are tried as the first picture in this order; None
     where the chart never is the first picture. is_of_ratios: whether it is the first picture only
-    where the answer is a speed-up. is_only_first: whether the page leaves it out unless it is the
-    first picture.
+    where the answer is one of RATIOS. is_only_first: whether the page leaves it out unless it is
+    the first picture.
     """
 
     draw: Callable[[ChartData], Figure | None]
