@@ -106,10 +106,7 @@ def _over_ranks(
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return the figure of bus bandwidth over the size of the message.
-
-    None if no line has two sizes with a bandwidth.
-    """
+    """Return the figure over sizes of messages; None if no line has two sizes with a bandwidth."""
     return _over_size(
         data,
         lambda row: row.busbw_gb_s,
