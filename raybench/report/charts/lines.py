@@ -41,7 +41,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return the figure of efficiencies over ranks; None as by `speed_up_figure`."""
+    """Return efficiencies; None if the baseline has no world_size, or no line has two points."""
     if "world_size" not in data.summary.run.baseline:
         return None
     return _over_ranks(
