@@ -45,7 +45,7 @@ class _Row(HasSettings, Protocol):
 
 
 def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
-    """Return the settings that are needed to tell the points apart.
+    """Return the settings that tell the points apart.
 
     Optional settings are left out if the others suffice: small messages are replayed from a graph
     and large ones not, but their size tells them apart. So is a setting that follows from a preset.

@@ -218,10 +218,11 @@ class RunReport(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        run, machine, lead, answer (what was asked, and the points case by case, the best first),
-        lost_nodes, points (all columns and those of `raybench.analysis.scaling`), largest_batches,
-        failures, warnings, plus_minus (what intervals hold over), more_rounds (what they would cost
-        and give), references (figures beside them), regions (of the step, by point).
+        run, machine, lead, answer (what was asked, and the points of each case, the best first:
+        value is that of `Summary.ranked_by`), lost_nodes, points (all columns and those of
+        `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus (what
+        intervals hold over), more_rounds (what they would cost and give), references (figures
+        beside them), regions (of the step, by point).
         """
         summary = self.summary
         of_region = ("region", "calls", "region_ms", "share_pct")
@@ -293,7 +294,10 @@ class Insight:
 
 
 def insights(summary: Summary) -> list[Insight]:
-    """Return the numbers that answer a run's question, the most important first; [] without any."""
+    """Return the numbers that answer a run's question, the largest or best first; [] without any.
+
+    Speed-ups over numbers of devices are in the order of the points.
+    """
     if summary.largest_batches:
         return _largest_batches(summary)
     if not summary.compared:

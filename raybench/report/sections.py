@@ -1,8 +1,8 @@
 """The sections of a run's report, in order: tables, and listings beside the findings.
 
 To add a section, add a function with `@section`: terminal, Markdown and page show it where it
-applies. A table begins with the settings that tell the points apart, and its points stand case by
-case, the best first. Pure.
+applies. A table begins with the settings that tell the points apart, and its points stand as in
+`Summary.ordered`. Pure.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class RunList(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointList(Document):
-    """The points of one run: a document (see `raybench.report.documents`)."""
+    """The points of one run, a row per round: a document (see `raybench.report.documents`)."""
 
     run_id: str
     points: Sequence[PointRow]
@@ -185,7 +185,7 @@ def _reason(row: PointRow) -> str:
 class PointDetails(Document):
     """Everything about a point over all rounds: a document (see `raybench.report.documents`).
 
-    row: of `points`, its rounds as one row (`mean_of_rounds`). rounds: the number of rounds.
+    row: of `points`, its rounds as one row (`mean_of_rounds`). rounds: how many are ok, or 1.
     step_ms_interval: 95 % interval of the step over the rounds; its ends are None where unknown.
     is_precision_unknown: it ran a script whose job sets no precision, so that the one of its row is
     a default that did nothing.

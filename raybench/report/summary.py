@@ -88,8 +88,8 @@ class MoreRounds:
 class Summary:
     """A run with its rows of the tables, and what follows from them.
 
-    folder: with its results. devices, region_rows: its rows of these tables, as `raybench.load`
-    gives them. references: what its figures are held against.
+    folder: with its results. points: all attempts. devices, region_rows: its rows of these tables,
+    as `raybench.load` gives them. references: what its figures are held against.
     """
 
     run: Run
@@ -135,7 +135,7 @@ class Summary:
 
     @cached_property
     def shared(self) -> Mapping[str, str]:
-        """Return name -> text of parameters and non-default settings that all points share."""
+        """Return name -> text of parameters and non-default OPTIONAL settings that all share."""
         rows = self.rows
         if not rows:
             return {}
@@ -193,7 +193,7 @@ class Summary:
     def ordered(self) -> list[ScaledRow]:
         """Return `rows` case by case; in each the best first, and those without a value last.
 
-        If the answer is a ratio to the baseline, they are in the order of their settings.
+        In the order of their settings if the answer is a ratio to the baseline or not measured.
         """
         answer, metric = self.answer, find_metric(self.rows, self.answer.metric)
         is_ranked = metric is not None and answer.metric not in RATIOS
@@ -272,7 +272,7 @@ class Summary:
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:
-        """Return point_id -> the regions of its last attempt; without points that have none."""
+        """Return point_id -> the regions of its last attempt with any; without the other points."""
         return regions_by_point(typed_rows(self.region_rows, RegionRow))
 
     @cached_property
@@ -440,7 +440,7 @@ class Summary:
 
     @cached_property
     def failures(self) -> tuple[MessageGroup, ...]:
-        """Return how points failed or were skipped, and why."""
+        """Return how points failed or were skipped, and why; each round of a point counts."""
         return messages.failures(self._attempts)
 
     @cached_property
@@ -566,9 +566,9 @@ class Case:
 class LargestBatch:
     """The largest batch per device that fits, found by a search.
 
-    settings: those that tell its series from the others. ran_out: the smallest batch size that
-    does not fit. peak_mem_allocated_bytes: of the largest batch that fits, on the rank that needs
-    most; None on a CPU.
+    settings: precision, world_size and what else differs between series. ran_out: the smallest
+    batch size that does not fit. peak_mem_allocated_bytes: of the largest batch that fits, on the
+    rank that needs most; None on a CPU.
     """
 
     settings: Mapping[str, Any]

@@ -32,7 +32,7 @@ def upload_to_mlflow(summary: Summary) -> str:
     They go to the server that MLFLOW_TRACKING_URI names, into the experiment
     MLFLOW_EXPERIMENT_NAME, by default the job's name. Settings become params, figures metrics.
     Sets MLFLOW_DISABLE_TELEMETRY if unset. Raises UsageError where mlflow is not installed, the
-    server has the run already, or it cannot be used. What was written until then stays there.
+    experiment has the run already, or the server cannot be used. What it has written stays.
     """
     # Else mlflow reports its use to its makers; nothing here is sent where nobody asked for it.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -102,7 +102,8 @@ def upload_to_wandb(summary: Summary) -> str:
 
     The project is WANDB_PROJECT, by default the job's name; with WANDB_MODE=offline all stays below
     WANDB_DIR until `wandb sync`. Settings become config, figures the summary. A second upload
-    writes the same runs again. Raises UsageError where wandb is not installed or reports an error.
+    writes the same runs again. Sets WANDB_ERROR_REPORTING if unset. Raises UsageError where wandb
+    is not installed or reports an error.
     """
     # Else wandb reports its crashes to its makers; nothing here is sent where nobody asked for it.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

@@ -83,8 +83,8 @@ class Chart:
     draw: returns the figure, or None where the chart does not apply to the run. place: charts of
     a page are sorted by it. answers: charts are tried as the first picture in this order; None
     where the chart never is the first picture. is_of_ratios: whether it is the first picture only
-    where the answer is a speed-up. is_only_first: whether the page leaves it out unless it is the
-    first picture.
+    where the answer is one of RATIOS. is_only_first: whether the page leaves it out unless it is
+    the first picture.
     """
 
     draw: Callable[[ChartData], Figure | None]
@@ -103,7 +103,7 @@ def _all_charts() -> tuple[Chart, ...]:
 
 
 def main_figure(data: ChartData) -> Figure | None:
-    """Return the picture that answers the question of the job; None where no chart applies."""
+    """Return the picture that answers the question of the job; None if nothing was measured."""
     is_ratio = data.summary.answer.metric in RATIOS
     usable = [one for one in _all_charts() if one.answers and (is_ratio or not one.is_of_ratios)]
     usable.sort(key=lambda one: one.answers or 0)
@@ -147,7 +147,7 @@ def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[Scal
 
 
 def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
-    """Return two lines for a tip: the settings `names` of the point, then its id."""
+    """Return lines for a tip: the settings `names` of the point, if any, then its id."""
     return f"{settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
 
 
@@ -227,9 +227,9 @@ def line_figure(
 ) -> Figure | None:
     """Return a figure of points as lines over one of their settings.
 
-    None if no line has two points. A point is drawn at x `along` and y `value`; if `value` is None
-    it is a cross on the axis where `is_on_axis` is true, else it is named below its panel. over:
-    the setting along x, and settings in which the points of a line may differ. lines_by: settings
+    None if no line has values at two x. A point is drawn at x `along` and y `value`; where that is
+    None it is a cross on the axis if `is_on_axis`, else it is named below its panel. over: the
+    setting along x, and settings in which the points of a line may differ. lines_by: settings
     of which each value is a line; each value of other settings is a panel, but up to four lines
     share one. At most 7 lines and 8 panels are drawn; the note says so. tip: returns its text after
     settings and id. more: returns more fields. of_lines: `ideal` and `level` of `line_panel`.

@@ -56,7 +56,7 @@ _PARTS = {
 
 
 def ranking_figure(data: ChartData) -> Figure | None:
-    """Return bars of the points of each case, the best first, 12 at most in all.
+    """Return bars of the points of each case that has two or more, the best first; 12 at most.
 
     None if no case has two points, and if no metric ranks them.
     """
@@ -88,8 +88,8 @@ def ranking_figure(data: ChartData) -> Figure | None:
 def gains_figure(data: ChartData) -> Figure | None:
     """Return bars of the speed-up over the baseline, by the settings that the baseline names.
 
-    None if no point has a speed-up, if the baseline is a number of ranks, and if the job searches
-    the largest batch.
+    None if no point but the baseline's has one, if the baseline names a number of ranks, and if the
+    largest batch is known.
     """
     baseline, ranks = data.summary.run.baseline, data.ranks
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
@@ -136,10 +136,10 @@ def gains_figure(data: ChartData) -> Figure | None:
 
 
 def operations_figure(data: ChartData) -> Figure | None:
-    """Return bars of TFLOP/s, the largest products first, with a panel for each precision.
+    """Return bars of TFLOP/s, the largest products first, with panels for each precision.
 
-    None if no point has TFLOP/s, and if any point has a throughput. The largest 72 products are
-    drawn.
+    None if no point has TFLOP/s, and if any point has a throughput. The first 72 are drawn; what is
+    no product is sorted by TFLOP/s.
     """
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):

@@ -88,7 +88,7 @@ CONFIG: Spec = {
 class Panel:
     """One chart of a figure.
 
-    title: plain text, empty where there is only one. layers: of Vega-Lite. height: of the plot, in
+    title: plain text, or empty. layers: of Vega-Lite. height: of the plot, in
     px. missing: a sentence that names the points that are not drawn, and why; or empty.
     """
 
@@ -208,10 +208,10 @@ def line_panel(
     """Return a panel of lines, with a point for each mark where `has_points`.
 
     marks: each with `x`, `y`, `line` and `tip`; optional `low` and `high` (an interval) and
-    `number` (written beside the end of the line). A mark whose `y` is None is a cross on the axis
-    of x. lines: the values of `line` in the order of the legend; a single one has no legend.
-    ideal: points (x, y) of a dashed line. level: the y of a dashed line across the chart, and its
-    label. below: layers that are drawn first.
+    `number` (written beside the end of the highest line and of the lowest). A mark whose `y` is
+    None is a cross on the axis of x. lines: the values of `line` in the order of the legend; a
+    single one has no legend. ideal: points (x, y) of a dashed line. level: the y of a dashed line
+    across the chart, and its label. below: layers that are drawn first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     # The legend stands above the title of the axis.
@@ -268,9 +268,9 @@ def bar_panels(
     bars: for each bar (title of the panel, name of the bar, its marks). Marks: each with `x` and
     `tip`; optional `low` and `high` (an interval), `text` (written at its end), `line` (its
     series). The marks of a bar stand beside each other; with `is_stacked`, each is the part of
-    the bar from `x` to `x2`. series: the values of `line` in the order of the legend. colors: of
-    the series, instead of the usual ones.
-    level: the x of a dashed line across the charts, and its label.
+    the bar from `x` to `x2`, for which a `scale` of `x` must make room.
+    series: the values of `line` in the order of the legend. colors: of the series, instead of the
+    usual ones. level: the x of a dashed line across the charts, and its label.
     """
     groups: dict[str, list[tuple[str, Sequence[Mark]]]] = {}
     for title, name, marks in bars:

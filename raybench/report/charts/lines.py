@@ -22,10 +22,7 @@ _GIB = 2**30
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
-    """Return the figure of speed-ups over ranks; None if the baseline has no world_size.
-
-    None also if no line has two points.
-    """
+    """Return speed-ups over ranks; None if the baseline has no world_size or no line two points."""
     base = data.summary.run.baseline.get("world_size")
     if base is None:
         return None
@@ -44,10 +41,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return the figure of efficiencies over ranks; None if the baseline has no world_size.
-
-    None also if no line has two points.
-    """
+    """Return efficiencies; None if the baseline has no world_size, or no line has two points."""
     if "world_size" not in data.summary.run.baseline:
         return None
     return _over_ranks(
@@ -64,7 +58,7 @@ def efficiency_figure(data: ChartData) -> Figure | None:
 def speed_up_words(row: ScaledRow) -> str:
     """Return a speed-up as `1.47 ±1.8%`, with half of its 95 % interval if that is known.
 
-    "" if the point has no speed-up.
+    "" if the point has no speed-up; that of a baseline point has no interval.
     """
     sure = speed_up_half_width(row)
     text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
@@ -112,10 +106,7 @@ def _over_ranks(
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return the figure of bus bandwidth over the size of the message.
-
-    None if no line has two sizes with a bandwidth.
-    """
+    """Return the figure over sizes of messages; None if no line has two sizes with a bandwidth."""
     return _over_size(
         data,
         lambda row: row.busbw_gb_s,
@@ -128,10 +119,7 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return the figure of memory bandwidth over the size of arrays.
-
-    None if no line has two sizes with a bandwidth.
-    """
+    """Return the figure over sizes of arrays; None if no line has two sizes with a bandwidth."""
     known = [row for row in data.measured if row.memory_gb_s]
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
     peak = peaks.pop() if len(peaks) == 1 else None
@@ -215,10 +203,9 @@ def throughput_figure(data: ChartData) -> Figure | None:
 def memory_figure(data: ChartData) -> Figure | None:
     """Return the figure of peak memory over the batch size.
 
-    None if no point ran out of memory and no batch was searched, and if no line has two points.
+    None if no point ran out of memory, and if no line has two points.
     """
-    ran_out = any(row.status == Status.OOM for row in data.rows)
-    if not (ran_out or data.summary.largest_batches):
+    if all(row.status != Status.OOM for row in data.rows):
         return None
     sizes = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()
     size = min(sizes, default=0) / _GIB

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from raybench.analysis.rows import varying
 from raybench.analysis.uneven import gain_over
-from raybench.job.point import EQUAL
+from raybench.job.point import EQUAL, UNEVEN
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData
 from raybench.report.charts.grammar import (
@@ -15,35 +16,38 @@ from raybench.report.charts.grammar import (
     line_panel,
     names_axis,
 )
+from raybench.report.point_settings import settings_words
 
 
 def uneven_figure(data: ChartData) -> Figure | None:
     """Return lines of samples/s over the speed of the slow devices, one for each way to share.
 
-    The last panel is a map of the best way over speed and number of slow devices. None if slow
-    devices of fewer than two speeds were compared.
+    A panel has the fleets that differ in speed alone. The last one is a map of the best way over
+    speed and number of slow devices. None if fewer than two speeds, 1 among them, were compared.
     """
     fleets = data.summary.fleets
     if len({fleet.probe_ratio for fleet in fleets}) < 2:
         return None
+    apart = varying([fleet.first for fleet in fleets], ("world_size", "devices", *UNEVEN))
     shares = list(dict.fromkeys(name for fleet in fleets for name in fleet.scenarios))
     marks: dict[str, list[Mark]] = {}
     cells: list[Mark] = []
     for fleet in fleets:
         there_are = formatting.ranks_words(int(fleet.first.world_size), data.ranks)
-        group, speed = f"{fleet.slow_count} of {there_are} slow", f"{fleet.probe_ratio:.0%}"
+        more = "".join(f", {settings_words(fleet.first, [name], data.ranks)}" for name in apart)
+        group, speed = f"{fleet.slow_count} of {there_are} slow", f"{fleet.probe_ratio:.0%}{more}"
         for name, scenario in fleet.scenarios.items():
             value, half = scenario.throughput, scenario.half_width or 0.0
             tip = f"{name}, slow devices at {speed}\npoint {scenario.row.point_id}\n"
             tip += f"{formatting.number(value)} samples/s, {formatting.step_time(scenario.row)}"
             mark = {"x": fleet.probe_ratio, "y": value, "line": name, "tip": tip}
             ends = {"low": value * (1 - half), "high": value * (1 + half)} if half else {}
-            marks.setdefault(group, []).append(mark | ends)
+            marks.setdefault(group + more, []).append(mark | ends)
         best, text = fleet.best, fleet.best.shares
         if EQUAL in fleet.scenarios and best.shares != EQUAL:
             text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
         text += "".join(f" or {name}" for name in fleet.as_good())
-        tip = f"{group}, at {speed} of the speed\nbest: {text}"
+        tip = f"{group}, at a speed of {speed}\nbest: {text}"
         cells.append({"x": group, "y": speed, "line": best.shares, "text": text, "tip": tip})
     panels = [
         line_panel(
@@ -55,10 +59,11 @@ def uneven_figure(data: ChartData) -> Figure | None:
         )
         for group, some in marks.items()
     ]
-    speeds = sorted({cell["y"] for cell in cells}, key=lambda text: -float(text.rstrip("%")))
+    groups, speeds = (list(dict.fromkeys(cell[name] for cell in cells)) for name in "xy")
+    speeds.sort(key=lambda text: -float(text.partition("%")[0]))
     best_way = heat_panel(
         cells,
-        names_axis(list(marks), orient="top", labelAngle=0),
+        names_axis(groups, orient="top", labelAngle=0),
         names_axis(speeds) | {"title": "speed"},
         by_series(shares, "color", symbol="square"),
         title="The best way",

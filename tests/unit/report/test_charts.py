@@ -38,7 +38,6 @@ from raybench.report.documents import format_document
 from raybench.report.history import History, history_figure
 from raybench.report.run_report import insights
 from raybench.report.summary import load_summary
-from raybench.results import reader
 
 # Title of the first picture, and the large figures, of the newest run of a job.
 ANSWERS = {
@@ -76,7 +75,7 @@ def named(data, anchor):
 def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_job(job):
     title, figures = ANSWERS[job]
     summary = load_summary(EXAMPLES, job)
-    data = ChartData(summary=summary, devices=reader.load(EXAMPLES, "devices", summary.run.run_id))
+    data = ChartData(summary=summary, devices=summary.devices)
     assert [one.value for one in insights(summary)][:2] == figures
     svg = (draw_main_figure(data, "svg") or b"").decode()
     assert title in svg
@@ -89,9 +88,10 @@ def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_j
 
 
 def test_slow_devices_of_several_speeds_have_a_map_of_the_best_way_beside_the_lines():
-    data = ChartData(summary=load_summary(EXAMPLES, "uneven_gpus-20261123-000526-0147"))
-    figure = main_figure(data)
-    assert [panel.title for panel in figure.panels][-1] == "The best way"
+    found = load_summary(EXAMPLES, "uneven_gpus-20261123-000526-0147")
+    other = [replace(row, point_id=f"{row.point_id}b", precision="bf16") for row in found.points]
+    figure = main_figure(ChartData(summary=replace(found, points=[*found.points, *other])))
+    assert [one.title.partition(", ")[2] for one in figure.panels] == ["fp32", "bf16", ""]
     assert "by_speed +47%" in {mark["text"] for mark in marks(figure, "text")}
 
 
