@@ -64,7 +64,7 @@ class SourceRun(_Strict):
 class Quantity(_Strict):
     """What a value measures.
 
-    of: settings of a point (workload, parameters, precision, batch size, world_size); of a health
+    of: settings that define a point, as workload, parameters, precision, world_size; of a health
     check {test, where}, where is "device", "pair on a node", "pair of nodes", or such as
     "4 on a node". metric: a column of `points`, or "value" of a health check.
     fabric: what connects the devices, "" where that does not matter.
@@ -487,7 +487,7 @@ def impossible_figures(
     """Return a sentence for each figure of a point that is impossible; [] for a point not ok.
 
     Each begins with "cannot be: ". Checked are the efficiency; rates, if a reference or datasheet
-    has them; samples against the batch; and whether the iterations fit into the attempts.
+    has them; samples of built-in workloads against the batch; whether iterations fit into attempts.
     attempts_s: the seconds of the attempt in each round whose iterations `row` counts. Without
     them, or if one is None, the last is not checked.
     """

@@ -234,8 +234,7 @@ class Peers:
     fleet that falls into two. sigma: the spread of their values, as a share of the median. limit:
     how much worse than the median is too much, as a share of it. ratios: its time over that of its
     peers, median over passes; above 1 is slower, NaN where no pass has a value. is_beyond: whether
-    it is worse by more, in the median of the passes and in each of them. p_values: one-sided, NaN
-    as above.
+    it is worse by more, in the median of the passes and in each. p_values: one-sided, NaN as above.
     """
 
     ratios: Floats

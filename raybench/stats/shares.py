@@ -144,8 +144,7 @@ def balance(
 
     Of all shares that were tried, it takes those whose slowest device is the quickest. Equal shares
     that memory holds count as tried, with the steps that the speeds predict. time_steps: measures
-    for given shares the seconds of each device's own step, 0 without a share. Raises as
-    `shares_by_speed` does.
+    each device's own step in s for given shares, 0 without one. Raises as `shares_by_speed` does.
     """
     equal = equal_shares(len(speeds), batch, unit)
     fits = all(
