@@ -4,8 +4,7 @@ A side is one run or several of the same thing. A run is one observation of a po
 mean over its rounds. Rounds of one run share its machine and its moment, so they make that mean
 surer and add no observations: T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable time",
 ISMM 2013. How far runs of a side lie apart is estimated for each point by `raybench.stats.summary`,
-the model that reports use for rounds. Where a side has one run nothing is known of that, so there
-is no verdict.
+the model that reports use for rounds. Where a side has one run, the verdict is `unclear`.
 
 Two figures of each point are tested: the median step, and the rate (samples/s), which follows the
 mean step: a stall now and then shows in the mean alone. What may have changed it comes after: the
@@ -75,9 +74,9 @@ class ComparedPoint:
     90 % intervals.
     least_seen: the smallest change of this point alone that would have been called.
     q_value: the smallest level at which `slower` or `faster` holds over all points.
-    verdict: `slower` (or `faster`) where the step or the rate changed by more than the threshold
-    and q_value is at most FALSE_VERDICTS. `same` where both intervals lie within the threshold.
-    `unclear` where neither holds; `why` says what is missing.
+    verdict: `slower` (or `faster`) where the step or the time for a sample changed by more than the
+    threshold and q_value is at most FALSE_VERDICTS. `same` where the intervals of both lie within
+    the threshold. `unclear` where neither holds; `why` says what is missing.
     """
 
     point_id: str
@@ -543,8 +542,8 @@ class HistoryRow(PointRow):
     """A point of a run among those of other runs.
 
     machine: counts from 0, a number for each model and count of nodes. level_ms: geometric mean of
-    the runs between two steps. step: relative change from the level before, in the first run of a
-    new level; None in the others.
+    the runs between two steps. step: relative change from the level before, which may be below the
+    threshold (`find_steps`), in the first run of a new level; None in the others.
     """
 
     machine: int
@@ -594,8 +593,9 @@ def find_steps(values: NDArray[np.float64], within: float, threshold: float) -> 
     """Return the indices at which a new level begins, ascending; empty for fewer than five runs.
 
     Index 0 is never one. A step is larger than `threshold`, a relative change, and than chance
-    explains (FALSE_STEPS). values: logarithms of step times, one per run, in the order of time.
-    within: standard deviation of a value by the samples of its run alone; 0 if not known.
+    explains (FALSE_STEPS) when it is found; steps found beside it later may leave less of it.
+    values: logarithms of step times, one per run, in the order of time. within: standard deviation
+    of a value by the samples of its run alone; 0 if not known.
     """
     from scipy.special import stdtr
 

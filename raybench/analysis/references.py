@@ -64,7 +64,7 @@ class SourceRun(_Strict):
 class Quantity(_Strict):
     """What a value measures.
 
-    of: settings of a point (workload, parameters, precision, batch size, world_size); of a health
+    of: settings that define a point, as workload, parameters, precision, world_size; of a health
     check {test, where}, where is "device", "pair on a node", "pair of nodes", or such as
     "4 on a node". metric: a column of `points`, or "value" of a health check.
     fabric: what connects the devices, "" where that does not matter.
@@ -112,9 +112,9 @@ class Entry(Quantity):
     """The range of one quantity on one model of device.
 
     value: geometric mean over devices. low, high: 99 % prediction interval for one start of a new
-    device (`predict_range`). devices, hosts, starts, days: how many of each; hosts counts names,
-    and devices of one index. measured: the values of which all this is computed; empty where only
-    the range is known, by `source`.
+    device (`predict_range`). devices, hosts, starts, days: how many of each; two devices of the
+    same host name and index are of two hosts. measured: the values of which all this is
+    computed; empty where only the range is known, by `source`.
     """
 
     value: Positive
@@ -424,7 +424,7 @@ def parse_references(text: str, name: str) -> ReferenceFile:
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{name}: {key_text(first['loc'])}: {rule_of(first)}") from error
-    except (YAMLError, ValueError, OverflowError, RecursionError) as error:
+    except (YAMLError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise UsageError(f"{name}: is not YAML: {' '.join(str(error).split())}") from error
 
 
@@ -446,7 +446,7 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
     None for another workload or test, and for a model whose datasheet is not known. of: as in
     `Quantity`.
     """
-    words = of.get("test", "").split() or [of.get("workload", ""), of.get("precision", "")]
+    words = [*of.get("test", "").split(), of.get("workload", ""), of.get("precision", "")]
     if words[0] == "gemm":
         return dense_peak_tflops(model, words[1])
     return memory_peak_gb_s(model) if words[0] == "memory" else None
@@ -487,7 +487,7 @@ def impossible_figures(
     """Return a sentence for each figure of a point that is impossible; [] for a point not ok.
 
     Each begins with "cannot be: ". Checked are the efficiency; rates, if a reference or datasheet
-    has them; samples against the batch; and whether the iterations fit into the attempts.
+    has them; samples of built-in workloads against the batch; whether iterations fit into attempts.
     attempts_s: the seconds of the attempt in each round whose iterations `row` counts. Without
     them, or if one is None, the last is not checked.
     """

@@ -169,7 +169,7 @@ class Fleet:
 def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
     """Return the fleets that were measured with at least two kinds of shares.
 
-    They are sorted by their devices, their slow devices, and the speed of these, fastest first.
+    They are sorted by the number of devices, that of slow ones, and `slow_ratio`, largest first.
     Points that are not ok or have no throughput are left out.
     """
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}

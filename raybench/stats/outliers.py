@@ -3,7 +3,7 @@
 Ranks are compared by their steps without communication (`find_straggler`); the rule, its trials on
 GPUs and its simulation are in docs/explanation/numbers.md. The subjects of a health test, all
 devices, all links or all nodes, are compared with the median of their peers in the same pass
-(`compare_peers`), never with one of them: device 0 may itself be the slow one.
+(`compare_peers`), and few with the fastest (`compare_few`): device 0 may itself be the slow one.
 docs/explanation/health.md has that rule, and `benchmarks/simulated_fleets.py` made its figures.
 """
 
@@ -230,12 +230,11 @@ _FLOOR_DEGREES = 10
 class Peers:
     """The subjects of one test compared with their peers; arrays have an entry for each subject.
 
-    ratios: its time over that of its peers, median over passes; above 1 is slower, NaN where no
-    pass has a value. sigma: the spread of the subjects' values, as a share of the median. limit:
-    how much worse than the median is too much, as a share of it. is_beyond: whether it is worse by
-    more, in the median of the passes and in each of them. p_values: one-sided, NaN as above.
-    is_reference: the subjects with which the others are compared: all, or the faster group of a
-    fleet that falls into two.
+    is_reference: the subjects whose median all are compared with: all, or the faster group of a
+    fleet that falls into two. sigma: the spread of their values, as a share of the median. limit:
+    how much worse than the median is too much, as a share of it. ratios: its time over that of its
+    peers, median over passes; above 1 is slower, NaN where no pass has a value. is_beyond: whether
+    it is worse by more, in the median of the passes and in each. p_values: one-sided, NaN as above.
     """
 
     ratios: Floats
@@ -254,8 +253,9 @@ class Peers:
 def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     """Return how each subject compares with the median of its peers, pass by pass.
 
-    values: [passes, subjects], NaN where a pass has none. is_time: whether less is better.
-    floor: the noise of a healthy device, as a share; a smaller spread counts as this.
+    values: [passes, subjects], NaN where a pass has none; at least LEAST_ALIKE subjects must have
+    one (fewer: `compare_few`). is_time: whether less is better. floor: the noise of a healthy
+    device, as a share above 0; a smaller spread counts as this.
 
     If the subjects fall into two groups that lie apart by more than the limit, each of at least two
     and a tenth of them, all are compared with the faster one: many things make a device slower than

@@ -58,7 +58,10 @@ class DeviceSpeed:
     steps: tuple[tuple[int, float], ...] = ()
 
     def step_s(self, items: int) -> float:
-        """Return the seconds of a step of `items` items on this device alone; 0 for no items."""
+        """Return the seconds of a step of `items` items on this device alone; 0 for no items.
+
+        They never fall with more items: a step measured shorter than one of fewer counts as that.
+        """
         if not items:
             return 0.0
         known, seconds = self._knots
@@ -71,17 +74,14 @@ class DeviceSpeed:
 
     @cached_property
     def _knots(self) -> tuple[Sequence[int], Sequence[float]]:
-        """The items and their seconds between which times are interpolated; the first is 0 items.
-
-        It takes the least of all times. A step shorter than one of fewer items counts as that one.
-        """
+        """The items and seconds to interpolate between, from 0 items with the least time of all."""
         items, seconds = zip((0, self.fixed_s), *self.steps, strict=True)
         rising = accumulate(seconds[1:], max, initial=min(seconds))
         return items, list(rising)
 
 
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
-    """Return the items of each device: equal shares, of which the first may be a unit larger.
+    """Return the items of each device: equal shares, of which the first ones may be a unit larger.
 
     Raises ValueError where the batch is not a multiple of the unit.
     """
@@ -143,8 +143,8 @@ def balance(
     """Return shares by speed, corrected by timed steps, and the seconds of each device's own step.
 
     Of all shares that were tried, it takes those whose slowest device is the quickest. Equal shares
-    count as tried, with the steps that the speeds predict. time_steps: measures for given shares
-    the seconds of each device's own step, 0 without a share. Raises as `shares_by_speed` does.
+    that memory holds count as tried, with the steps that the speeds predict. time_steps: measures
+    each device's own step in s for given shares, 0 without one. Raises as `shares_by_speed` does.
     """
     equal = equal_shares(len(speeds), batch, unit)
     fits = all(
@@ -176,9 +176,9 @@ def crossover_batch(
 ) -> float | None:
     """Return the global batch above which all devices together beat the fast ones alone.
 
-    In items, with shares by speed. None if the fast ones are never beaten, and if all are fast.
-    exchange_s, fast_exchange_s: the seconds that the exchange of gradients adds to a step, among
-    all devices and among the fast ones.
+    In items, with shares by speed, from fixed_s and items_per_s alone. None if the fast ones are
+    never beaten, and if all are fast. exchange_s, fast_exchange_s: the seconds that the exchange of
+    gradients adds to a step, among all devices and among the fast ones.
     """
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     if len(fast) == len(speeds):

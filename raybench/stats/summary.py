@@ -104,7 +104,7 @@ def student_t(degrees: float, confidence: float = 0.95) -> float:
 class LevelChange:
     """How much the level of a series changes, relative to the median of its last two thirds.
 
-    size: three times the difference of the last two thirds, which is what a straight drift changes
+    size: three times the last third less the one before it, which is what a straight drift changes
     from the first step to the last. error: the standard error of `size`, with `degrees` degrees of
     freedom, from the scatter of batch medians within the two thirds.
     """
@@ -114,7 +114,7 @@ class LevelChange:
     degrees: int
 
     def exceeds(self, least: float, errors: float) -> bool:
-        """Return whether the change is larger than `least` and than `errors` standard errors.
+        """Return whether a rise or fall is above `least` and above `errors` standard errors.
 
         `errors` is for a normal distribution (3: by chance in 1 of 370 series); the equally likely
         multiple for Student's t is taken.
