@@ -93,7 +93,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mentions(error: BaseException, *words: str) -> bool:
-    """Return whether the error's text, as in `message_of`, has one of `words`; case-sensitive."""
+    """Return whether the error's text, all of it but no note, has one of `words`; case-sensitive."""
     text = _text(error)
     return any(word in text for word in words)
 

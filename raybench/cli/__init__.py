@@ -74,7 +74,8 @@ class _LateGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return what click returns. Raises UsageError for an unknown command, with the nearest."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        is_unknown = bool(args) and args[0] not in COMMANDS and not args[0].startswith("-")
+        if is_unknown and not ctx.resilient_parsing:
             from raybench.job.problems import say_unknown
 
             raise click.UsageError(say_unknown("command", args[0], COMMANDS), ctx)

@@ -67,6 +67,7 @@ def offered(results, command, monkeypatch):
         ("show mlp-1/.. ", []),
         ("show --results nowhere ", [LATEST]),
         ("workloads ", [*BUILTIN]),
+        ("swep ", [*COMMANDS]),
     ],
 )
 def test_what_a_word_can_become_is_offered(offered, line, wanted):
