@@ -1,8 +1,8 @@
 """The command line: the only place that prints and exits.
 
 stdout carries results, stderr progress and errors. Exit codes are in `raybench.errors`,
-and 1 where a point failed or is slower, 5 where `compare --fail-on` finds none slower but cannot
-tell of all, 130 where the user interrupted.
+and 1 where a point failed or is slower or a check finds something bad, 5 where `compare --fail-on`
+finds none slower but cannot tell of all, 130 where the user interrupted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ COMMANDS = {
     "schema": ("raybench.cli.jobs", "Print the JSON Schema of job files."),
     "init": ("raybench.cli.jobs", "Write an annotated job file to start from."),
 }
-
 
 # Packages of the extra `run` in pyproject.toml, by the name under which they are imported.
 _RUN_PACKAGES = frozenset({"pynvml", "ray", "torch"})

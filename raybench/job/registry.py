@@ -210,7 +210,7 @@ def run_setting(name: str) -> Setting:
 def parameters(workload_class: type) -> tuple[Setting, ...]:
     """Return the parameters that a class declares: the keyword-only arguments of its `__init__`.
 
-    Raises UsageError, in one line, for parameters that no job file could give.
+    With those of an unpacked TypedDict. Raises UsageError, in one line, if no job could give one.
     """
     found = []
     with _one_line("the class of the workload"):
@@ -319,8 +319,8 @@ def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
 def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
     """Return why the class refuses a point with these settings; None if it accepts it.
 
-    Any class refuses float8 unless it has `takes_float8`, and a class without `takes_precision` all
-    but fp32; else its method `why_not` decides, and a class without one accepts all. Raises
+    Any class refuses float8 unless it says `takes_float8`, and one that denies `takes_precision`
+    all but fp32; else its method `why_not` decides, and a class without one accepts all. Raises
     UsageError, in one line, when the method raises.
     """
     precision, name = settings.get("precision", Precision.FP32), workload_class.__name__

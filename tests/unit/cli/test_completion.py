@@ -63,7 +63,6 @@ def offered(results, command, monkeypatch):
         (f"show latest {IDS[1][:4]}", IDS[1:]),
         (f"history --point {IDS[1][:5]}", IDS[1:]),
         ("show mlp ", []),
-        ("show nothing ", []),
         ("show mlp-1/.. ", []),
         ("show --results nowhere ", [LATEST]),
         ("workloads ", [*BUILTIN]),
