@@ -557,7 +557,7 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
     What the file leaves open, raybench's own job of the same name and workload may say.
     job_text, overrides: the run's job file and its values of `--set`. varying: the settings that
     differ between its points; `over` has only these, in their order. Imports the workload's module.
-    What cannot be read any more is ignored; nothing is raised.
+    What cannot be read any more is ignored.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):

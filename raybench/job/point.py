@@ -116,7 +116,7 @@ _NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)
 
 def _are_shares(value: str) -> bool:
     """Return True for a valid setting `shares`. Raises ValueError with the rule for another."""
-    if value in _NAMED_SHARES or re.fullmatch(r"\d+(/\d+)+", value):
+    if value in _NAMED_SHARES or re.fullmatch(r"\d{1,10}(/\d{1,10})+", value):
         return True
     names = ", ".join(_NAMED_SHARES)
     raise ValueError(f"must be one of {names}, or samples of each rank, as in 96/32")
