@@ -75,7 +75,7 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of `folder` (and "+changes" if tracked files differ), or None."""
+    """Return the commit of `folder` (with "+changes" if tracked files differ); None without git."""
     git = partial(
         subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
     )
