@@ -62,7 +62,7 @@ def variables_that_matter() -> dict[str, str]:
 
 @contextmanager
 def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process in the block; afterwards they are as before."""
+    """Set variables of this process in the block, which keeps them; then they are as before."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
