@@ -2,7 +2,7 @@
 
 RaybenchError
 ├── UsageError          2   a command that cannot be carried out as it was given
-│   ├── JobError        2   the job file: one line per problem, all of them at once
+│   ├── JobError        2   the job file: one line per problem, up to 50 at once
 │   └── ResultsError    2   a run that is not there, a folder that cannot be read or written
 └── ClusterError        3   no cluster at that address, it refuses us, or no point fits it
     └── DevicesInUseError    3   another sweep has the devices
@@ -34,7 +34,7 @@ class UsageError(RaybenchError):
 
 
 class JobError(UsageError):
-    """A job file that cannot be run; the text holds one `file:line:col: key: rule` line each."""
+    """A job that cannot be run: a line per problem, up to 50, with place, key and rule."""
 
 
 class ResultsError(UsageError):
@@ -93,7 +93,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mentions(error: BaseException, *words: str) -> bool:
-    """Return whether the error's text, as in `message_of`, has one of `words`; case-sensitive."""
+    """Return whether the error's text, uncut, without notes, has one of `words`; case-sensitive."""
     text = _text(error)
     return any(word in text for word in words)
 

@@ -1,8 +1,8 @@
 """The command line: the only place that prints and exits.
 
 stdout carries results, stderr progress and errors. Exit codes are in `raybench.errors`,
-and 1 where a point failed or is slower, 5 where `compare --fail-on` finds none slower but cannot
-tell of all, 130 where the user interrupted.
+and 1 where a point failed or is slower or a check finds something bad, 5 where `compare --fail-on`
+finds none slower but cannot tell of all, 130 where the user interrupted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ COMMANDS = {
     "init": ("raybench.cli.jobs", "Write an annotated job file to start from."),
 }
 
-
 # Packages of the extra `run` in pyproject.toml, by the name under which they are imported.
 _RUN_PACKAGES = frozenset({"pynvml", "ray", "torch"})
 
@@ -74,7 +73,8 @@ class _LateGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return what click returns. Raises UsageError for an unknown command, with the nearest."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        is_unknown = bool(args) and args[0] not in COMMANDS and not args[0].startswith("-")
+        if is_unknown and not ctx.resilient_parsing:
             from raybench.job.problems import say_unknown
 
             raise click.UsageError(say_unknown("command", args[0], COMMANDS), ctx)

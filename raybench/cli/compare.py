@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from raybench.report.comparison import Comparison
     from raybench.results.tables import PointRow, Run
 
-
 REGRESSION, UNCLEAR = "regression", "unclear"
 _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
 # Runs before the newest one with a tag that are looked at for others with it.

@@ -184,7 +184,6 @@ shared_option = click.option(
     help="Measure beside other sweeps on the same devices; each row says who was there.",
 )
 
-
 devices_option = click.option(
     "--devices",
     "devices_file",

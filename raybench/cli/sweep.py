@@ -154,7 +154,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     EXPR compares settings of a point, as in "world_size > 1 and precision == 'bf16'".
 
     Exit code: 0 all points ok or skipped, 1 a point failed, 2 a mistake in the job or the command,
-    3 no cluster or none that fits, 130 interrupted.
+    3 no cluster, none that fits or its devices in use, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.job.plan import make_plan

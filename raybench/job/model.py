@@ -275,7 +275,7 @@ class Measure(Section):
 
     @property
     def is_quick(self) -> bool:
-        """Whether `measure: quick` is asked for: no least time, so few iterations will do."""
+        """Whether `measure: quick`, or no least time, is asked for: few iterations will do."""
         return self.min_seconds == 0
 
     @property
@@ -554,10 +554,10 @@ def _problem(error: ErrorDetails) -> Problem:
 def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str]) -> Answer:
     """Return what a stored run answers, as its job file says, else its workload; else the speed-up.
 
-    job_text, overrides: the job file as the run keeps it, and the values of its `--set`.
-    varying: the settings that differ between the points of the run; `over` has only these, in
-    their order. Imports the workload's module. A text or workload that cannot be read any more is
-    ignored; nothing is raised.
+    What the file leaves open, raybench's own job of the same name and workload may say.
+    job_text, overrides: the run's job file and its values of `--set`. varying: the settings that
+    differ between its points; `over` has only these, in their order. Imports the workload's module.
+    What cannot be read any more is ignored.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):

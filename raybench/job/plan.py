@@ -59,7 +59,7 @@ class Plan:
 def varying_settings(points: Sequence[Point]) -> list[str]:
     """Return the names of the settings that differ between points, in the order of their settings.
 
-    Of batch_size and global_batch_size only the one that the job fixes. Empty for no points.
+    Of batch_size and global_batch_size only one, as in `settings_as_given`. Empty for no points.
     """
     told = [point.settings_as_given for point in points]
     names = dict.fromkeys(name for settings in told for name in settings)
@@ -71,9 +71,9 @@ def varying_settings(points: Sequence[Point]) -> list[str]:
 def make_plan(job: Job) -> Plan:
     """Return the plan of `job`: points in the order of its axes' product, then the included ones.
 
-    Duplicates are left out, with a warning in the plan. Raises JobError when a global batch size
-    does not divide, the workload refuses a point, no point is left, or none has the baseline that
-    the job gives; another UsageError where a class method of the workload raises.
+    Duplicates are left out, with a warning in the plan. Raises JobError when a point cannot be, or
+    the workload refuses it, when no point is left, or none has the baseline that the job gives;
+    another UsageError where a class method of the workload raises.
     """
     plan, problems = plan_and_problems(job)
     if problems:
@@ -326,9 +326,9 @@ def select_points(
 ) -> tuple[Point, ...]:
     """Return the points for which `expression` is true, in their order.
 
-    It is a Python expression without calls, as "world_size > 1 and precision == 'bf16'"; its names
-    are the settings of a point. option: the command-line option that gave it, for messages. Raises
-    UsageError when it cannot be evaluated, is no bool for a point, or keeps no point.
+    It is a Python expression without functions, as "world_size > 1 and precision == 'bf16'"; its
+    names are the settings of a point. option: the command's option that gave it, for messages.
+    Raises UsageError when it cannot be evaluated, is no bool for a point, or keeps no point.
     """
     # Here, so that a sweep without a filter does not load it.
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]

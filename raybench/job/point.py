@@ -116,7 +116,7 @@ _NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)
 
 def _are_shares(value: str) -> bool:
     """Return True for a valid setting `shares`. Raises ValueError with the rule for another."""
-    if value in _NAMED_SHARES or re.fullmatch(r"\d+(/\d+)+", value):
+    if value in _NAMED_SHARES or re.fullmatch(r"\d{1,10}(/\d{1,10})+", value):
         return True
     names = ", ".join(_NAMED_SHARES)
     raise ValueError(f"must be one of {names}, or samples of each rank, as in 96/32")
@@ -201,7 +201,6 @@ class Execution:
             column="devices that the point may use",
         ),
     ] = ANY
-
     strategy: Annotated[
         Strategy,
         About(
@@ -237,9 +236,9 @@ class Point(Execution):
     also the axes that it names itself. env: environment variables of its processes.
     global_batch_size = batch_size x world_size x the workload's `grad_accumulation` (1 where it
     has none); groups of ranks that share their items count in place of ranks. scaling: weak when
-    the job fixes batch_size, strong when it fixes global_batch_size. These three are None for a
-    workload that takes no batch size; but where ranks share their work, scaling is strong, and
-    world_size is no factor of the global batch.
+    the job fixes batch_size, strong when it fixes global_batch_size. These three are None where
+    the job gives no batch size; but where all ranks share their work, scaling is strong in any
+    case, and world_size is no factor of the global batch.
     """
 
     workload: str
@@ -301,7 +300,7 @@ class Point(Execution):
 
     @property
     def settings_as_given(self) -> dict[str, Scalar]:
-        """`settings` with only the one of both batch sizes that the job fixes."""
+        """`settings` with one of both batch sizes: the global one if scaling is strong."""
         derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
         return {name: value for name, value in self.settings.items() if name != derived}
 
@@ -397,12 +396,12 @@ def render(text: str, settings: Mapping[str, Scalar]) -> str:
 def split_arguments(text: str) -> list[str]:
     """Return the words of a command line, split as a shell does.
 
-    Raises ValueError for a quote that is not closed.
+    Raises ValueError for a quote that is not closed, and for a backslash at the end.
     """
     try:
         return shlex.split(text)
     except ValueError:
-        raise ValueError("a quote is not closed") from None
+        raise ValueError("a quote is not closed, or the last \\ escapes nothing") from None
 
 
 def product_of(text: str) -> int | None:

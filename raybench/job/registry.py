@@ -119,6 +119,8 @@ class Setting:
             # Of a union: a text is meant for one of its words.
             words = [one for one in found if one["type"] == "literal_error"]
             return rule_of((words if isinstance(value, str) and words else found)[0])
+        except Exception as error:  # of a validator of the user's own
+            return f"cannot be checked: {brief(error)}"
         if accepted is not None and not isinstance(accepted, Scalar):
             # The type may convert: no table holds a Decimal or a Path.
             return f"becomes a {type(accepted).__name__}, which is no int, float, bool or str"
@@ -210,7 +212,7 @@ def run_setting(name: str) -> Setting:
 def parameters(workload_class: type) -> tuple[Setting, ...]:
     """Return the parameters that a class declares: the keyword-only arguments of its `__init__`.
 
-    Raises UsageError, in one line, for parameters that no job file could give.
+    With those of an unpacked TypedDict. Raises UsageError, in one line, if no job could give one.
     """
     found = []
     with _one_line("the class of the workload"):
@@ -319,9 +321,8 @@ def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
 def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
     """Return why the class refuses a point with these settings; None if it accepts it.
 
-    Any class refuses float8 unless it has `takes_float8`, and a class without `takes_precision` all
-    but fp32; else its method `why_not` decides, and a class without one accepts all. Raises
-    UsageError, in one line, when the method raises.
+    Any class refuses float8 unless it says `takes_float8`, and one that denies `takes_precision`
+    all but fp32; else its method `why_not` decides, if any. Raises UsageError when that raises.
     """
     precision, name = settings.get("precision", Precision.FP32), workload_class.__name__
     if precision != Precision.FP32 and not getattr(workload_class, "takes_precision", True):

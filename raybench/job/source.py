@@ -1,8 +1,8 @@
 """A job file as data that knows where each value was given, with the `--set` overrides applied.
 
-The YAML is 1.2, cut down to what a job file needs: one document, no anchors, aliases, tags or merge
-keys, so that a text means what it looks like and cannot explode. What is wrong is a `Problem`.
-Sizes such as 4KiB, which a job file may give in place of bytes, are read here too.
+The YAML is 1.2, cut down to what a job file needs: one document, no anchors, aliases, merge keys
+or tags but YAML's own, so that a text means what it looks like and cannot explode. What is wrong is
+a `Problem`. Sizes such as 4KiB, which may stand in place of bytes, are read here too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ _SYNTAX = {
     "but found another document": "one document only; remove what follows '---'",
 }
 
-
 _UNITS = {
     **dict.fromkeys(("", "B"), 1),
     **{f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)},
@@ -88,7 +87,8 @@ class YamlSource:
         if override is not None:
             return f"{_label(override)}: {subject}{problem.message}"
         if self.options:
-            option = self.options.get(problem.path)
+            paths = [problem.path[:length] for length in range(len(problem.path), 0, -1)]
+            option = next((self.options[path] for path in paths if path in self.options), None)
             return f"{option or self.name}: {'' if option else subject}{problem.message}"
         line, column = self._position(problem)
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
@@ -185,8 +185,8 @@ class YamlSource:
             return text
         try:
             value = getattr(yaml.constructor, f"construct_yaml_{kind}")(node)
-        except (KeyError, ValueError):
-            # Python refuses to read thousands of digits; "0x_" is no number either.
+        except (LookupError, ValueError):
+            # Python refuses to read thousands of digits; "0x_" and "" are no numbers either.
             self._note(path, f"not a number that can be read: {quote(given)}", at)
             return 0
         if kind == "int" and abs(value) > _INT64_MAX:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from raybench.job.model import Measure
     from raybench.records.environment import Code
 
-
 DeviceKind = Literal["cuda", "cpu"]
 _Text = TypeVar("_Text", bound=str)
 
@@ -68,7 +67,8 @@ class Metric:
     unit: of the stored value; empty where it has none.
     description: what it is, in at most 60 characters.
     kind: the type of its column.
-    over_ranks: how the values of the ranks become the point's. None: by a computation of its own.
+    over_ranks: how the values of the ranks become the point's. None: of a workload's own metric by
+    their mean, else by a computation of its own.
     over_step: of a workload's own metric whose value says how much one step does. ms_each: the
     metric is the step time in ms over the value. per_second: the value over the mean step in s.
     seconds: what so many steps take, by the mean step.

@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -62,7 +62,7 @@ def variables_that_matter() -> dict[str, str]:
 
 @contextmanager
 def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process in the block; afterwards they are as before."""
+    """Set variables of this process in the block, which keeps them; then they are as before."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
@@ -75,7 +75,7 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of `folder` (and "+changes" if files differ); None where git tells none."""
+    """Return the commit of `folder` (with "+changes" if tracked files differ); None without git."""
     git = partial(
         subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
     )
@@ -143,7 +143,9 @@ def code_of(module: str) -> Code:
     Files are read and parsed, none is imported. module: its dotted name. Of a built-in workload
     the files in `raybench/workloads/` count. No file where none is found, as in an archive.
     """
-    return Code(workload=_workload_files(module), raybench_sha256=raybench_sha256())
+    own_package = module.partition(".")[0]
+    files = _workload_files(_files_of(module, own_package), own_package)
+    return Code(workload=files, raybench_sha256=raybench_sha256())
 
 
 def code_of_script(path: Path) -> Code:
@@ -157,7 +159,7 @@ def code_of_script(path: Path) -> Code:
     # As a script finds modules beside it.
     sys.path.insert(0, str(path.absolute().parent))
     try:
-        files = _workload_files(path.stem)
+        files = _workload_files([(path.name, path)])
     finally:
         sys.path[:] = before
     return Code(workload=files, raybench_sha256=raybench_sha256(), script=script)
@@ -220,24 +222,24 @@ def _content(path: Path) -> bytes:
         return b""  # whoever imports it is told why it cannot be read
 
 
-def _workload_files(module: str) -> dict[str, str]:
-    """Return the SHA-256 of a module of the user's and of all of his that it imports, by name.
+def _workload_files(first: Iterable[tuple[str, Path]], own_package: str = "") -> dict[str, str]:
+    """Return the SHA-256 of files of the user's and of all of his that they import, by name.
 
     Of a built-in workload those of `raybench/workloads/`. Reads each file, imports none.
     """
-    own_package = module.partition(".")[0]
     found: dict[str, str] = {}
-    seen, waiting = {module}, [module]
+    seen: set[str] = set()
+    waiting = [first]
     while waiting:
-        for name, path in _files_of(waiting.pop(), own_package):
+        for name, path in waiting.pop():
             # Of a built-in workload what is not beside it counts as raybench's.
             is_elsewhere = not name.startswith("raybench/workloads/")
             if name in found or (own_package == "raybench" and is_elsewhere):
                 continue
             content = _content(path)
             found[name] = _sha256(content)
-            imported = set(_imports(content, name)) if path.suffix == ".py" else set()
-            waiting += imported - seen
+            imported = set(_imports(content, name))
+            waiting += [_files_of(one, own_package) for one in imported - seen]
             seen |= imported
     return found
 

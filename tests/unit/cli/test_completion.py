@@ -63,10 +63,10 @@ def offered(results, command, monkeypatch):
         (f"show latest {IDS[1][:4]}", IDS[1:]),
         (f"history --point {IDS[1][:5]}", IDS[1:]),
         ("show mlp ", []),
-        ("show nothing ", []),
         ("show mlp-1/.. ", []),
         ("show --results nowhere ", [LATEST]),
         ("workloads ", [*BUILTIN]),
+        ("swep ", [*COMMANDS]),
     ],
 )
 def test_what_a_word_can_become_is_offered(offered, line, wanted):

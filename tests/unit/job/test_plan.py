@@ -423,7 +423,7 @@ REFUSED = [
     ("devices: ' '", "must be any, a model as in H200"),
     ("world_size: 4, devices: 0/2", "devices: 0/2 are 2, world_size is 4"),
     # Uneven shares, and devices that are slowed down.
-    ("shares: by_sped", "matrix.shares[0]: must be one of equal, fast, by_speed"),
+    (f"shares: {'9' * 5000}/1", "matrix.shares[0]: must be one of equal, fast, by_speed"),
     ("world_size: 2, shares: 96/16/16", "96/16/16 are 3, world_size is 2"),
     ("world_size: 2, shares: 96/16", "96/16 are 112 samples together, a step has 128"),
     ("shares: by_speed, cuda_graph: true", "cuda_graph: true does not go with"),

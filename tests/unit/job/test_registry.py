@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 from commands import refusal_of
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
 from raybench.errors import UsageError
 from raybench.job import registry
@@ -33,7 +33,7 @@ class Declared:
         mode: Literal["a", "b"] = "a",
         limit: int | None = None,
         is_fast: bool = False,
-        label: str,
+        label: Annotated[str, AfterValidator(lambda label: label[0] and label)],
         grad_accumulation: int = 1,
     ) -> None: ...
 
@@ -75,8 +75,8 @@ def test_parameters_have_name_type_default_and_description_and_say_what_they_tak
     assert found["rate"].description == "How fast."
     assert found["mode"].type == "'a' | 'b'"
     assert found["limit"].type == "integer | none"
-    assert found["label"].is_required
-    assert not found["limit"].is_required
+    assert (found["label"].is_required, found["limit"].is_required) == (True, False)
+    assert found["label"].complaint("").startswith("cannot be checked: IndexError: string index")
     assert found["grad_accumulation"].type == "integer >= 1"
     either = registry.settings(registry.load("transformer"))["activation_checkpointing"]
     assert either.complaint("ful").startswith("must be 'none', 'selective' or 'full', given 'ful'")

@@ -104,12 +104,12 @@ def test_a_module_without_a_file_has_no_hash(monkeypatch):
 
 
 def test_a_script_is_made_of_itself_and_of_what_lies_beside_it(tmp_path, monkeypatch):
-    (tmp_path / "train-v2.py").write_text("import json, torch, shards\nfrom parts import nets\n")
+    (tmp_path / "random.v2").write_text("import json, torch, shards\nfrom parts import nets\n")
     (tmp_path / "shards.py").write_text("rows = 1\n")
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "nets.py").touch()
-    code = code_of_script(tmp_path / "train-v2.py")
-    assert set(code.workload) == {"train-v2.py", "shards.py", "parts/nets.py"}
+    code = code_of_script(tmp_path / "random.v2")
+    assert set(code.workload) == {"random.v2", "shards.py", "parts/nets.py"}
     assert str(tmp_path) not in sys.path
     # Another module of that name, which this process has loaded, is not the script's.
     monkeypatch.setitem(sys.modules, "shards", sys.modules[__name__])
