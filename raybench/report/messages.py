@@ -113,14 +113,13 @@ def group_messages(
 
     Texts that differ in figures only are one. rows: the failed point of each text, for `where`.
     """
-    alike: dict[str, list[tuple[str, PointRow | None]]] = {}
+    alike: dict[tuple[str, ...], list[tuple[str, PointRow | None]]] = {}
     for place, text in enumerate(texts):
         row = rows[place] if rows is not None else None
-        alike.setdefault(_FIGURE.sub("#", text), []).append((text, row))
+        alike.setdefault(tuple(_FIGURE.split(text)), []).append((text, row))
     groups = []
-    for members in alike.values():
+    for between, members in alike.items():
         figures = zip(*(_FIGURE.findall(text) for text, _ in members), strict=True)
-        between = _FIGURE.split(members[0][0])
         pieces = zip_longest(between, map(_range, figures), fillvalue="")
         places = _places([row for _, row in members if row is not None])
         text = "".join(chain.from_iterable(pieces))
