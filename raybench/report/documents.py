@@ -26,7 +26,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from raybench.report.formatting import one_line, plain, printable
+from raybench.report.formatting import one_line, plain
 from raybench.results.columns import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -56,14 +56,13 @@ class Line:
     """A paragraph.
 
     is_apart: a blank line comes before it. is_whole: it is never folded, so that a path or a
-    command in it can be copied. is_indented: its leading blanks are kept, but not in Markdown.
+    command in it can be copied. Blanks of its text are kept, but not in Markdown.
     """
 
     text: str
     tone: Tone = "plain"
     is_apart: bool = False
     is_whole: bool = False
-    is_indented: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,8 +411,8 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
             yield Text("")
         match block:
             case Line():
-                text = printable(block.text) if block.is_indented else one_line(block.text)
-                yield Text(text, style=_STYLES[block.tone], no_wrap=block.is_whole or None)
+                style, whole = _STYLES[block.tone], block.is_whole or None
+                yield Text(one_line(block.text), style=style, no_wrap=whole)
             case Listing():
                 yield from _listing(block, width)
             case Table():
