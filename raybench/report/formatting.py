@@ -41,7 +41,7 @@ def one_line(text: str) -> str:
 
 
 def plain_lines(text: str) -> list[str]:
-    """Return the lines of a text without control characters; their blanks are kept."""
+    """Return the lines of a text without control characters, and without blanks at their ends."""
     return [printable(line.expandtabs()).rstrip() for line in text.splitlines()]
 
 
@@ -56,7 +56,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def span(*texts: str) -> str:
-    """Return texts, the least first, as `57.2% to 87.0%`: all that are given, equal ones once."""
+    """Return texts in the order given, as `57.2% to 87.0%`; equal ones once."""
     return " to ".join(dict.fromkeys(texts))
 
 
@@ -96,7 +96,7 @@ def failure(status: str, error_type: str | None, message: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with significant digits: 1,234 12.34 0.001234 3.11e-08; "" for None."""
+    """Return a number with significant digits, 6 decimals at most: 1,234 3.11e-08; "" for None."""
     if not has_value(value):
         return ""
     if value == 0:
@@ -178,7 +178,7 @@ def part(value_ms: float | None, unit: Unit) -> str:
     if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
-    return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
+    return f"{value:z.3f}" if 0 < abs(value) < 1 else number(value, digits=3)
 
 
 def ratio(value: float | None) -> str:
