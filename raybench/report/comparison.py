@@ -344,9 +344,7 @@ def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
 
 def percent(relative: float | None) -> str:
     """Return a change as text, `+2.13%`; "" for None."""
-    if relative is None:
-        return ""
-    return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
+    return "" if relative is None else f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
 
 _TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good", UNCLEAR: "advice"}

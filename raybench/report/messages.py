@@ -70,10 +70,10 @@ _MAX_GROUPS = 20
 
 
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
-    """Return (`4 x`, message) for each of the first 20 groups, then the number of others."""
+    """Return (`4 x`, message) for each of the first 20 groups, then how many texts others have."""
     lines = [(f"{one.count} x", one.shortened(300)) for one in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
-        lines.append((f"{more} x", "others, each another; `--format json` has all"))
+        lines.append((f"{more} x", "others; `--format json` has all"))
     return Listing(title=title, lines=lines, is_quoted=True)
 
 
