@@ -199,7 +199,7 @@ def gib(value: float | None) -> str:
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Return the value of a metric in its format, without a unit; "" if unknown. unit: of times."""
+    """Return the value of a metric in its format, no unit but %; "" if unknown. unit: of times."""
     if shown.format == "choices":
         # What NCCL ran, without the collectives and their sizes: RING LL, 8 channels.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
@@ -318,7 +318,7 @@ def course(run: Run) -> str:
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:
-    """Return how the points of a run ended: `36 points: 35 ok, 1 failed, 0 skipped`."""
+    """Return how points ended, by a status each: `36 points: 35 ok, 1 failed, 0 skipped`."""
     ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
     failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
     text = f"{counted(run.points_total, 'point')}: {ok} ok, {failed} failed, {skipped} skipped"
@@ -329,7 +329,7 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
 def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None) -> str:
     """Return the devices: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
 
-    devices: one or more rows of the table `devices`. node_count: None counts their node ids.
+    devices: one or more rows of table `devices`. node_count: of GPUs; None counts their node ids.
     """
     if all(device["kind"] == "cpu" for device in devices):
         # The processors of each host once, however many workers are on it.
