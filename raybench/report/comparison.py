@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -79,7 +80,7 @@ class Comparison(Document):
 
     @cached_property
     def rows(self) -> list[ComparedPoint]:
-        """Return the points, those that got worse first, and by the size of their change."""
+        """Return the points: slower, faster, unclear (each by size of change), same, no verdict."""
         return sorted(self.points, key=_urgency)
 
     @cached_property
@@ -98,11 +99,7 @@ class Comparison(Document):
 
         In the order of `rows`. A point that new does not have is not among them.
         """
-        return [
-            row
-            for row in self.rows
-            if row.base_runs and (row.new_failed or 0.0) > (row.base_failed or 0.0)
-        ]
+        return [row for row in self.rows if row.base_runs and row.new_failed > row.base_failed]
 
     @property
     def is_regression(self) -> bool:
@@ -116,14 +113,22 @@ class Comparison(Document):
         return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
-        """Return whether a point of BASE may be slower by more than `change` (0.1: 10 %).
+        """Return whether a point of BASE may be slower by more than `change` (0.1: 10 %) unseen.
 
-        It may be if its interval allows it, and without one, as a point that NEW did not measure.
+        It may be if its interval allows it, and without one, as a point that NEW did not measure;
+        but what is called slower, or is `broken`, is seen.
         """
-        ends = [(row.ratio_high, row.rate_ratio_low) for row in self.rows if row.base_runs]
-        return any(
-            high is None or low is None or max(high, 1 / low) - 1 > change for high, low in ends
-        )
+        return any(share > change for share in self._unseen())
+
+    def _unseen(self) -> list[float]:
+        """Return by which share each point may be slower unseen; infinite without an interval."""
+        return [
+            max(row.ratio_high, 1 / row.rate_ratio_low) - 1
+            if row.ratio_high and row.rate_ratio_low
+            else math.inf
+            for row in self.rows
+            if row.base_runs and row.verdict != SLOWER and row.new_failed <= row.base_failed
+        ]
 
     @property
     def obstacles(self) -> tuple[str, ...]:
@@ -135,7 +140,7 @@ class Comparison(Document):
     def title(self) -> str:
         """Return the answer in a sentence.
 
-        If a point may be slower by over 10 % without being called slower, that comes first.
+        That it `is_blind` to 10 % comes first, unless no point has two runs a side.
         """
         rows, verdicts = self.compared, self.verdicts
         broken = f"; {len(self.broken)} failing now" if self.broken else ""
@@ -144,8 +149,9 @@ class Comparison(Document):
         middle = percent(float(np.median([row.ratio for row in rows])) - 1)
         median = f"; the median change of the step is {middle}" if len(rows) > 1 else ""
         if self.has_one_run:
-            side = "base" if len(self.base) < LEAST_RUNS else "new"
-            where = "a side" if len(self.base) == len(self.new) else f"of {side}"
+            ok = {"base": [r.base_runs for r in rows], "new": [r.new_runs for r in rows]}
+            few = [side for side, runs in ok.items() if max(runs) < LEAST_RUNS]
+            where = f"of {few[0]}" if len(few) == 1 else "a side"
             words = Counter(_verdict_words(row, self.threshold) for row in rows)
             likely = [f"{words[one]} {one}" for one in (f"{SLOWER}?", f"{FASTER}?") if words[one]]
             found = f"; of {counted(len(rows), 'point')}: {', '.join(likely)}" if likely else ""
@@ -155,12 +161,9 @@ class Comparison(Document):
         lead += f", the worst by {max(slower):.1%}" if slower else ""
         others = [f"{verdicts[name]} {name}" for name in (FASTER, SAME, UNCLEAR) if verdicts[name]]
         found = "; ".join(filter(None, (lead, ", ".join(others))))
-        unseen = [
-            max(row.ratio_high, 1 / row.rate_ratio_low) - 1
-            for row in rows
-            if row.verdict != SLOWER and row.ratio_high and row.rate_ratio_low
-        ]
-        blind = f"Blind below {most:.0%}: " if (most := max(unseen, default=0.0)) > _BLIND else ""
+        most, unknown = max(unseen := self._unseen(), default=0.0), unseen.count(math.inf)
+        how = f"at {counted(unknown, 'point')} of BASE" if unknown else f"below {most:.0%}"
+        blind = f"Blind {how}: " if most > _BLIND else ""
         return f"{blind}{found}{broken}{median}."
 
     def blocks(self) -> Iterator[Block]:
@@ -341,9 +344,7 @@ def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
 
 def percent(relative: float | None) -> str:
     """Return a change as text, `+2.13%`; "" for None."""
-    if relative is None:
-        return ""
-    return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
+    return "" if relative is None else f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
 
 _TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good", UNCLEAR: "advice"}

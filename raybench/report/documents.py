@@ -26,7 +26,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from raybench.report.formatting import one_line, plain, printable
+from raybench.report.formatting import one_line, plain
 from raybench.results.columns import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -56,14 +56,13 @@ class Line:
     """A paragraph.
 
     is_apart: a blank line comes before it. is_whole: it is never folded, so that a path or a
-    command in it can be copied. is_indented: its leading blanks are kept, but not in Markdown.
+    command in it can be copied. Blanks of its text are kept, but not in Markdown.
     """
 
     text: str
     tone: Tone = "plain"
     is_apart: bool = False
     is_whole: bool = False
-    is_indented: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +302,7 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
 
 
 def escape(text: str) -> str:
-    """Return the text escaped for Markdown, which then shows it as it is, on one line."""
+    """Return the text on one line (see `plain`), escaped for the inside of a line of Markdown."""
     return _SPECIAL.sub(r"\\\1", plain(text))
 
 
@@ -328,7 +327,7 @@ def format_object(**members: Any) -> str:
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return column -> value for each row of a table, with None for NaN, NaT and NA.
 
-    Columns of integers have integers, also where pandas made floats of them because of a null.
+    The columns of integers of `TABLES` have integers, also where nulls made floats of them.
     """
     from raybench.results.tables import TABLES  # loads numpy, which no table of text needs
 
@@ -386,7 +385,7 @@ def render(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) 
 
 
 def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Return what rich draws of these parts, without blanks at the ends of lines."""
+    """Return what rich draws of these parts; without colour no line ends in blanks."""
     target = io.StringIO()
     console = Console(
         file=target,
@@ -412,8 +411,8 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
             yield Text("")
         match block:
             case Line():
-                text = printable(block.text) if block.is_indented else one_line(block.text)
-                yield Text(text, style=_STYLES[block.tone], no_wrap=block.is_whole or None)
+                style, whole = _STYLES[block.tone], block.is_whole or None
+                yield Text(one_line(block.text), style=style, no_wrap=whole)
             case Listing():
                 yield from _listing(block, width)
             case Table():
@@ -459,8 +458,8 @@ def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
 def fit(table: Table, width: int) -> tuple[Table, list[str]]:
     """Return the table made to fit `width`, and the titles of the columns left out.
 
-    Columns with a `drop` are left out one by one; if that is not enough, `narrower` is taken. The
-    result may still be too wide.
+    Columns with a `drop` are left out one by one; if that is not enough, `narrower` is taken, and
+    the titles are of its columns alone. The result may still be too wide.
     """
     left_out = []
     for column in sorted(

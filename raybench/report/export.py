@@ -43,8 +43,8 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 class ExportedPoint:
     """A point by its latest attempts, its rounds as one.
 
-    row: its columns as JSON can hold them. settings: all that define the point, the same in every
-    run that has it. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
+    row: its columns as JSON can hold them. settings: as `defining_settings`, the same in every run
+    that has it. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
     figures: what was measured and derived, as numbers: yes is 1, null is left out, and a metric
     that the workload declares itself has its own name, unless a column has it. is_failure: running
     out of memory is none in a search for the largest batch. was_not_run: skipped or cancelled.
@@ -103,9 +103,9 @@ def export_csv(summary: Summary) -> str:
     """Return a line per point: the columns of `points` and what the report derives.
 
     A parameter of the workload is a column `params.NAME`, a metric of its own a column
-    `workload_metrics.NAME`, `methods` is JSON, a list is joined by "; ", null is empty. UTF-8, a
-    comma between cells, a full stop in numbers. A text that a spreadsheet would take for a formula
-    begins with a quote.
+    `workload_metrics.NAME`; other maps are JSON (`workload_headings` is left out), a list is joined
+    by "; ", null is empty. A comma is between cells, a full stop in numbers. A text that a
+    spreadsheet would take for a formula begins with a quote.
     """
     rows = []
     more: set[str] = set()
@@ -144,7 +144,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def export_github(summary: Summary) -> str:
-    """Return a JSON list: the median step of each ok point in ms, with half of its 95 % interval.
+    """Return a JSON list: the median step in ms of ok points, ± half its 95 % interval if known.
 
     For the action `benchmark-action/github-action-benchmark`, which draws them over the commits of
     a repository and warns when one is worse; its tool is `customSmallerIsBetter`. A name holds all
@@ -209,7 +209,7 @@ def export_junit(summary: Summary) -> str:
     """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
 
     The figures of a point are its properties, in the units of `raybench.units("points")`; `time` is
-    what the last attempt took. Running out of memory is no error in a search for the largest batch.
+    what its last ok round took. In a search for the largest batch no memory left is no error.
     """
     run, cases = summary.run, []
     for point in exported_points(summary):

@@ -41,7 +41,7 @@ def one_line(text: str) -> str:
 
 
 def plain_lines(text: str) -> list[str]:
-    """Return the lines of a text without control characters; their blanks are kept."""
+    """Return the lines of a text without control characters, and without blanks at their ends."""
     return [printable(line.expandtabs()).rstrip() for line in text.splitlines()]
 
 
@@ -56,7 +56,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def span(*texts: str) -> str:
-    """Return texts, the least first, as `57.2% to 87.0%`: all that are given, equal ones once."""
+    """Return texts in the order given, as `57.2% to 87.0%`; equal ones once."""
     return " to ".join(dict.fromkeys(texts))
 
 
@@ -96,7 +96,7 @@ def failure(status: str, error_type: str | None, message: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with significant digits: 1,234 12.34 0.001234 3.11e-08; "" for None."""
+    """Return a number with significant digits, 6 decimals at most: 1,234 3.11e-08; "" for None."""
     if not has_value(value):
         return ""
     if value == 0:
@@ -178,7 +178,7 @@ def part(value_ms: float | None, unit: Unit) -> str:
     if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
-    return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
+    return f"{value:z.3f}" if 0 < abs(value) < 1 else number(value, digits=3)
 
 
 def ratio(value: float | None) -> str:
@@ -199,7 +199,7 @@ def gib(value: float | None) -> str:
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Return the value of a metric in its format, without a unit; "" if unknown. unit: of times."""
+    """Return the value of a metric in its format, no unit but %; "" if unknown. unit: of times."""
     if shown.format == "choices":
         # What NCCL ran, without the collectives and their sizes: RING LL, 8 channels.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
@@ -318,7 +318,7 @@ def course(run: Run) -> str:
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:
-    """Return how the points of a run ended: `36 points: 35 ok, 1 failed, 0 skipped`."""
+    """Return how points ended, by a status each: `36 points: 35 ok, 1 failed, 0 skipped`."""
     ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
     failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
     text = f"{counted(run.points_total, 'point')}: {ok} ok, {failed} failed, {skipped} skipped"
@@ -329,7 +329,7 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
 def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None) -> str:
     """Return the devices: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
 
-    devices: one or more rows of the table `devices`. node_count: None counts their node ids.
+    devices: one or more rows of table `devices`. node_count: of GPUs; None counts their node ids.
     """
     if all(device["kind"] == "cpu" for device in devices):
         # The processors of each host once, however many workers are on it.

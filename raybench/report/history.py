@@ -62,7 +62,7 @@ class History(Document):
         return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
 
     def blocks(self) -> Iterator[Block]:
-        """Yield tables of points, those with steps first; for one point on one machine its runs."""
+        """Yield a table a workload, points with steps first; of one point and machine its runs."""
         found: dict[tuple[str, int], Series] = {}
         for row in self.rows:
             found.setdefault((row.point_id, row.machine), []).append(row)

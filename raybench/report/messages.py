@@ -70,10 +70,10 @@ _MAX_GROUPS = 20
 
 
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
-    """Return (`4 x`, message) for each of the first 20 groups, then the number of others."""
+    """Return (`4 x`, message) for each of the first 20 groups, then how many texts others have."""
     lines = [(f"{one.count} x", one.shortened(300)) for one in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
-        lines.append((f"{more} x", "others, each another; `--format json` has all"))
+        lines.append((f"{more} x", "others; `--format json` has all"))
     return Listing(title=title, lines=lines, is_quoted=True)
 
 
@@ -113,14 +113,13 @@ def group_messages(
 
     Texts that differ in figures only are one. rows: the failed point of each text, for `where`.
     """
-    alike: dict[str, list[tuple[str, PointRow | None]]] = {}
+    alike: dict[tuple[str, ...], list[tuple[str, PointRow | None]]] = {}
     for place, text in enumerate(texts):
         row = rows[place] if rows is not None else None
-        alike.setdefault(_FIGURE.sub("#", text), []).append((text, row))
+        alike.setdefault(tuple(_FIGURE.split(text)), []).append((text, row))
     groups = []
-    for members in alike.values():
+    for between, members in alike.items():
         figures = zip(*(_FIGURE.findall(text) for text, _ in members), strict=True)
-        between = _FIGURE.split(members[0][0])
         pieces = zip_longest(between, map(_range, figures), fillvalue="")
         places = _places([row for _, row in members if row is not None])
         text = "".join(chain.from_iterable(pieces))

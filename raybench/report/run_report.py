@@ -194,7 +194,7 @@ class RunReport(Document):
         first, *others = text.split("\n")
         yield Line(text=f"Next: {first}", tone="aside", is_apart=True, is_whole=True)
         for text in others:
-            yield Line(text=text, tone="aside", is_whole=True, is_indented=True)
+            yield Line(text=text, tone="aside", is_whole=True)
         text = f"`{command('explain', 'TERM')}` says what a heading or mark means."
         yield Line(text=text, tone="aside")
 

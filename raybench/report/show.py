@@ -235,7 +235,7 @@ class PointDetails(Document):
             last = lines[-15:]  # which say most; `--json` has all of it
             cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
             yield Line(text=f"error_detail{cut}", tone="strong", is_apart=True)
-            yield from (Line(text=text, is_indented=True) for text in last)
+            yield from (Line(text=text) for text in last)
         if self.standings:
             found = [(one.entry.metric, one.text) for one in self.standings]
             yield Listing(title="Against the reference", lines=found)

@@ -110,6 +110,7 @@ def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
             ["to ±1.0%; asks ±1.0%", "to ±170.2%; asks ±1.0%"],
             {"to ±1.0% to ±170.2%; asks ±1.0%": 2},
         ),
+        (["item # is", "item 1 is"], {"item # is": 1, "item 1 is": 1}),
         # The rank that is named is no figure.
         (
             ["rank 1 takes 15 ms", "rank 12 takes 5 ms"],
