@@ -1,7 +1,7 @@
 """Where a step goes: computation, communication, waits. From steps run after the timed ones.
 
-All parts are those of the rank whose own step is longest: on it they follow each other, and with
-the exposed communication they add up to the step.
+The parts are those of the rank whose own step is longest: on it they follow each other, and with
+the exposed communication they add up to the step. `comm_ms` and `wait_ms` are of all ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BREAKDOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class PartColumns:
-    """Where the step goes. Parts are those of the rank whose own step is longest."""
+    """Where the step goes. Parts but comm_ms, wait_ms are of the rank with the longest own step."""
 
     slowest_rank: Annotated[int | None, Column("", "rank that is slower than the others")] = None
     host_bound: Annotated[bool | None, Column("", "the GPU waits for the host")] = None

@@ -84,7 +84,7 @@ class RunStore:
     def create(cls, root: Path, run: Run, measure: Measure, code: Code | None = None) -> RunStore:
         """Make the folders of a new run, write its row, and return its store.
 
-        The run must be held. Raises ResultsError also when it exists, or its id is no plain name.
+        The run must be held. Raises ResultsError also when it exists, or `hold_run` refuses its id.
         """
         _check_run_id(run.run_id)
         store = cls(root=root, run_id=run.run_id, measure=measure, code=code)
@@ -250,9 +250,10 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run inside the `with` block: only one driver may write it.
 
     Makes the run's folder in `runs`, with the lock file. The system frees the lock when the process
-    dies. On a file system without locks nothing is held. Raises ResultsError for an id that cannot
-    be the name of a folder, when another driver holds the run for more than a second, where a link
-    in the run's folders leads out of `root`, and where the folder cannot be written.
+    dies. On a file system without locks nothing is held. Raises ResultsError for an id that has
+    other characters than a-z, A-Z, 0-9, '.', '_' and '-', begins with one of these three, is all
+    digits or `latest`; when another driver holds the run for more than a second; where a link in
+    the run's folders leads out of `root`; and where the folder cannot be written.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):
@@ -284,11 +285,11 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
 
 
 def _check_run_id(run_id: str) -> None:
-    """Raise ResultsError for an id that is no plain folder name, all digits, or `latest`."""
+    """Raise ResultsError for an id that `hold_run` refuses."""
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise ResultsError(
-            f"run_id: must be letters, digits, '.', '_' or '-', not all digits and not "
-            f"'{LATEST}', got {run_id!r}"
+            "run_id: must be letters of a-z, digits, '.', '_' or '-', begin with a letter or a "
+            f"digit, and not be all digits or '{LATEST}', got {run_id!r}"
         )
 
 
@@ -303,7 +304,7 @@ def check_writable(root: Path) -> None:
 
 
 def clear_leftovers(root: Path, run_id: str) -> None:
-    """Delete unfinished files, and all files of attempts without a row in `points`.
+    """Delete unfinished files, and those of attempts without a row in `points`, but for telemetry.
 
     The run must be held (`hold_run`). Raises ResultsError for damaged parts, where `points` of the
     run cannot be seen, and for a file that cannot be deleted.

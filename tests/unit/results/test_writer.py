@@ -175,7 +175,7 @@ def test_a_hundred_parts_stay_below_six_megabytes(tmp_path):
     "run_id", ["../evil", "a/b", "..", ".hidden", "", "12345", "latest", "a\\b", "run\n"]
 )
 def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
-    with pytest.raises(ResultsError, match="run_id: must be"):
+    with pytest.raises(ResultsError, match=r"run_id: must be .* begin with a letter or a digit"):
         RunStore.create(tmp_path / "results", make_run(run_id), make_measure())
     assert list(tmp_path.iterdir()) == []
 
