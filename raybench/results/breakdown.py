@@ -262,5 +262,5 @@ def write_time(*times_ms: float, digits: int = 3) -> str:
 
     The longest decides the unit of all. digits: significant ones of each.
     """
-    unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 1000 else ("ms", 1.0)
+    unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 999.5 else ("ms", 1.0)
     return " to ".join(f"{time / in_unit:.{digits}g}" for time in times_ms) + f" {unit}"

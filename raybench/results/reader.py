@@ -164,7 +164,7 @@ def _some(ids: Sequence[str]) -> str:
 
 
 def check_folder(root: Path) -> None:
-    """Raise ResultsError where there is no results folder."""
+    """Raise ResultsError where `root` is no folder."""
     try:
         is_folder, is_there = root.is_dir(), root.exists()
     except OSError as error:  # a name that no folder can have
@@ -381,7 +381,7 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
 
     A run whose driver died on this host is interrupted, not running. A run without a row is left
     out, with a ResultsWarning; so is one whose row, or whose points if its driver died, cannot be
-    read. Raises ResultsError where there is no results folder.
+    read. Raises ResultsError where `root` is no folder.
     """
     root = Path(root)
     if newest is None:

@@ -357,7 +357,7 @@ def compact_run(root: Path, run_id: str) -> Compaction:
     """Merge the parts of a run into one per table; return how many parts it had and has.
 
     Rows and their order stay as they are. Leftovers are cleared (`clear_leftovers`). A run that is
-    compact already stays unchanged. Holds the run meanwhile (`hold_run`).
+    compact already stays unchanged. Holds the run meanwhile (`hold_run`). run_id: the whole id.
 
     If the command is killed, raybench still reads each row once, and the next `compact` removes
     what was left; pandas sees some rows twice until then. A reader that listed the folder before
