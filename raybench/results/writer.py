@@ -288,15 +288,16 @@ def _check_run_id(run_id: str) -> None:
     """Raise ResultsError for an id that `hold_run` refuses."""
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise ResultsError(
-            "run_id: must be letters of a-z, digits, '.', '_' or '-', begin with a letter or a "
-            f"digit, and not be all digits or '{LATEST}', got {run_id!r}"
+            "run_id: must be of A-Z, a-z, 0-9, '.', '_' and '-', begin with a letter or a digit, "
+            f"and not be all digits or '{LATEST}', got {run_id!r}"
         )
 
 
 def check_writable(root: Path) -> None:
     """Raise ResultsError if `root` cannot be written, or cannot be made. Writes nothing."""
     with one_line(root):
-        nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
+        paths = (root, *root.absolute().parents)  # a link that leads nowhere is there too
+        nearest = next(path for path in paths if path.is_symlink() or path.exists())
         if not nearest.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
         if not os.access(nearest, os.W_OK | os.X_OK):
