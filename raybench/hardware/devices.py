@@ -338,7 +338,7 @@ class Sampler:
     def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
         """Return the SM clocks of a device in these spans of time, in MHz: `clocks_within`.
 
-        Empty for a device without samples. spans_ns: (begin, end) by the host's monotonic clock.
+        Of the last half hour only. spans_ns: (begin, end) by the host's monotonic clock.
         """
         return clocks_within(list(self._clocks.get(uuid, ())), spans_ns)
 

@@ -63,8 +63,8 @@ class Route:
 class NcclLog:
     """What the NCCL log of one rank says about transports.
 
-    routes: without repeats. adapter_count: InfiniBand adapters that NCCL uses; 0 where it tells of
-    none. has_nvls: the switch reduces; None: unknown.
+    routes: without repeats. adapter_count: InfiniBand and RoCE adapters that NCCL uses; 0 where it
+    tells of none. has_nvls: the switch reduces; None: unknown.
     """
 
     routes: tuple[Route, ...] = ()

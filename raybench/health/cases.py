@@ -1,4 +1,4 @@
-"""The cases of a health check: each subject that is not healthy, with all its findings.
+"""The cases of a health check: each subject with unhealthy findings, with all of these.
 
 A device that fails in many tests is one case. A finding that another subject is to blame for
 belongs to the case of that subject.
@@ -25,7 +25,7 @@ _ACTION_WORDS: Mapping[Action | None, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A subject that is not healthy. findings: about it, the worst first.
+    """A subject that is not healthy. findings: the unhealthy ones about it, the worst first.
 
     further: `TEST (1.60x the time), ...` of the findings but the worst, four of them at most.
     evidence: that of the worst finding of each stage. victims: names of subjects that are slow

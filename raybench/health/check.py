@@ -204,7 +204,7 @@ class Examiner:
             self._probes = {probe.point.point_id: probe for probe in planned}
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return how to measure a point; None for the settings of the job.
+        """Return how to measure a point; None: as the job says, no breakdown after the first round.
 
         Only points of the burn-in and of the straggler test have settings of their own.
         """

@@ -53,7 +53,7 @@ _LEGEND = (
 class FigureChange:
     """The values of one test of one subject in two checks or more.
 
-    values: of all checks, the oldest first. new: the finding of the last check.
+    values: of the checks that have it, the oldest first. new: the finding of the last of these.
     limit: how many times its earlier time a healthy subject takes at most on another day.
     """
 

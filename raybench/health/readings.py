@@ -112,9 +112,9 @@ ACTIONS: Mapping[str, Action] = {name: fact.action for name, fact in _FACTS.item
 class Problem:
     """A fault or failure of a subject in one pass, whatever its value.
 
-    kind: "fault": wrong bits, a wrong result, grown errors. "disputed": the results of several
-    differ, and which is wrong is not known. "failed": the pass gave no result by the subject's own
-    doing, which happens to good devices too. "not read": because of another subject or program.
+    kind: "fault": wrong bits, a wrong result, a fact that is wrong. "disputed": the results of
+    several differ, and which is wrong is not known. "failed": no result by the subject's doing, or
+    nobody knows by whose; good ones fail too. "not read": because of another subject or program.
     """
 
     text: str
@@ -127,7 +127,7 @@ class Reading:
 
     pass_number: counts from 1. value: None where the test gave none.
     other_programs: who else used the devices meanwhile, in words.
-    point_id: of the rows of `points` and `samples`; None for a fact.
+    point_id: of the rows of `points` and `samples`; None where it is of no point, as a fact.
     """
 
     test: HealthTest
@@ -536,7 +536,7 @@ def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> str:
     """Return what carries the data of a subject in the tests of a stage: `gen5 x16`, `NVLink x18`.
 
     Without NVLink as `NVLink x0, gen5 x16, PHB`: the slot of the first device, and the level of a
-    pair. Empty where nothing is known of it, the device works alone, or a pair is on two nodes.
+    pair. Empty where it is unknown, for a device but in host-links, and for a pair on two nodes.
     known: as returned by `devices_by_uuid`.
     """
     device = known.get(subject.uuids[0]) if subject.uuids else None

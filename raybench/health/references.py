@@ -119,8 +119,8 @@ class Elsewhere:
     def of_model(self, group: Group) -> ValueRange | None:
         """Return the range in the references of the group's model, test, placement and link.
 
-        A drift should be 1. Without a reference it is the median of all earlier checks of these;
-        None if fewer than three checks have a value.
+        A drift should be 1. Without a reference it is the median of all earlier checks of these,
+        on any number of nodes; None if fewer than three checks have a value.
         """
         if group.test.unit == "x":
             return ValueRange(low=1.0, high=1.0, source="as at its beginning")

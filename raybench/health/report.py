@@ -108,7 +108,7 @@ class HealthReport(Document):
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Return the subjects that are not healthy, the worst first."""
+        """Return the subjects with something to be done about them (`cases_of`), worst first."""
         return cases_of(self.findings)
 
     @property
@@ -117,7 +117,7 @@ class HealthReport(Document):
 
         3 also if no finding has a verdict.
         """
-        verdicts = {case.verdict for case in self.cases}
+        verdicts = {one.verdict for case in self.cases for one in case.findings}
         if verdicts & {Verdict.BAD, Verdict.SUSPECT}:
             return 1
         is_tested = any(one.verdict is not Verdict.UNKNOWN for one in self.findings)
@@ -298,10 +298,9 @@ class HealthReport(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        run, machine, verdict, lamp, headline, exit_code, cases (the subjects that are not healthy,
-        the worst first, with what to do), advice (as of `raybench advise`), notes (models without
-        known figures), findings (the table `health`), grades (how each device and node stands
-        against references).
+        run, machine, verdict, lamp, headline, exit_code, cases (as of `cases`, with what to do),
+        advice (as of `raybench advise`), notes (models without known figures), findings (the table
+        `health`), grades (how each device and node stands against references).
         """
         return {
             "run": asdict(self.run),

@@ -472,9 +472,9 @@ _PREFIXES = {"local_rank": "local rank ", "wait": "wait "}
 
 
 def title(point: Point) -> str:
-    """Return the title of a point: workload, precision, and parameters not at their default.
+    """Return the title of a point: workload, precision but fp32, parameters not at their default.
 
-    For example `gemm bf16 256` or `host_copy d2h local rank 1 128 MiB`.
+    Sizes, direction and transport are always in it: `host_copy d2h local rank 1 128 MiB`.
     """
     precision = () if point.precision is Precision.FP32 else (point.precision.value,)
     usual = _defaults(point.workload)

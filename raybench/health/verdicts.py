@@ -527,7 +527,7 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
         typical_ms = np.median(waited_ms, axis=0)
         latest = waits.subjects[max(late, key=lambda rank: typical_ms[rank])].name if late else ""
         for rank, subject in enumerate(waits.subjects if late else ()):
-            wait = f"waits {waits.typical[rank]:.3g} ms of each step for it"
+            wait = f"waits {number(waits.typical[rank], 3)} ms of each step for it"
             changes[subject] = {"culprit": latest, "evidence": wait}
         for rank, subject in ((rank, waits.subjects[rank]) for rank in late):
             own = {one.stage for one in findings if one.subject == subject and _is_slow(one)}
@@ -536,7 +536,7 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
                 evidence = "its device is slow alone too"
             elif {"host-links", "pairs"} & own:
                 evidence = "its link to the host or to others is slow too"
-            waited = f"{typical_ms[rank]:.3g} of {np.median(step_ms):.3g} ms a step"
+            waited = f"{number(typical_ms[rank], 3)} of {number(np.median(step_ms), 3)} ms a step"
             reason = f"the others wait {waited} for it"
             changes[subject] = {"verdict": Verdict.SUSPECT, "reason": reason, "evidence": evidence}
     return [

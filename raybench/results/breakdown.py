@@ -1,7 +1,7 @@
 """Where a step goes: computation, communication, waits. From steps run after the timed ones.
 
-All parts are those of the rank whose own step is longest: on it they follow each other, and with
-the exposed communication they add up to the step.
+The parts are those of the rank whose own step is longest: on it they follow each other, and with
+the exposed communication they add up to the step. `comm_ms` and `wait_ms` are of all ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BREAKDOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class PartColumns:
-    """Where the step goes. Parts are those of the rank whose own step is longest."""
+    """Where the step goes. Parts but comm_ms, wait_ms are of the rank with the longest own step."""
 
     slowest_rank: Annotated[int | None, Column("", "rank that is slower than the others")] = None
     host_bound: Annotated[bool | None, Column("", "the GPU waits for the host")] = None
@@ -262,5 +262,5 @@ def write_time(*times_ms: float, digits: int = 3) -> str:
 
     The longest decides the unit of all. digits: significant ones of each.
     """
-    unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 1000 else ("ms", 1.0)
+    unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 999.5 else ("ms", 1.0)
     return " to ".join(f"{time / in_unit:.{digits}g}" for time in times_ms) + f" {unit}"

@@ -51,9 +51,8 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     """Return (results folder, run_id) of the run that `text` means.
 
     text: an id in `root`, a unique prefix of one, the name of a job (its newest run), `latest`, one
-    of these after the name of a results folder inside `root` (`examples/gemm`), or the path of a
-    run in any results folder. Raises ResultsError, naming the candidates, when it means none or
-    several.
+    of these after a results folder, inside `root` (`examples/gemm`) or by its path, or the path of
+    a run in a table. Raises ResultsError, naming the candidates, when it means none or several.
     """
     folder, name = _separate(Path(root), text)
     jobs = {run_id: job for run_id, (_, job) in _origins(folder).items()}
@@ -165,7 +164,7 @@ def _some(ids: Sequence[str]) -> str:
 
 
 def check_folder(root: Path) -> None:
-    """Raise ResultsError where there is no results folder."""
+    """Raise ResultsError where `root` is no folder."""
     try:
         is_folder, is_there = root.is_dir(), root.exists()
     except OSError as error:  # a name that no folder can have
@@ -378,11 +377,11 @@ def _warn(text: str) -> None:
 
 
 def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
-    """Return all runs, or the `newest` newest ones, oldest first.
+    """Return all runs, or the `newest` newest ones (at least 1), oldest first.
 
     A run whose driver died on this host is interrupted, not running. A run without a row is left
     out, with a ResultsWarning; so is one whose row, or whose points if its driver died, cannot be
-    read. Raises ResultsError where there is no results folder.
+    read. Raises ResultsError where `root` is no folder.
     """
     root = Path(root)
     if newest is None:

@@ -84,7 +84,7 @@ class RunStore:
     def create(cls, root: Path, run: Run, measure: Measure, code: Code | None = None) -> RunStore:
         """Make the folders of a new run, write its row, and return its store.
 
-        The run must be held. Raises ResultsError also when it exists, or its id is no plain name.
+        The run must be held. Raises ResultsError also when it exists, or `hold_run` refuses its id.
         """
         _check_run_id(run.run_id)
         store = cls(root=root, run_id=run.run_id, measure=measure, code=code)
@@ -250,9 +250,10 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run inside the `with` block: only one driver may write it.
 
     Makes the run's folder in `runs`, with the lock file. The system frees the lock when the process
-    dies. On a file system without locks nothing is held. Raises ResultsError for an id that cannot
-    be the name of a folder, when another driver holds the run for more than a second, where a link
-    in the run's folders leads out of `root`, and where the folder cannot be written.
+    dies. On a file system without locks nothing is held. Raises ResultsError for an id that has
+    other characters than a-z, A-Z, 0-9, '.', '_' and '-', begins with one of these three, is all
+    digits or `latest`; when another driver holds the run for more than a second; where a link in
+    the run's folders leads out of `root`; and where the folder cannot be written.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):
@@ -284,18 +285,19 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
 
 
 def _check_run_id(run_id: str) -> None:
-    """Raise ResultsError for an id that is no plain folder name, all digits, or `latest`."""
+    """Raise ResultsError for an id that `hold_run` refuses."""
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise ResultsError(
-            f"run_id: must be letters, digits, '.', '_' or '-', not all digits and not "
-            f"'{LATEST}', got {run_id!r}"
+            "run_id: must be of A-Z, a-z, 0-9, '.', '_' and '-', begin with a letter or a digit, "
+            f"and not be all digits or '{LATEST}', got {run_id!r}"
         )
 
 
 def check_writable(root: Path) -> None:
     """Raise ResultsError if `root` cannot be written, or cannot be made. Writes nothing."""
     with one_line(root):
-        nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
+        paths = (root, *root.absolute().parents)  # a link that leads nowhere is there too
+        nearest = next(path for path in paths if path.is_symlink() or path.exists())
         if not nearest.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
         if not os.access(nearest, os.W_OK | os.X_OK):
@@ -303,7 +305,7 @@ def check_writable(root: Path) -> None:
 
 
 def clear_leftovers(root: Path, run_id: str) -> None:
-    """Delete unfinished files, and all files of attempts without a row in `points`.
+    """Delete unfinished files, and those of attempts without a row in `points`, but for telemetry.
 
     The run must be held (`hold_run`). Raises ResultsError for damaged parts, where `points` of the
     run cannot be seen, and for a file that cannot be deleted.
@@ -356,7 +358,7 @@ def compact_run(root: Path, run_id: str) -> Compaction:
     """Merge the parts of a run into one per table; return how many parts it had and has.
 
     Rows and their order stay as they are. Leftovers are cleared (`clear_leftovers`). A run that is
-    compact already stays unchanged. Holds the run meanwhile (`hold_run`).
+    compact already stays unchanged. Holds the run meanwhile (`hold_run`). run_id: the whole id.
 
     If the command is killed, raybench still reads each row once, and the next `compact` removes
     what was left; pandas sees some rows twice until then. A reader that listed the folder before

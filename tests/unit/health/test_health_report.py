@@ -93,6 +93,8 @@ def all_copies(count, *slow):
 
 
 ONE_BAD = [*healthy(3), bad(3)]
+UNTESTED = make_finding(make_subject(3), verdict=Verdict.UNTESTED, value=None)
+NOT_TESTED = "Amber: 1 of 4 GPUs could not be tested: alpha GPU 3"
 ALL = make_subject(kind="cluster", uuids=("GPU-0", "GPU-1"), name="all 4 NVIDIA H200")
 NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
 ALIKE = "all are slow alike: 1.40 times as long as they should take"
@@ -126,11 +128,8 @@ ALIKE = "all are slow alike: 1.40 times as long as they should take"
             "Red: 1 path is bad: alpha GPU 0 to alpha GPU 1; no GPU is bad by itself",
             1,
         ),
-        (
-            [*healthy(3), make_finding(make_subject(3), verdict=Verdict.UNTESTED, value=None)],
-            "Amber: 1 of 4 GPUs could not be tested: alpha GPU 3",
-            3,
-        ),
+        ([*healthy(3), UNTESTED], NOT_TESTED, 3),
+        ([*healthy(3), UNTESTED, suspect(3)], NOT_TESTED, 1),
         (
             [*healthy(4), slow_pair(0, 1, verdict=Verdict.HEALTHY)],
             "Green: All 4 GPUs are healthy, and the paths between them.",
