@@ -181,7 +181,7 @@ def break_down(
 ) -> Breakdown:
     """Run instrumented steps, and return where time and memory go; all ranks must call it.
 
-    A value that could not be measured is None or (), with the reason in `methods`; for a CUDA graph
+    A time that could not be measured is None or (), with the reason in `methods`; for a CUDA graph
     all are. The workload is spoiled: its ranks have trained without each other, and models that the
     context has wrapped reduce no gradients. If possible the last step is with the peers, for
     workloads that check their result in `close`.

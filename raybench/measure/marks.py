@@ -273,8 +273,8 @@ class ScriptMarks:
     def hook_gradients(self) -> str:
         """Find all DDP models; return "" if their gradients can be hooked, else why they cannot.
 
-        DDP takes one hook in its life, so none is registered before all ranks can:
-        `time_gradients` does that.
+        Those made before a `gc.freeze` are not found. DDP takes one hook in its life, so none is
+        registered before all ranks can: `time_gradients` does that.
         """
         self._models = [m for m in gc.get_objects() if issubclass(type(m), DistributedDataParallel)]
         if not self._models:
@@ -325,8 +325,8 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     """Run two steps, and return what the peak of memory is made of in the second.
 
     None, after one step, if the device has neither weights of a module nor a tensor that an
-    optimizer stepped in it. All modules of the process count: a workload may hold its own in
-    collections, objects and closures. device: of CUDA, with its index; its peaks are reset.
+    optimizer stepped in it. All modules made since `gc.freeze` count: a workload may hold its own
+    in collections, objects and closures. device: of CUDA, with its index; its peaks are reset.
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
     hook = register_optimizer_step_pre_hook(lambda one, *_: optimizers.setdefault(one))
