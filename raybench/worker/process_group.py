@@ -370,7 +370,7 @@ class NcclFile:
         return tuple(sorted(self._known.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
-        """Run a step, and return what NCCL ran, each once: `AllReduce 4 B: RING LL, 2 channels`, ...
+        """Run a step; return what NCCL ran, each once: `AllReduce 4 B: RING LL, 2 channels`, ...
 
         () if the user has switched NCCL's log on, if this NCCL cannot change its log any more, and
         on ranks that write no such lines. The step runs in any case, for the other ranks.
