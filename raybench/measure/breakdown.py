@@ -75,6 +75,7 @@ _ALL_COLUMNS = (
     "optimizer_ms",
     "host_gap_ms",
 )
+_PEAK_COLUMNS = tuple(f"mem_{field.name}" for field in fields(PeakParts))
 # How columns are measured, for `Breakdown.methods`.
 _NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 _REDUCED = {
@@ -130,8 +131,8 @@ _CALIBRATION_CYCLES = 10_000_000
 class Extent:
     """How many steps a breakdown runs.
 
-    steps: timed samples of each kind. most_local_steps: limit of those without communication, which
-    are repeated until the ranks can be told apart. inner: steps in a sample, as in the timed ones.
+    steps: timed samples of most kinds. most_local_steps: about the most of those without
+    communication, repeated until the ranks can be told apart. inner: steps in a sample, as timed.
     """
 
     steps: int
@@ -180,8 +181,8 @@ def break_down(
 ) -> Breakdown:
     """Run instrumented steps, and return where time and memory go; all ranks must call it.
 
-    A value that could not be measured is None, with the reason in `methods`; for a CUDA graph all
-    are. The workload is spoiled: its ranks have trained without each other, and models that the
+    A time that could not be measured is None or (), with the reason in `methods`; for a CUDA graph
+    all are. The workload is spoiled: its ranks have trained without each other, and models that the
     context has wrapped reduce no gradients. If possible the last step is with the peers, for
     workloads that check their result in `close`.
     """
@@ -189,7 +190,8 @@ def break_down(
     if context.cuda_graph:
         named = ("regions",) if context.regions.are_used else ()
         reason = "unknown: steps replayed from a CUDA graph are not taken apart"
-        return Breakdown(methods=dict.fromkeys((*_ALL_COLUMNS, *_WALL_METHODS, *named), reason))
+        names = (*_ALL_COLUMNS, *_PEAK_COLUMNS, *_WALL_METHODS, *named)
+        return Breakdown(methods=dict.fromkeys(names, reason))
     instrumented = _Instrumented(workload=workload, timer=timer, context=context, extent=extent)
     wall, peak = None, None
     with no_garbage_collection():
@@ -205,7 +207,7 @@ def break_down(
     how_peak = _WATCHED if peak else _NO_MODEL if on_gpu else _PEAK_ON_CPU
     methods = {
         **parts.methods,
-        **dict.fromkeys((f"mem_{field.name}" for field in fields(PeakParts)), how_peak),
+        **dict.fromkeys(_PEAK_COLUMNS, how_peak),
         **(_WALL_METHODS if on_gpu else dict.fromkeys(_WALL_METHODS, _WALL_ON_CPU)),
         **region_methods,
     }
@@ -416,10 +418,10 @@ def time_queued_steps(
     """Return the median time in ms of a step on the GPU, without the gaps left by a slow host.
 
     All ranks must call it. If the host is not much faster than the device, whose step takes
-    local_ms, the device is held back before each step until the host has issued it. None on all
-    ranks if that takes longer than a second on one of them.
+    local_ms, the device is held back before each step for 1.5 times as long as the host needs to
+    issue it. None on all ranks if that is longer than a second on one of them.
 
-    optimizer: notes the optimizers of these steps. around: a context for all steps.
+    optimizer: notes the optimizers of these steps. around: as of `_time_local_steps`.
     A step that waits for the device keeps the gap behind its wait, and one with more launches
     than the driver queues (about 1000) some of its gaps.
     """
@@ -449,7 +451,10 @@ def time_queued_steps(
 
 @cache
 def cycles_per_ms() -> float:
-    """Return the cycles that torch's spin kernel counts in a ms; measured once in a process."""
+    """Return the cycles that torch's spin kernel counts in a ms.
+
+    Measured once in a process, at the GPU's clock of the first call, which waits for all its work.
+    """
     mark = make_marker(torch.device("cuda"))
     # The first launch of a kernel loads it.
     torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
@@ -465,11 +470,10 @@ def break_down_script(
 ) -> Breakdown:
     """Run instrumented steps of a script on all ranks, and return where their time goes.
 
-    All ranks must call it. With several ranks, steps with timed communication come first, then
-    steps without any; from then on the script's gradients are not reduced any more. If the script
-    ends, or its gradients cannot be hooked on some rank, the breakdown has only `methods` with the
-    reason. Raises ScriptFailedError where the script fails, ScriptAbortedError where another
-    rank's has.
+    All ranks must call it. With several ranks, steps with timed reductions come first; from then on
+    DDP does not reduce the script's gradients any more. If the script ends, a step reduces none, or
+    they cannot be hooked on some rank, the breakdown has only `methods` with the reason. Raises
+    ScriptFailedError where the script fails, ScriptAbortedError where another rank's has.
     """
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
 

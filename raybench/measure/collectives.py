@@ -164,9 +164,10 @@ class LocalCopies:
     reduce and a broadcast leave their tensors as they are. Other data that only another rank has is
     random, the same each time; integers are 0.
 
-    A reduce_scatter of activations also adds random numbers in place of the other ranks' data. A
-    token that only another rank embeds would be zeros here in all layers, and its gradient through
-    norms of zeros overflows: a device that multiplies NaN draws less power, and its clocks rise.
+    A reduce_scatter to at most 128 MiB, as of activations, also adds random numbers in place of
+    other ranks' data. A token that only another rank embeds would be zeros in all layers here, and
+    its gradient through norms of zeros overflows: a device that multiplies NaN draws less power,
+    and its clocks rise.
     """
 
     def __init__(self, seen: list[Collective] | None = None) -> None:
@@ -233,10 +234,7 @@ def _in_place(kind: str, given: _Arguments) -> _Effect:
 
 
 def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Effect:
-    """Return the effect of an all_gather of several inputs.
-
-    outputs: of each input, those of all ranks.
-    """
+    """Return the effect of an all_gather. outputs: of each input, those of all ranks."""
     copies = [(out, own) for outs, own in zip(outputs, inputs, strict=True) for out in outs]
     return "all_gather", _bytes(chain(*outputs)), copies
 
@@ -244,10 +242,7 @@ def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -
 def _reduce_scatter(
     outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], rank: int
 ) -> _Effect:
-    """Return the effect of a reduce_scatter of several outputs.
-
-    inputs: of each output, those for all ranks.
-    """
+    """Return the effect of a reduce_scatter. inputs: of each output, those for all ranks."""
     copies = [(own, parts[rank]) for own, parts in zip(outputs, inputs, strict=True)]
     return "reduce_scatter", _bytes(chain(*inputs)), copies
 

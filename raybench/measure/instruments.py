@@ -59,7 +59,8 @@ class Timer:
     ) -> Samples:
         """Run `step` `iterations` times, wait for the device, and return how long each took.
 
-        Durations are in ns, starts in ns since the timer was made.
+        Durations are in ns, starts in ns since the timer was made, on a GPU as if it began the
+        first iteration when the host did.
         parts: where the step notes the host time of its parts; emptied first. In the result a part
         has a time for each iteration, 0 for one without it.
         lead_in: untimed iterations before the first, so that the device has work queued when the
@@ -111,7 +112,7 @@ class Timer:
 def no_garbage_collection() -> Iterator[None]:
     """Collect garbage now, and keep Python's collector off inside the `with` block.
 
-    Afterwards it is on only if it was on before.
+    Afterwards it is on if it was on before.
     """
     was_enabled = gc.isenabled()
     gc.collect()
@@ -176,8 +177,9 @@ class MemoryUse:
     """What torch's allocator counted in the timed steps; all fields are None on a CPU.
 
     allocated_bytes: peak of the steps between `restart` and `paused`. reserved_bytes: peak of all
-    the time. retries: allocations that failed until cached memory was given back. device_allocs:
-    calls of cudaMalloc. Both stop the device, and a step in a steady state needs neither.
+    the time until the last `paused`, without its blocks. retries: allocations that failed until
+    cached memory was given back. device_allocs: calls of cudaMalloc. Both are of `counting`; they
+    stop the device, and a step in a steady state needs neither.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -191,9 +193,8 @@ class MemoryUse:
     def restart(self) -> None:
         """Forget the peak of allocated memory since the last `paused`; call it after a warm-up.
 
-        DDP makes its buckets anew in the second step. NCCL keeps the first ones until its watchdog,
-        which looks ten times a second, has seen the end of what used them: gradients count twice
-        for some steps, more or fewer of them from start to start.
+        DDP makes its buckets anew in the second step, and NCCL keeps the first ones for some steps,
+        more or fewer from start to start, in which gradients count twice.
         """
         self._read_reserved()
         self._reset()
@@ -367,10 +368,10 @@ def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any
 def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[Step]:
     """Capture `inner` steps of the workload in a CUDA graph; yield the step that replays them.
 
-    All ranks must call it. The graph is gone at the end of the `with` block: it holds the
-    workload's memory, and a process group cannot be destroyed while a graph holds its collectives
-    (pytorch#115388). Raises UsageError for a step that cannot be captured, and
-    torch.OutOfMemoryError.
+    It was replayed once before. All ranks must call it. The graph is gone at the end of the `with`
+    block: it holds the workload's memory, and a process group cannot be destroyed while a graph
+    holds its collectives (pytorch#115388). Raises UsageError for a step that cannot be captured,
+    and torch.OutOfMemoryError.
     """
     graph = torch.cuda.CUDAGraph()
     try:

@@ -169,7 +169,7 @@ def tail_ms(buckets: Sequence[BucketTimes]) -> float:
 
 
 class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
-    """Notes the times at which `Optimizer.step` of any optimizer begins and ends."""
+    """Notes the times at which `Optimizer.step` of each optimizer begins and ends."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -193,9 +193,11 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
         self._started.append(self._mark())
 
     def end(self, *_: object) -> None:
-        """Note that the step of an optimizer has ended; does nothing if no begin was noted."""
-        if self._started:
-            self._steps[-1].append((self._started.pop(), self._mark()))
+        """Note the end of an optimizer's step, unless it is inside another's or has no begin."""
+        # ZeroRedundancyOptimizer has an optimizer inside.
+        start = self._started.pop() if self._started else None
+        if start is not None and not self._started:
+            self._steps[-1].append((start, self._mark()))
 
     def take(self) -> list[float | None]:
         """Return for each ended step the ms of its optimizers in sum; forget these steps.
@@ -271,10 +273,10 @@ class ScriptMarks:
     def hook_gradients(self) -> str:
         """Find all DDP models; return "" if their gradients can be hooked, else why they cannot.
 
-        DDP takes one hook in its life, so none is registered before all ranks can:
-        `time_gradients` does that.
+        Those made before a `gc.freeze` are not found. DDP takes one hook in its life, so none is
+        registered before all ranks can: `time_gradients` does that.
         """
-        self._models = [m for m in gc.get_objects() if type(m) is DistributedDataParallel]
+        self._models = [m for m in gc.get_objects() if issubclass(type(m), DistributedDataParallel)]
         if not self._models:
             return (
                 "unknown: the script has no model in DistributedDataParallel, whose gradients have "
@@ -292,7 +294,7 @@ class ScriptMarks:
             model.register_comm_hook(None, self._hook)
 
     def keep_gradients(self) -> None:
-        """Stop averaging gradients from now on: each rank keeps its own."""
+        """Have the hook of `time_gradients` average none from now on: each rank keeps its own."""
         self._is_reduced = False
 
     def end_step(self) -> None:
@@ -322,8 +324,9 @@ class ScriptMarks:
 def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | None:
     """Run two steps, and return what the peak of memory is made of in the second.
 
-    None if the device has neither a module nor a tensor that an optimizer steps. All modules of the
-    process count: a workload may hold its own in collections, objects and closures.
+    None, after one step, if the device has neither weights of a module nor a tensor that an
+    optimizer stepped in it. All modules made since `gc.freeze` count: a workload may hold its own
+    in collections, objects and closures. device: of CUDA, with its index; its peaks are reset.
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
     hook = register_optimizer_step_pre_hook(lambda one, *_: optimizers.setdefault(one))
@@ -393,7 +396,6 @@ class _GradientsAtPeak:
         """Count `now_bytes` anew; on a new peak of memory, first set `peak_bytes` to them.
 
         To be called whenever a gradient is complete, before an optimizer steps, and after the step.
-        The first look goes by what was counted at the construction.
         """
         largest = torch.cuda.max_memory_allocated(self._device)
         if largest > self._largest:

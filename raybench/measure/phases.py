@@ -93,10 +93,7 @@ class _PointRun:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def agree(self, decide: Callable[[], int]) -> int:
-        """Return on all ranks what `decide` returns on rank 0; it is called on rank 0 only.
-
-        All ranks must call this.
-        """
+        """Return what `decide` returns on rank 0, where alone it is called; all must call this."""
         return broadcast_from_rank_0(decide, self.context.device)
 
     def time_block(self, step: Step, iterations: int, *, lead_in: int = 0) -> Samples:
@@ -125,7 +122,7 @@ def measure(
     rested: the device's counters when the work before ended; None: now. profile: also run the last
     workload under the profiler. nccl_choices: runs a step and returns what NCCL chose in it. Raises
     what the workload raises, and UsageError where a CUDA graph cannot be captured; with one rank, a
-    breakdown or profile that fails is only a warning.
+    gradient comparison, breakdown or profile that fails is only a warning.
     """
     began_s = time.perf_counter() if began_s is None else began_s
     run = _PointRun(

@@ -100,7 +100,7 @@ def module_times(
     with the gaps that the host leaves, which the hooks make longer. Backward runs from the gradient
     of the module's output to that of its input, or of its last parameter if the input needs none.
     Recomputed activations count as forward. In a model that is compiled block by block the blocks
-    are the smallest modules; for one that is compiled as a whole the result is empty.
+    are the smallest modules; for one that is compiled as a whole the result has at most itself.
     """
     watch = _ModuleWatch(model, device)
     steps_calls = []
@@ -333,6 +333,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
                     workload.step()
             finally:
                 workload.close()
+        ranks = ranks_per_item(workload_class, {**params, "world_size": context.world_size})
     except Exception as error:
         # For the author of the workload.
         if isinstance(error, UsageError):
@@ -351,7 +352,6 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
         return Counted(flops=None, method=f"not counted: {why}; {remedy}")
     if not (flops := counter.get_total_flops()):
         return Counted(flops=None, method="not counted: the step has none that the counter knows")
-    ranks = ranks_per_item(workload_class, {**params, "world_size": context.world_size})
     method = "matrix products, convolutions and attention of one step, counted on meta tensors"
     return Counted(flops=flops / ranks, method=method)
 
@@ -385,8 +385,8 @@ def tflops_sustained(
     """Return the TFLOP/s of products of two 8192 x 8192 matrices under the power limit.
 
     Each is the median over 0.2 s, after 0.2 s of warm-up. None on a CPU, and if the device has too
-    little memory. Side effects: torch's settings for the last precision stay; 0.4 GB (fp16, bf16)
-    or 0.8 GB of device memory are used and freed, which counts in torch's peaks of memory.
+    little memory. Side effects: torch's settings for the last precision stay; up to 0.8 GB of
+    device memory are used and freed, which counts in torch's peaks of memory.
     """
     found: dict[Precision, float | None] = dict.fromkeys(precisions)
     for precision in found if device.type == "cuda" else ():

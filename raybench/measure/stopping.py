@@ -1,6 +1,6 @@
 """How many iterations to run next: the decisions that rank 0 takes between blocks. Pure.
 
-All durations are the point's step times over its ranks, `raybench.stats.summary.step_series`.
+Durations are those of `raybench.stats.summary.step_series` where nothing else is said.
 docs/explanation/numbers.md has the reasons and what simulation says of the rules.
 """
 
@@ -55,7 +55,7 @@ class Progress:
         return [self.inner * ns for ns in known_ns]
 
     def level_change(self) -> LevelChange | None:
-        """Return the change of level over warm-up and samples; None if there are too few.
+        """Return the change of level late in warm-up and samples; None if there are too few.
 
         Warm-up steps count only where the samples are single eager steps too.
         """
@@ -189,7 +189,8 @@ class StoppingPolicy:
     def has_settled(self, progress: Progress) -> bool | None:
         """Return whether the step time stayed at one level; None if there are too few steps.
 
-        False if the level changed by more than `target_ci`, and by more than chance explains.
+        Only the last two thirds of warm-up and samples are looked at. False if a drift like theirs
+        changes a whole series by more than `target_ci`, and by more than chance explains.
         """
         change = progress.level_change()
         if change is None:
@@ -206,9 +207,9 @@ class StoppingPolicy:
         return self.lead_in_samples if statistics.median(expected_ns) <= self.slow_ns else 0
 
     def inner_iterations(self, step_ns: Sequence[float], *, graph: bool) -> int:
-        """Return how many steps make a sample of at least 1 ms: 1 to 1000.
+        """Return how many steps make a sample of 1 ms, at most 1000, or 100 with `graph`.
 
-        At most 100 with `graph`: these steps are captured in one CUDA graph. step_ns: durations of
+        With `graph` these steps are captured in one CUDA graph. step_ns: durations of
         earlier steps, of which the later half counts. Raises StatisticsError for none.
         """
         settled = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
@@ -219,7 +220,7 @@ class StoppingPolicy:
     def breakdown_steps(self, step_ns: Sequence[float]) -> int:
         """Return how many steps of each of four kinds fit a tenth of `max_seconds`, 3 to 10.
 
-        step_ns: durations of earlier steps. Raises StatisticsError for none.
+        step_ns: durations of earlier steps on the slowest rank. Raises StatisticsError for none.
         """
         budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S
         fits = int(budget_ns / self.breakdown_variants / max(1.0, statistics.median(step_ns)))

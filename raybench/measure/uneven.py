@@ -115,7 +115,7 @@ def share_out(
     The devices are probed first, unless `known` has the probe of a point with the same steps; a new
     probe is added to it. group: a hashable name of the group of ranks, whose devices the probe is
     for. Raises UsageError where the samples cannot be shared as the point asks,
-    torch.OutOfMemoryError where an equal share does not fit.
+    torch.OutOfMemoryError where its share, or an equal one, does not fit.
     """
     rank = context.rank
     # The last ranks are slow.
@@ -195,10 +195,10 @@ def _choose_shares(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, t
 def has_other_gradients(error: float | None, precision: Precision) -> bool:
     """Return whether gradients differ from those of one process by more than rounding.
 
-    error: their relative difference; False for None (unknown).
+    error: their relative difference; True for NaN, False for None (unknown).
     """
     most = _GRADIENT_TOLERANCE.get(precision, _LOOSE_GRADIENT_TOLERANCE)
-    return error is not None and error > most
+    return error is not None and not error <= most
 
 
 def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> Iterator[str]:
@@ -226,7 +226,7 @@ def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> It
 class Probe:
     """The measured speed of one rank's device.
 
-    speed: by steps of several sizes, with a line through them.
+    speed: with the emulation, by steps of several sizes, with a line through them.
     equal_s: seconds of a step of an equal share, without emulation. slow_ratio: the speed that
     emulation leaves the device, as a share of its own; None without emulation.
     """
@@ -274,10 +274,10 @@ class StepMaker:
 
     @property
     def unit(self) -> int:
-        """The number of samples of which each share is a multiple.
+        """The number of samples of which each share that is worked out is a multiple.
 
         One batch for shares by accumulation, else the largest power of two that divides the batch
-        and is at most a 64th of it, times the accumulation.
+        and is at most a 64th of it, 1 at least, times the accumulation.
         """
         batch_size = self.point.batch_size or 1
         if self.point.shares == BY_ACCUMULATION:
@@ -334,7 +334,8 @@ class StepMaker:
         """Probe the devices and the exchange of gradients; all ranks must call it.
 
         If slow devices are emulated, the first ranks are the fast ones, else those above the
-        largest gap in speed. Raises torch.OutOfMemoryError where an equal share does not fit.
+        largest gap in speed, all if none is above 3 %. Raises torch.OutOfMemoryError where an equal
+        share does not fit.
         """
         probes = gather_objects(self._probe())
         everybody = (True,) * len(probes)

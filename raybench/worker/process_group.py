@@ -360,14 +360,17 @@ class NcclFile:
             yield
 
     def routes(self) -> tuple[str, ...]:
-        """Return the transports of the last group, as `P2P/CUMEM`, sorted; () if not known."""
+        """Return this rank's transports, as `P2P/CUMEM`, sorted; () if not known.
+
+        All since the last `record` began, those of a workload's own groups included.
+        """
         if self._file is None:
             return ()
         log = parse(_read(self._file, self._begin))
         return tuple(sorted(self._known.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
-        """Run a step, and return what NCCL ran in it: `AllReduce 4096 B: RING LL, 2 channels`, ...
+        """Run a step; return what NCCL ran, each once: `AllReduce 4 B: RING LL, 2 channels`, ...
 
         () if the user has switched NCCL's log on, if this NCCL cannot change its log any more, and
         on ranks that write no such lines. The step runs in any case, for the other ranks.

@@ -209,10 +209,7 @@ class ProcessState:
         return held_bytes if held_bytes > _SMALL_SEGMENT_BYTES else 0
 
     def _release_memory(self) -> int:
-        """Give free memory back to the device; return the bytes that torch still reserves.
-
-        0 on a CPU.
-        """
+        """Give free memory back; return the bytes that torch still reserves, 0 on a CPU."""
         if self._device.type != "cuda":
             return 0
         torch.cuda.synchronize(self._device)

@@ -59,9 +59,7 @@ from raybench.workloads.script import RunningScript, ScriptFailedError
 
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0
-_DECLARED = "declared by the workload"
 _CHOICES_OF_NCCL = ("NCCL_ALGO", "NCCL_PROTO")
-_NOT_COUNTED = "unknown: the operations of a script are not counted"
 
 
 class Worker:
@@ -305,13 +303,14 @@ class Worker:
         flops_per_step: None where it is not known. The breakdown says how it was counted.
         """
         if done.flops_per_step is not None:
-            counted = Counted(flops=done.flops_per_step, method=_DECLARED)
+            counted = Counted(flops=done.flops_per_step, method="declared by the workload")
         elif done.items_per_step == 0:
             counted = Counted(flops=None, method="none: the rank has no share of the step")
         elif done.message_bytes is not None:
             counted = Counted(flops=None, method="none: a collective is no arithmetic")
         elif point.workload == SCRIPT:
-            counted = Counted(flops=None, method=_NOT_COUNTED)
+            method = "unknown: the operations of a script are not counted"
+            counted = Counted(flops=None, method=method)
         else:
             # Once for each kind of point. With the group: a workload may communicate while it is
             # counted, so its ranks must either all count or all remember.

@@ -359,7 +359,7 @@ class Comparing(Paced):
 
     def gradient_error(self) -> float:
         Comparing.asked_after = self.steps
-        return 0.5
+        return float("nan")
 
 
 ASKED = {"warmup": 2, "iterations": 5, "check_gradients": True}
@@ -367,7 +367,7 @@ ASKED = {"warmup": 2, "iterations": 5, "check_gradients": True}
 
 def test_gradients_are_compared_after_the_timed_steps_where_that_is_asked_for(clock):
     found = measure(lambda: Comparing(clock), **ASKED)
-    assert found.gradient_error == 0.5
+    assert str(found.gradient_error) == "nan"
     assert Comparing.asked_after >= 7
     assert any("differ from those of one process" in text for text in found.warnings)
     silent = {**ASKED, "check_gradients": False}

@@ -322,6 +322,7 @@ def test_a_compiled_model_is_counted_without_compiling_it_and_causal_attention_a
         (Reading, "the step needs values, and where it is counted (torch's meta device) tensors"),
         (Lonely, "not counted: needs at least 2 ranks; set flops_per_step in the class to tell it"),
         (Copying, "none that the counter knows"),
+        (type("Choosy", (Stack,), {"ranks_per_item": lambda of: of["seed"]}), "KeyError"),
     ],
 )
 def test_what_cannot_be_counted_is_unknown_with_a_reason_of_one_line(workload, reason):
