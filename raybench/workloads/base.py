@@ -144,8 +144,8 @@ class DdpOptions(TypedDict, total=False):
     """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
 
     A field that is added here becomes a setting of each workload that takes them, and an argument
-    of torch's class; nothing else knows their names. They have no effect when world_size is 1.
-    Their defaults are torch's.
+    of torch's class. They have no effect when world_size is 1, nor on a model that dp_shard, cp or
+    tp divides. Their defaults are torch's.
     """
 
     bucket_cap_mb: Annotated[
@@ -311,8 +311,8 @@ class Context(Execution):
     def no_sync(self, model: Any) -> Iterator[None]:
         """Return a context in which backward passes add up gradients without reducing them.
 
-        Run the forward pass in it too. model: as returned by `ddp`, or sharded by FSDP2; for others
-        the context does nothing. With static_graph the first such context still reduces.
+        Run the forward pass in it too. model: in DistributedDataParallel, or sharded by FSDP2; for
+        others it does nothing. If `ddp` was given static_graph, the first such context reduces.
         """
         from torch.nn.parallel import DistributedDataParallel
 
@@ -448,7 +448,7 @@ class Workload(ABC):
         """
 
     def close(self) -> None:  # noqa: B027
-        """End processes and threads; called once, at the end or after any error but of `__init__`."""
+        """End processes and threads; called once, at the end or after an error past `__init__`."""
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
