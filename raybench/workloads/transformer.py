@@ -350,8 +350,7 @@ class Transformer(Model):
             is_fused=options["fused_optimizer"],
             is_cast=is_stored or layout.is_divided,
         )
-        if layout.is_divided:
-            # A rank alone has no whole model to compare with.
+        if layout.is_divided:  # a rank alone has no whole model to compare with
             self.gradient_error = None  # type: ignore[assignment, method-assign]
         self.items_per_step /= layout.ranks_per_batch
         tokens = rows * seq_len / layout.ranks_per_batch
