@@ -90,6 +90,7 @@ def step(rank: int, world_size: int, **options: Any) -> tuple[Tensor, list[Tenso
         workload = make(rank, world_size, **options)
         workload.optimizer.register_step_pre_hook(look)
         workload.step()
+    assert (workload.gradient_error is None) == Layout.make(world_size, options).is_divided
     return torch.stack(losses).mean().detach(), gradients
 
 

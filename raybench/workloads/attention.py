@@ -38,8 +38,8 @@ Part: TypeAlias = tuple[Tensor, Tensor]
 def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
     """Return the kernel that is asked for; for auto the one that torch chooses for these tokens.
 
-    tokens: (1, heads, tokens, head), as query, key and value; only their shape, type and device
-    matter. Raises UsageError for efficient and cudnn on a CPU.
+    tokens: (1, heads, tokens, head), as query, key and value; all but their numbers matters, so
+    strides too. Raises UsageError for efficient and cudnn on a CPU.
     """
     if asked == "auto":
         choice = SDPBackend(torch._fused_sdp_choice(tokens, tokens, tokens))

@@ -144,8 +144,8 @@ class DdpOptions(TypedDict, total=False):
     """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
 
     A field that is added here becomes a setting of each workload that takes them, and an argument
-    of torch's class; nothing else knows their names. They have no effect when world_size is 1.
-    Their defaults are torch's.
+    of torch's class. They have no effect when world_size is 1, nor on a model that dp_shard, cp or
+    tp divides. Their defaults are torch's.
     """
 
     bucket_cap_mb: Annotated[
@@ -180,8 +180,8 @@ def option_defaults(options: type) -> Mapping[str, Scalar | None]:
 class _Wrapped:
     """State of a wrapped model.
 
-    options: as DistributedDataParallel was given them. has_begun: a backward pass has reduced its
-    gradients. has_our_hook: `set_comm_hook` registered a hook.
+    options: as DistributedDataParallel was given them. has_begun: with static_graph, whether
+    `no_sync` was entered. has_our_hook: `set_comm_hook` registered a hook.
     """
 
     options: Mapping[str, Any]
@@ -311,8 +311,8 @@ class Context(Execution):
     def no_sync(self, model: Any) -> Iterator[None]:
         """Return a context in which backward passes add up gradients without reducing them.
 
-        Run the forward pass in it too. model: as returned by `ddp`, or sharded by FSDP2; for others
-        the context does nothing. With static_graph the very first backward pass still reduces.
+        Run the forward pass in it too. model: in DistributedDataParallel, or sharded by FSDP2; for
+        others it does nothing. If `ddp` was given static_graph, the first such context reduces.
         """
         from torch.nn.parallel import DistributedDataParallel
 
@@ -382,7 +382,8 @@ class Workload(ABC):
     optional. A class that does not inherit from this one may have the same, by `as_workload`.
 
     Class methods that take `settings` are asked by `raybench plan`, so they must do without torch.
-    The settings have the names of the job file, and those of every point are among them.
+    The settings are all of the point, by the names of the job file, with defaults. `params` are the
+    parameters of the workload as tables hold them, as texts. What is None is left out of both.
     """
 
     # What the model or operation is called in reports; empty: the workload's name in the job file.
@@ -433,7 +434,7 @@ class Workload(ABC):
     # after a call with None through all_reduce again.
     set_comm_hook: Callable[[CommHook | None], None] | None = None
     # Compares the gradients of a step with those of one process over the samples of all ranks, and
-    # returns the largest relative error. Called before the first step, by all ranks that train.
+    # returns the largest relative error. Called before or after all steps, by all that train.
     gradient_error: Callable[[], float] | None = None
 
     @abstractmethod
@@ -443,17 +444,17 @@ class Workload(ABC):
     def check(self) -> None:  # noqa: B027
         """Raise WrongResultError when a step computed something wrong.
 
-        Called on all ranks between blocks of steps, outside what is timed. Does nothing by default.
+        Called on all ranks after the warm-up and after the timed steps. Does nothing by default.
         """
 
     def close(self) -> None:  # noqa: B027
-        """End processes and threads; called once, after the last step or where anything raised."""
+        """End processes and threads; called once, at the end or after an error past `__init__`."""
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why a point with these settings cannot be run; None if it can.
+        """Return why a point with these settings cannot be run, and what to do, in a sentence.
 
-        It is one sentence that says what to do.
+        None if no reason is known: `__init__` may still raise UsageError.
         """
         return None
 
@@ -463,6 +464,7 @@ class Workload(ABC):
 
         If above 1, batch_size is that of each group of so many ranks, and items_per_step is a
         rank's part of it. Not asked of classes with `shares_work`, whose ranks always share items.
+        settings: for certain only world_size and the parameters.
         """
         return 1
 
@@ -473,18 +475,14 @@ class Workload(ABC):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return what ran, in words for a report; "" if its name in the job file is enough.
-
-        params: all its parameters as tables hold them, as texts.
-        """
+        """Return what ran, in words for a report; "" if its name in the job file is enough."""
         return cls.title
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return how many parameters its model has; None if it has no model.
+        """Return how many parameters its model has; None if it has no model, or does not tell.
 
-        params: all parameters of the workload as tables hold them, as texts. Predictions take a
-        workload that returns a number for one that reduces the gradients of these parameters.
+        Predictions take a workload that returns a number for one that reduces their gradients.
         """
         return None
 
@@ -512,8 +510,7 @@ def builtin_class(kind: str) -> type[Workload] | None:
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
     """Return how many parameters the model of a built-in workload has.
 
-    None for a user's own workload, and for one without a model. params: all parameters of the
-    workload as tables hold them, as texts.
+    None for a user's own workload, and for one that does not tell. params: as of the method.
     """
     built_in = builtin_class(kind)
     return built_in.parameter_count(params) if built_in else None
@@ -564,7 +561,7 @@ def effective_precision() -> str:
 
 
 def precision_warning(precision: Precision, device: torch.device) -> str | None:
-    """Return a warning if the precision is tf32 or bf16 and the device does not have it; else None.
+    """Return a warning for tf32 on a device without it, or bf16 on a GPU without it; else None.
 
     The point runs even so: in fp32, or with emulated bfloat16. If the device has no float8,
     `convert_linear_layers` raises.

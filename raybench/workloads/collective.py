@@ -107,8 +107,8 @@ class Payload:
     """Random small integers that every rank can generate for every other rank; never zero.
 
     The numbers depend on the seed, the sending rank and the position. They are so small that sums
-    over all ranks are exact in any dtype and in any order: up to 256 ranks by their range, and with
-    more (bfloat16) because random signs keep sums below 256.
+    over all ranks are exact in any dtype and in any order: up to 127 ranks by their range, and with
+    more (int8, bfloat16) because random signs keep sums small.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class Dit(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why a point with these settings cannot be run, one sentence; None if it can."""
+        """Return why these settings cannot be run, one sentence; None if no reason is known."""
         world_size = settings["world_size"]
         ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
         if ulysses * ring != world_size:

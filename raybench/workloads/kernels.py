@@ -110,7 +110,7 @@ class SameBits(Workload):
     metrics = (
         Metric(
             name="digest",
-            description="first 48 bits of a hash of the product's bytes",
+            description="48-bit hash of the product's bytes",
             over_ranks="max",
         ),
         Metric(

@@ -209,7 +209,7 @@ class Linear(Model):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why a point with these settings cannot be run, one sentence; None if it can."""
+        """Return why these settings cannot be run, one sentence; None if no reason is known."""
         if settings["data"] == "dataloader" and settings["cuda_graph"]:
             return (
                 "cuda_graph: true needs data: device; a graph replays its steps without the "

@@ -63,7 +63,7 @@ def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
 
 
 def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
-    """Return the pairs that a text such as "0-3,1-2" names, in order, the lower rank first in each.
+    """Return the pairs that a text such as "0-3,1-2" names, in its order, lower rank first in each.
 
     Raises UsageError where the text is malformed, a rank is named twice, or a rank is not below
     world_size.
@@ -306,7 +306,7 @@ _LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
 
 
 def main() -> None:
-    """Do the collective, print the lines of NCCL's log and of the host, each once, and exit with 0.
+    """Do the collective, print lines of the host, then those of NCCL's log once each; exit with 0.
 
     sys.argv: cuda (that of LOCAL_RANK), cuda:N or cpu, and a name for the keys in the store. Raises
     KeyError without torchrun's variables, RuntimeError where a peer does not come in 60 s.

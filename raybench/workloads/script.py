@@ -185,7 +185,7 @@ class RunningScript(Workload):
         self._has_stepped = self._is_held = True
 
     def step(self) -> None:
-        """Run one iteration; nothing if the script ends before. Raises as `run_steps` does."""
+        """Run one iteration; less if the script ends meanwhile. Raises as `run_steps` does."""
         self.run_steps(1)
 
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:

@@ -134,7 +134,7 @@ def _attention_flops(shape: LanguageShape, seq_len: int) -> float:
 
 
 class LayoutOptions(DdpOptions, total=False):
-    """Options of how ranks divide a model, and those of DistributedDataParallel."""
+    """Options of how ranks divide and update a model, and those of DistributedDataParallel."""
 
     dp_replicate: Annotated[
         int | None,

@@ -104,7 +104,7 @@ class Model(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return why a point with these settings cannot be run, one sentence; None if it can."""
+        """Return why these settings cannot be run, one sentence; None if no reason is known."""
         if settings.get("mode", "train") == "train":
             if settings.get("cast_weights"):
                 return "cast_weights: true needs mode: inference"
@@ -214,10 +214,11 @@ class Model(Workload):
             self.model.to(compute_dtype(context))
         self._context = context
         self._has_cast_weights = cast_weights
+        self.gradient_error = None  # type: ignore[assignment, method-assign]
         self.items_per_step = context.batch_size
 
     def run_forward(self, forward: Callable[[], object]) -> None:
-        """Make `step` call `forward`, in inference mode; give unused memory back to CUDA."""
+        """Make `step` call `forward` within `inference`; give unused memory back to CUDA."""
         import torch
 
         self._inference_pass = forward
@@ -250,7 +251,7 @@ class Model(Workload):
 
         Right are the gradients of one process over the samples of all ranks; the error is the norm
         of the difference over the norm of the right gradient. Takes the batches of one step. All
-        ranks that train together must call it, between steps; not for inference.
+        ranks that train together must call it, between steps. None, no method, after `load`.
         """
         import torch
         from torch import distributed as dist

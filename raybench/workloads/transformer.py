@@ -213,7 +213,7 @@ class Transformer(Model):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return why a point with these settings cannot be run, one sentence; None if it can."""
+        """Return why these settings cannot be run, one sentence; None if no reason is known."""
         if (phase := settings.get("phase")) and settings["mode"] == "train":
             return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
@@ -350,6 +350,8 @@ class Transformer(Model):
             is_fused=options["fused_optimizer"],
             is_cast=is_stored or layout.is_divided,
         )
+        if layout.is_divided:  # a rank alone has no whole model to compare with
+            self.gradient_error = None  # type: ignore[assignment, method-assign]
         self.items_per_step /= layout.ranks_per_batch
         tokens = rows * seq_len / layout.ranks_per_batch
         self.tokens_per_s_per_device = tokens

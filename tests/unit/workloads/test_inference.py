@@ -127,7 +127,7 @@ def test_inference_has_no_gradients_and_no_optimizer(kind):
     assert not workload.model.training
     assert not any(p.requires_grad for p in workload.model.parameters())
     assert not hasattr(workload, "optimizer")
-    assert workload.items_per_step == 3
+    assert (workload.items_per_step, workload.gradient_error) == (3, None)
     assert not torch.is_inference_mode_enabled()
     workload.close()
 

@@ -17,7 +17,6 @@ from raybench.workloads.transformer import Transformer
 
 EXACT = 1e-12
 
-
 of_two = answers_of_ranks(run_rank, 2, 2)
 
 
