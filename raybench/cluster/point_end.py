@@ -200,10 +200,10 @@ class PointObservation:
         """The ranks without an answer."""
         return [rank for rank in range(self.world_size) if rank not in self.answers]
 
-    def waits_for(self, rank: int) -> Literal["nothing", "device", "collective"]:
+    def waits_for(self, rank: int) -> Literal["nothing", "device", "peers", "collective"]:
         """Return what a stuck rank waits for, by the stack in its log; "nothing" without a stack.
 
-        "nothing" also if it computes.
+        "nothing" also if it computes; "peers" while it connects to them.
         """
         frames = _main_thread(self.log_tails.get(rank, ""))
         if not frames:
@@ -215,6 +215,8 @@ class PointObservation:
             for frame in frames
         ):
             return "collective"
+        if any(frame["function"] == "init_process_group" for frame in frames):
+            return "peers"
         path, function = frames[0]["path"], frames[0]["function"]
         if "/torch/distributed/" in path or "/torch/autograd/" in path:
             return "collective"
@@ -231,6 +233,8 @@ class PointObservation:
             if "/raybench/workloads/" in frame["path"] or "/lib/python3" not in frame["path"]
         )
         line = next(of_workload, frames[0])
+        if line["function"] == "_form":
+            return ", while it connects to the others: is the network between the hosts open?"
         return f", at {PurePath(line['path']).name}:{line['line']} in {line['function']}"
 
 
@@ -266,10 +270,11 @@ def _hanging(point: PointObservation) -> list[int]:
     """Return the stuck ranks that do not wait for other ranks; all stuck ones if all may wait.
 
     A rank that waits for its device may be in a collective, or in an endless kernel of its own: it
-    hangs only if no rank hangs elsewhere.
+    hangs only if no rank hangs elsewhere. One that cannot connect hangs where others have, and wait
+    in a collective.
     """
     waiting = {rank: point.waits_for(rank) for rank in point.stuck}
-    for harmless in ({"device", "collective"}, {"collective"}):
+    for harmless in ({"device", "peers", "collective"}, {"peers", "collective"}, {"collective"}):
         if found := [rank for rank, what in waiting.items() if what not in harmless]:
             return found
     return point.stuck

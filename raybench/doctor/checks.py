@@ -66,13 +66,14 @@ class Check:
 class Facts:
     """What is known of the cluster, for the checks.
 
-    devices: those with a worker, by node and then by index; one at least. versions: of this
-    process. refusal: why raybench would measure nothing on these devices; empty where it would.
-    others: other sweeps that have the devices, in words. states: of the devices, by NVML and the
-    kernel's log.
+    devices: those with a worker, by node and then by index; one at least. missing: how many more
+    the cluster has. versions: of this process. refusal: why raybench would measure nothing on these
+    devices; empty where it would. others: other sweeps that have the devices, in words. states: of
+    the devices, by NVML and the kernel's log.
     """
 
     devices: tuple[Device, ...]
+    missing: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
     others: tuple[str, ...] = ()
@@ -288,11 +289,16 @@ _RULES = (
 
 
 def _models_and_counts(facts: Facts) -> Check:
-    """Return the check of models and counts; a warning where devices or nodes differ in them."""
+    """Return the check of models and counts, which may differ; a missing device fails it."""
     models = Counter(device.name for device in facts.devices)
     per_node = [f"{owned[0].host} {len(owned)}" for owned in facts.nodes.values()]
     kinds = ", ".join(f"{count} x {name}" for name, count in models.most_common())
     advice = []
+    if facts.missing:
+        advice.append(
+            f"{facts.missing} more gave no worker in time: their node is frozen, cut off or slow, "
+            "or others use them (ray status)"
+        )
     if len(models) > 1:
         advice.append(
             "different models: every step waits for the slowest; measure each on its own, or read "
@@ -304,7 +310,8 @@ def _models_and_counts(facts: Facts) -> Check:
             "the bus (dmesg | grep Xid) and at what Ray was told (ray status)"
         )
     found = f"{kinds} on {counted(len(per_node), 'node')} ({some(per_node)})"
-    return judge("devices", found, "; ".join(advice))
+    verdict = Verdict.FAIL if facts.missing else Verdict.WARN
+    return judge("devices", found, "; ".join(advice), verdict)
 
 
 def _versions(facts: Facts) -> Check:

@@ -165,6 +165,7 @@ class RayCluster(WorkerPool):
     def close(self) -> None:
         """Kill the actors and disconnect from Ray, which ends a private cluster; waits seconds."""
         self._is_closing.set()
+        lost_head = self._monitor.found  # before `gone` asks anew: what was measured has ended well
         is_let_go: list[bool] = []
 
         def give_back() -> None:
@@ -187,7 +188,9 @@ class RayCluster(WorkerPool):
         # A thread that waits inside of Ray while that goes would crash this process.
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)
-        ray.shutdown()
+        # For a head that is cut off, and refuses nothing, Ray would wait a minute.
+        with start_guard(lambda: lost_head, self._end):
+            ray.shutdown()
         if folder := self._connection.folder:
             # What a process of Ray still writes meanwhile is left to the watcher.
             shutil.rmtree(folder, ignore_errors=True)

@@ -28,8 +28,8 @@ from raybench.cluster import allocator, reaper, timeouts
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address
-from raybench.cluster.ray_cluster.start import Connection, ray_nodes
-from raybench.errors import ClusterError, brief, message_of
+from raybench.cluster.ray_cluster.start import Connection, ray_nodes, why_not_listening
+from raybench.errors import ClusterError, DevicesInUseError, brief, message_of, shorten
 from raybench.records import Answer, Device, DeviceKind, Group, RankInfo, Task
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions, variables_that_matter
@@ -156,6 +156,7 @@ class WorkerPool:
         self._starting: list[WorkerHandle] = []
         # Nodes of which a late worker could not be used, and workers on devices not in `only`.
         self._refused_nodes: set[str] = set()
+        self._mute_hosts: list[str] = []  # they had free devices, and gave none when last asked
         self._unlisted: list[WorkerHandle] = []
         # Workers started so far, by node id.
         self._started: Counter[str] = Counter()
@@ -347,10 +348,13 @@ class WorkerPool:
                 break
             time.sleep(timeouts.POLL_EVERY_S)
             self._start_missing()
+        for host in self._mute_hosts:
+            self._log(f"node {host} gives no worker: it may be frozen or cut off; see `ray status`")
         if not self._starting:
-            raise ClusterError(
-                f"no {_RESOURCE[self.kind]} could be had from the cluster in "
-                f"{limit_s:g} s: others may use them; see `ray status`"
+            sweeps = _other_sweeps()
+            told = f"used by {sweeps}; --wait SECONDS waits" if sweeps else "see `ray status`"
+            raise (DevicesInUseError if sweeps else ClusterError)(
+                f"no {_RESOURCE[self.kind]} could be had from the cluster in {limit_s:g} s: {told}"
             )
         deadline_s = time.monotonic() + self._start_limit_s
         came: list[WorkerHandle] = []
@@ -378,13 +382,21 @@ class WorkerPool:
         kind = self.kind
         barred = self._agents.silent_nodes() | self._refused_nodes
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
+        nodes = {node["NodeID"]: node for node in ray_nodes()}
+        # Ray waits for minutes for a node that is cut off, and gives none of the others meanwhile.
+        raylets = {n: "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes[n]) for n in free}
+        mute = {n for n in free if why_not_listening(raylets[n], timeouts.NODE_CONNECT_S)}
+        free = {node: n for node, n in free.items() if node not in mute}
         if kind == "cpu" and self._only:  # up to the last one of a node that is in the list
-            hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray_nodes()}
             wanted = self._only.cpu_workers()
-            left = {n: wanted.get(hosts.get(n, ""), 0) - self._started[n] for n in free}
+            asked = {n: wanted.get(nodes[n]["NodeManagerHostname"], 0) for n in free}
+            left = {node: count - self._started[node] for node, count in asked.items()}
             free = {node: min(n, left[node]) for node, n in free.items() if left[node] > 0}
         counts = allocator.counts_by_node(free, self._missing, self._strategy, _racks())
         slots = hold_devices(kind, counts)
+        if slots or self._starting:  # else Ray may give none for another reason
+            mute |= counts.keys() - {slot.node_id for slot in slots}
+        self._mute_hosts = sorted(nodes[node]["NodeManagerHostname"] for node in mute)
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
         limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
@@ -487,6 +499,18 @@ class WorkerPool:
         wanted = len(self._only.names) if self._only else self._count
         self._log(f"a worker came on {worker.device.host}: {now} of {wanted} are there")
         return True
+
+
+def _other_sweeps() -> str:
+    """Return the other commands of raybench that run on this cluster, in words; "" for none."""
+    here = ray.get_runtime_context().get_job_id()
+    jobs = ray._private.state.jobs()  # type: ignore[no-untyped-call]
+    return "; ".join(
+        f"`{shorten(job['Entrypoint'], 200)}` (process {job['DriverPid']} on "
+        f"{job['DriverIPAddress']})"
+        for job in jobs
+        if not job["IsDead"] and job["JobID"] != here and "raybench" in job["Entrypoint"]
+    )
 
 
 def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:

@@ -407,14 +407,14 @@ class HeadMonitor:
     """Tells whether the programs of Ray that a sweep needs still listen on their ports.
 
     Ray would find out in a minute, and then end this process, or let it wait for ever.
-    addresses: name of each program -> HOST:PORT.
+    addresses: name of each program -> HOST:PORT. found: what `gone` returned last.
     """
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self._addresses = dict(addresses)
         self._lock = threading.Lock()
         self._asked_s = -timeouts.ASK_HEAD_EVERY_S
-        self._gone = ""
+        self.found = ""
 
     def gone(self, *, afresh: bool = False) -> str:
         """Return in words which program did not answer twice in a row; "" while all answer.
@@ -423,13 +423,13 @@ class HeadMonitor:
         """
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
-            if not self._gone and (afresh or is_due):
-                self._gone = self._silent()
-                if self._gone:
+            if not self.found and (afresh or is_due):
+                self.found = self._silent()
+                if self.found:
                     time.sleep(timeouts.ASK_HEAD_AGAIN_S)
-                    self._gone = self._silent()
+                    self.found = self._silent()
                 self._asked_s = time.monotonic()
-            return self._gone
+            return self.found
 
     def check(self, *, afresh: bool = False) -> None:
         """Raise ClusterError when a program is gone.
