@@ -526,7 +526,7 @@ FALSE_STEPS = 0.02
 # What `history` reads of the table `points`.
 HISTORY_COLUMNS = (
     *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
-    *("host_bound", "step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
+    *("env", "host_bound", "step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
 )
 # Below this, the differences of neighbours may be the step itself.
 _MIN_RUNS = 5

@@ -113,7 +113,7 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
     baselines = reader.baselines(root, run_id)
     found = []
     for name, points in _points_by_run(root, run_id).items():
-        rows = scaling(points, baselines.get(name, {}))
+        rows = scaling(points, baselines[name]) if name in baselines else []
         ids = {row.series: row.point_id for row in reversed(rows) if row.is_baseline}
         found += [
             {**vars(row), "baseline_point_id": ids.get(row.series), "why_not": row.why}

@@ -226,12 +226,10 @@ class HasSettings(Protocol):
     @property
     def params(self) -> Mapping[str, str]:
         """Parameters of the workload and variables of env, as text."""
-        ...
 
     @property
     def scaling(self) -> str | None:
         """The kind of scaling: weak, strong, or None for a workload without a batch size."""
-        ...
 
 
 def setting(row: HasSettings, name: str) -> Any:

@@ -89,12 +89,6 @@ class Scenario:
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
         return sum(waits) / len(waits) / self.step_ms if waits else None
 
-    @property
-    def prediction_error(self) -> float | None:
-        """Return predicted step / measured step - 1; None without a prediction."""
-        predicted = self.row.predicted_step_ms
-        return None if predicted is None else predicted / self.step_ms - 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from raybench.cli.health import load_health
 from raybench.cli.shared import (
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.compare import Change, HistoryRow
-    from raybench.health.comparison import HealthComparison, HealthHistory
+    from raybench.health.comparison import HealthComparison
     from raybench.job.point import Point
     from raybench.records.devices import Finding
     from raybench.report.comparison import Comparison
@@ -89,6 +90,9 @@ def compare_command(
 
     Two health checks are compared figure by figure, each by the limit of its test.
     """
+    source = click.get_current_context().get_parameter_source("blind")
+    if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:
+        raise UsageError("--blind: goes with --fail-on regression only")
     sides = _find_side(results, base), _find_side(results, new)
     ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
     if both := ids[0] & ids[1]:
@@ -111,11 +115,8 @@ def compare_command(
         return format_comparison(comparison)
 
     write_document(comparison, kind, output, make_page)
-    return 0 if fail_on is None else _gate(comparison, fail_on, blind)
-
-
-def _gate(comparison: Comparison, fail_on: str, blind: float) -> int:
-    """Return the exit code. Raises ResultsError where there is nothing to judge."""
+    if fail_on is None:
+        return 0
     if not comparison.compared and not comparison.broken:
         raise ResultsError(f"--fail-on {fail_on}: no point was measured in both runs")
     if comparison.obstacles:
@@ -347,13 +348,26 @@ def history_command(
     one run alone shows may be undone by the next one. Health checks are left out: --health.
     """
     from raybench.analysis.compare import history
+    from raybench.health.comparison import HealthHistory, trace_figures
+    from raybench.health.references import read_findings
     from raybench.report.charts.grammar import draw_figure
     from raybench.report.history import History, history_figure
+    from raybench.results import reader
 
     if is_health:
         if point or expression or chart:
             raise UsageError("--health: goes without --point, --filter and --chart")
-        write_document(_health_history(results, threshold), "json" if as_json else "terminal")
+        by_run: dict[str, list[Finding]] = {}
+        for run_id, finding in read_findings(results):
+            by_run.setdefault(run_id, []).append(finding)
+        # In order of their starts.
+        run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
+        if not run_ids:
+            raise ResultsError(f"{results}: no health check to read; `raybench health` makes one")
+        kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
+        figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
+        document = HealthHistory(figures=figures, run_ids=run_ids)
+        write_document(document, "json" if as_json else "terminal")
         return
     rows = history(_points(results, point, expression), threshold=threshold)
     if not rows:
@@ -363,27 +377,6 @@ def history_command(
         write_file(chart, draw_figure(figure, chart.suffix.lower().removeprefix(".")))
     causes = {} if as_json else _causes(rows, results)
     write_document(History(rows=rows, causes=causes), "json" if as_json else "terminal")
-
-
-def _health_history(results: Path, threshold: float) -> HealthHistory:
-    """Return the history of the figures of all health checks in a folder.
-
-    threshold: the smallest change that counts, as a share. Raises ResultsError where there is none.
-    """
-    from raybench.health.comparison import HealthHistory, trace_figures
-    from raybench.health.references import read_findings
-    from raybench.results import reader
-
-    by_run: dict[str, list[Finding]] = {}
-    for run_id, finding in read_findings(results):
-        by_run.setdefault(run_id, []).append(finding)
-    # In order of their starts.
-    run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
-    if not run_ids:
-        raise ResultsError(f"{results}: no health check to read; `raybench health` makes one")
-    kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
-    figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
-    return HealthHistory(figures=figures, run_ids=run_ids)
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
@@ -399,9 +392,9 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
     table = reader.read_table(results, "points", None, HISTORY_COLUMNS)
     # Points of a check are short, and of devices that may be shared: their figures have limits.
     runs = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
-    checks = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] == ["health"]}
+    sweeps = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] != ["health"]}
     found = point_rows(table.to_pandas(maps_as_pydicts="strict"))
-    points = [row for row in found if row.run_id not in checks]
+    points = [row for row in found if row.run_id in sweeps]
     if not points:
         raise ResultsError(f"{results}: no points to read; `raybench sweep JOB` measures some")
     if prefix is not None:
@@ -423,9 +416,10 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
     # By the names of their settings: an expression may name one that only some have.
     alike: dict[tuple[str, ...], dict[str, Point]] = {}
     for row in points:
+        typed = {name: typed_value(text) for name, text in row.params.items()}
         point = Point(
             workload=row.workload,
-            params={name: typed_value(value) for name, value in row.params.items()},
+            params={**typed, **row.env},  # variables are texts, as for `sweep --filter`
             world_size=row.world_size,
             **{name: RUN_SETTINGS[name].restore(getattr(row, name)) for name in EXECUTION},
             batch_size=row.batch_size,

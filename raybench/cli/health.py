@@ -65,6 +65,7 @@ def doctor_command(
     devices cannot be had, 130 interrupted.
     """
     from raybench.cli.progress import ConsoleListener, show_phase
+    from raybench.doctor.checks import Verdict
     from raybench.doctor.diagnosis import diagnose, open_cluster
     from raybench.sweep.runner import Interrupts
 
@@ -79,7 +80,7 @@ def doctor_command(
             interrupts.take_signals()
         diagnosis = diagnose(cluster, phase)
     write_result(format_json(diagnosis) if as_json else format_text(diagnosis))
-    ctx.exit(1 if diagnosis.has_failed else 0)
+    ctx.exit(int(any(check.verdict is Verdict.FAIL for check in diagnosis.checks)))
 
 
 def format_text(diagnosis: Diagnosis) -> str:

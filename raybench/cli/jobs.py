@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from raybench.cli.shared import (
     json_option,
@@ -32,20 +31,11 @@ from raybench.report.formatting import command, printable, program
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 
 
-def complete_workload(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def complete_workload(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the built-in workloads that begin with `incomplete`; those of the user are unknown."""
     from raybench.job.registry import BUILTIN
 
-    return [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete)]
-
-
-def complete_template(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Return the names of the jobs that come with raybench and begin with `incomplete`."""
-    return [CompletionItem(name) for name in templates() if name.startswith(incomplete)]
+    return [name for name in BUILTIN if name.startswith(incomplete)]
 
 
 @click.command("schema")
@@ -62,7 +52,7 @@ def schema_command() -> None:
     "--template",
     "name",
     metavar="NAME",
-    shell_complete=complete_template,
+    shell_complete=lambda _, __, begin: [one for one in templates() if one.startswith(begin)],
     help="Write the job NAME, which answers a question, to FILE (NAME.yaml).",
 )
 @click.option("--list", "is_list", is_flag=True, help="List the jobs, and what each of them asks.")

@@ -296,11 +296,12 @@ def _inside(ctx: click.Context) -> list[str]:
 
 
 def _folders(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the folders inside a folder but hidden ones; empty where it is no folder."""
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        return [e for e in entries if e.is_dir() and not e.name.startswith((".", "_"))]
+    """Return the folders inside a folder but hidden ones; empty where it cannot be listed."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        visible = (entry for entry in entries if not entry.name.startswith((".", "_")))
+        # DirEntry's own raises for links in a circle.
+        return [entry for entry in visible if os.path.isdir(entry)]  # noqa: PTH112
+    return []
 
 
 def _results(ctx: click.Context) -> Path:

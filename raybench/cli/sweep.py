@@ -208,7 +208,8 @@ def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:
         overrides = (*overrides_in(reader.read_run(root, run_id).argv), *overrides)
     if given["script"] is not None:
         return _load_script_job(given, overrides)
-    if given["world_sizes"] != "1" or given["items_per_step"]:
+    has_sizes = ctx.get_parameter_source("world_sizes") is not ParameterSource.DEFAULT
+    if has_sizes or given["items_per_step"]:
         raise UsageError("--world-size and --items-per-step: go with --script; a job has them")
     if not words:
         raise click.MissingParameter(ctx=ctx, param_hint="'JOB'", param_type="argument")
@@ -296,9 +297,8 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
                 print_plan(job, start.left, given["as_json"])
             return 0
         clear_leftovers(output, run.run_id)
-        only = where.only
-        if only is None and run.only_devices:
-            only = DeviceList(names=run.only_devices, source=f"--devices of {run.run_id}")
+        names, source = run.only_devices, f"--devices of {run.run_id}"
+        only = where.only or (DeviceList(names=names, source=source) if names else None)
         return _run(job, start, replace(where, output=output, only=only), given["as_json"])
 
 

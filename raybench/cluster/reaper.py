@@ -56,10 +56,10 @@ def reap_orphans_of_worker() -> None:
 
 @contextmanager
 def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
-    """Return a context whose child processes a watcher kills soon after this process ends.
+    """Return a context; a watcher kills the processes started in it 5 s after this process ends.
 
-    folder: the files of these processes; the watcher then removes it, unless it has a file KEPT.
-    Before Linux 5.3 there is no watcher.
+    So it does those that this process has at the end of the context. folder: an absolute path; the
+    watcher then removes it, unless it has a file KEPT. Before Linux 5.3 there is no watcher.
     """
     # Not at the top: the watcher runs this file alone.
     import psutil

@@ -97,7 +97,8 @@ def check_facts(facts: Facts) -> list[Check]:
     """Return the checks that need no computation on the devices, in the order of the output.
 
     Checks of GPUs are left out if no worker owns one. The last are one for each variable of
-    variables.yaml whose value costs something here. `facts.refusal` is not looked at.
+    variables.yaml with a value that costs something, on CPUs also of those that only GPUs read.
+    `facts.refusal` is not looked at.
     """
     in_use = (
         "both share the devices and their time: wait for its end, or measure on others; a sweep "
@@ -155,9 +156,9 @@ class _Rule:
     """A check that looks at one fact of each device.
 
     fact: in words; None where it is unknown. is_bad: whether it warns because of a device, given
-    all devices; must be False where the fact is unknown. advice: where any device is bad. is_grave:
-    whether a bad device makes it fail instead of warn. is_of_gpus: whether it is left out where no
-    worker owns a GPU. is_of_nodes: whether only the first device of each node is asked.
+    all of its model; must be False where the fact is unknown. advice: where any device is bad.
+    is_grave: whether a bad device makes it fail instead of warn. is_of_gpus: whether it is left out
+    where no worker owns a GPU. is_of_nodes: whether only the first device of each node is asked.
     """
 
     name: str
@@ -171,7 +172,10 @@ class _Rule:
     def check(self, facts: Facts) -> Check:
         """Return the check over all devices; details: {"devices": labels of the bad ones}."""
         asked = [own[0] for own in facts.nodes.values()] if self.is_of_nodes else facts.devices
-        bad = [device for device in asked if self.is_bad(device, asked)]
+        of_model: dict[str, list[Device]] = {}
+        for device in asked:
+            of_model.setdefault(device.name, []).append(device)
+        bad = [device for device in asked if self.is_bad(device, of_model[device.name])]
         found, advice = _describe(asked, map(self.fact, asked)), self.advice if bad else ""
         verdict = Verdict.FAIL if any(map(self.is_grave, bad)) else Verdict.WARN
         return judge(self.name, found, advice, verdict, devices=list(map(label, bad)))
@@ -225,7 +229,7 @@ _RULES = (
         is_bad=lambda device, every: _is_below(
             device.sm_clock_max_mhz, max(one.sm_clock_max_mhz or 0 for one in every)
         ),
-        advice="lower than on the other devices: undo locked clocks with `nvidia-smi -rgc`",
+        advice="lower than on others of the model: undo locked clocks with `nvidia-smi -rgc`",
     ),
     _Rule(
         name="throttling",
@@ -275,7 +279,7 @@ _RULES = (
         is_bad=lambda device, every: _is_below(
             active_nvlinks(device), max(active_nvlinks(one) or 0 for one in every)
         ),
-        advice="fewer links than the others have, so every collective waits for it: see "
+        advice="fewer links than others of the model, so every collective waits for it: see "
         "`nvidia-smi nvlink --status`, the fabric manager and dmesg",
     ),
     _Rule(

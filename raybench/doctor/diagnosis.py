@@ -69,11 +69,6 @@ class Diagnosis:
     checks: tuple[Check, ...]
     environment: Mapping[str, str]
 
-    @property
-    def has_failed(self) -> bool:
-        """Return whether any check failed."""
-        return any(check.verdict is Verdict.FAIL for check in self.checks)
-
 
 def open_cluster(
     address: str,

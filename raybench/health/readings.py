@@ -285,7 +285,8 @@ def _participants(
                 name=f"{start.name} to {end.name}",
                 model=start.model if start.model == end.model else f"{start.model} to {end.model}",
             )
-            yield test if fleet.on_one_node(pair) else test.between_nodes, subject, pair
+            on_one_node = len({fleet.devices[rank].node_id for rank in pair}) == 1
+            yield test if on_one_node else test.between_nodes, subject, pair
     elif test.reads == "groups":
         for ranks in parse_groups(str(params["groups"]), len(fleet.devices)):
             is_node = test.subjects == "node"
@@ -535,8 +536,8 @@ def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> str:
     """Return what carries the data of a subject in the tests of a stage: `gen5 x16`, `NVLink x18`.
 
     Without NVLink as `NVLink x0, gen5 x16, PHB`: the slot of the first device, and the level of a
-    pair. Empty where nothing is known of it, or the device works alone. known: as returned by
-    `devices_by_uuid`.
+    pair. Empty where nothing is known of it, the device works alone, or a pair is on two nodes.
+    known: as returned by `devices_by_uuid`.
     """
     device = known.get(subject.uuids[0]) if subject.uuids else None
     if device is None or (subject.kind == "device" and stage != "host-links"):
@@ -544,7 +545,10 @@ def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> str:
     pcie, topology = device.pcie_link_max or "", device.topology or ""
     if subject.kind == "device":
         return pcie
-    fabric, level = topology.split(", ")[0], placement_of(subject, known).level
+    fabric, placement = topology.split(", ")[0], placement_of(subject, known)
+    level = placement.level
+    if subject.kind == "pair" and placement.nodes > 1:
+        return ""
     # On a board with bridges not every pair has one.
     if level not in ("", "NV") and ":NV" in topology:
         fabric = "NVLink x0"
@@ -562,7 +566,15 @@ def facts_readings(
     have no facts and no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
-    expected_links = _expected_links([*before, *after])
+    # By node and model, links that are up on any of these devices; all where an NVSwitch connects
+    # any. Boards with bridges have some, and a virtual machine of one GPU may have none.
+    expected_links: dict[tuple[str, str], set[int]] = {}
+    for one in (*before, *after):
+        links = one.nvlinks or ()
+        is_switched = one.fabric_state is not None and any(link.is_active for link in links)
+        expected_links.setdefault((one.device.node_id, one.device.name), set()).update(
+            link.link for link in links if link.is_active or is_switched
+        )
     found = []
     for now in (one for one in after if one.device.kind == "cuda"):
         was = earlier.get(now.device.uuid, now)
@@ -582,22 +594,6 @@ def facts_readings(
             )
             found.append(reading)
     return tuple(found)
-
-
-def _expected_links(after: Iterable[DeviceFacts]) -> dict[tuple[str, str], set[int]]:
-    """Return (node id, model) -> numbers of the NVLinks that should be up on each of its devices.
-
-    They are those that are up on any of these devices; all links where an NVSwitch connects any.
-    Boards with bridges have some, and a virtual machine of one GPU may have none.
-    """
-    found: dict[tuple[str, str], set[int]] = {}
-    for one in after:
-        links = one.nvlinks or ()
-        is_switched = one.fabric_state is not None and any(link.is_active for link in links)
-        found.setdefault((one.device.node_id, one.device.name), set()).update(
-            link.link for link in links if link.is_active or is_switched
-        )
-    return found
 
 
 def _fact_problems(

@@ -347,10 +347,6 @@ class Fleet:
             found.setdefault(device.node_id, []).append(rank)
         return tuple(map(tuple, found.values()))
 
-    def on_one_node(self, pair: Pair) -> bool:
-        """Return whether both devices of a pair are on the same node."""
-        return self.devices[pair[0]].node_id == self.devices[pair[1]].node_id
-
     def probe(self, test: HealthTest, **participants: Scalar) -> Probe:
         """Return the test with a point of it over all devices.
 

@@ -141,7 +141,7 @@ def _add_settings(
     in braces. unsound: as for `_check`. Raises UsageError for parameters that no job could give.
     """
     settings = registry.settings(workload_class)
-    env = {*job.env, *_names_in("env", unsound)}
+    env = dict.fromkeys([*job.env, *_names_in("env", unsound)])
     given = {*job.varied, *env, *_names_in("matrix", unsound)}
     if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
         settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}

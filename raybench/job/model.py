@@ -279,11 +279,6 @@ class Measure(Section):
         return self.min_seconds == 0
 
     @property
-    def of_a_later_round(self) -> Measure:
-        """These settings without a breakdown, for rounds after the first, which has made it."""
-        return self.model_copy(update={"breakdown": False})
-
-    @property
     def least_s(self) -> float:
         """The least seconds of a repeat: min_seconds, and half of it for the warm-up.
 

@@ -206,7 +206,7 @@ def _position(node: Node) -> Position:
 
 
 def _encodable(text: str) -> str:
-    """Return the text; in ASCII with lone surrogates, for files, or with NUL, for processes."""
+    """Return the text; with escapes where files or processes cannot take it as it is."""
     is_damaged = "\0" in text or any("\ud800" <= one <= "\udfff" for one in text)
     return ascii(text) if is_damaged else str(text)
 

@@ -170,7 +170,8 @@ def measure(
         del workload
     known = [energy for energy in run.energies_j if energy is not None]
     allocated_bytes, reserved_bytes = (
-        max(filter(None, peaks), default=None) for peaks in zip(*run.peaks_bytes, strict=True)
+        max((one for one in peaks if one is not None), default=None)
+        for peaks in zip(*run.peaks_bytes, strict=True)
     )
     return Measurement(
         rank=context.rank,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, astuple, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
@@ -288,11 +288,6 @@ class PeakParts:
     optimizer_bytes: int
     activations_bytes: int
     other_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """The sum of all parts."""
-        return sum(astuple(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

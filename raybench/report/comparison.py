@@ -138,7 +138,7 @@ class Comparison(Document):
         If a point may be slower by over 10 % without being called slower, that comes first.
         """
         rows, verdicts = self.compared, self.verdicts
-        broken = f"; {len(self.broken)} fail now" if self.broken else ""
+        broken = f"; {len(self.broken)} failing now" if self.broken else ""
         if not rows:
             return f"No point was measured on both sides{broken}."
         middle = percent(float(np.median([row.ratio for row in rows])) - 1)
@@ -396,12 +396,9 @@ def _lacks(row: ComparedPoint) -> str:
 
 
 def before_and_now(change: Change, most: int) -> str:
-    """Return `before -> now` of at most `most` characters each, cut so that they still differ.
-
-    Texts that differ in blanks or control characters alone have these written out, a blank as `␣`.
-    """
+    """Return `before -> now`, each at most `most` characters long, cut so that they differ."""
     values = [plain(value) for value in (change.base, change.new)]
-    if values[0] == values[1]:
+    if values[0] == values[1]:  # but for blanks and control characters, which are written out
         values = [repr(value)[1:-1].replace(" ", "␣") for value in (change.base, change.new)]
     short = [shorten(value, most) for value in values]
     if short[0] == short[1]:

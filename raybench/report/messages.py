@@ -176,8 +176,8 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
 def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[MessageGroup, ...]:
     """Return what makes figures doubtful, the most harmful first.
 
-    Those on a missing speed-up or on the power cap alone are left out. On unsteadiness a point has
-    one at most. trials: of the run; each control that moved between the ends of a block gives one.
+    Those on a missing speed-up or on the power cap alone are left out, and further ones on one
+    fact. trials: of the run; each control that moved between the ends of a block gives one.
     """
 
     def harm(group: MessageGroup) -> tuple[int, int]:
@@ -195,8 +195,8 @@ def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[Mes
     for row in rows:
         texts = [text for text in row.warnings if text != row.why and not _POWER_CAP.search(text)]
         unsteady = [text for text in texts if _UNSTEADY.match(text)]
-        # One fact gives one warning: the first says it.
-        found += [text for text in texts if text not in unsteady[1:]]
+        # One fact gives one warning: the first says it. That rates are lower than the step is more.
+        found += [t for t in texts if t not in unsteady[1:] or t.startswith("some steps are much")]
         if (ratio := row.clock_ratio) is not None:
             part = "is due to them" if ratio > 1 else "is lost by them"
             found.append(

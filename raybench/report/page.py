@@ -32,13 +32,7 @@ from raybench.analysis.rows import (
 )
 from raybench.records import Metric
 from raybench.report import formatting
-from raybench.report.charts import (
-    ChartData,
-    in_order,
-    main_figure,
-    other_figures,
-    why_no_figure,
-)
+from raybench.report.charts import ChartData, in_order, main_figure, other_figures, why_no_figure
 from raybench.report.charts.grammar import Figure, Mark, axis, bar_panels, draw
 from raybench.report.charts.lines import speed_up_words
 from raybench.report.comparison import Comparison, percent
@@ -68,12 +62,7 @@ _HINT_CHARS = 300
 _QUOTED = re.compile(r"`([^`]+)`")
 # The bars of a comparison.
 _MOST_BARS = 36
-_COLORS = {
-    SLOWER: "var(--bad)",
-    FASTER: "var(--s3)",
-    UNCLEAR: "var(--s5)",
-    SAME: "var(--axis)",
-}
+_COLORS = {SLOWER: "var(--bad)", FASTER: "var(--s3)", UNCLEAR: "var(--s5)", SAME: "var(--axis)"}
 
 
 def format_page(data: ChartData) -> str:

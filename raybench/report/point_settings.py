@@ -38,12 +38,10 @@ class _Row(HasSettings, Protocol):
     @property
     def point_id(self) -> str:
         """Return the id of the point."""
-        ...
 
     @property
     def workload(self) -> str:
         """Return the name or the class of the workload."""
-        ...
 
 
 def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:

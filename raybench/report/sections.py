@@ -84,8 +84,8 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
         return _gain(gain_over(line[1], equal)) if equal and line[1] is not equal else ""
 
     def predicted(line: tuple[Fleet, Scenario]) -> str:
-        error = line[1].prediction_error
-        return "" if error is None else f"{error:+.1%}"
+        step_ms = line[1].row.predicted_step_ms
+        return "" if step_ms is None else f"{step_ms / line[1].step_ms - 1:+.1%}"
 
     slow = in_first(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}")
     columns: list[ColumnOf[tuple[Fleet, Scenario]]] = [

@@ -237,12 +237,11 @@ class Summary:
     @cached_property
     def is_batch_search(self) -> bool:
         """Return whether the job searched for the largest batch, which memory ends."""
-        data: dict[str, Any] = {}
         with suppress(JobError):
-            data = parse_source("job", self.run.job_text, overrides_in(self.run.argv)).data
-        matrix = data.get("matrix")
-        batch = matrix.get("batch_size") if isinstance(matrix, dict) else None
-        return batch == "auto" or isinstance(batch, dict)
+            job = parse_source("job", self.run.job_text, overrides_in(self.run.argv)).data
+            matrix = job.get("matrix")
+            return isinstance(matrix, dict) and isinstance(matrix.get("batch_size"), str | dict)
+        return False
 
     @cached_property
     def words(self) -> dict[str, str]:

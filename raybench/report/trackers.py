@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.errors import UsageError
 from raybench.report.export import exported_points, facts_of_run
-from raybench.report.formatting import plain
+from raybench.report.formatting import counted, plain
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
@@ -94,7 +94,7 @@ def _write_to_mlflow(client: Any, summary: Summary) -> str:
     client.log_text(parent, run.job_text, "job.yaml")
     status = "FAILED" if run.status.value == "failed" else "FINISHED"
     client.set_terminated(parent, status, since_1970_ms(run.finished_at or run.started_at))
-    return f"MLflow experiment {experiment}: run {parent} with {len(points)} points below it"
+    return f"MLflow experiment {experiment}: run {parent}; points below it: {len(points)}"
 
 
 def upload_to_wandb(summary: Summary) -> str:
@@ -135,7 +135,7 @@ def upload_to_wandb(summary: Summary) -> str:
             written.finish(exit_code=int(point.is_failure))
     except wandb.Error as error:
         raise UsageError(f"--to wandb: {plain(error)}") from error
-    return f"Weights & Biases project {project}, group {run.run_id}: {len(points)} runs"
+    return f"Weights & Biases project {project}, group {run.run_id}: {counted(len(points), 'run')}"
 
 
 # Name -> uploads a run; returns a line about it.

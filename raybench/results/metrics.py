@@ -437,7 +437,7 @@ def memory_columns(record: Record) -> MemoryColumns:
     peaks = [b.peak for b in broken_down if b.peak is not None]
     if not peaks or len(broken_down) < len(record.measurements):
         return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes)
-    parts = asdict(max(peaks, key=lambda one: one.total_bytes))
+    parts = max(map(asdict, peaks), key=lambda one: sum(one.values()))
     named = {f"mem_{name}": value for name, value in parts.items()}
     return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes, **named)
 

@@ -389,7 +389,7 @@ def compact_run(root: Path, run_id: str) -> Compaction:
 
 def _part_sizes(root: Path, run_id: str) -> list[int]:
     """Return the sizes of all parts of a run, in bytes."""
-    return [path.stat().st_size for table in TABLES for path in parts_of(root, table, run_id)]
+    return [path.lstat().st_size for table in TABLES for path in parts_of(root, table, run_id)]
 
 
 def compact_points(root: Path, run_id: str) -> None:

@@ -321,8 +321,9 @@ class _Loop:
             yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
             own = settings.measure_of(attempt.point) if settings.measure_of else None
             is_first = attempt.round == 1 and not attempt.control_of
-            # With less time in later rounds, and for controls.
-            usual = settings.measure if is_first else settings.measure.of_a_later_round
+            usual = settings.measure
+            if not is_first:  # the first round has made the breakdown
+                usual = usual.model_copy(update={"breakdown": False})
             task = Task(
                 point=attempt.point,
                 settings=own or usual,

@@ -134,7 +134,7 @@ def test_processes_are_started_with_the_variables_of_their_points(three_workers,
     # With which torch cannot be imported. The device is there for the next point all the same.
     refused = answer_of("mlp", {"TORCH_LOGS": "no_such_log"})
     assert (refused.error_type, three_workers.lost) == ("NoStart", frozenset())
-    assert "with TORCH_LOGS=no_such_log of env a worker could not start on " in refused.message
+    assert "with TORCH_LOGS=no_such_log of env, a worker could not start on " in refused.message
 
     with_a = process_of("mlp", {"OURS": "a", "OMP_NUM_THREADS": "2"})
     assert {"OURS=a", "OMP_NUM_THREADS=2"} <= set(environment(with_a))

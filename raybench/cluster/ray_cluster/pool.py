@@ -277,7 +277,7 @@ class WorkerPool:
                 given = " ".join(f"{name}={text}" for name, text in worker.environment.items())
                 if isinstance(found, str) and given and not worker.lost_because:
                     # The variables may be why, and the device is needed for other points.
-                    worker.refusal, worker.environment = f"with {given} of env {found}", {}
+                    worker.refusal, worker.environment = f"with {given} of env, {found}", {}
                     worker.starts = 0
                     self._begin(worker)
                     workers.append(worker)
@@ -594,10 +594,10 @@ class _Worker:
 
 
 def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
-    """Start a worker process on the device of this slot; return its `_Worker`. Does not wait.
+    """Start a worker process on the device of this slot; return Ray's handle of its `_Worker`.
 
-    Call its `attach_device` next. environment: variables of the job, in addition to those that make
-    its process like one of torchrun's.
+    Does not wait. Call its `attach_device` next. environment: variables of the job; they replace
+    those of this process that are forwarded, and those that torchrun would set.
     """
     there = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle

@@ -189,7 +189,7 @@ def _folded(text: str, width_px: float) -> list[str]:
 
 def _labels(lines: Mapping[str, Sequence[str]]) -> Spec:
     """Return the setting by which an axis or a legend writes these lines for each of its values."""
-    return {"labelExpr": f"{json.dumps(lines)}[datum.label]"}
+    return {"labelExpr": f"{json.dumps(_printable(lines))}[datum.label]"}
 
 
 def line_panel(
@@ -504,10 +504,17 @@ def _svg(**spec: Any) -> str:
     """Return a Vega-Lite specification, completed by CONFIG, as SVG without what nobody sees."""
     import vl_convert
 
-    spec = {"$schema": _SCHEMA, "background": None, "config": CONFIG, **spec}
-    svg = _NOISE.sub("", str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)))
-    # No character of the results turns the direction of writing.
-    return "\n".join(map(printable, svg.split("\n")))
+    spec = {"$schema": _SCHEMA, "background": None, "config": CONFIG, **_printable(spec)}
+    return _NOISE.sub("", str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)))
+
+
+def _printable(part: Any) -> Any:
+    """Return a part of a specification without control characters: vl_convert would abort."""
+    if isinstance(part, str):
+        return "\n".join(map(printable, part.split("\n")))
+    if isinstance(part, Mapping):
+        return {_printable(name): _printable(value) for name, value in part.items()}
+    return [*map(_printable, part)] if isinstance(part, list | tuple) else part
 
 
 def _with_data(*layers: Spec) -> list[Spec]:

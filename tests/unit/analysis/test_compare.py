@@ -104,6 +104,8 @@ def test_a_gate_that_could_not_have_seen_a_change_is_not_green(tmp_path, command
     code, out, _ = command(*gate)
     assert (code, out.startswith("Blind below ")) == (UNCLEAR, True)
     assert command(*gate, "--blind", "95%")[0] == 0
+    refused = command("compare", *SIDES, "--fail-on", "unclear", "--blind", "10%").refusal
+    assert refused == "--blind: goes with --fail-on regression only\n"
     assert "base: mean of 3 runs" in out
     assert "and base0, base1" in flat(out)
 
@@ -176,7 +178,7 @@ def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(tmp_pat
     write(tmp_path, "broken", [make_record(make_point(world_size=1)), make_failed(two)])
     code, out, _ = command("compare", "base", "broken", "--fail-on", "regression")
     assert code == REGRESSION
-    assert "1 fail now" in out
+    assert "1 failing now" in out
     assert "base: ok; new: out of memory" in out
 
 
@@ -199,7 +201,7 @@ def test_a_round_that_failed_is_a_failure(tmp_path, command):
     failed = make_failed(point, round=2, attempt=2)
     write(tmp_path, "new", [make_record(point, round=1), failed])
     code, out, _ = command("compare", "base", "new", "--fail-on", "regression")
-    assert (code, "1 fail now" in out) == (REGRESSION, True)
+    assert (code, "1 failing now" in out) == (REGRESSION, True)
 
 
 def test_a_gate_is_not_green_where_a_point_was_not_measured_again(tmp_path, command):
@@ -406,12 +408,16 @@ def test_history_marks_the_step_and_what_changed(tmp_path, command):
 
 
 @pytest.mark.usefixtures("nights")
-def test_history_of_one_point_shows_its_runs(command):
+def test_history_of_one_point_shows_its_runs_but_damaged_ones(tmp_path, command):
+    write(tmp_path, "env", [make_record(make_point(env={"A": "1.10"}))], [make_device(0)])
+    assert "1 point over 1 run" in command("history", "--filter", "A == '1.10'").out
     out = command("history", "--filter", "batch_size == 2")[1]
     assert "1 point over 10 runs: 1 step." in out
     point_id = make_point(world_size=1, batch_size=2).point_id
-    content = json.loads(command("history", "--point", point_id[:6], "--json")[1])
-    assert [point["run_id"] for point in content["points"]] == [f"night{day}" for day in range(10)]
+    (tmp_path / "runs" / "night9" / "run.parquet").write_bytes(b"no Parquet")
+    _, out, err = command("history", "--point", point_id[:6], "--json")
+    assert [one["run_id"] for one in json.loads(out)["points"]] == [f"night{n}" for n in range(9)]
+    assert "run night9 is left out" in err
 
 
 @pytest.mark.usefixtures("nights")

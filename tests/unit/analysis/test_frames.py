@@ -96,10 +96,12 @@ def test_summary_is_one_row_a_point_with_typed_parameters_and_plain_pandas_reads
     assert json.loads(stored.loc[2, "params_json"]) == PARAMS
 
 
-def test_summary_of_all_runs_leaves_a_damaged_run_out_with_a_warning(results):
-    next((results / "points" / "run-a").iterdir()).write_bytes(b"no parquet")
+@pytest.mark.parametrize("table", ["summary", "scaling"])
+@pytest.mark.parametrize("damaged", ["points", "runs"])
+def test_of_all_runs_a_damaged_one_is_left_out_with_a_warning(results, table, damaged):
+    next((results / damaged / "run-a").iterdir()).write_bytes(b"no parquet")
     with pytest.warns(ResultsWarning, match="run run-a is left out"):
-        frame = raybench.load(results, "summary")
+        frame = raybench.load(results, table)
     assert set(frame["run_id"]) == {"run-b"}
 
 

@@ -76,6 +76,7 @@ def test_what_a_word_can_become_is_offered(offered, line, wanted):
 def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results, offered):
     results.rename(results.parent / "examples")
     (results / "runs").mkdir(parents=True)
+    (results / "circle").symlink_to(results / "circle")  # cannot be listed, and is left out
     (results.parent / "examples").rename(results / "examples")
     inside = [f"examples/{run_id}" for run_id in RUNS]
     assert offered("raybench report ") == [LATEST, *inside]

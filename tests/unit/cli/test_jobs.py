@@ -249,10 +249,7 @@ def test_workloads_describes_a_class_of_the_user(tmp_path, monkeypatch):
     [
         *((words, (*HEAVY, "psutil")) for words in (["--help"], ["plan", str(JOBS[0])])),
         (["workloads"], HEAVY),
-        (
-            ["list", "--results", str(EXAMPLES)],
-            ("torch", "ray", "pandas"),
-        ),
+        (["list", "--results", str(EXAMPLES)], ("torch", "ray", "pandas")),
     ],
 )
 def test_no_heavy_library_is_loaded(arguments, heavy):

@@ -45,7 +45,7 @@ def test_axes_come_by_set_and_stand_in_the_arguments(dry_run):
         (["--script", "train.py", "--items-per-step", "{q"], "--items-per-step {q: a text names"),
         (["--script", "train.py", "--world-size", "0"], "--script train.py: matrix.world_size"),
         (["--script", "train.py", "--world-size", "x"], "must be counts of ranks, as in 1,2,4"),
-        (["job.yaml", "--world-size", "2"], "go with --script; a job has them"),
+        (["job.yaml", "--world-size", "1"], "go with --script; a job has them"),
         (["job.yaml", "other.yaml"], "one JOB only, given also other.yaml"),
         (["--script", "train.py", "--", "{lr}"], "--script train.py -- '{lr}': unknown setting"),
     ],

@@ -76,10 +76,17 @@ def test_nothing_is_wrong_with_healthy_gpus():
     ],
 )
 def test_a_device_with_a_fault_is_named_and_something_is_advised(name, change, verdict, found):
-    check = check_named(name, facts(healthy(0), healthy(1), healthy(2, **change), healthy(3)))
+    def check_of(**changed):
+        changed_one = healthy(2, **changed)
+        return check_named(name, facts(healthy(0), healthy(1), changed_one, healthy(3)))
+
+    check = check_of(**change)
     assert check.verdict == verdict
     assert found in check.found
     assert check.advice
+    # Clocks and links of another model are not compared.
+    other = check_of(**{"name": "Other GPU", **change})
+    assert (other.verdict == verdict) == ("sm_clock_max_mhz" not in change and name != "NVLink")
 
 
 def test_facts_that_nobody_told_are_unknown_and_no_fault():

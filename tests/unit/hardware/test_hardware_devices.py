@@ -170,7 +170,7 @@ def test_an_old_driver_counts_by_policy_and_the_fields_win_where_both_are(monkey
     assert Counters(CUDA).read().limited_s == {"power_cap": 1.0, "thermal_sw": 1e-9}
 
 
-def test_a_limit_that_both_readings_know_counts_as_throttling_above_two_percent_of_the_time():
+def test_throttling_is_told_above_two_percent_of_the_time_and_energy_from_two_seconds_on():
     before = reading(10.0, power_cap=100.0, thermal_hw=5.0, sync_boost=0.0)
     after = reading(20.0, power_cap=100.3, thermal_hw=5.1, sync_boost=0.0)
     assert throttle_reasons(before, after) == ("power_cap",)
@@ -218,11 +218,12 @@ class Limited:
         pytest.param(lambda now_s: 5.0, 99, {}, 0.0, id="the device stood idle meanwhile"),
     ],
 )
-def test_what_follows_a_limit_waits(monkeypatch, limited_s, since_s, more, waited_s):
+def test_what_follows_a_limit_waits_where_limits_are_counted(
+    monkeypatch, limited_s, since_s, more, waited_s
+):
     limited = Limited(monkeypatch, limited_s)
     since = reading(since_s, power_cap=limited_s(since_s))
     assert limited.waited_s(since, **more) == pytest.approx(waited_s, abs=0.1)
-
     # Nothing is waited for where no limits are counted.
     monkeypatch.setattr(limited, "read", lambda: reading(limited.now_s))
     assert limited.waited_s(None) == limited.waited_s(limited.read()) == 0.0

@@ -143,9 +143,7 @@ def test_a_device_is_held_against_those_alike(values, named, verdict, action, ex
         (LIMITED, 400.0, "nvidia-smi --gpu-reset -i 3"),
     ],
 )
-def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(
-    changes, others_w, command
-):
+def test_a_process_or_a_power_limit_of_one_device_alone_is_a_setting(changes, others_w, command):
     fleet = [*devices(3, power_cap_w=others_w), make_device(3, **changes)]
     found = unhealthy(judge(make_readings([750.0] * 3 + [450.0]), fleet))["alpha GPU 3"]
     assert found.action is (Action.RESET if "reset" in command else Action.SETTING)
@@ -406,6 +404,8 @@ def test_pairs_with_a_bridge_and_pairs_without_are_compared_among_themselves():
     links = {one.subject.name: one.link for one in found if one.subject.kind == "pair"}
     assert links["alpha GPU 2 to alpha GPU 3"] == "NVLink x12"
     assert {links[name] for name in names(without)} == {"NVLink x0, gen4 x16, SYS"}
+    apart = [replace(one, node_id=f"n{rank}") for rank, one in enumerate(fleet)]
+    assert {one.link for one in judge(pair_readings(4, ()), apart)} == {""}
 
 
 # What two healthy H200s of one host have read, on two hosts: medians of `raybench health` with

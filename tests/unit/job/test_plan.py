@@ -513,10 +513,11 @@ def test_a_script_needs_no_batch_size(load_script):
 
 def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load_script):
     text = SCRIPT + '"{bacth_size} {hiden} {"}\nmatrix: {batch_size: 8, hidden: 1}\n'
+    text += "env: {B: x, D: x, A: x, E: x, C: x}\n"
     lines = script_problems(load_script, text)
     assert lines[0].startswith("jobs/job.yaml:3:84: workload.args: a text names a setting as in {")
     assert lines[1].startswith("jobs/job.yaml:4:25: matrix.hidden: unknown axis 'hidden'; known: ")
-    assert lines[1].endswith("step_of; or name {hidden} in args or env")
+    assert lines[1].endswith("step_of, B, D, A, E, C; or name {hidden} in args or env")
     lines = script_problems(load_script, text.replace(' {"', '"'))
     assert "unknown setting 'bacth_size'; did you mean 'batch_size'?, in braces" in lines[0]
     text = "workload: {kind: script, path: train.py, args: '{batch_size}'}"

@@ -38,7 +38,7 @@ def test_an_override_is_read_as_yaml_and_a_comma_makes_a_list(file, override, va
     assert read_source(file, [override]).data == {"name": "x", "matrix": {"batch_size": value}}
 
 
-def test_an_override_can_make_a_new_section_and_the_last_one_wins(file):
+def test_an_override_can_make_a_section_and_a_list_of_axes_alone_and_the_last_one_wins(file):
     given = ["measure.warmup=1", "measure.warmup=2", "workload.groups=0-1,2-3", "env.A=1.10,0x1F"]
     data = read_source(file, given).data
     assert data["measure"] == {"warmup": 2}

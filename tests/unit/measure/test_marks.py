@@ -193,7 +193,6 @@ def test_gradients_are_those_that_are_there_when_memory_is_largest(allocator, wh
     assert found.gradients_bytes == gradients
     assert found.activations_bytes == PEAK - BEGIN - gradients
     assert found.parameters_bytes + found.other_bytes == BEGIN - STATE
-    assert found.total_bytes == PEAK
     assert not any(p._post_accumulate_grad_hooks for p in trains.model.parameters())
 
 

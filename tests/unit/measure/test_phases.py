@@ -168,7 +168,7 @@ def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock, mo
     assert repetition.timed.start_ns[0] > repetition.warmup.start_ns[-1]
 
 
-def test_each_timed_block_begins_with_two_untimed_steps(clock):
+def test_a_timed_block_begins_with_two_untimed_steps_and_times_short_ones_in_loops(clock):
     (repetition,) = measure_paced(clock, cold_s=0.01, warmup=10, iterations=50).repetitions
     warm_end_ns = repetition.warmup.start_ns[-1] + repetition.warmup.step_ns[-1]
     assert repetition.timed.start_ns[0] - warm_end_ns == 20_000_000

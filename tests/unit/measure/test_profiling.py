@@ -310,11 +310,8 @@ def test_the_workload_is_built_for_one_rank_on_the_meta_device_and_closed():
     assert Stack.closed == 1
 
 
-def test_a_compiled_model_is_counted_without_compiling_it():
+def test_a_compiled_model_is_counted_without_compiling_it_and_causal_attention_as_full():
     assert step_flops(Compiled, {}, context()).flops == TRAINING
-
-
-def test_causal_attention_counts_as_full():
     assert step_flops(CausalAttention, {}, context()).flops == 2 * 2 * (2 * 4 * 64 * 64 * 8)
 
 

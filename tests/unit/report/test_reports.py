@@ -334,6 +334,14 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
     assert said.count == 1
 
 
+def test_steps_that_are_much_longer_are_told_besides_the_first_warning_on_unsteadiness():
+    summary = make_summary(make_sweep())
+    texts = ("step time is known to ±2% only", "step time drifts", "some steps are much longer")
+    points = [replace(summary.points[0], warnings=texts)]
+    told = [one.text for one in replace(summary, points=points).warnings]
+    assert told == [texts[0], texts[2]]
+
+
 def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
     slow = make_apart([8.0, 8.0, 8.0, 9.0], 10.0, idle_ms=1.0)
     settled = [
@@ -438,12 +446,9 @@ def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():
     assert cells_of(rows) == {"hidden": ["128", "256"], "batch_size": ["64", "128"]}
 
 
-def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
-    rows = [
-        setting_row("gemm", k="256", direction=""),
-        setting_row("gemm", k="512", direction=""),
-        setting_row("smoke", rows="64"),
-    ]
+def test_points_of_several_workloads_have_one_column_of_what_is_theirs_and_a_lone_one_its_id():
+    rows = [setting_row("gemm", k=k, direction="") for k in ("256", "512")]
+    rows.append(setting_row("smoke", rows="64"))
     expected = {"workload": ["gemm", "gemm", "smoke"], "settings": ["k=256", "k=512", ""]}
     assert cells_of(rows) == expected
     assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
@@ -453,7 +458,10 @@ def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
 
 def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated():
     record = make_apart([10.0, 10.0, 10.0, 20.0], 21.0)
-    (advice,) = advise_run(make_summary([record]))
+    summary = make_summary([record])
+    unknown = [replace(row, local_step_ms_by_rank=None) for row in summary.points]
+    assert list(advise_run(replace(summary, points=unknown))) == []
+    (advice,) = advise_run(summary)
     # By speed a step takes 4 / 3.5 of the fast ones' own, on them alone 4 / 3.
     assert advice.text == (
         "4 GPUs, of which rank 3 is slow: an estimate, at most: shares=by_speed +69.0%, "

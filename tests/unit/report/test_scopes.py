@@ -97,13 +97,10 @@ def test_settings_in_which_points_differ_have_a_column_each():
     assert len(table.rows) == 8
 
 
-def test_points_that_were_not_measured_have_no_line():
+def test_points_that_were_not_measured_and_scopes_that_do_not_differ_have_no_line():
     failed = make_failed(pipeline()[0].point)
     [table] = tables_of(make_summary([failed, *pipeline()[1:]]), "scopes")
     assert [row[:2] for row in table.texts] == [("1", "block"), ("2", "block"), ("2", "loop")]
-
-
-def test_nothing_is_said_where_scopes_do_not_differ():
     found = make_summary([point("loop", 1), point("loop", 2)])
     assert tables_of(found, "scopes") == []
 

@@ -129,7 +129,7 @@ def test_what_ranks_tell_becomes_one_value_of_the_point(column, by_rank, expecte
     assert row["new_processes" if column == "is_of_new_process" else column] == expected
 
 
-def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build():
+def test_the_first_step_and_the_first_after_compiling_are_those_of_the_slowest_rank():
     row = row_of(make_record(measurements=(cold(0, 90, 20), cold(1, 70, 30))))
     assert (row["first_step_ms"], row["compiled_step_ms"]) == (90.0, None)
     assert (row["alloc_retries"], row["device_allocs"]) == (None, None)

@@ -155,15 +155,14 @@ def test_a_full_disk_leaves_no_half_part_and_is_one_line(results):
 
 def test_a_part_that_goes_while_its_folder_is_read_is_no_error(results, monkeypatch):
     listed = part_of(results, "samples")
-    monkeypatch.setattr(reader, "_parts", lambda *_: [listed])
+    monkeypatch.setattr(reader, "parts_of", lambda *_: [listed])
     listed.unlink()
     assert load(results, "samples").empty
 
 
 def test_some_columns_of_a_table_are_read_alone(results):
-    assert read_table(results, "points", "run-new", ["status", "run_id"]).to_pylist() == [
-        {"status": "skipped", "run_id": "run-new"}
-    ]
+    found = read_table(results, "points", "run-new", ["status", "run_id"]).to_pylist()
+    assert found == [{"status": "skipped", "run_id": "run-new"}]
 
 
 def test_a_hundred_parts_stay_below_six_megabytes(tmp_path):

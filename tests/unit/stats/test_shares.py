@@ -80,7 +80,7 @@ def test_no_other_shares_in_units_are_done_earlier(lines, batch):
     assert longest_step_s(speeds, shares_by_speed(speeds, batch)) == pytest.approx(least)
 
 
-def test_what_one_memory_does_not_hold_goes_to_the_others():
+def test_what_one_memory_does_not_hold_goes_to_the_others_and_equal_shares_are_whole_units():
     speeds = [DeviceSpeed(fixed_s=0.0, items_per_s=rate, most=50) for rate in (30, 10, 10)]
     assert shares_by_speed(speeds, 100) == (50, 25, 25)
     with pytest.raises(ValueError, match="hold 150 items together, not 151"):

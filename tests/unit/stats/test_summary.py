@@ -29,7 +29,7 @@ def test_the_interval_covers_the_median_though_neighbours_are_alike(phi, count):
     assert coverage(noise(600, count, phi)) >= 0.925
 
 
-def test_repeats_that_differ_among_themselves_are_not_independent_samples():
+def test_repeats_that_differ_are_not_independent_samples_and_few_have_no_interval():
     noise = 0.001 * np.random.default_rng(1).standard_normal((4, 50))
     levels = np.array([[1.0], [1.01], [1.02], [1.03]])
     apart = stats.median_interval((levels + noise).tolist())
@@ -63,7 +63,7 @@ def test_a_summary_of_known_samples():
         stats.summarize([])
 
 
-def test_ranks_are_told_apart_by_their_medians_and_spread():
+def test_ranks_of_equally_many_steps_are_told_apart_by_their_medians_and_spread():
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]
     assert stats.median_skew(ranks) == 8
@@ -105,17 +105,15 @@ def test_only_a_change_above_the_least_counts_of_25_steps_or_more():
     # What ended in the first third is no change.
     assert not marked([2.0] * 60 + [1.0] * 140)
     assert marked([1.0] * 140 + [1.05] * 60)
+    # A slow approach is one, though each step scatters more.
+    approach = 1 - 0.03 * np.exp(-np.arange(4000) / 2000)
+    assert np.mean([marked((row * approach).tolist()) for row in rows(4000, 0.3, 0.01, 50)]) > 0.95
 
 
 @pytest.mark.parametrize("count", [26, 50, 200, 2000])
 @pytest.mark.parametrize(("phi", "sd"), [(0.0, 0.01), (0.3, 0.01), (0.6, 0.01), (0.6, 0.05)])
 def test_clean_noise_is_seldom_marked(count, phi, sd):
     assert np.mean([marked(row.tolist()) for row in rows(count, phi, sd)]) <= 0.03
-
-
-def test_a_slow_approach_is_marked_though_each_step_scatters_more():
-    approach = 1 - 0.03 * np.exp(-np.arange(4000) / 2000)
-    assert np.mean([marked((row * approach).tolist()) for row in rows(4000, 0.3, 0.01, 50)]) > 0.95
 
 
 def coverage_of_starts(count, starts, *, own, common):
@@ -156,7 +154,7 @@ def test_the_level_of_a_side_is_no_scatter_of_its_starts():
     assert (apart.degrees, apart.sd) == (2, pytest.approx(0.01 / 2**0.5))
 
 
-def test_a_point_without_two_starts_on_a_side_has_no_scatter():
+def test_without_two_starts_on_a_side_there_is_no_scatter_and_of_equal_ones_all_is_certain():
     values = np.array([[0.0, np.nan, 1.0], [0.0, 0.1, np.nan]])
     found = scatter(values, sides=[0, 0, 1])
     assert found[0] is None
