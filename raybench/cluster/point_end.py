@@ -173,8 +173,7 @@ class _Point:
                 by = name or _SIGNALS.get(python, python)
                 # Its parent may have seen by which, as of a script, whose log has older ones too.
                 message = message if " died by " in message else f"the worker process died by {by}"
-            explained = replace(failure, message=message, detail=tail or failure.detail)
-            answers[failure.rank] = explained
+            answers[failure.rank] = replace(failure, message=message, detail=tail or failure.detail)
         world_size = len(self._ranks.devices)
         return PointObservation(
             world_size=world_size, answers=answers, finished=finished, log_tails=tails
@@ -398,7 +397,7 @@ def _is_loss_of_peer(failure: Failure) -> bool:
     """Return whether the failure is how NCCL or gloo report that another rank is gone."""
     names_loss = any(words in failure.message for words in _LOSS_WORDS)
     return failure.error_type in _LOSS_TYPES or (
-        failure.error_type == "RuntimeError" and names_loss
+        names_loss and failure.error_type == "RuntimeError"
     )
 
 

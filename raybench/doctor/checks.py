@@ -299,10 +299,7 @@ def _models_and_counts(facts: Facts) -> Check:
     kinds = ", ".join(f"{count} x {name}" for name, count in models.most_common())
     advice = []
     if facts.missing:
-        advice.append(
-            f"{facts.missing} more gave no worker in time: their node is frozen, cut off or slow, "
-            "or others use them (ray status)"
-        )
+        advice.append(f"{facts.missing} more gave no worker in time: see `ray status`")
     if len(models) > 1:
         advice.append(
             "different models: every step waits for the slowest; measure each on its own, or read "
@@ -331,11 +328,9 @@ def _versions(facts: Facts) -> Check:
         for name in _VERSIONS[: None if facts.is_cuda else -3]
     }
     differing = [name for name, values in values_by_name.items() if len(set(values)) > 1]
-    words = (
-        f"{name} {_describe(facts.devices, values)}" for name, values in values_by_name.items()
-    )
+    found = ", ".join(f"{one} {_describe(facts.devices, of)}" for one, of in values_by_name.items())
     advice = f"install the same {' and '.join(differing)} on every node" if differing else ""
-    return judge("versions", ", ".join(words), advice, Verdict.FAIL, differing=differing)
+    return judge("versions", found, advice, Verdict.FAIL, differing=differing)
 
 
 def _threads(facts: Facts) -> Check:
@@ -380,9 +375,7 @@ def _variables(facts: Facts) -> Check:
         for name in sorted(names)
     }
     differing = [name for name, values in values_by_name.items() if len(set(values)) > 1]
-    words = [
-        f"{name}={_describe(facts.devices, values)}" for name, values in values_by_name.items()
-    ]
+    words = (f"{one}={_describe(facts.devices, of)}" for one, of in values_by_name.items())
     advice = (
         "ranks work in different ways: give `ray start` the same variables on every node, or set "
         "them for the command"

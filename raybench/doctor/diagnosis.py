@@ -19,13 +19,7 @@ from raybench.errors import ClusterError
 from raybench.hardware.nccl_log import NcclLog, Route, parse
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
-from raybench.records import Answer, Device, Failure, Measurement, Task
-from raybench.records.environment import (
-    code_of,
-    package_versions,
-    usable_cores,
-    variables_that_matter,
-)
+from raybench.records import Answer, Device, Failure, Measurement, Task, environment
 from raybench.report.formatting import counted, some, span
 
 if TYPE_CHECKING:
@@ -33,6 +27,7 @@ if TYPE_CHECKING:
 
 # Shows a text as long as the block lasts.
 Phase = Callable[[str], AbstractContextManager[object]]
+Tell = Callable[[str], None]
 
 _MIB = 2**20
 _ALL_REDUCE_BYTES = {"cuda": 256 * _MIB, "cpu": 64 * _MIB}
@@ -71,10 +66,7 @@ class Diagnosis:
 
 
 def open_cluster(
-    address: str,
-    device: Literal["auto", "cuda", "cpu"],
-    end: Callable[[str], None],
-    log: Callable[[str], None],
+    address: str, device: Literal["auto", "cuda", "cpu"], end: Tell, log: Tell
 ) -> Cluster:
     """Join or start a cluster, whose devices other sweeps may use too; the caller closes it.
 
@@ -86,7 +78,7 @@ def open_cluster(
 
     terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)
     # A private Ray on CPUs gets a worker for each core.
-    return connect(address, device, usable_cores(), end=end, log=log, terms=terms)
+    return connect(address, device, environment.usable_cores(), end=end, log=log, terms=terms)
 
 
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
@@ -108,7 +100,7 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
     facts = Facts(
         devices=cluster.devices,
         missing=cluster.capacity - len(cluster.devices),
-        versions=package_versions(),
+        versions=environment.package_versions(),
         refusal=refusal,
         others=cluster.other_sweeps,
         states=() if refusal else cluster.read_device_facts(),
@@ -117,7 +109,7 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
         cluster=cluster.description,
         facts=facts,
         checks=(*check_facts(facts), *_try_devices(cluster, facts, phase)),
-        environment=variables_that_matter(),
+        environment=environment.variables_that_matter(),
     )
 
 
@@ -174,7 +166,7 @@ def _task(workload: str, world_size: int, **params: str | int) -> Task:
         global_batch_size=None,
         scaling=None,
     )
-    code = code_of("raybench.workloads")  # as of a sweep, which no node with other code may run
+    code = environment.code_of("raybench.workloads")  # a sweep refuses nodes with another
     return Task(point=point, settings=_SETTINGS, precisions=None, code=code)
 
 

@@ -51,8 +51,7 @@ class RayCluster(WorkerPool):
         agents = NodeAgents(self._monitor)
         super().__init__(connection, agents, DeviceReservation(agents, terms, log), log, only)
         self._groups = ProcessGroups(self, self._monitor)
-        there = connection.capacity
-        self.capacity = min(there, len(only.names)) if only else there
+        self.capacity = min(connection.capacity, len(only.names)) if only else connection.capacity
         noun = "GPU" if self.kind == "cuda" else "CPU worker"
         devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"
         named = f" of {only.source}" if only else ""
@@ -295,8 +294,7 @@ def _answer_of(ref: Any, rank: int, device: Device) -> Answer:
 
 def _node_lost(rank: int, device: Device) -> Failure:
     """Return the failure of a rank whose node is gone, frozen or cut off. device: the rank's."""
-    message = f"node {device.host} does not answer"
-    return Failure.of(Cause.NODE_LOST, rank=rank, message=message)
+    return Failure.of(Cause.NODE_LOST, rank=rank, message=f"node {device.host} does not answer")
 
 
 class _Store:

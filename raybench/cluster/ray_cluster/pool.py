@@ -29,7 +29,7 @@ from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes, why_not_listening
-from raybench.errors import ClusterError, DevicesInUseError, brief, message_of, shorten
+from raybench.errors import ClusterError, DevicesInUseError, brief, message_of
 from raybench.records import Answer, Device, DeviceKind, Group, RankInfo, Task
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions, variables_that_matter
@@ -156,7 +156,6 @@ class WorkerPool:
         self._starting: list[WorkerHandle] = []
         # Nodes of which a late worker could not be used, and workers on devices not in `only`.
         self._refused_nodes: set[str] = set()
-        self._mute_hosts: list[str] = []  # they had free devices, and gave none when last asked
         self._unlisted: list[WorkerHandle] = []
         # Workers started so far, by node id.
         self._started: Counter[str] = Counter()
@@ -177,8 +176,7 @@ class WorkerPool:
     @property
     def lost(self) -> frozenset[int]:
         """Ids of workers that cannot be used any more."""
-        workers = enumerate(list(self._workers))
-        return frozenset(worker_id for worker_id, worker in workers if worker.lost_because)
+        return frozenset(n for n, one in enumerate(list(self._workers)) if one.lost_because)
 
     @property
     def pending(self) -> int:
@@ -342,16 +340,22 @@ class WorkerPool:
         """
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
-        self._start_missing()
+        mute_hosts = self._start_missing()
         while self._missing and time.monotonic() < begun_s + limit_s:
             if self._starting and time.monotonic() > begun_s + timeouts.FREE_SOON_S:
                 break
             time.sleep(timeouts.POLL_EVERY_S)
-            self._start_missing()
-        for host in self._mute_hosts:
+            mute_hosts = self._start_missing()
+        for host in mute_hosts:
             self._log(f"node {host} gives no worker: it may be frozen or cut off; see `ray status`")
         if not self._starting:
-            sweeps = _other_sweeps()
+            own_id = ray.get_runtime_context().get_job_id()
+            jobs = ray._private.state.jobs()  # type: ignore[no-untyped-call]
+            sweeps = "; ".join(
+                "`{Entrypoint:.200}` (process {DriverPid} on {DriverIPAddress})".format(**one)
+                for one in jobs
+                if not one["IsDead"] and one["JobID"] != own_id and "raybench" in one["Entrypoint"]
+            )
             told = f"used by {sweeps}; --wait SECONDS waits" if sweeps else "see `ray status`"
             raise (DevicesInUseError if sweeps else ClusterError)(
                 f"no {_RESOURCE[self.kind]} could be had from the cluster in {limit_s:g} s: {told}"
@@ -374,10 +378,11 @@ class WorkerPool:
             raise ClusterError(f"no worker started {why}")
         return came
 
-    def _start_missing(self) -> None:
+    def _start_missing(self) -> list[str]:
         """Start a worker on each free device, as far as workers are missing. Waits for agents only.
 
-        Raises ClusterError where the head of the cluster is gone, or this host's Ray.
+        Returns the hosts that gave no device though Ray says they have a free one. Raises
+        ClusterError where the head of the cluster is gone, or this host's Ray.
         """
         kind = self.kind
         barred = self._agents.silent_nodes() | self._refused_nodes
@@ -396,7 +401,6 @@ class WorkerPool:
         slots = hold_devices(kind, counts)
         if slots or self._starting:  # else Ray may give none for another reason
             mute |= counts.keys() - {slot.node_id for slot in slots}
-        self._mute_hosts = sorted(nodes[node]["NodeManagerHostname"] for node in mute)
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
         limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
@@ -410,6 +414,7 @@ class WorkerPool:
             self._begin(worker, actor)
             with self._lock:
                 self._starting.append(worker)
+        return sorted(nodes[node]["NodeManagerHostname"] for node in mute)
 
     def _begin(self, worker: WorkerHandle, actor: Any = None) -> None:
         """Have a process take the worker's device. actor: runs already; None starts one."""
@@ -499,18 +504,6 @@ class WorkerPool:
         wanted = len(self._only.names) if self._only else self._count
         self._log(f"a worker came on {worker.device.host}: {now} of {wanted} are there")
         return True
-
-
-def _other_sweeps() -> str:
-    """Return the other commands of raybench that run on this cluster, in words; "" for none."""
-    here = ray.get_runtime_context().get_job_id()
-    jobs = ray._private.state.jobs()  # type: ignore[no-untyped-call]
-    return "; ".join(
-        f"`{shorten(job['Entrypoint'], 200)}` (process {job['DriverPid']} on "
-        f"{job['DriverIPAddress']})"
-        for job in jobs
-        if not job["IsDead"] and job["JobID"] != here and "raybench" in job["Entrypoint"]
-    )
 
 
 def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:

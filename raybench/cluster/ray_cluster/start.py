@@ -48,6 +48,10 @@ from raybench.records.environment import set_variables, usable_cores
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "raybench"}
 _HEAD = "the head of the Ray cluster"
+_NO_TOKEN = (
+    "the cluster asks for a token that this process does not have; set RAY_AUTH_MODE=token, and "
+    "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on the head"
+)
 _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 # The file in which `ray start` writes the address of its cluster.
@@ -179,7 +183,7 @@ def _find_head(address: str) -> tuple[str, str, str]:
         try:
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         except ray.exceptions.AuthenticationError:
-            raise _no_token(option) from None
+            raise ClusterError(f"{option}: {_NO_TOKEN}") from None
         if reason := _why_no_head(address, option):
             return "", option, f"the cluster at {address} is gone: {reason}"
         return address, option, ""
@@ -213,16 +217,8 @@ def _why_no_head(address: str, option: str) -> str | None:
     except subprocess.TimeoutExpired:
         return "what listens there is no Ray head"
     if "RAY_AUTH_TOKEN" in asked.stderr:
-        raise _no_token(option)
+        raise ClusterError(f"{option}: {_NO_TOKEN}")
     return None
-
-
-def _no_token(option: str) -> ClusterError:
-    """Return the error for a head that refuses this process. option: how its address was given."""
-    return ClusterError(
-        f"{option}: the cluster asks for a token that this process does not have; set "
-        "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on the head"
-    )
 
 
 def ray_nodes() -> list[dict[str, Any]]:
