@@ -72,9 +72,10 @@ def doctor_command(
     console = make_console()
     phase = partial(show_phase, console)
     with ExitStack() as at_the_end:
-        interrupts = at_the_end.enter_context(Interrupts(ConsoleListener(console)))
+        listener = ConsoleListener(console)
+        interrupts = at_the_end.enter_context(Interrupts(listener))
         with phase("connecting to Ray"), interrupts.held_back(math.inf):
-            cluster = open_cluster(address, device, interrupts.end)
+            cluster = open_cluster(address, device, interrupts.end, listener.tell)
             at_the_end.callback(cluster.close)
             interrupts.take_signals()
         diagnosis = diagnose(cluster, phase)

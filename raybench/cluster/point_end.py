@@ -173,8 +173,7 @@ class _Point:
                 by = name or _SIGNALS.get(python, python)
                 # Its parent may have seen by which, as of a script, whose log has older ones too.
                 message = message if " died by " in message else f"the worker process died by {by}"
-            explained = replace(failure, message=message, detail=tail or failure.detail)
-            answers[failure.rank] = explained
+            answers[failure.rank] = replace(failure, message=message, detail=tail or failure.detail)
         world_size = len(self._ranks.devices)
         return PointObservation(
             world_size=world_size, answers=answers, finished=finished, log_tails=tails
@@ -200,10 +199,10 @@ class PointObservation:
         """The ranks without an answer."""
         return [rank for rank in range(self.world_size) if rank not in self.answers]
 
-    def waits_for(self, rank: int) -> Literal["nothing", "device", "collective"]:
+    def waits_for(self, rank: int) -> Literal["nothing", "device", "peers", "collective"]:
         """Return what a stuck rank waits for, by the stack in its log; "nothing" without a stack.
 
-        "nothing" also if it computes.
+        "nothing" also if it computes; "peers" while it connects to them.
         """
         frames = _main_thread(self.log_tails.get(rank, ""))
         if not frames:
@@ -215,6 +214,8 @@ class PointObservation:
             for frame in frames
         ):
             return "collective"
+        if any(frame["function"] == "init_process_group" for frame in frames):
+            return "peers"
         path, function = frames[0]["path"], frames[0]["function"]
         if "/torch/distributed/" in path or "/torch/autograd/" in path:
             return "collective"
@@ -231,6 +232,8 @@ class PointObservation:
             if "/raybench/workloads/" in frame["path"] or "/lib/python3" not in frame["path"]
         )
         line = next(of_workload, frames[0])
+        if line["function"] == "_form":
+            return ", while it connects to the others: is the network between the hosts open?"
         return f", at {PurePath(line['path']).name}:{line['line']} in {line['function']}"
 
 
@@ -266,10 +269,11 @@ def _hanging(point: PointObservation) -> list[int]:
     """Return the stuck ranks that do not wait for other ranks; all stuck ones if all may wait.
 
     A rank that waits for its device may be in a collective, or in an endless kernel of its own: it
-    hangs only if no rank hangs elsewhere.
+    hangs only if no rank hangs elsewhere. One that cannot connect hangs where others have, and wait
+    in a collective.
     """
     waiting = {rank: point.waits_for(rank) for rank in point.stuck}
-    for harmless in ({"device", "collective"}, {"collective"}):
+    for harmless in ({"device", "peers", "collective"}, {"peers", "collective"}, {"collective"}):
         if found := [rank for rank, what in waiting.items() if what not in harmless]:
             return found
     return point.stuck
@@ -393,7 +397,7 @@ def _is_loss_of_peer(failure: Failure) -> bool:
     """Return whether the failure is how NCCL or gloo report that another rank is gone."""
     names_loss = any(words in failure.message for words in _LOSS_WORDS)
     return failure.error_type in _LOSS_TYPES or (
-        failure.error_type == "RuntimeError" and names_loss
+        names_loss and failure.error_type == "RuntimeError"
     )
 
 

@@ -66,13 +66,14 @@ class Check:
 class Facts:
     """What is known of the cluster, for the checks.
 
-    devices: those with a worker, by node and then by index; one at least. versions: of this
-    process. refusal: why raybench would measure nothing on these devices; empty where it would.
-    others: other sweeps that have the devices, in words. states: of the devices, by NVML and the
-    kernel's log.
+    devices: those with a worker, by node and then by index; one at least. missing: how many more
+    the cluster has. versions: of this process. refusal: why raybench would measure nothing on these
+    devices; empty where it would. others: other sweeps that have the devices, in words. states: of
+    the devices, by NVML and the kernel's log.
     """
 
     devices: tuple[Device, ...]
+    missing: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
     others: tuple[str, ...] = ()
@@ -292,11 +293,13 @@ _RULES = (
 
 
 def _models_and_counts(facts: Facts) -> Check:
-    """Return the check of models and counts; a warning where devices or nodes differ in them."""
+    """Return the check of models and counts, which may differ; a missing device fails it."""
     models = Counter(device.name for device in facts.devices)
     per_node = [f"{owned[0].host} {len(owned)}" for owned in facts.nodes.values()]
     kinds = ", ".join(f"{count} x {name}" for name, count in models.most_common())
     advice = []
+    if facts.missing:
+        advice.append(f"{facts.missing} more gave no worker in time: see `ray status`")
     if len(models) > 1:
         advice.append(
             "different models: every step waits for the slowest; measure each on its own, or read "
@@ -308,7 +311,8 @@ def _models_and_counts(facts: Facts) -> Check:
             "the bus (dmesg | grep Xid) and at what Ray was told (ray status)"
         )
     found = f"{kinds} on {counted(len(per_node), 'node')} ({some(per_node)})"
-    return judge("devices", found, "; ".join(advice))
+    verdict = Verdict.FAIL if facts.missing else Verdict.WARN
+    return judge("devices", found, "; ".join(advice), verdict)
 
 
 def _versions(facts: Facts) -> Check:
@@ -324,11 +328,9 @@ def _versions(facts: Facts) -> Check:
         for name in _VERSIONS[: None if facts.is_cuda else -3]
     }
     differing = [name for name, values in values_by_name.items() if len(set(values)) > 1]
-    words = (
-        f"{name} {_describe(facts.devices, values)}" for name, values in values_by_name.items()
-    )
+    found = ", ".join(f"{one} {_describe(facts.devices, of)}" for one, of in values_by_name.items())
     advice = f"install the same {' and '.join(differing)} on every node" if differing else ""
-    return judge("versions", ", ".join(words), advice, Verdict.FAIL, differing=differing)
+    return judge("versions", found, advice, Verdict.FAIL, differing=differing)
 
 
 def _threads(facts: Facts) -> Check:
@@ -373,9 +375,7 @@ def _variables(facts: Facts) -> Check:
         for name in sorted(names)
     }
     differing = [name for name, values in values_by_name.items() if len(set(values)) > 1]
-    words = [
-        f"{name}={_describe(facts.devices, values)}" for name, values in values_by_name.items()
-    ]
+    words = (f"{one}={_describe(facts.devices, of)}" for one, of in values_by_name.items())
     advice = (
         "ranks work in different ways: give `ray start` the same variables on every node, or set "
         "them for the command"

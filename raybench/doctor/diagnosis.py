@@ -19,8 +19,7 @@ from raybench.errors import ClusterError
 from raybench.hardware.nccl_log import NcclLog, Route, parse
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
-from raybench.records import Answer, Device, Failure, Measurement, Task
-from raybench.records.environment import package_versions, usable_cores, variables_that_matter
+from raybench.records import Answer, Device, Failure, Measurement, Task, environment
 from raybench.report.formatting import counted, some, span
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 # Shows a text as long as the block lasts.
 Phase = Callable[[str], AbstractContextManager[object]]
+Tell = Callable[[str], None]
 
 _MIB = 2**20
 _ALL_REDUCE_BYTES = {"cuda": 256 * _MIB, "cpu": 64 * _MIB}
@@ -66,19 +66,19 @@ class Diagnosis:
 
 
 def open_cluster(
-    address: str, device: Literal["auto", "cuda", "cpu"], end: Callable[[str], None]
+    address: str, device: Literal["auto", "cuda", "cpu"], end: Tell, log: Tell
 ) -> Cluster:
     """Join or start a cluster, whose devices other sweeps may use too; the caller closes it.
 
-    address, device, end: as for `raybench.cluster.connect`. Raises ClusterError where no cluster
-    can be joined or started, or has no GPU for device cuda; UsageError for a bad address.
+    The parameters are those of `raybench.cluster.connect`. Raises ClusterError where no cluster can
+    be joined or started, or has no GPU for device cuda; UsageError for a bad address.
     """
     from raybench.cluster import connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process
 
     terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)
     # A private Ray on CPUs gets a worker for each core.
-    return connect(address, device, usable_cores(), end=end, terms=terms)
+    return connect(address, device, environment.usable_cores(), end=end, log=log, terms=terms)
 
 
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
@@ -99,7 +99,8 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
             refusal = str(error)
     facts = Facts(
         devices=cluster.devices,
-        versions=package_versions(),
+        missing=cluster.capacity - len(cluster.devices),
+        versions=environment.package_versions(),
         refusal=refusal,
         others=cluster.other_sweeps,
         states=() if refusal else cluster.read_device_facts(),
@@ -108,7 +109,7 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
         cluster=cluster.description,
         facts=facts,
         checks=(*check_facts(facts), *_try_devices(cluster, facts, phase)),
-        environment=variables_that_matter(),
+        environment=environment.variables_that_matter(),
     )
 
 
@@ -137,7 +138,8 @@ def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
         return [
             judge(
                 "collective",
-                f"rank {cause.rank}: {cause.error_type}: {cause.message}",
+                f"rank {cause.rank} on {facts.devices[cause.rank].host}: {cause.error_type}: "
+                f"{cause.message}",
                 "nothing that communicates can be measured: read the whole error in --json; run "
                 "again with NCCL_DEBUG=WARN on GPUs; look at the network between the nodes and at "
                 "the variables above",
@@ -164,7 +166,8 @@ def _task(workload: str, world_size: int, **params: str | int) -> Task:
         global_batch_size=None,
         scaling=None,
     )
-    return Task(point=point, settings=_SETTINGS, precisions=None)
+    code = environment.code_of("raybench.workloads")  # a sweep refuses nodes with another
+    return Task(point=point, settings=_SETTINGS, precisions=None, code=code)
 
 
 def _judge_all_reduce(measured: Sequence[Measurement]) -> list[Check]:

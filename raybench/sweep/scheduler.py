@@ -271,9 +271,9 @@ class Schedule:
         else:
             why = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
             if asked > self._capacity:
-                why = f"the cluster has {self._capacity}"
-            if any(device.kind == "cpu" for device in self._devices):
-                why += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
+                on_cpus = any(device.kind == "cpu" for device in self._devices)
+                hint = "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
+                why = f"the cluster has {self._capacity}{hint if on_cpus else ''}"
         return Skip(attempt=attempt, cause=cause, reason=f"needs {asked} devices, {why}")
 
 

@@ -238,6 +238,25 @@ def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back
     assert list(last["status"]) == ["ok"] * 4
 
 
+def kill_head(head, _):
+    head.run(["pkill", "-9", "gcs_server"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("harm", [kill_head, pull_cable])
+def test_when_the_head_is_killed_or_cut_off_a_sweep_ends_in_seconds(tmp_path, harm):
+    with ray_hosts(2, cpus=1) as (head, other):
+        write_faults(tmp_path, [("none", 0), ("wait", 0), ("none", 0)], 2, timeout_s=90.0)
+        command = sweep_command(tmp_path, "--device", "cpu", address=f"{head.address}:6379")
+        ended = harmed_sweep(
+            other.command(command), tmp_path, 1, 2, lambda *_: harm(head, other), stay_s=5.0
+        )
+    assert ended.code == 3, ended.said
+    assert ended.said.endswith(f"the head of the Ray cluster at {head.address}:6379 is gone\n")
+    assert ended.end_s < 25
+    assert [row["status"] for row in rows(tmp_path)] == ["ok", "lost"]
+
+
 def all_reduces(head, folder):
     """Busbw of an all_reduce of 1 MiB over the three hosts, in MB/s, of a sweep from the first."""
     folder.mkdir()

@@ -111,27 +111,6 @@ def test_a_run_goes_on_after_whatever_ended_its_sweep(harms, small_disk, tmp_pat
     assert [row["number"] for row in rows(tmp_path) if row["status"] == "ok"] == [0, 1, 2]
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_when_the_head_of_a_joined_cluster_is_killed_a_sweep_ends_in_seconds(tmp_path):
-    from tests.integration.clusters import start_cluster
-
-    cluster = start_cluster(num_cpus=2)
-    head = cluster.head_node.all_processes["gcs_server"][0].process.pid
-    write_job(tmp_path, [("none", 0), ("wait", 0), ("none", 0)], 2, timeout_s=90.0)
-    command = sweep_command(tmp_path, "--device", "cpu", address=cluster.address)
-    try:
-        ended = harmed_sweep(
-            command, tmp_path, 1, 2, lambda *_: os.kill(head, signal.SIGKILL), stay_s=5.0
-        )
-    finally:
-        cluster.shutdown()
-    assert ended.code == 3, ended.said
-    assert ended.end_s < 20
-    assert ended.gone_s is not None, ended.left
-    assert [row["status"] for row in rows(tmp_path)] == ["ok", "lost"]
-
-
 POINTS = 8
 SMALL = """\
 workload: {kind: mlp, hidden: 64, layers: 2}

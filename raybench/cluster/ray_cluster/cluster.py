@@ -51,8 +51,7 @@ class RayCluster(WorkerPool):
         agents = NodeAgents(self._monitor)
         super().__init__(connection, agents, DeviceReservation(agents, terms, log), log, only)
         self._groups = ProcessGroups(self, self._monitor)
-        there = connection.capacity
-        self.capacity = min(there, len(only.names)) if only else there
+        self.capacity = min(connection.capacity, len(only.names)) if only else connection.capacity
         noun = "GPU" if self.kind == "cuda" else "CPU worker"
         devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"
         named = f" of {only.source}" if only else ""
@@ -165,6 +164,7 @@ class RayCluster(WorkerPool):
     def close(self) -> None:
         """Kill the actors and disconnect from Ray, which ends a private cluster; waits seconds."""
         self._is_closing.set()
+        lost_head = self._monitor.found  # before `gone` asks anew: what was measured has ended well
         is_let_go: list[bool] = []
 
         def give_back() -> None:
@@ -187,7 +187,9 @@ class RayCluster(WorkerPool):
         # A thread that waits inside of Ray while that goes would crash this process.
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)
-        ray.shutdown()
+        # For a head that is cut off, and refuses nothing, Ray would wait a minute.
+        with start_guard(lambda: lost_head, self._end):
+            ray.shutdown()
         if folder := self._connection.folder:
             # What a process of Ray still writes meanwhile is left to the watcher.
             shutil.rmtree(folder, ignore_errors=True)
@@ -292,8 +294,7 @@ def _answer_of(ref: Any, rank: int, device: Device) -> Answer:
 
 def _node_lost(rank: int, device: Device) -> Failure:
     """Return the failure of a rank whose node is gone, frozen or cut off. device: the rank's."""
-    message = f"node {device.host} does not answer"
-    return Failure.of(Cause.NODE_LOST, rank=rank, message=message)
+    return Failure.of(Cause.NODE_LOST, rank=rank, message=f"node {device.host} does not answer")
 
 
 class _Store:

@@ -335,11 +335,9 @@ class NodeAgents:
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
         """Lock them as `DeviceLocks.lock` does; return a device of each node, and its result."""
+        limit_s = timeouts.AGENT_LOCK_S
         results = self._ask(
-            "lock",
-            devices,
-            lambda here: (list(map(lock_name, here)), holder, shared),
-            timeouts.AGENT_LOCK_S,
+            "lock", devices, lambda here: (list(map(lock_name, here)), holder, shared), limit_s
         )
         with self._lock:
             self._holder = holder
@@ -381,12 +379,8 @@ class NodeAgents:
 
         Waits at most a second for the agents. Nothing is done on a node that is gone.
         """
-        self._ask(
-            "kill",
-            devices,
-            lambda here: ([device.process_id for device in here],),
-            timeouts.AGENT_KILL_S,
-        )
+        limit_s = timeouts.AGENT_KILL_S
+        self._ask("kill", devices, lambda here: ([one.process_id for one in here],), limit_s)
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
         """Return the last 60 lines that each device's worker wrote; "" if its agent is silent."""

@@ -28,8 +28,8 @@ from raybench.cluster import allocator, reaper, timeouts
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address
-from raybench.cluster.ray_cluster.start import Connection, ray_nodes
-from raybench.errors import ClusterError, brief, message_of
+from raybench.cluster.ray_cluster.start import Connection, ray_nodes, why_not_listening
+from raybench.errors import ClusterError, DevicesInUseError, brief, message_of
 from raybench.records import Answer, Device, DeviceKind, Group, RankInfo, Task
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions, variables_that_matter
@@ -176,8 +176,7 @@ class WorkerPool:
     @property
     def lost(self) -> frozenset[int]:
         """Ids of workers that cannot be used any more."""
-        workers = enumerate(list(self._workers))
-        return frozenset(worker_id for worker_id, worker in workers if worker.lost_because)
+        return frozenset(n for n, one in enumerate(list(self._workers)) if one.lost_because)
 
     @property
     def pending(self) -> int:
@@ -341,16 +340,25 @@ class WorkerPool:
         """
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
-        self._start_missing()
+        mute_hosts = self._start_missing()
         while self._missing and time.monotonic() < begun_s + limit_s:
             if self._starting and time.monotonic() > begun_s + timeouts.FREE_SOON_S:
                 break
             time.sleep(timeouts.POLL_EVERY_S)
-            self._start_missing()
+            mute_hosts = self._start_missing()
+        for host in mute_hosts:
+            self._log(f"node {host} gives no worker: it may be frozen or cut off; see `ray status`")
         if not self._starting:
-            raise ClusterError(
-                f"no {_RESOURCE[self.kind]} could be had from the cluster in "
-                f"{limit_s:g} s: others may use them; see `ray status`"
+            own_id = ray.get_runtime_context().get_job_id()
+            jobs = ray._private.state.jobs()  # type: ignore[no-untyped-call]
+            sweeps = "; ".join(
+                "`{Entrypoint:.200}` (process {DriverPid} on {DriverIPAddress})".format(**one)
+                for one in jobs
+                if not one["IsDead"] and one["JobID"] != own_id and "raybench" in one["Entrypoint"]
+            )
+            told = f"used by {sweeps}; --wait SECONDS waits" if sweeps else "see `ray status`"
+            raise (DevicesInUseError if sweeps else ClusterError)(
+                f"no {_RESOURCE[self.kind]} could be had from the cluster in {limit_s:g} s: {told}"
             )
         deadline_s = time.monotonic() + self._start_limit_s
         came: list[WorkerHandle] = []
@@ -370,21 +378,29 @@ class WorkerPool:
             raise ClusterError(f"no worker started {why}")
         return came
 
-    def _start_missing(self) -> None:
+    def _start_missing(self) -> list[str]:
         """Start a worker on each free device, as far as workers are missing. Waits for agents only.
 
-        Raises ClusterError where the head of the cluster is gone, or this host's Ray.
+        Returns the hosts that gave no device though Ray says they have a free one. Raises
+        ClusterError where the head of the cluster is gone, or this host's Ray.
         """
         kind = self.kind
         barred = self._agents.silent_nodes() | self._refused_nodes
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
+        nodes = {node["NodeID"]: node for node in ray_nodes()}
+        # Ray waits for minutes for a node that is cut off, and gives none of the others meanwhile.
+        raylets = {n: "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes[n]) for n in free}
+        mute = {n for n in free if why_not_listening(raylets[n], timeouts.NODE_CONNECT_S)}
+        free = {node: n for node, n in free.items() if node not in mute}
         if kind == "cpu" and self._only:  # up to the last one of a node that is in the list
-            hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray_nodes()}
             wanted = self._only.cpu_workers()
-            left = {n: wanted.get(hosts.get(n, ""), 0) - self._started[n] for n in free}
+            asked = {n: wanted.get(nodes[n]["NodeManagerHostname"], 0) for n in free}
+            left = {node: count - self._started[node] for node, count in asked.items()}
             free = {node: min(n, left[node]) for node, n in free.items() if left[node] > 0}
         counts = allocator.counts_by_node(free, self._missing, self._strategy, _racks())
         slots = hold_devices(kind, counts)
+        if slots or self._starting:  # else Ray may give none for another reason
+            mute |= counts.keys() - {slot.node_id for slot in slots}
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
         limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
@@ -398,6 +414,7 @@ class WorkerPool:
             self._begin(worker, actor)
             with self._lock:
                 self._starting.append(worker)
+        return sorted(nodes[node]["NodeManagerHostname"] for node in mute)
 
     def _begin(self, worker: WorkerHandle, actor: Any = None) -> None:
         """Have a process take the worker's device. actor: runs already; None starts one."""

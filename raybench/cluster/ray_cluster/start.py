@@ -48,6 +48,10 @@ from raybench.records.environment import set_variables, usable_cores
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "raybench"}
 _HEAD = "the head of the Ray cluster"
+_NO_TOKEN = (
+    "the cluster asks for a token that this process does not have; set RAY_AUTH_MODE=token, and "
+    "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on the head"
+)
 _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 # The file in which `ray start` writes the address of its cluster.
@@ -179,7 +183,7 @@ def _find_head(address: str) -> tuple[str, str, str]:
         try:
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         except ray.exceptions.AuthenticationError:
-            raise _no_token(option) from None
+            raise ClusterError(f"{option}: {_NO_TOKEN}") from None
         if reason := _why_no_head(address, option):
             return "", option, f"the cluster at {address} is gone: {reason}"
         return address, option, ""
@@ -213,16 +217,8 @@ def _why_no_head(address: str, option: str) -> str | None:
     except subprocess.TimeoutExpired:
         return "what listens there is no Ray head"
     if "RAY_AUTH_TOKEN" in asked.stderr:
-        raise _no_token(option)
+        raise ClusterError(f"{option}: {_NO_TOKEN}")
     return None
-
-
-def _no_token(option: str) -> ClusterError:
-    """Return the error for a head that refuses this process. option: how its address was given."""
-    return ClusterError(
-        f"{option}: the cluster asks for a token that this process does not have; set "
-        "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on the head"
-    )
 
 
 def ray_nodes() -> list[dict[str, Any]]:
@@ -407,14 +403,14 @@ class HeadMonitor:
     """Tells whether the programs of Ray that a sweep needs still listen on their ports.
 
     Ray would find out in a minute, and then end this process, or let it wait for ever.
-    addresses: name of each program -> HOST:PORT.
+    addresses: name of each program -> HOST:PORT. found: what `gone` returned last.
     """
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self._addresses = dict(addresses)
         self._lock = threading.Lock()
         self._asked_s = -timeouts.ASK_HEAD_EVERY_S
-        self._gone = ""
+        self.found = ""
 
     def gone(self, *, afresh: bool = False) -> str:
         """Return in words which program did not answer twice in a row; "" while all answer.
@@ -423,13 +419,13 @@ class HeadMonitor:
         """
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
-            if not self._gone and (afresh or is_due):
-                self._gone = self._silent()
-                if self._gone:
+            if not self.found and (afresh or is_due):
+                self.found = self._silent()
+                if self.found:
                     time.sleep(timeouts.ASK_HEAD_AGAIN_S)
-                    self._gone = self._silent()
+                    self.found = self._silent()
                 self._asked_s = time.monotonic()
-            return self._gone
+            return self.found
 
     def check(self, *, afresh: bool = False) -> None:
         """Raise ClusterError when a program is gone.

@@ -148,6 +148,11 @@ IN_A_LOOP = """Thread 0x2 (most recent call first):
   File "/home/me/net.py", line 45 in step
 """
 
+CONNECTING = """Thread 0x2 (most recent call first):
+  File "/home/me/.venv/lib/python3.11/site-packages/torch/distributed/x.py", line 3 in new_group
+  File "/home/me/.venv/lib/python3.11/site-packages/torch/distributed/x.py", line 1 in init_process_group
+  File "/home/me/raybench/worker/process_group.py", line 132 in _form
+"""  # noqa: E501
 IN_A_SYNC = """Thread 0x2 (most recent call first):
   File "/home/me/.venv/lib/python3.11/site-packages/torch/cuda/__init__.py", line 9 in synchronize
   File "/home/me/net.py", line 70 in step
@@ -235,16 +240,22 @@ def test_those_that_waited_in_a_collective_are_not_blamed_for_a_hang():
         # Its own kernel is endless.
         ([IN_A_COLLECTIVE, IN_A_SYNC], ["PeerFailed", "Timeout"]),
         ([IN_A_SYNC, IN_A_SYNC], ["Timeout", "Timeout"]),
+        # A firewall parts some of the hosts.
+        ([IN_A_COLLECTIVE, CONNECTING], ["PeerFailed", "Timeout"]),
+        ([CONNECTING, IN_A_LOOP], ["PeerFailed", "Timeout"]),
     ],
 )
-def test_those_that_waited_for_their_device_are_blamed_for_a_hang_only_where_no_other_did_nothing(
+def test_those_that_waited_for_device_or_peers_are_blamed_only_where_no_other_did_nothing(
     tails, expected
 ):
     told = after_timeout(seen(world_size=2, tails=dict(enumerate(tails))), 3.0)
     assert types(told) == expected
     if IN_A_LOOP in tails:
-        assert told[0].message.startswith("waited for rank 1, and this rank did not stop, at net")
-        assert told[1].message.endswith("at net.py:60 in spin; rank 0 waited for the device")
+        assert told[0].message.startswith("waited for rank 1, and this rank did not stop, ")
+        assert " at net.py:60 in spin" in told[1].message
+    if CONNECTING in tails:
+        blamed = tails.index(CONNECTING)
+        assert "while it connects to the others: is the network" in told[blamed].message
 
 
 def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():

@@ -10,6 +10,7 @@ from ray.exceptions import RayActorError
 from raybench.cluster.ray_cluster import pool
 from raybench.cluster.ray_cluster.pool import Slot, WorkerPool
 from raybench.cluster.ray_cluster.start import Connection
+from raybench.errors import DevicesInUseError
 
 GPU = make_device(1, node_id="n", process_id=10, cpu_count=8, versions={})
 SAME = replace(GPU, process_id=11)
@@ -63,9 +64,13 @@ def workers(monkeypatch, calls):
     )
     slot = Slot(node_id="n", placement=None, bundle=0)
     monkeypatch.setattr(pool, "ray", fake)
-    monkeypatch.setattr(pool, "ray_nodes", list)
-    monkeypatch.setattr(pool, "free_devices", lambda _: {"n": 1})
-    monkeypatch.setattr(pool, "hold_devices", lambda *_: [slot])
+    node = {"NodeManagerHostname": "alpha", "NodeManagerPort": 7, "Labels": {}}
+    there = [{**node, "NodeID": name, "NodeManagerAddress": name} for name in ("cut", "n")]
+    monkeypatch.setattr(pool, "ray_nodes", lambda: there)
+    monkeypatch.setattr(pool, "free_devices", lambda _: {"cut": 1, "n": 1})
+    silence = {"cut:7": TimeoutError()}
+    monkeypatch.setattr(pool, "why_not_listening", lambda raylet, _: silence.get(raylet))
+    monkeypatch.setattr(pool, "hold_devices", lambda _, asked: calls.append(asked) or [slot])
     monkeypatch.setattr(pool, "start_worker", lambda *_: Actor("old", GPU, calls))
     reservation = SimpleNamespace(reserve=list)
     connection = Connection(where="here", needed={}, kind="cuda", capacity=1)
@@ -73,7 +78,6 @@ def workers(monkeypatch, calls):
     made = WorkerPool(connection, agents, reservation, calls.append)
     made.start(1, "pack")
     made[0].is_used = True
-    calls.clear()
     return made
 
 
@@ -82,11 +86,34 @@ def replaced(monkeypatch, calls, workers):
     """Replaces the process of the worker by one that answers `new`; gives the worker back."""
 
     def run(new):
+        calls.clear()
         monkeypatch.setattr(pool, "start_worker", lambda *_: Actor("new", new, calls))
         workers.replace([0])
         return workers[0]
 
     return run
+
+
+def test_a_node_that_is_cut_off_is_asked_for_nothing_and_named(workers, calls):
+    asked, _, told = calls
+    assert asked == {"n": 1}
+    assert told.startswith("node alpha gives no worker: it may be frozen or cut off")
+
+
+def test_a_sweep_that_holds_all_devices_is_named(monkeypatch, workers):
+    job = {"IsDead": False, "DriverPid": 7, "DriverIPAddress": "10.0.0.1"}
+    jobs = [
+        {**job, "JobID": n, "Entrypoint": f"{n} raybench sweep x.yaml"} for n in ("me", "other")
+    ]
+    state = SimpleNamespace(jobs=lambda: [*jobs, {**jobs[1], "IsDead": True}])
+    pool.ray._private = SimpleNamespace(state=state)
+    pool.ray.get_runtime_context = lambda: SimpleNamespace(get_job_id=lambda: "me")
+    monkeypatch.setattr("raybench.cluster.timeouts.FIRST_DEVICE_S", 0.0)
+    monkeypatch.setattr(pool, "hold_devices", lambda *_: [])
+    with pytest.raises(DevicesInUseError) as raised:
+        workers.start(2, "pack")
+    named = "used by `other raybench sweep x.yaml` (process 7 on 10.0.0.1); --wait SECONDS waits"
+    assert str(raised.value).endswith(f"in 0 s: {named}")
 
 
 def test_a_new_process_takes_the_device_after_the_old_one_was_killed(replaced, calls):

@@ -15,6 +15,7 @@ from raybench.doctor.diagnosis import Diagnosis
 from raybench.errors import ClusterError
 from raybench.job.point import Point
 from raybench.records import Answer, Device, Failure, Measurement, Repetition, Samples, Status
+from raybench.records.environment import raybench_sha256
 
 MS = 1_000_000
 
@@ -55,7 +56,12 @@ def found(diagnosis: Diagnosis, name: str) -> Check:
 
 
 def test_the_first_collective_and_the_bandwidth_are_told():
-    diagnosis = diagnose(make_cluster(four(), answers))
+    cluster, tasks = make_cluster(four(), answers), []
+    run = cluster.run
+    cluster.run = lambda task, workers: tasks.append(task) or run(task, workers)
+    diagnosis = diagnose(cluster)
+    # A node with other code fails here, as it does in a sweep.
+    assert {task.code.raybench_sha256 for task in tasks} == {raybench_sha256()}
     first, bandwidth = found(diagnosis, "first collective"), found(diagnosis, "all_reduce")
     assert first.details["first_collective_s"] == pytest.approx(1.5)
     assert first.verdict is Verdict.OK
@@ -81,14 +87,14 @@ def test_a_failed_collective_fails_with_the_message_of_the_rank_that_caused_it()
         )
 
     diagnosis = diagnose(make_cluster(four(), script))
-    assert found(diagnosis, "collective").found == "rank 2: WrongResultError: off by one"
+    assert found(diagnosis, "collective").found == "rank 2 on host-a: WrongResultError: off by one"
     assert any(check.verdict is Verdict.FAIL for check in diagnosis.checks)
 
 
 class Refusing:
     """A cluster whose workers came, and were refused."""
 
-    capacity, description = 2, "two on one device"
+    capacity, description = 3, "two on one device"
     other_sweeps = ("run first-1 of bob (process 7 on alpha)",)
 
     def __init__(self, devices: Sequence[Device], reason: str) -> None:
@@ -100,9 +106,11 @@ class Refusing:
         raise ClusterError(self._reason)
 
 
-def test_workers_that_share_a_device_are_examined_and_not_run():
+def test_workers_that_share_a_device_or_do_not_come_are_told_and_not_run():
     shared = [make_device(index=index, uuid="GPU-a") for index in range(2)]
     diagnosis = diagnose(Refusing(shared, "several workers have GPU-a"))
+    assert found(diagnosis, "devices").verdict is Verdict.FAIL
+    assert found(diagnosis, "devices").advice.startswith("1 more gave no worker")
     assert found(diagnosis, "other sweeps").verdict is Verdict.WARN
     assert "run first-1 of bob" in found(diagnosis, "other sweeps").found
     assert found(diagnosis, "collective").found == "not run"

@@ -87,9 +87,14 @@ def skipped(made):
 def test_a_point_that_does_not_fit_is_skipped_with_both_numbers_and_what_was_lost(
     world_size, capacity, lost, cause, told
 ):
-    made = schedule([make_point(world_size=n) for n in (world_size, 2)], make_devices(a=2, b=2))
-    made.update_cluster(make_devices(a=2, b=2), capacity, frozenset(lost), 0)
-    assert skipped(made) == {0: (cause, f"needs {world_size} devices, {told}")}
+    for kind in ("cuda", "cpu"):
+        devices = [replace(device, kind=kind) for device in make_devices(a=2, b=2)]
+        made = schedule([make_point(world_size=n) for n in (world_size, 2)], devices)
+        made.update_cluster(devices, capacity, frozenset(lost), 0)
+        [(of, why)] = skipped(made).values()
+        why, _, hint = why.partition("; a private Ray has a CPU worker for each core")
+        assert (of, why) == (cause, f"needs {world_size} devices, {told}")
+        assert bool(hint) == (kind == "cpu" and told.startswith("the cluster has"))
 
 
 def test_a_cuda_graph_on_a_cpu_is_skipped():
