@@ -274,10 +274,11 @@ class Model(Workload):
         if self._context.world_size > 1:
             for value in (count, *sums):
                 dist.all_reduce(value, group=self._context.process_group)
-        return max(
-            float((got - total / count).norm() / (total / count).norm().clamp(min=1e-300))
+        errors = [
+            (got - total / count).norm() / (total / count).norm().clamp(min=1e-300)
             for got, total in zip(found, sums, strict=True)
-        )
+        ]
+        return float(torch.stack(errors).max())  # NaN where one is; Python's `max` may lose it
 
     def close(self) -> None:
         """Drop the model, the optimizer's state and the data; no step can follow."""
