@@ -62,8 +62,11 @@ def sweep(
     write(root, run_id, records, started_at=START + timedelta(days=day), **changes)
 
 
-def sweep_sides(root, factor, *, runs=3, seed="", **settings):
-    """Write runs with the tags side=base and side=new in turns; `new` is `factor` times as slow."""
+def sweep_sides(root, factor, *, runs=3, seed="", new=None, **settings):
+    """Write runs with the tags side=base and side=new in turns; `new` is `factor` times as slow.
+
+    settings: of `sweep`, of all runs; new: those that the side `new` has other than the others.
+    """
     shifts = settings.pop("run_sd", 0.0) * np.random.default_rng(7).standard_normal(2 * runs)
     for number in range(2 * runs):
         side = ("base", "new")[number % 2]
@@ -74,7 +77,7 @@ def sweep_sides(root, factor, *, runs=3, seed="", **settings):
             day=number,
             run_shift=float(shifts[number]),
             tags={"side": side},
-            **settings,
+            **settings | (new or {} if side == "new" else {}),
         )
 
 

@@ -122,11 +122,7 @@ def test_a_shift_of_a_whole_run_is_no_regression_however_many_points_share_it(tm
 # A bare operation has no throughput: its mean step is compared.
 @pytest.mark.parametrize("points", [None, [unscaled_point("memory", operation="triad")]])
 def test_a_stall_that_only_the_mean_sees_is_a_regression(tmp_path, command, points):
-    for number in range(6):
-        side = ("base", "new")[number % 2]
-        stall = 2.0 if side == "new" else 1.0
-        told = {"tags": {"side": side}, "points": points}
-        sweep(tmp_path, f"{side}{number}", stall=stall, day=number, **told)
+    sweep_sides(tmp_path, 1.0, points=points, new={"stall": 2.0})
     found = compare_as_json(command, *SIDES)
     for point in found["points"]:
         assert point["verdict"] == "slower"
@@ -204,10 +200,7 @@ def test_a_round_that_failed_is_a_failure(tmp_path, command):
 
 
 def test_a_gate_is_not_green_where_a_point_was_not_measured_again(tmp_path, command):
-    for number in range(6):
-        side = ("base", "new")[number % 2]
-        points = make_points(3 if side == "base" else 2)
-        sweep(tmp_path, f"{side}{number}", points=points, day=number, tags={"side": side})
+    sweep_sides(tmp_path, 1.0, points=make_points(3), new={"points": make_points(2)})
     gate = ("compare", *SIDES, "--fail-on")
     code, out, _ = command(*gate, "regression")
     assert (code, out.startswith("Blind at 1 point of BASE: 0 of 2")) == (UNCLEAR, True)
@@ -283,23 +276,6 @@ def test_the_page_leads_with_the_answer_and_draws_sorted_bars(tmp_path, command)
     assert '<p class="lead">3 of 3 points slower, the worst by ' in text
     assert "What changed around the points" in text
     assert text.count("<svg") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["base", "base"], "base is of both sides"),
-        (["base,new", "new"], "new is of both sides"),
-        (["base", "nothing"], "no run 'nothing'"),
-        (["base", "driver=1"], "no run with the tag 'driver=1'; there are: driver=590"),
-        (["base", "new", "--threshold", "x"], "--threshold: must be from 0% up to 100%"),
-        (["base", "new", "--threshold", "150 %\t"], "--threshold: must be from 0% up to 100%"),
-    ],
-)
-def test_a_mistake_is_one_line(tmp_path, command, words, message):
-    sweep(tmp_path, "base", tags={"driver": "590"})
-    sweep(tmp_path, "new", tags={"driver": "590"}, day=1)
-    assert message in command("compare", *words).refusal
 
 
 def run_on(device=None, **of_run):
@@ -417,17 +393,3 @@ def test_history_of_one_point_shows_its_runs_but_damaged_ones(tmp_path, command)
     _, out, err = command("history", "--point", point_id[:6], "--json")
     assert [one["run_id"] for one in json.loads(out)["points"]] == [f"night{n}" for n in range(9)]
     assert "run night9 is left out" in err
-
-
-@pytest.mark.usefixtures("nights")
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--filter", "world_size > 9"], "keeps none of the 3 points"),
-        (["--filter", "hiddn > 9"], "hiddn"),
-        (["--point", "zzz"], "no point 'zzz'"),
-        (["--chart", "a.pdf"], "--chart: must end in .svg or .png"),
-    ],
-)
-def test_a_mistake_in_a_history_is_one_line(command, words, message):
-    assert message in command("history", *words).refusal

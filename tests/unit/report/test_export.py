@@ -163,24 +163,6 @@ def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
 
 
 @pytest.mark.usefixtures("summary")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            [],
-            "give --format csv|github-action-benchmark|json|junit|reference, or --to mlflow|wandb",
-        ),
-        (["--format", "csv", "--to", "wandb"], "give --format csv"),
-        (["--to", "wandb", "-o", "x"], "-o: goes with --format only"),
-        (["--format", "csv", "-o", "no/such/x.csv"], "no/such/x.csv: cannot be written"),
-        (["nothing", "--format", "csv"], "no run 'nothing'"),
-    ],
-)
-def test_a_user_s_mistake_in_export_is_one_line(tmp_path, command, arguments, message):
-    assert message in command("export", *arguments, results=tmp_path / "results").refusal
-
-
-@pytest.mark.usefixtures("summary")
 @pytest.mark.parametrize("kind", ["csv", "json", "junit", "github-action-benchmark"])
 def test_a_file_holds_what_is_printed(tmp_path, command, kind):
     words, target = ("export", "--format", kind), tmp_path / "exported"
