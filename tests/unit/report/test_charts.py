@@ -260,7 +260,7 @@ def test_what_is_drawn_of_a_big_run_is_bounded_and_that_is_said():
     assert "The first 8 of 20 charts and 7 of 9 lines are drawn; the table of" in figure.note
 
 
-def runs(points, count=6, apart=timedelta(days=1), node_counts=(1,)):
+def runs(points, node_counts=(1,)):
     """Step times of `points` points; the last one is slower from the fourth run on.
 
     node_counts: of the runs in turn.
@@ -269,7 +269,7 @@ def runs(points, count=6, apart=timedelta(days=1), node_counts=(1,)):
         make_row(
             run_id=f"run{run}",
             point_id=f"p{point}",
-            started_at=START + run * apart,
+            started_at=START + timedelta(days=run),
             params={"hidden": str(point)},
             **{"workload": "mlp", "scaling": "weak", "precision": "bf16", "batch_size": 1},
             **{"device_type": "cuda", "device_name": "H200"},
@@ -277,7 +277,7 @@ def runs(points, count=6, apart=timedelta(days=1), node_counts=(1,)):
             step_ms_p50=8.0 * (1.1 if point == points - 1 and run >= 3 else 1.0),
             **{"step_ms_ci_low": 7.99, "step_ms_ci_high": 8.01},
         )
-        for run in range(count)
+        for run in range(6)
         for point in range(points)
     ]
     return history(rows)
