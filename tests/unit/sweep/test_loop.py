@@ -90,13 +90,6 @@ def test_a_measured_point_has_one_measurement_per_rank_in_rank_order():
     assert [type(event) for event in events] == [loop.PointStarted, loop.PointFinished] * 2
 
 
-def test_a_record_is_written_before_its_event_is_seen():
-    written = []
-    for event in begun(make_plan_of(1), make_started(make_devices(a=1)), written):
-        if isinstance(event, loop.PointFinished):
-            assert written == [(0, event.record)]
-
-
 def test_one_failed_rank_drops_the_measurements_of_all_and_is_named_with_what_it_left_behind():
     def script(point, rank):
         failed = failure(1, Status.OOM)
