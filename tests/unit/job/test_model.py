@@ -99,6 +99,17 @@ MALFORMED = [
     (SEARCH + "include: [{batch_size: 8}]\n", "5:1: include: does not go with"),
     (SEARCH + "exclude: [{batch_size: 64}]\n", "5:12: exclude[0].batch_size: does not go with"),
     (SEARCH + "baseline: {batch_size: 64}\n", "5:12: baseline.batch_size: does not go with"),
+    (
+        JOB + "answer: {metric: througput}\n",
+        "6:18: answer.metric: unknown metric 'througput'; did you mean 'throughput'?",
+    ),
+    (
+        JOB + "answer: {metric: throughput, over: [hiden, world_size]}\n",
+        "6:37: answer.over[0]: unknown setting 'hiden'; did you mean 'hidden'?",
+    ),
+    (JOB + "answer: {over: hidden}\n", "6:1: answer.metric: required, but not given"),
+    (JOB + "items: 'a/b'\n", "6:8: items: must be a word in the plural, as in tokens, given 'a/b'"),
+    (JOB + "question: 3\n", "6:11: question: must be a text, given 3"),
 ]
 
 
@@ -320,28 +331,6 @@ def test_a_job_that_asks_nothing_answers_as_its_workload_declares(
 )
 def test_a_stored_text_that_cannot_be_read_answers_with_the_speed_up(text):
     assert answer_of_run(text, ["x.y"], []) == Answer(metric="speed_up")
-
-
-@pytest.mark.parametrize(
-    ("asked", "line"),
-    [
-        (
-            "answer: {metric: througput}",
-            "answer.metric: unknown metric 'througput'; did you mean 'throughput'?",
-        ),
-        (
-            "answer: {metric: throughput, over: [hiden, world_size]}",
-            "answer.over[0]: unknown setting 'hiden'; did you mean 'hidden'?",
-        ),
-        ("answer: {over: hidden}", "answer.metric: required, but not given"),
-        ("items: 'to/kens'", "items: must be a word in the plural, as in tokens, given 'to/kens'"),
-        ("question: 3", "question: must be a text, given 3"),
-    ],
-)
-def test_an_answer_that_no_run_could_give_is_refused_with_its_place(asked, line):
-    (found,) = problems_of(TWO_WIDTHS + asked + "\n")
-    assert found.startswith("job.yaml:5:")
-    assert found.endswith(line)
 
 
 def test_an_older_run_of_a_built_in_job_answers_what_the_job_asks_today():

@@ -456,17 +456,15 @@ REFUSED_KEYS = [
             (f"{HEAD}workload: {{kind: {kind}}}\nmatrix: {{precision: bf16}}\n", "means nothing to")
             for kind in ("grouped_collective", "host_copy", "launch", "memory", "pairs")
         ),
+        (
+            HEAD + "workload: {kind: gemm}\nmatrix: {shares: by_speed}\n",
+            "context.loss_weight (weighs_loss = True); leave shar",
+        ),
     ],
 )
 def test_a_setting_that_no_point_can_have_is_refused_before_anything_runs(text, rule):
     (line,) = problems_of(text)
     assert rule in line
-
-
-def test_a_workload_that_does_not_weigh_its_loss_has_no_shares():
-    text = HEAD + "workload: {kind: gemm}\nmatrix: {shares: by_speed}\n"
-    (line,) = problems_of(text)
-    assert "context.loss_weight (weighs_loss = True); leave shar" in line
 
 
 SCRIPT = 'workload: {kind: script, path: train.py, items_per_step: "{batch_size} * 2", args: '

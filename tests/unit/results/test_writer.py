@@ -355,16 +355,20 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
     assert set(load(tmp_path, "samples")["point_id"]) == {good.point.point_id}
 
 
-def test_names_that_are_no_text_for_utf8_are_kept_as_far_as_they_go(tmp_path):
+def test_what_is_no_text_for_utf8_is_kept_as_far_as_it_goes(tmp_path):
     module = ModuleTime(name="a\ud800", kind="B", calls=1, forward_ms=1.0, backward_ms=None)
     record = make_record()
     (measurement,) = record.measurements
     profiled = replace(measurement, profile=Profile(trace=b"", modules=(module,)))
-    records = [replace(record, measurements=(profiled,))]
+    told = dict.fromkeys(("error_type", "error_message", "error_detail"), "bad \udc80 text")
+    failed = make_failed(make_point(world_size=2), **told, warnings=("bad \udc80 text",))
+    records = [replace(record, measurements=(profiled,)), failed]
     devices = [make_device(0, environment={"\udcff": "1"})]
     write_run(tmp_path, "run-a", records, devices, environment={"A": "\udcff"})
     assert load(tmp_path, "modules")["module"].tolist() == ["a?"]
     assert dict(load(tmp_path, "runs")["environment"].iloc[0]) == {"A": "?"}
+    row = load(tmp_path, "points").set_index("world_size").loc[2]
+    assert [*row[[*told]], *row["warnings"]] == ["bad ? text"] * 4
 
 
 @pytest.mark.parametrize(("table", "name"), [("points", "point_id"), ("runs", "run_id")])

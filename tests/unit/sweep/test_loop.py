@@ -90,13 +90,6 @@ def test_a_measured_point_has_one_measurement_per_rank_in_rank_order():
     assert [type(event) for event in events] == [loop.PointStarted, loop.PointFinished] * 2
 
 
-def test_a_record_is_written_before_its_event_is_seen():
-    written = []
-    for event in begun(make_plan_of(1), make_started(make_devices(a=1)), written):
-        if isinstance(event, loop.PointFinished):
-            assert written == [(0, event.record)]
-
-
 def test_one_failed_rank_drops_the_measurements_of_all_and_is_named_with_what_it_left_behind():
     def script(point, rank):
         failed = failure(1, Status.OOM)
@@ -118,17 +111,23 @@ def test_after_a_batch_that_ran_out_of_memory_the_bigger_ones_are_skipped():
 
 
 @pytest.mark.parametrize(
-    ("stop_on_error", "expected"),
+    ("status", "stop_on_error", "search", "expected"),
     [
-        (False, [Status.OK, Status.ERROR, Status.OK]),
-        (True, [Status.OK, Status.ERROR, Status.SKIPPED]),
+        (Status.ERROR, False, None, Status.OK),
+        (Status.ERROR, True, None, Status.SKIPPED),
+        (Status.OOM, True, None, Status.SKIPPED),
+        (Status.OOM, True, BatchSearch(start=1), Status.OK),
     ],
 )
-def test_a_failed_point_costs_no_other_point_but_with_on_error_stop(stop_on_error, expected):
-    plan, cluster = make_plan_of(1, 1, 1), make_started(make_devices(a=1), failing(Status.ERROR, 2))
+def test_a_failed_point_stops_others_with_on_error_stop_alone_and_an_oom_no_search_even_then(
+    status, stop_on_error, search, expected
+):
+    plan = make_plan_of(1, 1, 2, batch_search=search)
+    cluster = make_started(make_devices(a=2), failing(status, 2))
     records, _ = run(plan, cluster, stop_on_error=stop_on_error)
-    assert statuses(records) == expected
-    assert (plan.points[1].point_id in (records[2].error_message or "")) == stop_on_error
+    assert statuses(records) == [Status.OK, status, expected]
+    is_named = plan.points[1].point_id in (records[2].error_message or "")
+    assert is_named == (expected is Status.SKIPPED)
 
 
 def test_an_interrupt_on_the_thread_of_a_point_ends_the_sweep():
@@ -280,17 +279,6 @@ def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their
     ran = [(index, record.point.batch_size) for index, record in written]
     assert ran == [(0, 2), (1, 64), (2, 4), (3, 8)]
     assert [event.index for event in events if isinstance(event, loop.PointAdded)] == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("search", "expected"), [(None, Status.SKIPPED), (BatchSearch(start=1), Status.OK)]
-)
-def test_a_batch_that_does_not_fit_stops_no_search_and_any_other_run_with_on_error_stop(
-    search, expected
-):
-    plan = make_plan_of(1, 2, batch_search=search)
-    cluster = make_started(make_devices(a=2), failing(Status.OOM, 1))
-    assert statuses(run(plan, cluster, stop_on_error=True)[0]) == [Status.OOM, expected]
 
 
 def test_what_ran_out_of_memory_in_an_earlier_sweep_is_not_tried_again():

@@ -133,6 +133,12 @@ def one_worker(script):
     return make_cluster([make_device()], script)
 
 
+def interrupted_in_batch_size_2(point, rank):
+    if point.batch_size == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+    return make_measurement()
+
+
 def test_an_interrupt_while_workers_start_leaves_no_run_that_seems_to_go_on(sweeping, stored, said):
     assert sweeping(NoWorkers(KeyboardInterrupt())).status is RunStatus.INTERRUPTED
     assert stored("runs", "status") == ["interrupted"]
@@ -186,12 +192,7 @@ def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(sweeping
 
 
 def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, said):
-    def script(point, rank):
-        if point.batch_size == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return make_measurement()
-
-    run = sweeping(one_worker(script))
+    run = sweeping(one_worker(interrupted_in_batch_size_2))
     assert (run.status, run.points_ok) == (RunStatus.OK, 2)
     assert GO_ON not in said()
 
@@ -296,12 +297,7 @@ def test_a_sweep_of_many_points_puts_their_rows_into_one_part_and_retries_its_fa
 
 
 def test_an_interrupted_sweep_leaves_the_parts_to_the_sweep_that_goes_on(sweep_of_many, stored):
-    def script(point, rank):
-        if point.batch_size == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return make_measurement()
-
-    assert sweep_of_many(script).code == 130
+    assert sweep_of_many(interrupted_in_batch_size_2).code == 130
     assert sweep_of_many.parts() == 2
     assert sweep_of_many(measured, "--resume", "latest").code == 0
     assert sweep_of_many.parts() == 1
