@@ -63,6 +63,13 @@ def taken(allocator, *sizes):
     return places
 
 
+def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
+    devices = [make_device(*place) for place in (("a", 0), ("a", 1), ("b", 0))]
+    devices[2] = replace(devices[2], name="old")
+    allocator = Beside(devices, (), "pack", "device")
+    assert taken(allocator, 1, 1, 1) == [(0,), (1,), None]
+
+
 def test_the_next_point_gets_the_workers_of_one_before_so_that_their_group_is_kept():
     allocator = allocator_of(a=8)
     for freed in reversed(taken(allocator, 2, 4, 2)):
