@@ -356,9 +356,10 @@ class WorkerPool:
                 for one in jobs
                 if not one["IsDead"] and one["JobID"] != own_id and "raybench" in one["Entrypoint"]
             )
-            told = f"used by {sweeps}; --wait SECONDS waits" if sweeps else "see `ray status`"
+            why = f"used by {sweeps}; --wait SECONDS waits" if sweeps else "others may use them"
             raise (DevicesInUseError if sweeps else ClusterError)(
-                f"no {_RESOURCE[self.kind]} could be had from the cluster in {limit_s:g} s: {told}"
+                f"no {_RESOURCE[self.kind]} could be had from the cluster in {limit_s:g} s: {why}; "
+                "see `ray status`"
             )
         deadline_s = time.monotonic() + self._start_limit_s
         came: list[WorkerHandle] = []
