@@ -113,7 +113,7 @@ def test_a_sweep_that_holds_all_devices_is_named(monkeypatch, workers):
     with pytest.raises(DevicesInUseError) as raised:
         workers.start(2, "pack")
     named = "used by `other raybench sweep x.yaml` (process 7 on 10.0.0.1); --wait SECONDS waits"
-    assert str(raised.value).endswith(f"in 0 s: {named}")
+    assert f"in 0 s: {named}" in str(raised.value)
 
 
 def test_a_new_process_takes_the_device_after_the_old_one_was_killed(replaced, calls):
