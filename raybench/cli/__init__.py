@@ -72,7 +72,7 @@ class _LateGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what click returns. Raises UsageError for an unknown command, with the nearest."""
+        """Return what click does. Raises click.UsageError for an unknown one, with the nearest."""
         is_unknown = bool(args) and args[0] not in COMMANDS and not args[0].startswith("-")
         if is_unknown and not ctx.resilient_parsing:
             from raybench.job.problems import say_unknown

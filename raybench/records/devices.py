@@ -92,8 +92,8 @@ class DeviceSample:
     gpu_utilization_pct: Annotated[float | None, Column("%", "kernel running")] = None
     memory_utilization_pct: Annotated[float | None, Column("%", "memory busy")] = None
     memory_used_bytes: Annotated[int | None, Column("bytes", "by all processes")] = None
-    nvlink_tx_bytes: Annotated[int | None, Column("bytes", "sent since the driver loaded")] = None
-    nvlink_rx_bytes: Annotated[int | None, Column("bytes", "got since the driver loaded")] = None
+    nvlink_tx_bytes: Annotated[int | None, Column("bytes", "sent since driver load")] = None
+    nvlink_rx_bytes: Annotated[int | None, Column("bytes", "received since driver load")] = None
     ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
     throttle_reasons: Annotated[tuple[str, ...], Column("", "why clocks are limited")] = ()
 
@@ -243,7 +243,7 @@ class Finding:
     unit: Annotated[str, Column("", "of value")] = ""
     expected: Annotated[str, Column("", "what it was compared with")] = ""
     link: Annotated[str, Column("", "what carries the data: PCIe or NVLink")] = ""
-    ratio: Annotated[float | None, Column("", "time over that of similar ones; null: none")] = None
+    ratio: Annotated[float | None, Column("", "time relative to its peers; null: no peers")] = None
     verdict: Annotated[Verdict, Column("", "bad, untested, suspect, unknown or healthy")]
     reason: Annotated[str, Column("", "why it is not healthy")] = ""
     evidence: Annotated[str, Column("", "with whom it was tried, and what held")] = ""
