@@ -102,7 +102,7 @@ class PointRetried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointAdded:
-    """A point that was not in the plan was added, and waits for its turn."""
+    """A point was added to a round, and waits for its turn; it may be one of the plan."""
 
     index: int
     point: Point
@@ -131,7 +131,7 @@ class EarlierSweeps:
     """What earlier sweeps of a run have done, and which points this one may run.
 
     kept: how the trials ended that are not run again. attempts: point_id -> attempts so far.
-    chosen: ids of the points that this sweep may run; None for all.
+    chosen: ids of the points that this sweep may run, beside those it adds; None for all.
     """
 
     kept: Mapping[TrialKey, Status] = field(default_factory=dict)
@@ -159,9 +159,10 @@ class LoopCallbacks:
     """Hooks that decide whether to stop and which points to add.
 
     stopping: once it returns True no point starts any more, and the loop ends when those in flight
-    have ended; the others are not called any more. follow_ups: gets the last record of each point
-    of the first round, controls aside; returns points to add to that round. further_round: gets the
-    number of one more round when all are over; returns its points. Called until it returns none.
+    have ended; the others are not called then. follow_ups: gets the last record of each point of
+    the first round, but no controls; returns points to add to it. further_round: gets the number of
+    one more round when all are over; returns its points. Called until it returns none, or a failure
+    stops the sweep.
     """
 
     stopping: Callable[[], bool] = lambda: False
@@ -276,14 +277,12 @@ class _Loop:
             return
         attempts = self._trials_left(self._round)
         if self.rounds.count > 1:
+            later = range(self._round + 1, self.rounds.count + 1)
             yield RoundStarted(
                 round=self._round,
                 rounds=self.rounds.count,
                 trials=tuple(attempt.key for attempt in attempts),
-                later=sum(
-                    len(self._trials_left(later))
-                    for later in range(self._round + 1, self.rounds.count + 1)
-                ),
+                later=sum(len(self._trials_left(number)) for number in later),
             )
         if attempts and self._has_used_workers and self.rounds.in_fresh_workers:
             self.cluster.restart()
@@ -320,9 +319,8 @@ class _Loop:
             devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
             yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
             own = settings.measure_of(attempt.point) if settings.measure_of else None
-            is_first = attempt.round == 1 and not attempt.control_of
             usual = settings.measure
-            if not is_first:  # the first round has made the breakdown
+            if attempt.round > 1 or attempt.control_of:  # the first round has made the breakdown
                 usual = usual.model_copy(update={"breakdown": False})
             task = Task(
                 point=attempt.point,
@@ -363,7 +361,10 @@ class _Loop:
                 yield from self._add(self.callbacks.follow_ups(record), attempt.round)
 
     def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
-        """Add points that were not in the plan to the round of this number."""
+        """Add points to the round of this number; later rounds may measure them too."""
+        if points and (chosen := self.earlier.chosen) is not None:
+            chosen = {*chosen, *(point.point_id for point in points)}
+            self.earlier = replace(self.earlier, chosen=chosen)
         for point in points:
             attempt = Attempt(index=self._next_index, point=point, number=1, round=number)
             self._next_index += 1

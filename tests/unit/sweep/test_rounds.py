@@ -77,6 +77,11 @@ def test_later_rounds_measure_what_a_search_for_batches_has_found():
     rounds = Rounds(plan=plan, count=2)
     assert [attempt.point.batch_size for attempt in rounds.attempts(1, first)] == [8]
     assert [attempt.point.batch_size for attempt in rounds.attempts(2, first)] == [20]
+    # So do those of a run that goes on, also where it is found only then.
+    follow = {8: [make_point(batch_size=16)]}
+    earlier = loop.EarlierSweeps(chosen={plan.points[0].point_id})
+    swept = Swept(rounds, earlier, follow_ups=lambda r: follow.get(r.point.batch_size, ()))
+    assert [record.point.batch_size for record in swept.records] == [8, 16, 16]
 
 
 class Swept:
