@@ -186,8 +186,8 @@ class Schedule:
     def next(self) -> Decision | None:
         """Take the next attempt off the queue, and return what to do with it.
 
-        Its workers count as busy until `free`. None if no attempt waits, or all that wait need
-        workers that are busy or still to come.
+        Its workers count as busy until `free`. None if no attempt waits, or none can begin before
+        a point that runs has ended or a worker has come.
         """
         if self._isolation == "cluster" and self._running:
             return None
@@ -210,7 +210,7 @@ class Schedule:
         self._running.pop(attempt.index, None)  # one that was skipped has none
 
     def note_oom(self, point: Point) -> None:
-        """Make `next` skip larger batches of this point's series: it ran out of device memory."""
+        """Make `next` skip larger batches of this point's series: it ran out of memory."""
         if point.batch_size is not None:
             series = _series(point)
             smallest = self._smallest_oom.get(series, point.batch_size)
@@ -288,9 +288,8 @@ def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
         places[_series(attempt.point)].append(place)
     ordered = list(attempts)
     for series in places.values():
-        by_batch = sorted(
-            (attempts[place] for place in series), key=lambda t: t.point.batch_size or 0
-        )
+        of_series = [attempts[place] for place in series]
+        by_batch = sorted(of_series, key=lambda one: one.point.batch_size or 0)
         for place, attempt in zip(series, by_batch, strict=True):
             ordered[place] = attempt
     return ordered
@@ -298,8 +297,8 @@ def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 def _series(point: Point) -> _Series:
     """Return a key that is equal for points which differ in their batch size only."""
-    params = tuple(sorted(point.params.items()))
-    return (point.workload, params, point.world_size, *point.execution.values(), point.scaling)
+    others = *sorted(point.params.items()), *sorted(point.env.items())
+    return (point.workload, others, point.world_size, *point.execution.values(), point.scaling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +307,7 @@ class Rounds:
 
     seed: of the order of the points in each block; None keeps the order of the plan. has_controls:
     whether a control ends each block; it says something only where one point runs at a time.
-    in_fresh_workers: whether each round but the first replaces the processes of all workers.
+    in_fresh_workers: whether each round but the first replaces the processes that ran a point.
     """
 
     plan: Plan
@@ -319,7 +318,7 @@ class Rounds:
 
     @property
     def first_free_index(self) -> int:
-        """The first index that is free for added points, after all trials of all rounds."""
+        """The first index after all trials of all rounds, for added points; without a search."""
         return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
@@ -372,10 +371,8 @@ class Rounds:
         ordered = []
         for place, block in enumerate(in_order, first + len(indices)):
             of = block[0].point.world_size
-            ordered += [
-                *block,
-                Attempt(index=place, point=control, number=1, round=number, control_of=of),
-            ]
+            last = Attempt(index=place, point=control, number=1, round=number, control_of=of)
+            ordered += [*block, last]
         return tuple(ordered)
 
 

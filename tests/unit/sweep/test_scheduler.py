@@ -122,6 +122,7 @@ def test_what_needs_more_memory_than_a_batch_that_ran_out_is_not_tried():
         make_point(batch_size=512, world_size=2),
         make_point(batch_size=512, precision=Precision.BF16),
         make_point(batch_size=512, params={"hidden": 1}),
+        make_point(batch_size=512, env={"NCCL_ALGO": "Ring"}),
     ]
     ran_out = (make_point(batch_size=256), make_point(batch_size=128))
     made = schedule(points, make_devices(a=2), ran_out=ran_out)
