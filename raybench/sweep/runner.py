@@ -40,7 +40,7 @@ from raybench.sweep.loop import (
 from raybench.sweep.run_state import Listener, RunRows, RunState, RunTarget
 from raybench.sweep.scheduler import BatchSearches, Rounds, check_bounded, workers_needed
 
-# The seconds of `Interrupts`.
+# The seconds and the exit code of `Interrupts`.
 _TICK_S = 0.25
 _NOTICE_S = 1.5  # Ray looks for signals once a second while it waits
 _CLOSE_S = 15.0
@@ -51,7 +51,7 @@ _INTERRUPTED = 130
 class PointSource(Protocol):
     """Makes the points of a run while it runs, from its devices and records.
 
-    devices_wanted: number of devices of a cluster that is started for the run.
+    devices_wanted: how many devices to wait for, and to start a private cluster with.
     """
 
     devices_wanted: int
@@ -78,11 +78,12 @@ def run_sweep(
 ) -> Run:
     """Run what is left of a run on a cluster, and return the run as it ended.
 
-    For the main thread: it takes SIGINT and SIGTERM. A resumed run must be held. source: makes the
-    points, on all devices; `start` then has none. Raises ClusterError where no cluster can be had,
-    it is gone, or no point fits, DevicesInUseError where another sweep has the devices,
-    ResultsError where rows cannot be written, UsageError for a malformed address or a batch search
-    without a maximum on CPU workers, KeyboardInterrupt before the workers start or after the end.
+    For the main thread: it takes SIGINT and SIGTERM. A resumed run must be held, and have points
+    left. source: makes the points, on all devices; `start` then has none. Raises ClusterError where
+    no cluster can be had or used, it is gone, has other models than a resumed run, or no point
+    fits, DevicesInUseError where another sweep has the devices, ResultsError where rows cannot be
+    written, UsageError for a malformed address or a batch search without a maximum on CPU workers,
+    KeyboardInterrupt before the workers start or after the end.
     """
 
     def close() -> None:
@@ -137,7 +138,8 @@ def run_sweep(
         of_plan = () if job.measure.fresh_workers else start.plan.precisions
         settings = SweepSettings(
             measure=job.measure,
-            strategy=job.placement.strategy,
+            # All points have one, or each device gets a worker.
+            strategy=next((p.strategy for p in start.left.points), job.placement.strategy),
             isolation=job.placement.isolation,
             stop_on_error=job.on_error == "stop",
             profiled=where.profiled,

@@ -49,13 +49,14 @@ GO_ON = f"go on with: {RESUME}\n"
 class NoWorkers:
     """A cluster whose start goes wrong."""
 
-    devices = ()
-    capacity = 1
+    devices, capacity, kind, description = (), 1, "cpu", "no cluster"
+    close = staticmethod(lambda: None)
 
     def __init__(self, error):
         self._error = error
 
     def start(self, count, strategy):
+        self.strategy = strategy
         raise self._error
 
 
@@ -334,19 +335,20 @@ def test_a_relative_output_in_a_ray_job_is_refused_in_one_line(job, folder, comm
 def test_points_beside_each_other_ask_for_more_devices_but_wait_for_none_and_share_no_cores(
     job, monkeypatch, oversubscribe, wait, wanted
 ):
-    asked = []
+    asked, cluster = [], NoWorkers(ClusterError("seen"))
 
     def connect(_address, _device, count, **_):
         asked.append(count)
-        raise ClusterError("seen")
+        return cluster
 
     monkeypatch.setattr("raybench.sweep.runner.connect", connect)
     placement = f"placement={{isolation: device, oversubscribe: {oversubscribe}}}"
     argv = ["sweep", "job.yaml", "--address", "local", "--device", "cpu", "--set", placement]
-    argv += ["--set", "matrix.world_size=1,2,4", "--set", "matrix.batch_size=4"]
+    argv += [f"--set=matrix.{axis}" for axis in ("world_size=1,2,4", "batch_size=4")]
+    argv += ["--set=matrix.strategy=spread"]  # with workers chosen so
     with pytest.raises(ClusterError, match="seen"):
         cli.raybench.main([*argv, *(("--wait", *wait) if wait else ())], standalone_mode=False)
-    assert asked == [wanted]
+    assert (asked, cluster.strategy) == ([wanted], "spread")
 
 
 def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
