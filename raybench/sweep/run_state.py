@@ -125,7 +125,7 @@ class RunState:
 
     @property
     def todo(self) -> tuple[TrialKey, ...]:
-        """The trials that this sweep has to run; a batch search adds more while it runs."""
+        """The trials that this sweep has to run; a batch search changes them while it runs."""
         kept = self.earlier.kept
         rounds = (self.rounds.attempts(n, kept) for n in range(1, self.rounds.count + 1))
         return tuple(attempt.key for attempts in rounds for attempt in self.earlier.left(attempts))
@@ -182,7 +182,7 @@ class RunRows:
         new = {device_key(d.kind, d.uuid, d.host, d.index): d for d in devices}
         new = {key: device for key, device in new.items() if key not in self._known}
         if not self._known:
-            # CPU workers of one host have one key, and each has its row.
+            # CPU workers of two nodes of a host may have one key, and each has its row.
             self.store.write_devices(devices)
         elif new:
             self.store.write_devices(list(new.values()), f"devices-{len(self._known)}")
@@ -237,8 +237,8 @@ class RunRows:
     def close(self, status: RunStatus | None = None) -> Run:
         """Write how the run ended, and its summary; return it. status: None: by its points.
 
-        The row of a run that was cut short stays `interrupted` while `--filter` leaves out what has
-        not ended. Raises ResultsError where the folder cannot be written.
+        Only in its row, a run that was cut short stays `interrupted` while `--filter` leaves out
+        what has not ended. Raises ResultsError where the folder cannot be written.
         """
         run = finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
