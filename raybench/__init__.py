@@ -54,7 +54,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Each comes with its module when it is asked for: `import raybench` stays light."""
+    """Return a public name; its module is imported now: `import raybench` stays light."""
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(home), name)

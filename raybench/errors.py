@@ -7,12 +7,12 @@ RaybenchError
 └── ClusterError        3   no cluster at that address, it refuses us, or no point fits it
     └── DevicesInUseError    3   another sweep has the devices
 
-Anything else that escapes is a bug of raybench and exits with 4.
+click's own errors and a package that is not installed but needed to measure exit with 2, Ctrl-C
+with 130. Anything else that escapes is a bug of raybench and exits with 4.
 Every class takes one string, so that an instance survives pickling between processes.
-ResultsWarning says what of the results is left out; the commands print it as a line on stderr.
 
-`message_of` and `brief` tell what any exception says, bounded, and without running into it again: a
-workload's may have a `__str__` that raises, notes that are no text, or a text of 10 MB.
+The functions tell what any exception says, bounded, and raise nothing: a workload's may have a
+`__str__` or `__getattr__` that raises, notes that are no text, or a text of 10 MB.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class ClusterError(RaybenchError):
 
 
 class ResultsWarning(UserWarning):
-    """Part of the results is left out: a damaged run, or a reference value that cannot be."""
+    """Part of the results is left out, as a damaged run; commands print it in a line on stderr."""
 
 
 class DevicesInUseError(ClusterError):
-    """Another sweep has one of the devices: nothing is started, and nothing is kept."""
+    """Another sweep has one of the devices: no point is run, and a new run is not kept."""
 
 
 # The most that is kept: of a message with its notes, and of a traceback or a log.
@@ -66,8 +66,10 @@ def message_of(error: BaseException) -> str:
     Without the name of its type, but `TypeName: no message` if it has no text, or its `__str__`
     raises. Of a KeyError it is `no such key: 'KEY'`. Longer than 2,000 characters: `shorten` cuts.
     """
-    notes = getattr(error, "__notes__", None)
-    texts = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    texts: list[str] = []
+    with suppress(Exception):
+        if isinstance(error.__notes__, list):
+            texts = [note for note in error.__notes__ if isinstance(note, str)]
     told = [_first_line(_text(error)) or brief(error), *filter(None, map(_first_line, texts))]
     return shorten("; ".join(told), MESSAGE_CHARACTERS)
 
@@ -83,12 +85,15 @@ def brief(error: BaseException) -> str:
 
 def traceback_of(error: BaseException) -> str:
     """Return the error's traceback; at most 4,000 characters: `shorten_start` cuts a longer one."""
-    return shorten_start("".join(traceback.format_exception(error)), DETAIL_CHARACTERS)
+    with suppress(Exception):
+        return shorten_start("".join(traceback.format_exception(error)), DETAIL_CHARACTERS)
+    lines = [*traceback.format_tb(error.__traceback__), brief(error)]
+    return shorten_start("".join(lines), DETAIL_CHARACTERS)
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to the error in place; does nothing if its `__notes__` is no list."""
-    with suppress(TypeError):
+    """Add a note to the error in place; does nothing if its `__notes__` is no list or raises."""
+    with suppress(Exception):
         error.add_note(note)
 
 

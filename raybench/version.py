@@ -1,3 +1,3 @@
-"""The version of raybench, in the one place that everything reads it from."""
+"""The version of raybench, which the package and its results take from here."""
 
 __version__ = "0.1.0"

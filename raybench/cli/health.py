@@ -113,7 +113,7 @@ def format_json(diagnosis: Diagnosis) -> str:
     """Return the JSON object of all checks as text.
 
     Its members: schema_version, cluster, checks (name, verdict, found, advice, details), devices;
-    versions and environment of this process.
+    versions and environment (variables that may change times) of this process.
     """
     return json_text(
         {
@@ -153,7 +153,7 @@ def _read_duration(_: click.Context, __: click.Parameter, text: str) -> float:
     callback=_read_duration,
     default="0",
     metavar="TIME",
-    help="Afterwards let the devices work for TIME, as in 30m, and compare its end to its begin.",
+    help="Afterwards let the devices work for TIME, as in 30m, and compare its end to its start.",
 )
 @click.option(
     "--healthy-devices",

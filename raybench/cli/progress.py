@@ -1,7 +1,4 @@
-"""Progress of a sweep on stderr: a line per finished point; on a terminal also what runs now.
-
-The lines stay: they are the trace of the night that the report does not replace.
-"""
+"""Progress of a sweep: a line per finished point, which stays; on a terminal also what runs now."""
 
 from __future__ import annotations
 
@@ -67,8 +64,7 @@ class PointProgress:
 
     plan: the points to run. trials: how many points finish, over all rounds; None: each once.
     name_of: returns the name of a point; None: the settings that vary in the plan name it.
-    What is redrawn is never wrapped and fits on the screen: anything taller could not be wiped
-    off it again.
+    What is redrawn is never wrapped and fits on the screen: what is taller cannot be wiped off.
     """
 
     def __init__(
@@ -191,7 +187,7 @@ class PointProgress:
 
 
 def _show_setting(point: Point, name: str) -> str:
-    """Return a setting of a point with its label, as `ws 4`; a text without a label."""
+    """Return a setting of a point: `ws 4`, `NAME=value`, a text alone, or `none` if it has none."""
     value = point.settings.get(name, "none")
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     if name in point.env:

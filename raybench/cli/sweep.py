@@ -90,7 +90,7 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "world_sizes",
     metavar="N,N",
     default="1",
-    help="With --script: the numbers of ranks.",
+    help="With --script: the numbers of ranks; 1 if it is left out.",
 )
 @click.option(
     "--items-per-step",
@@ -153,8 +153,8 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
 
     EXPR compares settings of a point, as in "world_size > 1 and precision == 'bf16'".
 
-    Exit code: 0 all points ok or skipped, 1 a point failed, 2 a mistake in the job or the command,
-    3 no cluster, none that fits or its devices in use, 130 interrupted.
+    Exit code: 0 all points ok or skipped (or out of memory in a batch search), 1 a point failed, 2
+    a mistake in job or command, 3 no cluster, none that fits or devices in use, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.job.plan import make_plan
@@ -195,7 +195,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
 def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:
     """Return the job of the file or the script, with the `--set` values of a run to resume.
 
-    Raises UsageError where there is none or more than one, and JobError for mistakes in it.
+    Raises UsageError (click's if there is none), JobError for mistakes, ResultsError for no run.
     """
     from raybench.job.loading import load_job
     from raybench.job.source import overrides_in
@@ -303,7 +303,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
 
 
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
-    """Carry out the run and print its report; the exit code."""
+    """Carry out the run, print its report, as text if a point ended, and return the exit code."""
     from raybench.cli.progress import ConsoleListener
     from raybench.report.run_report import RunReport
     from raybench.report.summary import load_summary
@@ -318,7 +318,7 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     else:
         say(console, nothing_left_message(start))
         run = end_of_run(start, where.output, job.measure)
-    # Who interrupts a sweep wants it to end; a sweep that goes on with its run does it.
+    # After an interrupt it shall end soon: a sweep that resumes the run compacts it.
     if run.status is not RunStatus.INTERRUPTED:
         _compact_points(start, where.output, console)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
@@ -346,7 +346,7 @@ def _compact_points(start: RunState, root: Path, console: Console) -> None:
 
 
 def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
-    """Return the command that goes on with this run, with the options that were given."""
+    """Return the command that goes on with this run, with the options given that it needs again."""
     given, words = ctx.params, ["sweep"]
     if given["script"] is None:
         words += given["job"]
@@ -417,7 +417,7 @@ def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int |
     "device_bytes",
     callback=_read_size,
     metavar="SIZE",
-    help="Tell which points are estimated not to fit into so much memory of a device.",
+    help="Tell which points may not fit into so much memory of a device; not with --json.",
 )
 @json_option
 def plan_command(
@@ -483,8 +483,8 @@ def _devices_needed(plan: Plan) -> int:
 def _iterations_s(job: Job, plan: Plan) -> tuple[float, float]:
     """Return the least and the most seconds of the iterations of all points in all rounds.
 
-    The least holds where the first look finds steps steady and known. Building workloads and groups
-    comes on top.
+    The least holds where the first look finds steps steady and known. Slow steps, controls, and
+    building workloads and groups come on top.
     """
     measure = job.measure
     most_s = min(measure.repeats * measure.max_seconds, measure.timeout_s)

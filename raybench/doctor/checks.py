@@ -1,7 +1,7 @@
 """The checks of `raybench doctor` that need no work of the devices: each a line with its advice.
 
 A check of one fact of each device is a row of `_RULES`; other checks are functions below it. A fact
-that nobody tells is shown as unknown, and is no reason for a warning. Pure.
+that nobody tells is shown as unknown, and is no reason for a warning.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SET_BY_RAYBENCH = frozenset({"GLOO_SOCKET_IFNAME"})
 
 
 class Verdict(StrEnum):
-    """The result of a check: ok as far as is known; warn: numbers may suffer; fail: they do."""
+    """A check's result. ok: no known fault; warn: numbers may suffer; fail: they do or are none."""
 
     OK = "ok"
     WARN = "warn"
@@ -66,10 +66,10 @@ class Check:
 class Facts:
     """What is known of the cluster, for the checks.
 
-    devices: those with a worker, by node and then by index; one at least. missing: how many more
-    the cluster has. versions: of this process. refusal: why raybench would measure nothing on these
+    devices: those with a worker, by rack, node and index; one at least. missing: how many more the
+    cluster has. versions: of this process. refusal: why raybench would measure nothing on these
     devices; empty where it would. others: other sweeps that have the devices, in words. states: of
-    the devices, by NVML and the kernel's log.
+    the devices, by NVML and the kernel's log; empty: not read.
     """
 
     devices: tuple[Device, ...]
@@ -97,7 +97,7 @@ def check_facts(facts: Facts) -> list[Check]:
     """Return the checks that need no computation on the devices, in the order of the output.
 
     Checks of GPUs are left out if no worker owns one. The last are one for each variable of
-    variables.yaml with a value that costs something, on CPUs also of those that only GPUs read.
+    variables.yaml with a value that costs something here, on CPUs also those that only GPUs read.
     `facts.refusal` is not looked at.
     """
     in_use = (
@@ -293,7 +293,7 @@ _RULES = (
 
 
 def _models_and_counts(facts: Facts) -> Check:
-    """Return the check of models and counts, which may differ; a missing device fails it."""
+    """Return the check of models and counts: it warns if they differ, fails if one is missing."""
     models = Counter(device.name for device in facts.devices)
     per_node = [f"{owned[0].host} {len(owned)}" for owned in facts.nodes.values()]
     kinds = ", ".join(f"{count} x {name}" for name, count in models.most_common())
@@ -316,9 +316,9 @@ def _models_and_counts(facts: Facts) -> Check:
 
 
 def _versions(facts: Facts) -> Check:
-    """Return the check of software; it fails where a version differs between workers.
+    """Return the check of software; it fails where workers have different versions.
 
-    Without GPUs, CUDA, NCCL and the driver are left out.
+    An unknown one is none. Without GPUs, CUDA, NCCL and the driver are left out.
     """
     values_by_name = {
         name: [
@@ -327,7 +327,7 @@ def _versions(facts: Facts) -> Check:
         ]
         for name in _VERSIONS[: None if facts.is_cuda else -3]
     }
-    differing = [name for name, values in values_by_name.items() if len(set(values)) > 1]
+    differing = [name for name, values in values_by_name.items() if len({*values} - {None}) > 1]
     found = ", ".join(f"{one} {_describe(facts.devices, of)}" for one, of in values_by_name.items())
     advice = f"install the same {' and '.join(differing)} on every node" if differing else ""
     return judge("versions", found, advice, Verdict.FAIL, differing=differing)
@@ -351,7 +351,7 @@ def _threads(facts: Facts) -> Check:
 def _errors(facts: Facts) -> Check:
     """Return the check of faults of the hardware: bad memory, links that are down, Xids.
 
-    It fails where `raybench health` would find one; "unknown" where no fact was read.
+    It fails where `raybench health` would find one at its start; "unknown" if no fact was read.
     """
     readings = facts_readings(facts.states, facts.states)
     lines = [f"{one.subject.name}: {one.problem.text}" for one in readings if one.problem]
@@ -403,7 +403,7 @@ def _costly_variables(facts: Facts) -> Iterator[Check]:
         yield judge(
             name,
             f"{', '.join(dict.fromkeys(values.values()))}{where}: {row['cost']}"
-            + ("" if facts.is_cuda else " (on GPUs)"),
+            + ("" if is_used else " (on GPUs)"),
             f"unset {name}, also where `ray start` was called",
             Verdict(row.get("verdict", "warn")) if is_used and not is_needed else Verdict.WARN,
             devices=list(values),

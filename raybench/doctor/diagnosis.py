@@ -1,7 +1,6 @@
 """The answer of `raybench doctor`: the facts are checked, then the devices are tried together.
 
-They do an all_reduce, and then a collective in other processes, which print the way of its bytes:
-between devices and between nodes, by what NCCL or gloo tell.
+They do an all_reduce, then a collective in other processes, which print what NCCL or gloo tell.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _NO_ADAPTER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Doctor's answer. cluster: in words. environment: the variables of this process."""
+    """The answer. cluster: in words. environment: variables of this process that change times."""
 
     cluster: str
     facts: Facts

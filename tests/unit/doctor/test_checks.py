@@ -94,6 +94,9 @@ def test_facts_that_nobody_told_are_unknown_and_no_fault():
     untold = dict.fromkeys(HEALTHY.keys() - told) | {"power_cap_w": None, "throttle_reasons": ()}
     checks = check_facts(facts(*(healthy(rank, **untold) for rank in range(2))))
     assert {check.verdict for check in checks} == {Verdict.OK}
+    assert (
+        check_named("versions", facts(healthy(0), healthy(1, driver_version=None))).verdict == "ok"
+    )
     assert {check.name for check in checks if check.found == "unknown"} == {
         *("disk", "/dev/shm", "clocks", "throttling", "power cap", "temperature", "errors"),
         *("MIG", "persistence", "NVLink", "other use"),
@@ -153,6 +156,8 @@ def test_how_bad_a_variable_is_depends_on_the_devices():
     for changes in ({"topology": "NVLink x0, 1:SYS"}, {"kind": "cpu", "topology": None}):
         check = costly("NCCL_P2P_DISABLE", **changes)
         assert check.verdict == "warn"
+        assert check.found.endswith("(on GPUs)") == ("kind" in changes)
+    assert "GPUs" not in costly("TORCH_DISTRIBUTED_DEBUG", "DETAIL", kind="cpu").found
 
 
 def test_a_variable_that_one_worker_has_is_told_with_its_owner():

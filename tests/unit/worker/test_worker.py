@@ -330,6 +330,9 @@ class Mute(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")
 
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._without_end, name)
+
 
 def _noted(notes):
     error = ValueError("said")
