@@ -52,8 +52,9 @@ class Cluster(Protocol):
     def start(self, count: int, strategy: Strategy) -> None:
         """Start up to `count` workers, and wait for those that come soon; see `pending`.
 
-        strategy: which devices are taken where there are more. Raises ClusterError when none comes
-        or one cannot be used, DevicesInUseError when another sweep has the devices.
+        With a device list it starts one on each listed device. strategy: which devices are taken
+        where there are more. Raises ClusterError when none comes, one cannot be used or a listed
+        device is not there, DevicesInUseError when another sweep has the devices.
         """
 
     def refresh(self, timeout_s: float) -> None:
@@ -68,7 +69,7 @@ class Cluster(Protocol):
 
         worker_ids: in rank order. Several threads may call it at once for disjoint workers. It
         returns when the workers are fit for their next point, or lost. Raises ClusterError when
-        the cluster itself is gone.
+        the cluster itself or its rendezvous store is gone, or it is closed.
         """
 
     def restart(self) -> None:
@@ -85,13 +86,12 @@ class Cluster(Protocol):
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return the samples of all devices since the last call; never raises or waits long."""
+        """Return samples since the last call, a slow node's later; never raises or waits long."""
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
         """Return state and error counters of each device, in the order of `devices`.
 
-        No point may run meanwhile. Never raises: if a node does not answer, `unread` of its devices
-        says so.
+        No point may run meanwhile. Never raises: `unread` says so where a node does not answer.
         """
 
     def close(self) -> None:
@@ -119,8 +119,8 @@ def connect(
     process; it is called with a reason, in a thread, while the process waits for a cluster that is
     gone. wait_s: how long missing devices may take to come. oversubscribe: whether CPU workers of a
     private cluster may share cores. log: gets lines for the user. terms: how devices are shared
-    with other sweeps; None locks none. only: the devices to use; None for any. Raises ClusterError
-    where no cluster can be had, or it lacks a GPU for cuda; UsageError for a malformed address.
+    with others; None locks none and sees nobody. only: the devices to use. Raises ClusterError if
+    no cluster can be had, or no GPU for cuda without `wait_s`; UsageError for a malformed address.
     """
     from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster

@@ -15,7 +15,7 @@ Isolation = Literal["cluster", "node", "device"]
 
 
 def in_device_order(devices: Sequence[Device]) -> list[int]:
-    """Return the indices of `devices`, sorted by rack, node (address, then id) and device index.
+    """Return the indices of `devices`, sorted by rack, node (address as text, then id) and index.
 
     Placement groups and GPU ids come in any order, so ranks would change from run to run. Nodes
     that share a machine share an address: the node id tells them apart.
@@ -33,9 +33,9 @@ def counts_by_node(
 ) -> dict[str, int]:
     """Return node id -> how many devices to take from it, `count` in all, or all if fewer are free.
 
-    Nodes that give none are left out. Chooses as `DeviceAllocator` does on an idle cluster, but
-    among nodes or racks of equal size it may take others. free: node id -> number of its free
-    devices. racks: node id -> rack; nodes that are not in it are one more rack.
+    Nodes that give none are left out. Chooses as `DeviceAllocator` on an idle cluster, but takes
+    the indices on each node for 0, 1, ..., and may take other nodes or racks of equal size. free:
+    node id -> number of free devices. racks: node id -> rack; nodes not in it are one more rack.
     """
     there: dict[str, dict[str, list[_Place]]] = {}
     for node, number in sorted(free.items()):
@@ -126,8 +126,9 @@ class DeviceAllocator:
     cluster: points beside it change which ones, never how many it has on one node, or how many
     nodes of one rack. A node's model is the name of its first device.
 
-    isolation: `cluster` lets a point run alone, `node` alone on its nodes. chosen: the workers that
-    points may have, None for all. alive: number of workers that points may have, taken or not.
+    devices: by worker id. lost: ids of unusable workers. strategy: how a point is laid out on nodes
+    and racks. isolation: `cluster` lets a point run alone, `node` alone on its nodes. chosen: the
+    workers that points may have, None for all. alive: their number, taken or not.
     """
 
     def __init__(
@@ -146,8 +147,7 @@ class DeviceAllocator:
         self.alive = len(self._worker_ids)
         self._order = {worker_id: position for position, worker_id in enumerate(self._worker_ids)}
         self._of_node: dict[str, list[int]] = {}
-        # Rack and model by node.
-        self._kind: dict[str, tuple[str, str]] = {}
+        self._kind: dict[str, tuple[str, str]] = {}  # rack and model by node
         racks: dict[str, dict[str, list[_Place]]] = {}
         for worker_id in self._worker_ids:
             device, node = devices[worker_id], devices[worker_id].node_id
@@ -158,10 +158,10 @@ class DeviceAllocator:
         self._order_of_choice = [place.number for place in _ordered(racks, strategy)]
 
     def choose(self, world_size: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
-        """Return the ids of workers for one more point, in rank order; None if it cannot begin now.
+        """Return the ids of workers for one more point, in rank order; None if it has to wait.
 
-        None also if there are fewer workers than it needs. Nothing is reserved. taken: ids of the
-        workers of running points, which may be lost.
+        None also if there are fewer workers than it needs. A fit over several racks or on rails may
+        be missed. Nothing is reserved. taken: workers of running points, which may be lost.
         """
         if world_size > self.alive or (self._isolation == "cluster" and taken):
             return None
@@ -200,8 +200,7 @@ class DeviceAllocator:
             racks.setdefault(self._kind[node][0], {})[node] = worker_ids
         found: list[int] = []
         for shape in sorted(shapes.values(), key=Counter.total, reverse=True):
-            # The rack that keeps the fewest idle workers on the nodes used: so nodes that are
-            # wholly idle stay so.
+            # The rack that keeps the fewest idle workers on the nodes used: idle nodes stay idle.
             best: tuple[int, str, list[int]] | None = None
             for rack, there in racks.items():
                 fullest_last = sorted(there, key=lambda node: len(idle[node]))

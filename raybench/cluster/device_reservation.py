@@ -6,13 +6,13 @@ itself makes no file where there is a locked one of another sweep. One process o
 and makes files at a time. All processors of a host are one device, `CPU`.
 
 Everybody can write into the folder. So no link in it is followed, and what a file says of its
-holder is shortened, cleaned and shown, no more.
+holder is shortened, cleaned and shown; it decides no more than how long a sweep waits.
 
 A `DeviceReservation` takes the locks on all nodes of a sweep, by the agents of these nodes.
 
 Who else used the devices of a point is found by two looks at each node, before the point and after
-it: on CPUs it is the processor time of processes that are not of this sweep, on GPUs the processes
-that NVML names. Nothing here runs in the process of a rank.
+it: other sweeps by their locks, on CPUs the processor time of processes that are not of this sweep,
+on GPUs the processes that NVML names. Nothing here runs in the process of a rank.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LEAST_SHARE = 0.05
 # Processor time is counted in ticks of 10 ms, for each processor and each process.
 _LEAST_S = 0.1
 # Ray's own processes count as ours, also where somebody else has started them.
-_RAY_PROGRAMS = ("gcs_server", "raylet")
+_RAY_PROGRAMS = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 # Columns of a line of /proc/stat behind the name: user, nice, system, irq, softirq.
 _BUSY_COLUMNS = (1, 2, 3, 6, 7)
 
@@ -62,7 +62,7 @@ _BUSY_COLUMNS = (1, 2, 3, 6, 7)
 class Holder:
     """Who uses a device. sweep: the same for all locks of one sweep. what: `run ID`, for example.
 
-    host, process_id: of the driver. since: as text, in UTC.
+    host, process_id: of its driver. since: its start, as text in UTC. Unknown: "unknown", or 0.
     """
 
     sweep: str
@@ -87,8 +87,8 @@ class ReservationTerms:
     """How a sweep shares its devices with other sweeps.
 
     holder: this sweep, as other sweeps will see it. shared: measure beside sweeps that have the
-    same devices. wait_s: if not, how long to wait for their end; at least 65 s if their drivers are
-    gone.
+    same devices. wait_s: if not, how long to wait for their end; at least 65 s if all their drivers
+    ran on this host and are gone.
     """
 
     holder: Holder
@@ -155,8 +155,8 @@ class DeviceLocks:
     def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
         """Return who uses the devices now, or why that cannot be seen; locks nothing.
 
-        devices: names as returned by `lock_name`. sweep: `Holder.sweep` of the sweep not to report;
-        "" reports all, also this process.
+        Nobody is seen in a folder that is missing or cannot be listed. devices: as of `lock`.
+        sweep: `Holder.sweep` of the sweep not to report; "" reports all, also this process.
         """
         try:
             return LockResult(others=self._find_others(devices, sweep))
@@ -198,7 +198,7 @@ class DeviceLocks:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Let one process of the host use the folder at a time. Raises OSError after 5 s of waiting."""
+    """Let one process use the folder at a time; OSError after 5 s, or where it cannot be opened."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         folder.chmod(0o1777)  # whatever the umask
@@ -215,7 +215,7 @@ def _exclusive(folder: Path) -> Iterator[None]:
 
 
 def _try_lock(file: int, kind: int) -> bool:
-    """Lock the file if no other process has; return whether it is locked. kind: as of `flock`."""
+    """Lock the file unless somebody has; return whether that was done. kind: as of `flock`."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -229,7 +229,7 @@ def _file_name(device: str) -> str:
 
 
 def _read_holder(path: Path) -> Holder | None:
-    """Return who holds the lock of a file, with "unknown" for each fact that it does not tell.
+    """Return who holds the lock of a file; see `Holder` for the facts that it does not tell.
 
     Each is a short line without control characters. None if nobody does; for links, folders, pipes.
     """
@@ -271,8 +271,8 @@ def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None])
     """Return a context in which this process has locked the CPUs of this host.
 
     To start Ray in it, which would disturb other sweeps here. Unless the terms are shared, it first
-    waits for their end, up to `terms.wait_s`, and then raises DevicesInUseError. Where no lock can
-    be had, it does without. log: gets a line for the user when it waits.
+    waits for their end, as `DeviceReservation.reserve`, and raises as that. Where no lock can be
+    had, it does without. log: gets a line for the user when it waits.
     """
     locks = DeviceLocks()
 
@@ -305,8 +305,8 @@ class NodeLocks(Protocol):
 class DeviceReservation:
     """The devices of one sweep, locked against other sweeps on all its nodes.
 
-    terms: None locks no device and sees no other sweep. log: gets lines for the user.
-    other_sweeps: those that have some of the devices too, in words, once `reserve` has returned.
+    terms: None locks no device and sees no other sweep. log: gets lines for the user, also where it
+    goes on without a lock. other_sweeps: in words, those that `reserve` found with some of them.
     """
 
     def __init__(
@@ -321,8 +321,8 @@ class DeviceReservation:
     def reserve(self, devices: Sequence[Device]) -> None:
         """Lock the devices until the sweep ends; sets `other_sweeps`.
 
-        If another sweep has one of them, and the terms are not shared, waits for its end up to
-        `wait_s` of the terms, and then raises DevicesInUseError. Without terms it does nothing.
+        If another sweep has one of them, and the terms are not shared, waits for its end as long as
+        the terms say, and then raises DevicesInUseError. Without terms it does nothing.
         """
         if (terms := self._terms) is not None:
             others = _wait_for_others(lambda: self._lock_all(devices, terms), terms, self._log)
@@ -384,7 +384,7 @@ def _wait_for_others(
     """Wait until no other sweep has the devices, and return {}.
 
     With shared terms return the other sweeps at once, by device, without waiting.
-    Raises DevicesInUseError where the terms' time is over; a sweep whose driver is gone gets 65 s.
+    Raises DevicesInUseError where the terms' time, or 65 s for sweeps that have ended, is over.
     """
     begun_s, logged = time.monotonic(), ""
     while (others := find_others()) and not terms.shared:
@@ -431,11 +431,11 @@ class CpuTime(NamedTuple):
 class NodeUse:
     """Who used a node at one moment.
 
-    holders: other sweeps that have locked the devices. processes: GPU UUID -> processes of others,
-    in words; a GPU whose processes NVML does not name is left out. busy_s: processor time since
-    the host started of the `processors` that this node may use; None where it cannot be read.
-    own: (process id, start time) -> processor time of each process of this sweep. Without CPU
-    workers there is neither.
+    time_s: by its monotonic clock. holders: other sweeps that have locked the devices. processes:
+    GPU UUID -> processes of others, in words, without GPUs whose processes NVML does not name.
+    busy_s: processor time since the host started of the `processors` that this node may use; None
+    where it cannot be read. own: (process id, start time) -> processor time of each process of this
+    sweep. Without CPU workers there is neither.
     """
 
     time_s: float
@@ -449,10 +449,10 @@ class NodeUse:
 def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder) -> NodeUse:
     """Return who uses these devices of this node now. holder: this sweep.
 
-    Must be called in a child process of the node's raylet: other children belong to this sweep.
+    Must be called in a child process of the node's raylet. Ray workers with a mark of raybench that
+    can be read count as this sweep's; another sweep shows by its lock.
     """
-    names = list(dict.fromkeys(map(lock_name, devices)))
-    locked = locks.other_users(names, holder.sweep)
+    locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
     own = _own_processes(holder)
     gpus = [device for device in devices if device.kind == "cuda"]
     processors = os.sched_getaffinity(0)
@@ -479,8 +479,8 @@ def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder)
 def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
     """Yield, in a few words each, the other sweeps and processes that used devices of this node.
 
-    before, after: the node's use just before and just after our own. devices: at least one, all of
-    this node.
+    before, after: the node's use just before and just after our own. devices: those that we used
+    on this node, at least one.
     """
     host = devices[0].host
     yield from (str(one) for one in dict.fromkeys((*before.holders, *after.holders)))
@@ -521,19 +521,19 @@ def _busy_s(processors: Collection[int]) -> float | None:
 def _own_processes(holder: Holder) -> set[int]:
     """Return the ids of this sweep's processes on this node, and of the Ray that it runs on."""
     living = list(psutil.process_iter(["ppid", "name"]))
-    raylet = os.getppid()
-    own = {raylet, os.getpid(), *(one.pid for one in living if one.info["name"] in _RAY_PROGRAMS)}
+    rays = {os.getppid(), *(one.pid for one in living if one.info["name"] in _RAY_PROGRAMS)}
+    own = {*rays, os.getpid()}
     if holder.host == socket.gethostname():
         own.add(holder.process_id)
     own &= {one.pid for one in living}
     ours = []
     for one in living:
         is_foreign = False  # a Ray worker of another program
-        if one.info["ppid"] == raylet:
-            with suppress(psutil.Error):
+        if one.info["ppid"] in rays:
+            with suppress(psutil.Error):  # another user's shows its title only
                 title = " ".join(one.cmdline())
-                is_worker = title.startswith("ray::") or "default_worker.py" in title
-                is_foreign = is_worker and reaper.MARK not in one.environ()
+                is_foreign = title.startswith("ray::") or "default_worker.py" in title
+                is_foreign = is_foreign and reaper.MARK not in one.environ()
         ours += [] if is_foreign else [one]
     while children := {one.pid for one in ours if one.info["ppid"] in own} - own:
         own |= children

@@ -2,7 +2,7 @@
 
 A cluster implements `RunningRanks` to reach the ranks of a point. A failure of one rank shows on
 the others too, as broken connections or as no answer at all. These become PeerFailed, so that the
-failure of the point is the one that came first.
+failure of the point is their cause.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Outcome:
     """How a point ended. answers: one per rank, in rank order.
 
     unfit: ranks whose processes cannot run another point; they are killed, but not replaced.
-    group_is_gone: the process group of these ranks cannot be used again.
+    group_is_gone: the process group of all ranks cannot be used again.
     """
 
     answers: tuple[Answer, ...]
@@ -85,8 +85,8 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
     """Collect the answers of all ranks and return how the point ended.
 
     After a failure, or after `task.settings.timeout_s`, it ends the point on all ranks. Ranks that
-    can go on keep their processes; the others are killed, also after a success. The memory of their
-    devices is then free; a failure says in its detail where it is not. Raises what `ranks` raises.
+    can go on keep their processes; the others are killed, also after a success. A failure says in
+    its detail which of their devices have memory in use 10 s later. Raises what `ranks` raises.
     """
     point = _Point(ranks)
     limit_s = task.settings.timeout_s
@@ -222,7 +222,7 @@ class PointObservation:
         return "device" if "/torch/cuda/" in path and function == "synchronize" else "nothing"
 
     def place(self, rank: int) -> str:
-        """Return where a stuck rank is, as `, at net.py:60 in spin`; "" if that is not known."""
+        """Return where a stuck rank is, as `, at net.py:60 in spin` or in words; "" if unknown."""
         frames = [] if rank in self.answers else _main_thread(self.log_tails.get(rank, ""))
         if not frames:
             return ""
@@ -261,8 +261,7 @@ def cause_of(answers: Collection[Answer]) -> Failure | None:
     """
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     own = [failure for failure in failures if failure.error_type != Cause.PEER_FAILED]
-    likely = own or failures
-    return min(likely, key=lambda failure: _LIKELY_FIRST.index(failure.status), default=None)
+    return min(own or failures, key=lambda one: _LIKELY_FIRST.index(one.status), default=None)
 
 
 def _hanging(point: PointObservation) -> list[int]:
@@ -283,22 +282,27 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point that failed before its limit.
 
     A rank keeps its own failure, and a measurement from before it was told to stop. The others get
-    PeerFailed. If no rank has a failure of its own, those without an answer get NoAnswer; if there
-    are none, those whose script has ended are to blame; if there are none either, failures keep
-    their type, and lost connections get the status lost.
+    PeerFailed. If no rank has a failure of its own, these are to blame, the first that there are:
+    ranks without an answer (NoAnswer), those whose script has ended, one whose process died after
+    it was told to stop. Without any, failures keep their type, and lost connections become lost.
     """
-    cause = _own_failure(point.answers.values())
+    failures = [answer for answer in point.answers.values() if isinstance(answer, Failure)]
+    stopped = [one for one in failures if one.rank not in point.finished]
+    late = [one for one in stopped if one.error_type == Cause.WORKER_DIED]
+    cause = _own_failure([one for one in failures if one not in late])
     if cause is not None:
         return _judge(point, {}, Cause.NO_ANSWER, f"rank {cause.rank} failed", Status.LOST)
     if point.stuck:
         unheard = "no answer, and the others lost the connection to it"
         guilty = {rank: unheard + point.place(rank) for rank in point.stuck}
         return _judge(point, guilty, Cause.NO_ANSWER, f"{_ranks(point.stuck)} failed", Status.LOST)
-    failures = (answer for answer in point.answers.values() if isinstance(answer, Failure))
     ended = {one.rank: one.message for one in failures if one.error_type == Cause.SCRIPT_ENDED}
     if ended:
         reason = f"the script of {_ranks(sorted(ended))} had ended"
         return _judge(point, ended, Cause.SCRIPT_ENDED, reason, Status.LOST)
+    if late:
+        rank, message = late[0].rank, late[0].message
+        return _judge(point, {rank: message}, Cause.WORKER_DIED, f"rank {rank} failed", Status.LOST)
     # All ranks lost a peer, and none says why.
     words = (*_LOSS_WORDS, *_NCCL_LOSSES)
     return tuple(
@@ -316,9 +320,9 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
 def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
-    Ranks that answered when they were told to stop had only waited for others. So had those whose
-    stack ends in a collective or in a wait for the device, if there is another rank to blame: they
-    get PeerFailed, the ranks to blame a timeout. timeout_s: the limit, for the message.
+    Ranks that answered when told to stop had only waited for others, as had those whose stack ends
+    in a collective or in a wait for the device, if another rank is to blame: they get PeerFailed or
+    keep their own failure. Those to blame get a timeout. timeout_s: the limit, for the message.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = _hanging(point) or late
@@ -395,10 +399,9 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
 
 def _is_loss_of_peer(failure: Failure) -> bool:
     """Return whether the failure is how NCCL or gloo report that another rank is gone."""
-    names_loss = any(words in failure.message for words in _LOSS_WORDS)
-    return failure.error_type in _LOSS_TYPES or (
-        names_loss and failure.error_type == "RuntimeError"
-    )
+    if failure.error_type == "RuntimeError":
+        return any(words in failure.message for words in _LOSS_WORDS)
+    return failure.error_type in _LOSS_TYPES
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -411,7 +414,6 @@ def _ranks(ranks: Sequence[int]) -> str:
             rows.append([rank])
     texts: list[str] = []
     for row in rows:
-        is_long = len(row) >= _MANY_RANKS
-        texts += [f"{row[0]} to {row[-1]}"] if is_long else map(str, row)
+        texts += [f"{row[0]} to {row[-1]}"] if len(row) >= _MANY_RANKS else map(str, row)
     *others, last = texts
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(others)}{' and ' * bool(others)}{last}"

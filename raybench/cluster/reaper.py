@@ -4,11 +4,11 @@ Ray 2.60 ends the process group of a dead worker, but not what has left it (sess
 it does not notice the death while a forked child holds the worker's sockets. A worker that hangs
 outlives its raylet, and two agents of a private Ray outlive the driver by a minute.
 
-A watcher is a small Python process that sleeps until the process that it watches has ended. It then
-kills all processes whose first environment has the mark, for a worker also its process group, and
-their descendants. Ray's agents write their titles over their environment: a driver sends the ids
-of those that it has started. Not found is a process that was started with another environment,
-has left the group and has lost its parent.
+A watcher is a small Python process that sleeps until the process that it watches, or a worker's
+raylet, has ended. It then kills all processes whose first environment has the mark, for a worker
+also its process group, and their descendants. Ray's agents write their titles over their
+environment: a driver sends the ids of those that it has started. Not found is a process that was
+started with another environment, has left the group and has lost its parent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def new_mark() -> str:
 def reap_orphans_of_worker() -> None:
     """Start a watcher that kills what this worker leaves behind when it ends.
 
-    It also kills the worker soon after its raylet has ended. Before Linux 5.3 there is no watcher.
+    It also kills the worker 5 s after its raylet has ended. Before Linux 5.3 there is no watcher.
     The worker must have been started with MARK in its environment; it becomes a group leader.
     """
     if os.getpgrp() != os.getpid():

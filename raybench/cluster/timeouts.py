@@ -1,10 +1,9 @@
-"""How long a cluster waits for what, in one place; tests set smaller or larger values.
+"""How long the driver waits for what, in seconds; tests set smaller or larger values.
 
-Seconds after which a wait is given up, or between two looks (`*_EVERY_S`).
+`*_EVERY_S`: between two looks. `*_EACH_*`: so much more for each worker or node.
 """
 
-# The end of a point. NCCL's abort takes half a second; a rank that does not answer in this time
-# is stuck.
+# The end of a point. NCCL's abort takes half a second; a rank that takes longer is stuck.
 ABORT_S = 1.5
 # faulthandler writes the stacks of the ranks, which say who hangs.
 STACK_DUMP_S = 0.3
@@ -20,7 +19,7 @@ SLOW_WORKERS_S = 20.0
 PLACEMENT_S = 2.0
 # Devices that the last sweep has let go of are free a moment later.
 FREE_SOON_S = 5.0
-# Without any device for so long, a sweep without --wait gives up.
+# Without any device for so long, or for the time of --wait if that is longer, a sweep gives up.
 FIRST_DEVICE_S = 60.0
 LOOK_FOR_WORKERS_EVERY_S = 1.0
 POLL_EVERY_S = 0.25
@@ -71,5 +70,5 @@ CLOSE_S = 3.0
 
 # Devices that another sweep has.
 ASK_OTHER_SWEEPS_EVERY_S = 1.0
-# What a killed driver leaves behind is gone after so long; docs/explanation/reliability.md.
+# What a killed driver leaves behind is gone after so long.
 ENDED_SWEEP_S = 65.0

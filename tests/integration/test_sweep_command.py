@@ -184,6 +184,7 @@ def test_no_point_that_fits_is_exit_3_and_leaves_nothing(tmp_path):
     ("address", "code", "text"),
     [
         ("127.0.0.1:1", 3, "no Ray cluster answers there"),
+        ("host..local:6379", 3, "no Ray cluster answers there"),
         ("http://127.0.0.1:8265", 2, "from elsewhere: ray job submit --address http://HOST:8265"),
         ("ray://127.0.0.1:10001", 2, "expected auto, local or HOST:PORT on a node"),
         ("nowhere", 2, "expected auto, local or HOST:PORT"),

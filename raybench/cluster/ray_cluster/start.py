@@ -449,7 +449,7 @@ def why_not_listening(address: str, timeout_s: float) -> Exception | None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # the last for what no host is named
         return error
     return None
 

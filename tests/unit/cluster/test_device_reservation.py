@@ -366,7 +366,7 @@ def test_sweeps_and_processes_that_came_or_went_are_told_once():
     assert seen(nothing, nothing, gpu) == []
 
 
-def test_a_look_counts_strangers_alone(monkeypatch):
+def test_a_look_counts_strangers_alone(tmp_path):
     """A child spins as long as a process that nobody here has started."""
     spin = "import time; end = time.time() + 2\nwhile time.time() < end: pass"
     locks, holder = DeviceLocks(), this_process("run mine")
@@ -374,11 +374,16 @@ def test_a_look_counts_strangers_alone(monkeypatch):
     # Its parent ends at once, and it belongs to nobody here any more.
     command = ["sh", "-c", f"'{sys.executable}' -c '{spin}' >/dev/null & echo $!"]
     stranger = int(subprocess.check_output(command))
+    for name in ("raylet", "ray::DashboardAgent"):  # of another Ray
+        (tmp_path / name).symlink_to("/bin/sh")
+    command[2] = f"PATH={tmp_path} ray::DashboardAgent -c '/bin/sleep 2; :' &"
+    command[2] += f"'{sys.executable}' -c '{spin}' default_worker.py & wait"
+    ray = subprocess.Popen(command, executable=tmp_path / "raylet")
     time.sleep(0.3)
     look = read_node_use([CPU_WORKER], locks, holder)
     counted = {number for number, _ in look.own}
+    assert len(counted & {one.pid for one in psutil.Process(ray.pid).children()}) == 1, "the agent"
     assert {own.pid, os.getpid()} <= counted
-    assert stranger not in counted
-    assert psutil.pid_exists(stranger)
+    assert psutil.Process(stranger).pid not in counted
     assert look.busy_s > 0
-    own.wait()
+    own.wait(), ray.wait()

@@ -188,6 +188,8 @@ def test_a_process_that_dies_of_the_abort_is_not_the_cause():
     died = failed(0, "WorkerDied", keeps=False)
     told = after_failure(seen(failed(1, "ValueError"), died, world_size=2, finished={1}))
     assert (told[0].error_type, told[0].worker_reusable) == ("PeerFailed", False)
+    told = after_failure(seen(died, failed(1, "DistBackendError"), world_size=2, finished={1}))
+    assert types(told) == ["WorkerDied", "PeerFailed"], "its death came late"
 
 
 def test_a_rank_to_which_all_others_lost_the_connection_is_blamed():
