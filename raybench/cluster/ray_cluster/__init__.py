@@ -11,13 +11,13 @@ Ray below the next minor version:
   settings of a new private Ray again, in a process that had another one before.
 * `ray._private.authentication.authentication_token_setup` (start): lets `ray.init` find the
   user's token for a cluster that is asked before it.
-* `ray._private.services.find_node_ids` (start): tells whether a cluster has a node on this host.
+* `ray._private.services.find_node_ids` (start): tells whether any Ray has a node on this host.
 * `ray._common.utils.get_default_ray_temp_dir` (start): the folder where `ray start` writes.
 * `ray._private.worker.print_to_stdstream` (start): prints what workers write, which raybench
   keeps in the logs of the run.
 * `ray._raylet.GcsClient` (start): asks a head for an answer in a process of its own, because a
   wrong address ends the process that asks.
-* `ray._private.state.available_resources_per_node` (pool): what is free on each node.
+* `ray._private.state` (pool): what is free on each node, and which other sweeps run.
 * `ray._private.worker._global_node` (nodes): the folder of the session's logs.
 """
 

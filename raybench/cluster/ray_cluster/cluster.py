@@ -31,7 +31,7 @@ _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "no
 class RayCluster(WorkerPool):
     """A pool of workers on a Ray cluster that runs points; a `raybench.cluster.Cluster`.
 
-    log: gets a line for the user when workers are waited for, come late or are lost. end: as of
+    log: gets lines for the user, as when workers are waited for, come late or are lost. end: as of
     `start_guard`. terms: on which devices are taken from other sweeps; without them no device is
     locked, and nobody is seen beside a point. only: the devices that may be used; None for all.
     description, capacity: as of a `Cluster`.
@@ -75,7 +75,7 @@ class RayCluster(WorkerPool):
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Run the point and return one answer per rank.
 
-        Raises ClusterError where the cluster is gone or closed.
+        Raises ClusterError where the cluster is gone or closed, and as `ProcessGroups.join`.
         """
         with self._point_ended:
             self._points += 1
@@ -150,7 +150,7 @@ class RayCluster(WorkerPool):
         self.replace(used)
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Look who else uses the devices; the returned function names who did since."""
+        """Look who else uses the devices; the returned function names who did, then or since."""
         return self._agents.watch_other_users([self[worker_id].device for worker_id in worker_ids])
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
@@ -331,11 +331,11 @@ class ProcessGroups:
         self._store = start_on_node(_Store, ray.get_runtime_context().get_node_id())
 
     def join(self, worker_ids: tuple[int, ...]) -> Group | None:
-        """Return the process group of exactly these workers; None for one worker.
+        """Return the process group of exactly these workers, in rank order; None for one worker.
 
         The workers leave all other groups. A new group only gets a name here: its ranks form it
         when their point begins. Raises ClusterError where the store does not answer in a minute, or
-        dies twice.
+        dies twice, and as `leave`.
         """
         with self._lock:
             endpoint = self._endpoint() if len(worker_ids) > 1 else None
@@ -353,8 +353,8 @@ class ProcessGroups:
     def leave(self, worker_ids: Sequence[int]) -> None:
         """Make all members leave each group that has one of these workers, and wait until they did.
 
-        The members must be idle. If one does not leave in time, all get new processes; if one is
-        lost, the group is aborted, without a wait. Raises ClusterError where the cluster is gone.
+        The members must be idle. If one does not leave in 10 s, all get new processes; if one is
+        lost, the group is aborted, without a wait. Raises as `RayCluster.replace`.
         """
         with self._lock:
             for members in self._with(worker_ids):

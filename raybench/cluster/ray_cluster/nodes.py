@@ -56,11 +56,11 @@ class NodeAgent(DeviceLocks):
         super().__init__()
         from raybench.hardware.devices import memory_in_use_bytes
 
-        # Before the first worker of this run: the memory of other processes.
+        # Before the first worker of this run, unless an agent died: the memory of other processes.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
         self._facts: Any = None
-        # How far each stream of a worker was read, by process id.
+        # How far the logs of a worker were read, by process id.
         self._read_to: dict[int, dict[str, int]] = {}
 
     def ping(self) -> None:
@@ -132,7 +132,7 @@ class NodeAgent(DeviceLocks):
         return self.outputs(process_ids, is_new=True), clocks
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
-        """Return UUID -> how many more bytes of the GPU are in use than before the first worker.
+        """Return UUID -> how many more bytes of the GPU are in use than when this agent started.
 
         GPUs whose use NVML does not report are left out.
         """
@@ -148,7 +148,7 @@ def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
 
     The lines of a stream follow its name, as `[stdout]`. Colours, empty lines and Ray's own lines
     are left out. "" if nothing is left, or it has no log. folder: the logs of Ray's session on this
-    node. read_to: stream -> bytes that were read before; it is updated in place.
+    node. read_to: name of a log -> its bytes that were read before; it is updated in place.
     """
     blocks = []
     for stream, kind in (("stdout", "out"), ("stderr", "err")):
@@ -156,8 +156,8 @@ def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
         logs = sorted(folder.glob(f"worker-*-{process_id}.{kind}"), key=lambda p: p.stat().st_mtime)
         if not logs:
             continue
-        end, start = logs[-1].stat().st_size, read_to.get(stream, 0)
-        read_to[stream] = end
+        end, name = logs[-1].stat().st_size, logs[-1].name
+        start, read_to[name] = min(end, read_to.get(name, 0)), end
         left_out = max(0, end - _OUTPUT_BYTES - start)
         with logs[-1].open("rb") as file:
             file.seek(start + left_out)
@@ -213,7 +213,7 @@ class NodeAgents:
         self._lock = threading.RLock()
 
     def start(self, node_ids: Iterable[str]) -> None:
-        """Start an agent on each of these nodes that has none, and wait for their first answers.
+        """Start an agent on each of these nodes that has none, and wait 30 s at most for them.
 
         Call it before workers have devices: agents note then how much memory others use. Raises
         ClusterError where the head of the cluster or this host's Ray is gone.
@@ -255,7 +255,7 @@ class NodeAgents:
                 node.agent.sample.remote(tuple(new))
 
     def silent_nodes(self) -> frozenset[str]:
-        """Return the ids of nodes whose agent does not answer, or that Ray says are dead.
+        """Return the ids of nodes whose agent does not answer, or whose Ray has ended.
 
         It looks four times a second at most, else it returns what it found last. Call it about once
         a second while waiting for something. Raises ClusterError where the head of the cluster or
@@ -383,7 +383,7 @@ class NodeAgents:
         self._ask("kill", devices, lambda here: ([one.process_id for one in here],), limit_s)
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
-        """Return the last 60 lines that each device's worker wrote; "" if its agent is silent."""
+        """Return each worker's last 60 lines (stdout, then stderr); "" if its agent is silent."""
         read = self._ask("outputs", devices, lambda here: ([one.process_id for one in here],))
         outputs = [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
         return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
@@ -392,7 +392,7 @@ class NodeAgents:
         """Wait until the memory of these devices, whose workers are gone, is free.
 
         Return a sentence for each where it is not after `timeout_s`. CPUs, and GPUs whose use NVML
-        does not report, are not waited for.
+        or the agent does not report, are not waited for.
         """
         gpus = [device for device in devices if device.kind == "cuda"]
         deadline_s = time.monotonic() + timeout_s

@@ -1,6 +1,6 @@
 """The workers of a run, one per device: started, replaced, lost, and those that may still come.
 
-Devices are held by one placement group for each node: one for all would come whole or not at all,
+Devices are held by placement groups of one node each: one for all would come whole or not at all,
 and would be thrown into disorder by a lost node.
 """
 
@@ -65,9 +65,9 @@ class WorkerHandle:
     """A worker: its slot, the actor that is its process now, and its device once it has one.
 
     index: of the device on its node; None where Ray says which GPU it is. call: returns the device
-    of a process that starts, since `since_s`; starts: how many were started for it in a row.
-    is_used: whether this process has run a point. user_class: the class of the user's that it has
-    run. environment: variables of the job that its process, or the next one, starts with. refusal:
+    of a process that starts, since `since_s`; starts: how many were started in a row. is_used:
+    whether this process has been given a point. user_class: the class of the user's that it then
+    ran. environment: variables of the job that its process, or the next one, starts with. refusal:
     why the process that `replace` last started with such variables did not come up; "" if it did.
     lost_because: why it cannot be used any more, "" as long as it can.
     """
@@ -133,9 +133,8 @@ def _racks() -> dict[str, str]:
 class WorkerPool:
     """All workers, by worker id. Several points may ask at once, each for its own.
 
-    log: gets a line for the user when workers are waited for, come late or are lost.
-    only: the devices that may be used. Ray gives no device by its name: all are held, and those
-    that are not in the list get no worker.
+    log: gets lines for the user, as when workers come late or are lost. only: the devices that may
+    be used. Ray gives no device by its name: others are held too, but get no worker.
     """
 
     def __init__(
@@ -204,8 +203,8 @@ class WorkerPool:
 
         `refresh` adds those that come later. count: how many at most; not used with a device list.
         strategy: which devices are taken if there are more. Raises ClusterError where no worker
-        comes, one cannot start, has other versions or the device of another worker, or a listed
-        device is not there; DevicesInUseError where another sweep has one.
+        comes, one cannot start, has other versions or the device of another worker, a listed device
+        is not there, or the cluster is gone; DevicesInUseError where another sweep has one.
         """
         self._count, self._strategy = count, strategy
         if self._only:  # one on each GPU there is finds those of the list
@@ -236,7 +235,8 @@ class WorkerPool:
     def refresh(self, timeout_s: float) -> None:
         """Add workers that came and note lost ones; wait at most `timeout_s` for one.
 
-        Raises ClusterError where the head of the cluster or this host's Ray is gone.
+        Takes longer where it starts workers on devices that are free now. Raises ClusterError where
+        the head of the cluster or this host's Ray is gone.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -255,9 +255,9 @@ class WorkerPool:
     def replace(self, worker_ids: Collection[int]) -> None:
         """Kill the processes of these workers and start new ones, and wait for all of them.
 
-        The new process has the same device: Ray keeps a GPU for our placement group. Where one does
-        not start with variables of the job, one without them is started, and `refusal` is set. A
-        worker whose new process does not start, or has another GPU, is lost. Raises as `refresh`.
+        Lost ones stay lost. The device stays: Ray keeps a GPU for our placement group. Where one
+        does not start with variables of the job, one without them is started, and `refusal` is set.
+        A worker whose new process does not start, or has another GPU, is lost. Raises as `refresh`.
         """
         self.lose(self._agents.silent_nodes())
         workers = [self._workers[worker_id] for worker_id in worker_ids]
@@ -299,7 +299,7 @@ class WorkerPool:
     def lose(self, node_ids: Collection[str]) -> None:
         """Give up all workers of these nodes: they become `lost`, their devices go back to Ray.
 
-        Workers that are starting there are ended too. Logs a line for each lost node.
+        Workers that are starting there are ended too. Logs a line for each host of lost workers.
         """
         if not node_ids:  # as at nearly every look
             return
@@ -380,7 +380,7 @@ class WorkerPool:
         return came
 
     def _start_missing(self) -> list[str]:
-        """Start a worker on each free device, as far as workers are missing. Waits for agents only.
+        """Start the missing workers, as far as devices are free; does not wait for them.
 
         Returns the hosts that gave no device though Ray says they have a free one. Raises
         ClusterError where the head of the cluster is gone, or this host's Ray.
@@ -591,7 +591,7 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
     """Start a worker process on the device of this slot; return Ray's handle of its `_Worker`.
 
     Does not wait. Call its `attach_device` next. environment: variables of the job; they replace
-    those of this process that are forwarded, and those that torchrun would set.
+    those that are forwarded from this process or set here.
     """
     there = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
@@ -642,7 +642,7 @@ def _why_no_start(error: Exception) -> str:
 def how_it_died(told: str) -> str:
     """Return how a process ended, as a phrase such as "died by SIGSEGV". told: text of Ray's error.
 
-    If Ray does not know, it is "died: " and the first line of its text.
+    If Ray does not know the code or signal, it is "died: " and the first line of the reason given.
     """
     if found := _EXIT_CODE.search(told):
         code, signal = found.groups()

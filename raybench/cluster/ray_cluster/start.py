@@ -188,7 +188,7 @@ def _find_head(address: str) -> tuple[str, str, str]:
             return "", option, f"the cluster at {address} is gone: {reason}"
         return address, option, ""
     host, separator, port = address.rpartition(":")
-    if "://" in address or not (host and separator and port.isdigit()):
+    if "://" in address or not (host and separator and port.isdecimal()):
         raise UsageError(
             f"{option}: expected auto, local or HOST:PORT on a node of the cluster; from elsewhere:"
             " ray job submit --address http://HOST:8265 --working-dir . -- raybench sweep JOB"
@@ -415,7 +415,7 @@ class HeadMonitor:
     def gone(self, *, afresh: bool = False) -> str:
         """Return in words which program did not answer twice in a row; "" while all answer.
 
-        Asks at most once a second, and returns the last result in between; afresh: asks now.
+        Asks now if `afresh`, else once a second at most, and never again once one was gone.
         """
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S

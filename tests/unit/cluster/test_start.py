@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from raybench.cluster import starts_private
 from raybench.cluster.ray_cluster import start
 from raybench.cluster.ray_cluster.start import HeadMonitor, find_own_cluster, make_private_folder
-from raybench.errors import ClusterError
+from raybench.errors import ClusterError, UsageError
 
 
 class Host:
@@ -105,6 +105,12 @@ def test_a_path_too_long_for_sockets_is_passed_over(tmp_path, monkeypatch):
     folder.rmdir()
     assert len(bytes(folder / "r" / SOCKET)) <= 107
     assert folder.parent != far
+
+
+@pytest.mark.parametrize("address", ["a..b:80", "127.0.0.1:²"])
+def test_a_malformed_address_is_an_error_of_the_user(address):
+    with pytest.raises((UsageError, ClusterError), match=f"--address {address}: "):
+        start.connect(address, "cpu", 1)
 
 
 @contextmanager

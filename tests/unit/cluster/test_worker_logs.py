@@ -12,12 +12,14 @@ def test_lines_come_without_colours_and_marks_of_ray_and_of_this_process_alone(t
     assert new_output(tmp_path, 77, {}) == "[stdout]\nfirst\n[stderr]\nred\ufffd"
 
 
-def test_of_two_logs_of_one_process_id_the_newer_is_read(tmp_path):
-    for age_s, name in [(100, "worker-old-77.err"), (0, "worker-new-77.err")]:
-        path = tmp_path / name
-        path.write_text(name)
+def test_of_two_logs_of_one_process_id_the_newer_is_read_from_its_start(tmp_path):
+    read_to = {}
+    for age_s, name in [(100, "worker-older-77.err"), (0, "worker-new-77.err")]:
+        (path := tmp_path / name).write_text(name)
         os.utime(path, (1e9 - age_s, 1e9 - age_s))
-    assert new_output(tmp_path, 77, {}) == "[stderr]\nworker-new-77.err"
+        assert new_output(tmp_path, 77, read_to) == f"[stderr]\n{name}"
+    path.write_text("cut")
+    assert new_output(tmp_path, 77, read_to) == ""
 
 
 def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_state(tmp_path):
@@ -36,10 +38,10 @@ def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_sta
 def test_of_a_flood_the_end_is_kept_and_it_is_said_how_much_is_not(tmp_path):
     lines = [f"line {number:06}" for number in range(100_000)]
     (tmp_path / "worker-ab-01-77.out").write_text("\n".join(lines) + "\n")
-    read_to = {"stdout": 12}
+    read_to = {"worker-ab-01-77.out": 12}
     output = new_output(tmp_path, 77, read_to)
     _, note, *kept = output.splitlines()
     assert len(output) < 34_000
     assert kept == lines[-len(kept) :]
     assert note == f"({1_200_000 - 32 * 1024 - 12} bytes before this are not kept)"
-    assert read_to == {"stdout": 1_200_000}
+    assert read_to == {"worker-ab-01-77.out": 1_200_000}
