@@ -449,7 +449,7 @@ def why_not_listening(address: str, timeout_s: float) -> Exception | None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
-    except (OSError, OverflowError, ValueError) as error:  # the last for what no host is named
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: no host has such a name
         return error
     return None
 
