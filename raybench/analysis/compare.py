@@ -473,12 +473,12 @@ class PointChange:
 def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
     """Return the parts of the step that explain a quarter of its change or more, then the states.
 
-    Parts are in ms; those that changed most come first. There are none where the step did not
-    change, or a breakdown contradicts its step (`why_no_breakdown`). States: throttled and
-    host-bound (bool) if they differ, and the SM clock in MHz if it moved by 2 % or more. A column
-    that one row lacks is left out. base, new: the same point in two runs.
+    Parts are in ms; those that changed most come first. There are none where a step is
+    unknown or did not change, or a breakdown contradicts it (`why_no_breakdown`). States: throttled
+    and host-bound (bool) if they differ, and the SM clock in MHz if it moved by 2 % or more. What
+    one row lacks is left out. base, new: the same point in two runs.
     """
-    step_ms = (new.step_ms_p50 or 0.0) - (base.step_ms_p50 or 0.0)
+    step_ms = (new.step_ms_p50 or math.nan) - (base.step_ms_p50 or math.nan)
     is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
     parts = []
     for column, name in _PARTS.items():

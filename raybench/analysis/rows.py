@@ -229,7 +229,7 @@ class HasSettings(Protocol):
 
     @property
     def scaling(self) -> str | None:
-        """The kind of scaling: weak, strong, or None for a workload without a batch size."""
+        """`weak`, `strong` (also if all ranks share their work), or None without a batch size."""
 
 
 def setting(row: HasSettings, name: str) -> Any:
@@ -243,7 +243,7 @@ def _fields_of(row: Any) -> Collection[str]:
 
 
 def batch_column(row: HasSettings) -> str | None:
-    """Return `batch_size` or `global_batch_size`, whichever the job fixed; None without a batch."""
+    """Return `batch_size` for weak scaling, `global_batch_size` for strong; None without either."""
     return _BATCH.get(row.scaling or "")
 
 

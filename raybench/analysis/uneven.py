@@ -92,7 +92,7 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Throughput of one scenario / another's - 1, with half of its 95 % interval."""
+    """Throughput of one scenario / another's - 1, with half of its 95 % interval; 0 if unknown."""
 
     gain: float
     half_width: float

@@ -99,8 +99,8 @@ ClockReading = tuple[int, int]
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
     """Return identity, versions and settings of this process and of its device.
 
-    Facts that NVML does not report are None. index: number of the device on its node. node_id,
-    address: those of the node in Ray.
+    Facts that NVML does not report are None, `throttle_reasons` is then empty. index: number of the
+    device on its node. node_id, address: those of the node in Ray.
     """
     import torch
 
@@ -238,7 +238,7 @@ class Counters:
             self._handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
     def read(self) -> Reading | None:
-        """Return time, energy and limited clocks so far; None on a CPU or without NVML."""
+        """Return the counters now; None on a CPU, and where NVML does not know the device."""
         if self._handle is None:
             return None
         energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)

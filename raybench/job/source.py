@@ -323,7 +323,7 @@ def _label(override: str) -> str:
 
 
 def position_after(text: str) -> Position:
-    """Return line and column, from 1, of the character that follows `text`."""
+    """Return line (by newlines) and column, from 1, of the character that follows `text`."""
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 

@@ -75,7 +75,7 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of `folder` (with "+changes" if tracked files differ); None without git."""
+    """Return the commit of the folder ("+changes" if tracked files differ); None if git fails."""
     git = partial(
         subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
     )
@@ -166,10 +166,10 @@ def code_of_script(path: Path) -> Code:
 
 
 def code_here(code: Code) -> Code:
-    """Return a copy of the code with the hashes of its files on this host.
+    """Return a copy of the code with the hashes of raybench and of its files on this host.
 
-    Missing files are left out. Only files that `code` names are read, none is parsed: every rank
-    calls this, and a library may have thousands of files.
+    Missing files are left out. Of the workload only files that `code` names are read, none is
+    parsed: every rank calls this, and a library may have thousands of files.
     """
     files = {}
     for name in code.workload:

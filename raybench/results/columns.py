@@ -278,9 +278,9 @@ def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
     """Return the rows of all these parts, in their order, with the columns of `wanted`.
 
-    A part that is gone is left out, and one that is merged into another of them: `raybench compact`
-    was killed before it removed it. Raises UnreadablePartsError where files are damaged, not parts
-    of the table, lack a value that `wanted` needs, or were written by a newer raybench.
+    A part that is gone is left out, and one that is merged into another of them, as a killed
+    `raybench compact` leaves it. Raises UnreadablePartsError where files cannot be read, are not
+    parts of the table, do not fit `wanted`, or were written by a newer raybench.
     """
     import pyarrow as pa
 
@@ -292,9 +292,9 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
     else:
         with ThreadPoolExecutor(_READERS) as readers:
             found = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
-    if reasons := {path: reason for _, unread, _ in found for path, reason in unread.items()}:
-        raise UnreadablePartsError(next(iter(reasons.values())), reasons)
     merged = {path for *_, sources in found for path in sources}
+    if reasons := {p: y for _, unread, _ in found for p, y in unread.items() if p not in merged}:
+        raise UnreadablePartsError(next(iter(reasons.values())), reasons)
     if not merged.isdisjoint(paths):
         return read_parts([path for path in paths if path not in merged], table, wanted)
     return pa.concat_tables([_no_rows(wanted), *(rows for rows, *_ in found)]).combine_chunks()

@@ -97,7 +97,7 @@ class RunStore:
         return store
 
     def remove(self) -> None:
-        """Delete what `create` made, ignoring errors; only before anything is measured."""
+        """Delete the run's own folders that `create` made, and what is in them, ignoring errors."""
         for table in _WRITTEN:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 

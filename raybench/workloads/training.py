@@ -345,7 +345,7 @@ def estimate_step(
     """Return a coarse estimate of the bytes that a rank needs at the peak of a step on a GPU.
 
     The peak is where the backward pass begins, where it ends, or in the optimizer. Measured points
-    lie within a fifth of it. None for inference, in a CUDA graph, and if ranks have unequal shares.
+    lie within a fifth of it. None for inference, in a CUDA graph, and for unequal shares or speeds.
 
     settings: all those of the point. parameters: number of the model's. ranks: over how many they
     are sharded. In bytes: saved: by the forward pass for the backward pass. at_loss: needed besides

@@ -322,6 +322,7 @@ def test_a_part_is_told_unless_the_breakdown_contradicts_its_step():
     [part] = point_changes(base, broken_down(10.0, 9.0))
     assert part == PointChange(name="compute", base=7.0, new=9.0, unit="ms")
     assert point_changes(base, broken_down(10.0, 18.0)) == ()
+    assert point_changes(broken_down(None, 7.0), broken_down(10.0, 10.0)) == ()
     assert point_changes(broken_down(8.0, 18.0), broken_down(10.0, 9.0)) == ()
 
 

@@ -132,6 +132,7 @@ def test_an_end_before_the_old_parts_are_removed_shows_each_row_once(
         with pytest.raises(told):
             compact_run(store.root, RUN)
     assert len(parts(store, "samples")) == 3 - removed
+    parts(store, "samples")[-1].write_bytes(b"damaged")
     assert_same(rows(store), before)
     compact_run(store.root, RUN)
     assert len(parts(store, "samples")) == 1
