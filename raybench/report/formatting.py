@@ -324,7 +324,7 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
     ended = run.points_ok + run.points_failed + run.points_skipped
     lost = max(0, min(missing, ended - ok - failed - skipped))
     text = f"{counted(run.points_total, 'point')}: {ok} ok, {failed} failed, {skipped} skipped"
-    more = ((cancelled, "cancelled"), (lost, "whose rows are lost"), (missing - lost, "not run"))
+    more = ((cancelled, "cancelled"), (lost, "ended without rows"), (missing - lost, "not run"))
     return text + "".join(f", {count} {word}" for count, word in more if count > 0)
 
 
