@@ -622,8 +622,7 @@ def find_steps(values: NDArray[np.float64], within: float, threshold: float) -> 
             open_ends += [(first, place), (place, end)]
     found.sort()
     while found:
-        levels = [part.mean() for part in np.split(values, found)]
-        sizes = np.abs(np.expm1(np.diff(levels)))
+        sizes = np.abs(np.expm1(np.diff([part.mean() for part in np.split(values, found)])))
         if sizes.min() > threshold:
             break
         del found[int(sizes.argmin())]

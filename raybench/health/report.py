@@ -174,12 +174,9 @@ class HealthReport(Document):
         """
         for verdict in _MARKS:
             # What was not tested in one way may be suspect by another.
-            own = [
-                of_verdict[0]
-                for case in self.cases
-                if case.verdict in (verdict, Verdict.UNTESTED)
-                and (of_verdict := [one for one in case.findings if one.verdict is verdict])
-            ]
+            told = [case for case in self.cases if case.verdict in (verdict, Verdict.UNTESTED)]
+            alike = [[one for one in case.findings if one.verdict is verdict] for case in told]
+            own = [findings[0] for findings in alike if findings]
             for kind, noun in (("device", device), ("node", "node"), ("pair", "path")):
                 found = [one for one in own if one.subject.kind == kind]
                 names = [one.subject.name for one in found]
@@ -190,8 +187,7 @@ class HealthReport(Document):
                 is_slow = kind == "pair" and all(one.ratio for one in found)
                 word = "slow" if is_slow else verdict.value
                 verb = f"{'is' if len(names) == 1 else 'are'} {word}"
-                if verdict is Verdict.UNTESTED:
-                    verb = "could not be tested"
+                verb = "could not be tested" if verdict is Verdict.UNTESTED else verb
                 yield f"{len(names)}{of} {noun}{plural} {verb}: {some(names)}"
             for one in own:
                 if one.subject.kind == "cluster":

@@ -149,13 +149,10 @@ def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
 
     The settings follow that tell it from others of `fleets` for which this is the same.
     """
-    name = formatting.ranks_words(int(fleet.first.world_size), ranks)
-    if not fleet.slow_count:
-        name += ", none slow"
-    else:
-        name = f"{fleet.slow_count} of {name} at {fleet.probe_ratio:.2f} of the speed"
+    all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
+    slow = f"{count} of {all_} at {fleet.probe_ratio:.2f} of the speed"
     more = settings_words(fleet.first, _apart(fleet, fleets), ranks)
-    return f"{name}, {more}" if more else name
+    return ", ".join(filter(None, (slow if count else f"{all_}, none slow", more)))
 
 
 def _apart(fleet: Fleet, fleets: Sequence[Fleet]) -> list[str]:

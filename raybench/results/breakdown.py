@@ -263,6 +263,6 @@ def write_time(*times_ms: float, digits: int = 3) -> str:
     The longest decides the unit of all. digits: significant ones of each, from 1,000 s on all.
     """
     unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 999.5 else ("ms", 1.0)
-    times = [time / in_unit for time in times_ms]
+    times = (time / in_unit for time in times_ms)
     texts = (f"{t:,.0f}" if abs(t) >= 999.5 else f"{t:.{digits}g}" for t in times)
-    return f"{' to '.join(texts)} {unit}"
+    return " to ".join(texts) + f" {unit}"

@@ -378,12 +378,7 @@ class DitShape:
 # flux: Flux.1-dev, 11.9 billion parameters. tiny: for CPUs; its heads divide by 2, 3 and 4.
 DIT_PRESETS = {
     "tiny": DitShape(
-        double_blocks=2,
-        single_blocks=4,
-        heads=12,
-        axes=(4, 6, 6),
-        text_width=128,
-        pooled_width=64,
+        double_blocks=2, single_blocks=4, heads=12, axes=(4, 6, 6), text_width=128, pooled_width=64
     ),
     "flux": DitShape(
         double_blocks=19,
