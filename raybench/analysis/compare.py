@@ -542,8 +542,8 @@ class HistoryRow(PointRow):
     """A point of a run among those of other runs.
 
     machine: counts from 0, a number for each model and count of nodes. level_ms: geometric mean of
-    the runs between two steps. step: relative change from the level before, which may be below the
-    threshold (`find_steps`), in the first run of a new level; None in the others.
+    the runs between two steps. step: relative change from the level before (`find_steps`), in the
+    first run of a new level; None in the others.
     """
 
     machine: int
@@ -592,8 +592,8 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
 def find_steps(values: NDArray[np.float64], within: float, threshold: float) -> list[int]:
     """Return the indices at which a new level begins, ascending; empty for fewer than five runs.
 
-    Index 0 is never one. A step is larger than `threshold`, a relative change, and than chance
-    explains (FALSE_STEPS) when it is found; steps found beside it later may leave less of it.
+    Index 0 is never one. A step is larger than `threshold`, a relative change, and was larger than
+    chance explains (FALSE_STEPS) when it was found, before the steps beside it.
     values: logarithms of step times, one per run, in the order of time. within: standard deviation
     of a value by the samples of its run alone; 0 if not known.
     """
@@ -620,4 +620,10 @@ def find_steps(values: NDArray[np.float64], within: float, threshold: float) -> 
             place = first + largest + 1
             found.append(place)
             open_ends += [(first, place), (place, end)]
-    return sorted(found)
+    found.sort()
+    while found:
+        sizes = np.abs(np.expm1(np.diff([part.mean() for part in np.split(values, found)])))
+        if sizes.min() > threshold:
+            break
+        del found[int(sizes.argmin())]
+    return found

@@ -402,13 +402,13 @@ def load_files(path: Path) -> list[ReferenceFile]:
     """
     paths = sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
     if not paths:
-        raise UsageError(f"--references {path}: has no YAML file")
+        raise UsageError(f"{path}: has no YAML file")
     files = []
     for one in paths:
         try:
             file = parse_references(one.read_text("utf-8"), str(one))
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--references {one}: cannot be read: {error}") from error
+            raise UsageError(f"{one}: cannot be read: {error}") from error
         whys = [why_impossible(file.model, entry) for entry in file.quantities]
         sound = [entry for entry, why in zip(file.quantities, whys, strict=True) if not why]
         for why in filter(None, whys):

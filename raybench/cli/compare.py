@@ -486,15 +486,9 @@ def _read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple
 )
 @results_option
 @format_options(
-    ["terminal", "md", "json"],
-    "For a terminal, for a pull request, or for another program.",
+    ["terminal", "md", "json"], "For a terminal, for a pull request, or for another program."
 )
-def predict_command(
-    run: str,
-    world_sizes: tuple[int, ...],
-    results: Path,
-    kind: str,
-) -> None:
+def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind: str) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
     RUN is as for `raybench report`. More devices of its nodes are predicted from any run; more
@@ -519,10 +513,7 @@ def predict_command(
     except ResultsError as error:
         raise ResultsError(f"{run_id}: cannot predict: {error}") from error
     forecast = Forecast(
-        run=found,
-        predictions=predictions,
-        devices_per_node=devices_per_node,
-        left_out=left_out,
+        run=found, predictions=predictions, devices_per_node=devices_per_node, left_out=left_out
     )
     write_document(forecast, kind)
 

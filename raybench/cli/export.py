@@ -41,11 +41,7 @@ _FORMATS = (*FORMATS, "reference")
     "(MLFLOW_TRACKING_URI, WANDB_MODE); needs raybench[mlflow] or raybench[wandb].",
 )
 def export_command(
-    runs: tuple[str, ...],
-    results: Path,
-    kind: str | None,
-    output: Path | None,
-    tracker: str | None,
+    runs: tuple[str, ...], results: Path, kind: str | None, output: Path | None, tracker: str | None
 ) -> None:
     """Give other programs the latest attempt at each point of RUN, with speed-up and efficiency.
 

@@ -50,10 +50,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 @json_option
 @click.pass_context
 def doctor_command(
-    ctx: click.Context,
-    address: str,
-    device: Literal["auto", "cuda", "cpu"],
-    as_json: bool,
+    ctx: click.Context, address: str, device: Literal["auto", "cuda", "cpu"], as_json: bool
 ) -> None:
     """Start a worker on every device and print one line per check: ok, warn or fail.
 

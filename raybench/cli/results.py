@@ -153,10 +153,7 @@ def format_page(root: Path, found: Summary | HealthReport) -> str:
     ]
     return page.format_page(
         ChartData(
-            summary=found,
-            devices=devices,
-            telemetry=telemetry.to_pandas(),
-            rank_times=rank_times,
+            summary=found, devices=devices, telemetry=telemetry.to_pandas(), rank_times=rank_times
         )
     )
 
@@ -232,12 +229,7 @@ def _lead(results: Path, run_id: str) -> str:
 @click.option("--logs", "as_logs", is_flag=True, help="Print what the ranks wrote instead.")
 @json_option
 def show_command(
-    run: str,
-    point: str | None,
-    results: Path,
-    references: References,
-    as_logs: bool,
-    as_json: bool,
+    run: str, point: str | None, results: Path, references: References, as_logs: bool, as_json: bool
 ) -> None:
     """Show the points of RUN, or everything about one POINT (its id or a unique prefix).
 

@@ -173,23 +173,25 @@ class HealthReport(Document):
         device: "GPU" or "CPU worker".
         """
         for verdict in _MARKS:
-            own = [case for case in self.cases if case.verdict is verdict]
+            # What was not tested in one way may be suspect by another.
+            told = [case for case in self.cases if case.verdict in (verdict, Verdict.UNTESTED)]
+            alike = [[one for one in case.findings if one.verdict is verdict] for case in told]
+            own = [findings[0] for findings in alike if findings]
             for kind, noun in (("device", device), ("node", "node"), ("pair", "path")):
-                found = [case for case in own if case.subject.kind == kind]
-                names = [case.subject.name for case in found]
+                found = [one for one in own if one.subject.kind == kind]
+                names = [one.subject.name for one in found]
                 if not names:
                     continue
                 of = f" of {len(self.kinds)}" if kind == "device" else ""
                 plural = "s" * (len(self.kinds if of else names) > 1)
-                is_slow = kind == "pair" and all(case.findings[0].ratio for case in found)
+                is_slow = kind == "pair" and all(one.ratio for one in found)
                 word = "slow" if is_slow else verdict.value
                 verb = f"{'is' if len(names) == 1 else 'are'} {word}"
-                if verdict is Verdict.UNTESTED:
-                    verb = "could not be tested"
+                verb = "could not be tested" if verdict is Verdict.UNTESTED else verb
                 yield f"{len(names)}{of} {noun}{plural} {verb}: {some(names)}"
-            for case in own:
-                if case.subject.kind == "cluster":
-                    yield f"{case.subject.name}: {case.findings[0].reason}"
+            for one in own:
+                if one.subject.kind == "cluster":
+                    yield f"{one.subject.name}: {one.reason}"
 
     @property
     def notes(self) -> list[str]:

@@ -559,7 +559,7 @@ class Device:
     disk_free_bytes: Annotated[int | None, Column("bytes", "temporary files")] = None
     shm_free_bytes: Annotated[int | None, Column("bytes", "/dev/shm")] = None
     process_id: Annotated[int, Column("", "of the worker")]
-    cpu_count: Annotated[int, Column("", "of the node")]
+    cpu_count: Annotated[int, Column("", "cores that the worker may keep busy")]
     niceness: Annotated[int, Column("", "of the worker")]
     omp_num_threads: Annotated[int, Column("", "of the worker")]
     versions: Annotated[Mapping[str, str], Column("", "software of the worker")] = field(

@@ -321,8 +321,10 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
     """Return how points ended, by a status each: `36 points: 35 ok, 1 failed, 0 skipped`."""
     ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
     failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
+    ended = run.points_ok + run.points_failed + run.points_skipped
+    lost = max(0, min(missing, ended - ok - failed - skipped))
     text = f"{counted(run.points_total, 'point')}: {ok} ok, {failed} failed, {skipped} skipped"
-    more = ((cancelled, "cancelled"), (missing, "not run"))
+    more = ((cancelled, "cancelled"), (lost, "ended without rows"), (missing - lost, "not run"))
     return text + "".join(f", {count} {word}" for count, word in more if count > 0)
 
 

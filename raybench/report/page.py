@@ -194,7 +194,7 @@ _HEADS = {
     "power_cap_w": "power limit, W",
     "pcie_link": "PCIe",
     "numa_node": "NUMA",
-    "cpu_count": "CPU cores of the node",
+    "cpu_count": "usable CPU cores",
     "omp_num_threads": "OMP threads",
     "uuid": "UUID",
 }

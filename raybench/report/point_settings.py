@@ -11,14 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from raybench.analysis.rows import (
-    OPTIONAL,
-    HasSettings,
-    is_numeric,
-    number_of,
-    setting,
-    varying,
-)
+from raybench.analysis.rows import OPTIONAL, HasSettings, is_numeric, number_of, setting, varying
 from raybench.report import formatting
 from raybench.report.documents import SETTING_CHARS, Column, ColumnOf
 

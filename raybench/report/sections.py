@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from raybench.analysis import rows as metrics
 from raybench.analysis.references import HOW_TO_MAKE, count_within
 from raybench.analysis.rounds import MOST_RANKS, RankStep, ranks_of_step, ranks_to_show
-from raybench.analysis.rows import ScaledRow, setting, value_of, workload_metrics
+from raybench.analysis.rows import ScaledRow, setting, value_of, varying, workload_metrics
 from raybench.analysis.uneven import Fleet, Gain, Scenario, gain_over
 from raybench.job.point import EQUAL, FAST
 from raybench.records import Metric
@@ -32,7 +32,13 @@ from raybench.report.documents import (
     metric_column,
 )
 from raybench.report.messages import marks
-from raybench.report.point_settings import DEGREES, point_names, setting_columns, short_name
+from raybench.report.point_settings import (
+    DEGREES,
+    point_names,
+    setting_columns,
+    settings_words,
+    short_name,
+)
 from raybench.report.summary import find_metric, rows_compared
 from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
@@ -73,8 +79,11 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
     """Yield a verdict for each fleet, then a table of the shares that were compared."""
     if not summary.fleets:
         return
-    verdicts = [(fleet_name(fleet, summary.ranks), verdict(fleet)) for fleet in summary.fleets]
+    found, ranks = summary.fleets, summary.ranks
+    verdicts = [(fleet_name(fleet, ranks, found), verdict(fleet)) for fleet in found]
     yield Listing(title="What to do with the slow devices", lines=verdicts)
+    apart = dict.fromkeys(name for fleet in found for name in _apart(fleet, found))
+    settings = setting_columns([fleet.first for fleet in found], list(apart), ranks)
 
     def in_first(cell: Callable[[Fleet], str]) -> Callable[[tuple[Fleet, Scenario]], str]:
         return lambda line: cell(line[0]) if line[1].row is line[0].first else ""
@@ -89,6 +98,7 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
 
     slow = in_first(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}")
     columns: list[ColumnOf[tuple[Fleet, Scenario]]] = [
+        *((one, in_first(lambda f, of=cell: str(of(f.first)))) for one, cell in settings),  # type: ignore[misc]
         column("speed", in_first(lambda fleet: f"{fleet.probe_ratio:.2f}"), is_setting=True),
         column("slow", slow, is_setting=True, is_text=True),
         column("shares", lambda line: line[1].shares, is_setting=True, is_text=True),
@@ -99,9 +109,8 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
         column("over equal", over_equal),
         column("fast idle", lambda line: formatting.percent(line[1].idle_share_of_fast)),
     ]
-    lines = [(fleet, one) for fleet in summary.fleets for one in fleet.scenarios.values()]
-    subject = str(summary.fleets[0].first.workload)
-    yield make_table(lines, columns, subject=subject, kind="slow devices")
+    lines = [(fleet, one) for fleet in found for one in fleet.scenarios.values()]
+    yield make_table(lines, columns, subject=found[0].first.workload, kind="slow devices")
 
 
 def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
@@ -115,7 +124,7 @@ def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     cases = f"{len(fleets)} cases"
     if not decided:
         first = fleets[0]
-        where = f" in any of {cases}; {fleet_name(first, ranks)}" if len(fleets) > 1 else ""
+        where = f" in any of {cases}; {fleet_name(first, ranks, fleets)}" if len(fleets) > 1 else ""
         more = _gain(_over_best_other(first.best, first))
         return (
             f"which shares are best is not decided{where}: {first.best.shares} does {more} over "
@@ -130,17 +139,26 @@ def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     open_cases = len(fleets) - len(decided)
     return (
         f"shares={shares} is best {where}, by up to {_gain(gain)} over the best of "
-        f"the others ({fleet_name(most, ranks)})"
+        f"the others ({fleet_name(most, ranks, fleets)})"
         + (f"; {open_cases} cannot be told apart" if open_cases else "")
     )
 
 
-def fleet_name(fleet: Fleet, ranks: str) -> str:
-    """Return `1 of 2 GPUs at 0.48 of the speed`, as the devices were probed."""
-    there_are = formatting.ranks_words(int(fleet.first.world_size), ranks)
-    if not fleet.slow_count:
-        return f"{there_are}, none slow"
-    return f"{fleet.slow_count} of {there_are} at {fleet.probe_ratio:.2f} of the speed"
+def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
+    """Return `1 of 2 GPUs at 0.48 of the speed`, as the devices were probed.
+
+    The settings follow that tell it from others of `fleets` for which this is the same.
+    """
+    all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
+    slow = f"{count} of {all_} at {fleet.probe_ratio:.2f} of the speed"
+    more = settings_words(fleet.first, _apart(fleet, fleets), ranks)
+    return ", ".join(filter(None, (slow if count else f"{all_}, none slow", more)))
+
+
+def _apart(fleet: Fleet, fleets: Sequence[Fleet]) -> list[str]:
+    """Return the settings that tell a fleet from those that have the same name without them."""
+    alike = [one for one in fleets if fleet_name(one, "") == fleet_name(fleet, "")]
+    return varying([one.first for one in alike], ("shares",))
 
 
 def verdict(fleet: Fleet) -> str:

@@ -373,7 +373,7 @@ def advise_run(summary: Summary) -> Iterator[Advice]:
     from raybench.report.sections import fleet_name, verdict  # loads pandas
 
     for fleet in summary.fleets:
-        text = f"{fleet_name(fleet, summary.ranks)}: {verdict(fleet)}"
+        text = f"{fleet_name(fleet, summary.ranks, summary.fleets)}: {verdict(fleet)}"
         point_ids = tuple(scenario.row.point_id for scenario in fleet.scenarios.values())
         yield Advice(about="shares", text=text, rows=point_ids)
     measured = [row for row in summary.rows if row.status == "ok"]

@@ -58,7 +58,7 @@ from raybench.report.point_settings import (
 from raybench.results import reader
 from raybench.results.tables import PointRow, RegionRow, Run, units
 from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
-from raybench.workloads.base import builtin_class, parameter_count
+from raybench.workloads.base import builtin_class
 
 _NOUNS = {
     "step_ms_p50": "step time",
@@ -394,9 +394,9 @@ class Summary:
         """
         names, counts, optimizers = {}, set(), set()
         for workload, params in ((row.workload, row.params) for row in self.rows):
-            found = builtin_class(workload)
+            found = builtin_class(workload) if params else None
             names[(found.describe(params) if found else "") or workload] = True
-            counts.add(parameter_count(workload, params) or 0)
+            counts.add((found and found.parameter_count(params)) or 0)
             if params.get("mode") != "inference" and "optimizer" in params:
                 optimizers.add(params["optimizer"])
         sizes = sorted(counts - {0})

@@ -260,7 +260,9 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
 def write_time(*times_ms: float, digits: int = 3) -> str:
     """Return times as text: `1.2 ms`, of several `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`.
 
-    The longest decides the unit of all. digits: significant ones of each.
+    The longest decides the unit of all. digits: significant ones of each, from 1,000 s on all.
     """
     unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 999.5 else ("ms", 1.0)
-    return " to ".join(f"{time / in_unit:.{digits}g}" for time in times_ms) + f" {unit}"
+    times = (time / in_unit for time in times_ms)
+    texts = (f"{t:,.0f}" if abs(t) >= 999.5 else f"{t:.{digits}g}" for t in times)
+    return " to ".join(texts) + f" {unit}"

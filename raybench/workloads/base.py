@@ -144,8 +144,8 @@ class DdpOptions(TypedDict, total=False):
     """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
 
     A field that is added here becomes a setting of each workload that takes them, and an argument
-    of torch's class. They have no effect when world_size is 1, nor on a model that dp_shard, cp or
-    tp divides. Their defaults are torch's.
+    of torch's class. They have no effect when world_size is 1; a model that dp_shard, cp or tp
+    divides is refused with them. Their defaults are torch's.
     """
 
     bucket_cap_mb: Annotated[

@@ -108,11 +108,7 @@ class SameBits(Workload):
 
     takes_batch_size = False
     metrics = (
-        Metric(
-            name="digest",
-            description="48-bit hash of the product's bytes",
-            over_ranks="max",
-        ),
+        Metric(name="digest", description="48-bit hash of the product's bytes", over_ranks="max"),
         Metric(
             name="changed_products",
             description="checks that found other bits than the first",

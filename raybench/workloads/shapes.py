@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field
 
 from raybench.job.point import EQUAL, Precision
-from raybench.workloads.base import DdpOptions
+from raybench.workloads.base import DdpOptions, option_defaults
 
 # Which activations of a block are computed again in the backward pass.
 Checkpointing = Literal["none", "selective", "full"]
@@ -285,6 +285,10 @@ def why_not_divided(settings: Mapping[str, Any]) -> str | None:
             return f"{divided} is not captured in a CUDA graph; take cuda_graph: false"
         if settings.get("shares", EQUAL) != EQUAL or settings.get("slow_ratio", 1) < 1:
             return f"{divided} is divided evenly; leave out shares and slow_ratio"
+        for name, usual in option_defaults(DdpOptions).items():
+            if settings.get(name, usual) != usual:
+                given = str(settings[name]).lower()
+                return f"{divided} has no DistributedDataParallel; leave out {name}, given {given}"
     if layout.ranks_per_batch > 1:
         return _why_not_shared(settings["preset"], settings["seq_len"], layout)
     return None
@@ -374,12 +378,7 @@ class DitShape:
 # flux: Flux.1-dev, 11.9 billion parameters. tiny: for CPUs; its heads divide by 2, 3 and 4.
 DIT_PRESETS = {
     "tiny": DitShape(
-        double_blocks=2,
-        single_blocks=4,
-        heads=12,
-        axes=(4, 6, 6),
-        text_width=128,
-        pooled_width=64,
+        double_blocks=2, single_blocks=4, heads=12, axes=(4, 6, 6), text_width=128, pooled_width=64
     ),
     "flux": DitShape(
         double_blocks=19,

@@ -348,6 +348,8 @@ def test_levels_change_where_steps_are_and_nowhere_else():
     assert find_steps(stepped, 0.001, 0.015) == [10, 20]
     assert find_steps(stepped, 0.001, 0.2) == []
     assert find_steps(stepped, 0.05, 0.015) == []
+    between = np.repeat([0.0, 0.02, 0.01, 0.03], [10, 3, 10, 3]) + np.tile([1, -1], 13) / 2000
+    assert find_steps(between, 0.0005, 0.015) == [23], "a second step would be of 1.2 %"
     assert find_steps(np.array([0.0, 0.0, 1.0, 1.0]), 0.001, 0.015) == [], "fewer than five runs"
 
 

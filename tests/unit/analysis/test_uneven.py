@@ -1,6 +1,7 @@
 """Scenarios of slow devices, set beside each other, and what each rank does in a step."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from builders import make_measurement, make_point, make_record, make_row, make_r
 from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, ranks_to_show
 from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import fleets, gain_over
+from raybench.job.point import Precision
 from raybench.records import Breakdown, RankShare
-from raybench.report.sections import fleet_name, lead_of_fleets, verdict
+from raybench.report.sections import SECTIONS, fleet_name, lead_of_fleets, verdict
 
 BASELINE = {"shares": "equal"}
 # Of samples about their median and mean, which it leaves where they are.
@@ -96,6 +98,12 @@ def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_th
     assert words.startswith("by_speed: +61.5% ±")
     assert " over equal, +23.1% ±" in words
     assert words.endswith("below a global batch of 40 fast should be faster")
+    wide = [replace(r, point=replace(r.point, precision=Precision.BF16)) for r in fleet()]
+    both = fleets(scaling_rows([*fleet(), *wide], BASELINE))
+    names = {fleet_name(each, "GPUs", both).removeprefix(fleet_name(one, "GPUs")) for each in both}
+    assert names == {", fp32", ", bf16"}
+    _, table = SECTIONS[0].blocks(SimpleNamespace(fleets=both, ranks="GPUs"))
+    assert [cells[0] for cells in table.rows] == ["fp32", "", "", "bf16", "", ""]
 
 
 def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_decide():

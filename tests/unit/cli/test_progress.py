@@ -35,7 +35,9 @@ def show_all(progress):
             if index == 5:
                 record = make_failed(point, error_message=LONG)
             if index == 6:
-                record = make_failed(point, status=Status.SKIPPED, error_message="needs [b]8")
+                record = make_failed(
+                    point, status=Status.SKIPPED, error_message="needs [b]8\x1b[2J"
+                )
             progress.show(PointFinished(index=index, record=record))
 
 
@@ -58,7 +60,7 @@ def test_every_point_of_a_long_sweep_leaves_one_line(kind):
     [oom] = [line for line in lines if "oom" in line]
     assert "rank 3 (a-node-with-a-long-name, cuda:3): CUDA out of memory." in oom
     assert len(oom) < 400
-    assert any("needs [b]8" in line for line in lines)
+    assert any("needs [b]8\N{REPLACEMENT CHARACTER}[2J" in line for line in lines)
 
 
 def drawn(progress, console):

@@ -129,7 +129,11 @@ ALIKE = "all are slow alike: 1.40 times as long as they should take"
             1,
         ),
         ([*healthy(3), UNTESTED], NOT_TESTED, 3),
-        ([*healthy(3), UNTESTED, suspect(3)], NOT_TESTED, 1),
+        (
+            [*healthy(3), UNTESTED, suspect(3)],
+            f"{NOT_TESTED}; 1 of 4 GPUs is suspect: alpha GPU 3",
+            1,
+        ),
         (
             [*healthy(4), slow_pair(0, 1, verdict=Verdict.HEALTHY)],
             "Green: All 4 GPUs are healthy, and the paths between them.",

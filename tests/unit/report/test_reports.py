@@ -300,6 +300,8 @@ def test_a_run_that_is_not_over_tells_what_is_missing():
     found = make_summary(make_sweep(), run)
     assert found.counts == "10 points: 5 ok, 1 failed, 0 skipped, 4 not run"
     assert "unfinished; 10 points" in report_text(found)
+    found = make_summary(make_sweep(), make_run("run-a", points_total=10, points_ok=7))
+    assert found.counts.endswith("1 failed, 0 skipped, 2 ended without rows, 2 not run")
 
 
 def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from builders import make_measurement, make_record, make_summary, unscaled_point
+from builders import make_measurement, make_record, make_row, make_summary, unscaled_point
 from commands import EXAMPLES
 
 from raybench.job.point import Precision
@@ -53,6 +53,9 @@ def test_a_page_names_the_model_its_size_and_the_optimizer_of_what_is_trained():
     ]
     del summary.__dict__["model"]
     assert summary.model == (name, size)
+    summary.__dict__["rows"] = [make_row(workload="mlp", params={})]
+    del summary.__dict__["model"]
+    assert summary.model == ("mlp",)
 
 
 def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built():

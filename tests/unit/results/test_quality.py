@@ -76,6 +76,8 @@ def test_a_slow_rank_is_told_with_its_excess_its_place_and_what_that_costs():
     ]
     [long] = slow_row(11_510.0, 10_030.1, 11_030.0)
     assert long.endswith("which costs 1 s of 11.5 s")  # 999.9 ms, but not as 1e+03 ms
+    [long] = slow_row(1_151_000.0, 1_003_010.0, 1_103_000.0)
+    assert long.endswith("which costs 100 s of 1,151 s")
     [host] = slow_row(8.55, 6.05, 8.55, 6.05, comm_ms=1.0, device_ms={1: 6.05})
     assert host == (
         "rank 1 is slower: its own step takes 2.5 ms longer than the others' (host), "

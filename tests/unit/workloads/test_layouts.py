@@ -83,6 +83,7 @@ def job(world_size: int = 4, precision: str = "bf16", **workload: Any) -> str:
         ({"dp_shard": 2, "mode": "inference"}, "trains nothing, so dp_shard must be left out"),
         ({"cp": 4, "seq_len": 20}, "into 8 parts: seq_len must be a multiple of 8, given 20"),
         ({"dp_shard": 0}, "dp_shard must be at least 1"),
+        ({"dp_shard": 4, "static_graph": True}, "leave out static_graph, given true"),
     ],
 )  # fmt: skip
 def test_plan_refuses_what_cannot_be_divided_and_says_what_can(workload, message):
