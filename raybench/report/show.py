@@ -364,7 +364,7 @@ class Advice:
 
 
 def advise_run(summary: Summary) -> Iterator[Advice]:
-    """Yield what to choose by the points of a run: devices, shares, precision, batch.
+    """Yield which shares and which of the settings that the run compares are best by its points.
 
     If one rank slowed points with equal shares down, it estimates what other shares would gain, by
     the point with the largest global batch on each number of ranks.
