@@ -1,6 +1,6 @@
-"""What `raybench list` and `raybench show` print: runs, the points of a run, and all of one point.
+"""What `list`, `show` and `advise` print: runs, the points of a run, all of one point, advice.
 
-Nothing here loads pandas, which listing runs does not need.
+The import loads no pandas, nor do lists of runs and points; a point and advice do.
 """
 
 from __future__ import annotations
