@@ -35,7 +35,7 @@ COMMANDS = {
     "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
     "history": ("raybench.cli.compare", "Show how points changed over many runs."),
     "predict": ("raybench.cli.compare", "Predict the steps of a run on more devices."),
-    "advise": ("raybench.cli.compare", "Advise which devices, shares and batch to use."),
+    "advise": ("raybench.cli.compare", "Advise which shares, settings or devices to use."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),
     "compact": ("raybench.cli.results", "Put the parts of a run together, one file a table."),
     "doctor": ("raybench.cli.health", "Check whether a cluster is fit to be measured."),

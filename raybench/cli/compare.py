@@ -523,10 +523,10 @@ def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind:
 @results_option
 @json_option
 def advise_command(run: str, results: Path, as_json: bool) -> None:
-    """Advise which devices, shares, precision and batch to use, by the measurements of RUN.
+    """Advise which shares and settings are best by the points of RUN, or which devices to avoid.
 
-    RUN is as for `raybench report`, or a health check. Each advice names its rows; what is not
-    measured is called an estimate. Needs no cluster.
+    RUN is as for `raybench report`, or a health check, which advises on devices. Each advice names
+    its points or tests; what is not measured is called an estimate. Needs no cluster.
     """
     from raybench.report.show import AdviceList, advise_run
     from raybench.report.summary import load_summary

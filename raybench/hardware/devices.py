@@ -378,7 +378,7 @@ def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) ->
 
 
 def memory_in_use_bytes() -> dict[str, int]:
-    """Return UUID -> bytes in use by all programs, of each GPU of this node; {} without NVML."""
+    """Return UUID -> bytes in use by all programs, of the GPUs of which this node's NVML tells."""
     read = [(nvml.ask(pynvml.nvmlDeviceGetUUID, one), nvml.memory(one)) for one in nvml.devices()]
     return {uuid: memory.used for uuid, memory in read if uuid is not None and memory is not None}
 

@@ -1,8 +1,8 @@
 """NCCL's own log lines parsed: the routes between ranks, and the algorithms it chose. Pure.
 
 The lines are those of the subsystems INIT, NET, P2P, SHM and TUNING, as NCCL 2.18 to 2.30 write
-them. A plug-in is a network by its own name: that for EFA calls itself AWS Libfabric, later
-Libfabric.
+them, TUNING as from 2.24 on. A plug-in is a network by its own name: that for EFA calls itself AWS
+Libfabric, later Libfabric.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def parse(lines: Iterable[str]) -> NcclLog:
 
 
 def choices(lines: Iterable[str]) -> Iterator[str]:
-    """Yield what NCCL ran for each collective, as `AllReduce 4096 B: RING LL, 2 channels`."""
+    """Yield each collective in the log of rank 0, as `AllReduce 4096 B: RING LL, 2 channels`."""
     for found in filter(None, map(_CHOICE.search, lines)):
         channels = int(found["high"]) - int(found["low"]) + 1
         yield (

@@ -283,19 +283,19 @@ def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
 def make_setting(name: str, annotation: Any, default: Any = None, description: str = "") -> Setting:
     """Return a setting of this type; it is required if the default is PydanticUndefined.
 
-    Raises UsageError or an error of pydantic if the type is not bool, int, float or str.
+    Raises UsageError, TypeError or an error of pydantic if JSON writes values of the type otherwise
+    than as a boolean, number, string or null, or if its constraints do not fit it.
     """
     config = ConfigDict(strict=True, allow_inf_nan=False)
     adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=config)
     words = _type_in_words(adapter.json_schema())
     if words is None:
         raise UsageError("not a scalar type")
-    is_required = default is PydanticUndefined
     return Setting(
         name=name,
         type=words,
-        default=None if is_required else default,
-        is_required=is_required,
+        default=None if default is PydanticUndefined else default,
+        is_required=default is PydanticUndefined,
         description=description,
         adapter=adapter,
     )

@@ -56,7 +56,7 @@ def warn_of_torch(versions: Mapping[str, str]) -> str | None:
 
 
 def variables_that_matter() -> dict[str, str]:
-    """Return name -> value of this process's variables that may change times, as NCCL_*."""
+    """Return variables NCCL_*, TORCH_*, CUDA_*, OMP_*, PYTORCH_*, GLOO_*, MKL_*, NVIDIA_TF32_*."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
 
 

@@ -1,8 +1,8 @@
 """The sections of a run's report, in order: tables, and listings beside the findings.
 
 To add a section, add a function with `@section`: terminal, Markdown and page show it where it
-applies. A table begins with the settings that tell the points apart, and its points stand as in
-`Summary.ordered`. Pure.
+applies. A table by `table_of_points` begins with the settings that tell the points apart; points
+stand as in `Summary.ordered`, unless the section says otherwise. Pure.
 """
 
 from __future__ import annotations
@@ -364,10 +364,8 @@ def _ranks(summary: Summary) -> Iterator[Table]:
     rows = [] if summary.fleets else summary.ordered
     slowed = [row for row in rows if row.status == "ok" and is_slowed_by_one_rank(row)]
     if lines := [(row, rank) for row in slowed for rank in ranks_to_show(ranks_of_step(row))]:
-        columns, kind = (
-            _rank_columns(summary.unit),
-            f"where ranks differ, {summary.unit.name} of each",
-        )
+        columns = _rank_columns(summary.unit)
+        kind = f"where ranks differ, {summary.unit.name} of each"
         yield table_of_points(summary, lines, columns, kind=kind, note=_RANKS_NOTE)
 
 
@@ -497,7 +495,8 @@ def _references(summary: Summary) -> Iterator[Listing]:
 def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield (name, text): how many figures are within their reference, then the slowest outside it.
 
-    Up to four are all shown. Without any reference: how to make one. Nothing if no GPU point is ok.
+    Up to four are all shown, a single one without a count. Without a reference: how to make one.
+    Nothing if no GPU point is ok.
     """
     if not any(row.status == "ok" and row.device_type == "cuda" for row in summary.rows):
         return

@@ -1,6 +1,6 @@
-"""What `raybench list` and `raybench show` print: runs, the points of a run, and all of one point.
+"""What `list`, `show` and `advise` print: runs, the points of a run, all of one point, advice.
 
-Nothing here loads pandas, which listing runs does not need.
+The import loads no pandas, nor do lists of runs and points; a point and advice do.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ class Advice:
 
 
 def advise_run(summary: Summary) -> Iterator[Advice]:
-    """Yield what to choose by the points of a run: devices, shares, precision, batch.
+    """Yield which shares and which of the settings that the run compares are best by its points.
 
     If one rank slowed points with equal shares down, it estimates what other shares would gain, by
     the point with the largest global batch on each number of ranks.

@@ -1,6 +1,6 @@
 """A run and what follows from its rows: all that its report, page and exports are made of.
 
-Everything is computed when it is first asked for, and once.
+Everything is computed when it is asked for; what takes time, once.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Summary:
     def is_precision_unknown(self) -> bool:
         """Return whether a script ran whose job sets no precision, so that its rows' is made up."""
         texts = (self.run.job_text, *overrides_in(self.run.argv))
-        is_set = any(re.search(r"(?m)^[^#\n]*\bprecision\s*[:=]", text) for text in texts)
+        is_set = any(re.search(r"(?m)^[^#\n]*(?<![\w-])precision\s*[:=]", one) for one in texts)
         return bool(self.points) and self.points[0].workload == "script" and not is_set
 
     @cached_property

@@ -29,8 +29,8 @@ _QUIET = {
 def upload_to_mlflow(summary: Summary) -> str:
     """Write an MLflow run for the run, and one below it for each point; return a line about them.
 
-    They go to the server that MLFLOW_TRACKING_URI names, into the experiment
-    MLFLOW_EXPERIMENT_NAME, by default the job's name. Settings become params, figures metrics.
+    They go to the server that MLFLOW_TRACKING_URI names, else to mlflow's default, into the
+    experiment MLFLOW_EXPERIMENT_NAME, else the job's name. Settings become params, figures metrics.
     Sets MLFLOW_DISABLE_TELEMETRY if unset. Raises UsageError where mlflow is not installed, the
     experiment has the run already, or the server cannot be used. What it has written stays.
     """

@@ -104,7 +104,7 @@ class Run:
         default_factory=dict
     )
     environment: Annotated[
-        Mapping[str, str], Column("", "NCCL_, TORCH_, CUDA_ and OMP_ variables")
+        Mapping[str, str], Column("", "variables of NCCL, torch, CUDA, OpenMP, gloo and MKL")
     ] = field(default_factory=dict)
     tags: Annotated[Mapping[str, str], Column("", "given with --tag")] = field(default_factory=dict)
 

@@ -103,9 +103,9 @@ def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
 
 
 def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
-    """Return the items of each device: equal shares for the fast ones, 0 for the others.
+    """Return the items of each device: `equal_shares` for the fast ones, 0 for the others.
 
-    Raises ValueError where the batch is not a multiple of the unit.
+    Raises ValueError if the batch is no multiple of the unit, ZeroDivisionError if none is fast.
     """
     of_fast = iter(equal_shares(sum(are_fast), batch, unit))
     return tuple(next(of_fast) if is_fast else 0 for is_fast in are_fast)

@@ -153,11 +153,11 @@ class ProcessGroup:
                 self._forget()
 
     def take_down(self, timeout_s: float) -> bool:
-        """End the group on all ranks; return whether it and the device's work ended in `timeout_s`.
+        """End the group; return whether it and the device's work ended in `timeout_s`.
 
-        True at once without a group. Collectives of NCCL that are going on return garbage, without
-        an error. gloo's connections close as soon as no workload holds the group, and the peers'
-        collectives raise.
+        True at once without a group. NCCL's is ended on all ranks: collectives that are going on
+        return garbage, without an error. gloo's connections close as soon as no workload holds the
+        group, and the peers' collectives raise.
         """
         group = self._group
         if group is None:
@@ -372,8 +372,8 @@ class NcclFile:
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
         """Run a step; return what NCCL ran, each once: `AllReduce 4 B: RING LL, 2 channels`, ...
 
-        () if the user has switched NCCL's log on, if this NCCL cannot change its log any more, and
-        on ranks that write no such lines. The step runs in any case, for the other ranks.
+        () before `record`, if the user has switched NCCL's log on, if this NCCL cannot change its
+        log any more, and on all ranks but 0. The step runs in any case, for the other ranks.
         """
         read_again = self._find_read_again() if self._file is not None else None
         if self._file is None or read_again is None:

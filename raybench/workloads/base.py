@@ -547,7 +547,7 @@ def apply_precision(precision: Precision) -> None:
 
 
 def effective_precision() -> str:
-    """Return the arithmetic of fp32 tensors outside autocast: "fp32", "tf32", or "mixed".
+    """Return a GPU's arithmetic of fp32 tensors outside autocast: "fp32", "tf32", or "mixed".
 
     mixed: matrix multiplication, convolution and RNN differ. It is read from torch's switches and
     from NVIDIA_TF32_OVERRIDE=0, which switches TF32 off below torch (cuBLAS, cuDNN).

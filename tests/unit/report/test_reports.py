@@ -173,6 +173,7 @@ def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
     [
         ("workload: {kind: script}  # not precision: bf16", "as the script has it"),
         ("matrix: {precision: bf16}", "bf16"),
+        ("workload: {kind: script, args: --precision=bf16}", "as the script has it"),
     ],
 )
 def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told):
