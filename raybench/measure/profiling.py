@@ -384,13 +384,15 @@ def tflops_sustained(
 ) -> dict[Precision, float | None]:
     """Return the TFLOP/s of products of two 8192 x 8192 matrices under the power limit.
 
-    Each is the median over 0.2 s, after 0.2 s of warm-up. None on a CPU, and if the device has too
-    little memory. Side effects: torch's settings for the last precision stay; up to 0.8 GB of
-    device memory are used and freed, which counts in torch's peaks of memory.
+    Each is the median over 0.2 s, after 0.2 s of warm-up. None on a CPU, for float8 below compute
+    capability 8.9, and if the device has too little memory. Side effects: torch's settings for the
+    last precision stay; up to 0.8 GB of device memory are used and freed, as torch's peaks show.
     """
     found: dict[Precision, float | None] = dict.fromkeys(precisions)
     for precision in found if device.type == "cuda" else ():
         apply_precision(precision)
+        if precision is Precision.FLOAT8 and torch.cuda.get_device_capability(device) < (8, 9):
+            continue
         with suppress(torch.OutOfMemoryError):
             product_s = statistics.median(_product_times_ms(device, precision)) / _MS_PER_S
             found[precision] = _FLOP_PER_PRODUCT / product_s / _FLOP_PER_TFLOP

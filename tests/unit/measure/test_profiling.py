@@ -5,6 +5,7 @@ import gzip
 import json
 import random
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -390,13 +391,11 @@ def test_a_product_is_as_fast_as_under_the_power_limit_not_as_in_its_first_momen
     assert limited.now_ms > 400
 
 
-def test_a_cpu_and_a_device_without_room_for_the_matrices_have_no_rate(monkeypatch):
+def test_a_cpu_and_a_device_without_float8_or_room_for_the_matrices_have_no_rate(monkeypatch):
     limited = Limited(monkeypatch)
     assert tflops_sustained(torch.device("cpu"), list(Precision)) == dict.fromkeys(Precision)
     assert limited.products == 0
-
-    def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch, "randn", full)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    assert tflops_sustained(torch.device("cuda", 0), [Precision.FLOAT8]) == {Precision.FLOAT8: None}
+    monkeypatch.setattr(torch, "randn", Mock(side_effect=torch.OutOfMemoryError("no memory")))
     assert tflops_sustained(torch.device("cuda", 0), [Precision.FP32]) == {Precision.FP32: None}
