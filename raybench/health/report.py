@@ -560,7 +560,7 @@ def _heat_map(pairs: _PairMap) -> Panel:
                 "y": short[start],
                 "excess": round(ratio - 1, 4),
                 "text": _marked(one) if has_text else _marked(replace(one, value=None)),
-                "is_marked": one.verdict is not Verdict.HEALTHY,
+                "is_marked": one.verdict.is_unhealthy,
                 "tip": f"{start} to {end}\n{number(value, 3)} {one.unit}, {change} "
                 "than the median of similar pairs",
             }

@@ -202,13 +202,12 @@ def test_a_report_fits_80_columns_and_marks_outliers_without_colour(findings, sh
 
 
 def test_the_page_has_maps_of_pairs_from_four_devices_on():
-    anchors = {
-        count: [
-            one.anchor for one in health_figures(report_of([*healthy(count), *all_copies(count)]))
-        ]
-        for count in (3, 4)
-    }
-    assert anchors == {3: ["devices"], 4: ["pairs", "devices"]}
+    for count, anchors in ((3, ["devices"]), (4, ["pairs", "devices"])):
+        figures = health_figures(report_of([*healthy(count), *all_copies(count)]))
+        assert [one.anchor for one in figures] == anchors
+    # Only unhealthy pairs are outlined.
+    unknown = [slow_pair(*pair, verdict=Verdict.UNKNOWN) for pair in permutations(range(4), 2)]
+    assert "'strokeWidth': 3" not in str(health_figures(report_of(unknown)))
 
 
 @pytest.fixture

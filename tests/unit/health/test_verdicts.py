@@ -218,8 +218,9 @@ def test_what_a_link_to_the_host_carries_is_up_to_the_host(values, named):
 
 
 def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():
-    readings = make_readings([600.0], make_test(**UNKNOWN_MODEL))
-    device, model = judge(readings, devices(1))
+    burn_in = make_test(name="burn-in product drift", stage="burn-in", unit="x")
+    readings = make_readings([600.0], make_test(**UNKNOWN_MODEL)) + make_readings([1.0], burn_in)
+    device, _, model = judge(readings, devices(1))
     assert device.verdict is Verdict.UNKNOWN
     assert "nothing is known of what NVIDIA H200 reaches" in device.reason
     assert "datasheet says 990 TFLOP/s" in device.reason
