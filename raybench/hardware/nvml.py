@@ -1,4 +1,4 @@
-"""Calls of NVML: devices by UUID, and an answer or None, never an exception.
+"""Calls of NVML: devices by UUID, and an answer or None, never an NVMLError.
 
 NVML is opened once per process and stays open: its driver calls are expensive, its handle is not.
 A device, a driver or a container that cannot answer one question may answer the others.

@@ -1,7 +1,7 @@
 """The readings of each subject of a health check, from its records and the driver, in groups. Pure.
 
 Facts that the driver tells of a device are not compared between devices: a fact that is wrong has a
-problem. A fact that the driver does not tell has neither value nor problem.
+problem. One that the driver does not tell has no value, and a problem only if the GPU is lost.
 """
 
 from __future__ import annotations

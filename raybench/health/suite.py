@@ -58,11 +58,10 @@ class HealthTest:
     """One figure that is read of every subject of a kind; for most tests a row of `SUITE`.
 
     name: such as "gemm bf16 8192". stage: `raybench health --only STAGE` runs it.
-    subjects: the kind that it judges. unit: of its figure.
-    is_compared: whether subjects are compared by it; facts and waiting times are not.
-    floor: the noise of the figure on healthy devices, as a share of it; a smaller spread between
-    subjects counts as this. bad_ratio: a subject that takes more than this many times as long as
-    similar ones is bad.
+    subjects: the kind that it judges. unit: of its figure. is_compared: whether subjects are
+    compared by it; facts, waiting and communication are not. floor: the noise of the figure on
+    healthy devices, as a share of it; a smaller spread between subjects counts as this. bad_ratio:
+    a subject that takes more than this many times as long as similar ones is bad.
     workload, params, precision, batch_size, cuda_graph: of its points; a test without a workload
     is read from the driver or derived from other tests. run_on: which devices take part in each
     point. reads: what of a record. device_bytes: memory that its data takes on a device.

@@ -4,7 +4,7 @@
 
 1. regions that the step names (`_time_regions`);
 2. on a GPU, the step by the host's clock (`time_by_wall_clock`);
-3. what the peak of memory is made of (`raybench.measure.marks.watch_peak`);
+3. on a GPU, what the peak of memory is made of (`raybench.measure.marks.watch_peak`);
 4. with peers: the collectives of the gradients, by a hook of DDP (`_take_apart`);
 5. with peers: which collectives a step issues, counted while local copies take their place;
 6. steps without communication, on a GPU also with their work queued beforehand
@@ -184,7 +184,7 @@ def break_down(
     A time that could not be measured is None or (), with the reason in `methods`; for a CUDA graph
     all are. The workload is spoiled: its ranks have trained without each other, and models that the
     context has wrapped reduce no gradients. If possible the last step is with the peers, for
-    workloads that check their result in `close`.
+    workloads that check their result in `close`. Raises what a step with all its peers raises.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
@@ -420,7 +420,6 @@ def time_queued_steps(
     All ranks must call it. If the host is not much faster than the device, whose step takes
     local_ms, the device is held back before each step for 1.5 times as long as the host needs to
     issue it. None on all ranks if that is longer than a second on one of them.
-
     optimizer: notes the optimizers of these steps. around: as of `_time_local_steps`.
     A step that waits for the device keeps the gap behind its wait, and one with more launches
     than the driver queues (about 1000) some of its gaps.

@@ -73,10 +73,10 @@ Handler = Callable[[Collective], Work]
 def replace_collectives(handler: Handler) -> Iterator[None]:
     """Call the handler instead of each collective of this process inside the `with` block.
 
-    Also of each send and recv. A Python object that only another rank has becomes None, and its
-    bytes count on the rank that sends it. The handler must not issue real collectives. A call of
-    torch's own kernels from Python holds the interpreter's lock; threads of gloo and NCCL wait for
-    that lock while they hold locks of their own, so that both would wait for ever.
+    Also of each send and recv. A Python object that another rank broadcasts, scatters or sends
+    becomes None, and its bytes count on that rank. The handler must not issue real collectives. A
+    call of torch's own kernels from Python holds the interpreter's lock; threads of gloo and NCCL
+    wait for that lock while they hold locks of their own, so that both would wait for ever.
     """
     with torch.library._scoped_library("c10d", "IMPL") as library, _replace_functions():
         # Torch warns of kernels that are replaced.
@@ -112,7 +112,7 @@ def _replace_functions() -> Iterator[None]:
     """Replace what torch's Python functions do past the dispatcher, inside the `with` block.
 
     Calls that NCCL would issue as one do not begin nor end: NCCL gets none of them. A recv from any
-    rank is told that the next rank has sent. A Python object that only another rank has is None.
+    rank is told that the next rank has sent. An object that another rank has to send is None.
     """
     receive, broadcast, load = ProcessGroup.recv_anysource, c10d.broadcast, c10d._tensor_to_object
     sender = 0

@@ -3,7 +3,7 @@
 Iterations are timed in blocks, by CUDA events on a GPU and by the host's monotonic clock on a CPU.
 Inside a block nothing synchronises: on a GPU one event is recorded between consecutive iterations,
 so the durations of a block add up to its whole time, and the only synchronisation is at its end.
-Ranks communicate between blocks only.
+Inside a block ranks communicate only where the steps do.
 
 Steps captured in a CUDA graph and replayed show the device's time without that of Python. After
 "CUDA Graphs" in torch's notes on CUDA semantics: a workload is built, warmed up, captured and
@@ -60,9 +60,8 @@ class Timer:
         """Run `step` `iterations` times, wait for the device, and return how long each took.
 
         Durations are in ns, starts in ns since the timer was made, on a GPU as if it began the
-        first iteration when the host did.
-        parts: where the step notes the host time of its parts; emptied first. In the result a part
-        has a time for each iteration, 0 for one without it.
+        first iteration when the host did. parts: where the step notes the host time of its parts;
+        emptied first. In the result a part has a time for each iteration, 0 for one without it.
         lead_in: untimed iterations before the first, so that the device has work queued when the
         clock starts: iterations that find the queue empty take longer than all later ones.
         """

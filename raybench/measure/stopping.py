@@ -94,7 +94,7 @@ class StoppingPolicy:
     # Standard errors beyond which a change is not chance, so that the point is marked.
     drift_errors: float = 3.0
 
-    # Fewer samples only where the budget ends.
+    # Fewer samples only where the budget ends or the job asks for fewer.
     enough_samples: int = 30
     # Share of a budget that is too small for min_seconds and half of it as warm-up.
     min_share: float = 2 / 3

@@ -24,8 +24,8 @@ measure:
 * `torch.library._scoped_library`, `torch._C._dispatch_has_kernel_for_dispatch_key`, the schemas of
   the operators `c10d::…` and `_create_work_from_future` (collectives): replace the kernels of
   collectives for a while. The public `torch.library.Library` does not take them back.
-* `ProcessGroup._start_coalescing` and `_end_coalescing` (collectives): calls that are issued as one
-  announce themselves there alone.
+* `ProcessGroup._start_coalescing`, `_end_coalescing`, `Work._source_rank` and `_tensor_to_object`
+  (collectives): begin and end of calls issued as one, the sender of a recv, an object from bytes.
 * `torch._C._autograd._enable_profiler_legacy` and `_disable_profiler_legacy` (profiling): the
   profiler of the host alone. The public one uses CUPTI, after which launches stay slower.
 * `Module._compiled_call_impl` (profiling): a hook of a compiled module would be compiled with it.

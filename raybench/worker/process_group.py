@@ -372,8 +372,8 @@ class NcclFile:
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
         """Run a step; return what NCCL ran, each once: `AllReduce 4 B: RING LL, 2 channels`, ...
 
-        () before `record`, if the user has switched NCCL's log on, if this NCCL cannot change its
-        log any more, and on all ranks but 0. The step runs in any case, for the other ranks.
+        Only collectives of groups in which this rank is the first. () before `record`, if the user
+        has switched NCCL's log on, and if this NCCL cannot change its log. The step runs in any case.
         """
         read_again = self._find_read_again() if self._file is not None else None
         if self._file is None or read_again is None:

@@ -1,4 +1,4 @@
-"""The inside of a worker: one process that owns one device for the whole run.
+"""The inside of a worker: one process that owns one device.
 
 It joins a process group when asked, runs one point and answers with a value. It knows nothing
 of Ray, so it can be driven in this process by tests and for debugging.
