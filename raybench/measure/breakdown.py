@@ -471,7 +471,7 @@ def break_down_script(
 
     All ranks must call it. With several ranks, steps with timed reductions come first; from then on
     DDP does not reduce the script's gradients any more. If the script ends, a step reduces none, or
-    they cannot be hooked on some rank, the breakdown has only `methods` with the reason. Raises
+    parts cannot be timed on some rank, the breakdown has only `methods` with the reason. Raises
     ScriptFailedError where the script fails, ScriptAbortedError where another rank's has.
     """
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"

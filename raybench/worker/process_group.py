@@ -373,7 +373,7 @@ class NcclFile:
         """Run a step; return what NCCL ran, each once: `AllReduce 4 B: RING LL, 2 channels`, ...
 
         Only collectives of groups in which this rank is the first. () before `record`, if the user
-        has switched NCCL's log on, and if this NCCL cannot change its log. The step runs in any case.
+        has switched NCCL's log on, and if NCCL cannot change its log. The step runs in any case.
         """
         read_again = self._find_read_again() if self._file is not None else None
         if self._file is None or read_again is None:
