@@ -602,7 +602,7 @@ def _about_slow(finding: Finding, device: Device, fleet: Iterable[Device]) -> _A
     """
     if device.kind == "cpu":
         return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
-    at = f"-i {device.index}  # on {device.host}"
+    at = f"-i {device.uuid}  # on {device.host}"
     is_bad = finding.verdict is Verdict.BAD
     if finding.stage == "host-links":
         return Action.RESET if is_bad else Action.WATCH, [f"nvidia-smi -q {at}, GPU Link Info"]
@@ -625,13 +625,13 @@ def _commands(action: Action, devices: Sequence[Device]) -> Sequence[str]:
     For another action the command that shows the first device.
     """
     if action is Action.RESET:
-        return [f"nvidia-smi --gpu-reset -i {one.index}  # on {one.host}" for one in devices]
+        return [f"nvidia-smi --gpu-reset -i {one.uuid}  # on {one.host}" for one in devices]
     if action is Action.REPLACE:
         hosts = [shlex.quote(host) for host in dict.fromkeys(device.host for device in devices)]
         slurm = "scontrol update nodename={} state=drain reason='raybench health'"
         return [line.format(host) for host in hosts for line in (slurm, "kubectl cordon {}")]
     return [
-        f"nvidia-smi -q -i {device.index}  # on {device.host}"
+        f"nvidia-smi -q -i {device.uuid}  # on {device.host}"
         if device.kind == "cuda"
         else f"ps -o pid,stat,pcpu,wchan:20,comm -p {device.process_id}  # on {device.host}"
         for device in devices[:1]

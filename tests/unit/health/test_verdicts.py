@@ -137,10 +137,10 @@ def test_a_device_is_held_against_those_alike(values, named, verdict, action, ex
 @pytest.mark.parametrize(
     ("changes", "others_w", "command"),
     [
-        ({"other_processes": 1}, 700.0, "nvidia-smi -q -d PIDS -i 3"),
+        ({"other_processes": 1}, 700.0, "nvidia-smi -q -d PIDS -i GPU-3"),
         (LIMITED, 700.0, "nvidia-smi --power-limit=700"),
         # All are limited, and one is slow.
-        (LIMITED, 400.0, "nvidia-smi --gpu-reset -i 3"),
+        (LIMITED, 400.0, "nvidia-smi --gpu-reset -i GPU-3"),
     ],
 )
 def test_a_process_or_a_power_limit_of_one_device_alone_is_a_setting(changes, others_w, command):
