@@ -99,8 +99,8 @@ ClockReading = tuple[int, int]
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
     """Return identity, versions and settings of this process and of its device.
 
-    Facts that NVML does not report are None, `throttle_reasons` is then empty. index: number of the
-    device on its node. node_id, address: those of the node in Ray.
+    Facts that NVML does not report are None, `throttle_reasons` is then empty. index: as torch
+    counts the device; the number of a CPU worker. node_id, address: those of the node in Ray.
     """
     import torch
 
@@ -180,8 +180,9 @@ def _pcie_link(handle: Any, which: Literal["Curr", "Max"]) -> str | None:
 def _topology(handle: Any) -> str:
     """Return how this device reaches the others of its node, as `NVLink x12, 1:NV, 2:SYS`.
 
-    First the active NVLinks, then by NVML's index of the other device "NV" where they lead to it,
-    else the level that `nvidia-smi topo -m` names. Raises NVMLError where NVML does not answer.
+    First the active NVLinks, then by the other device's number, as CUDA counts those it may use,
+    "NV" where they lead to it, else the level that `nvidia-smi topo -m` names. Raises NVMLError
+    where NVML does not answer.
     """
     names = {
         pynvml.NVML_TOPOLOGY_INTERNAL: "board",
@@ -192,9 +193,10 @@ def _topology(handle: Any) -> str:
         pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
     }
     links = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        other = pynvml.nvmlDeviceGetHandleByIndex(index)
-        if pynvml.nvmlDeviceGetUUID(other) == pynvml.nvmlDeviceGetUUID(handle):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for index in range(len(visible.split(",")) if visible else pynvml.nvmlDeviceGetCount()):
+        other = nvml.device(nvml.uuid_of(index) or "")
+        if other is None or pynvml.nvmlDeviceGetUUID(other) == pynvml.nvmlDeviceGetUUID(handle):
             continue
         level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)
         asked = (handle, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)

@@ -37,7 +37,7 @@ from raybench.report.documents import (
 from raybench.report.formatting import counted, number
 from raybench.report.history import sparkline
 
-# The limit of a test that only another version of the suite has.
+# The limit of a drift, and of a test that only another version of the suite has.
 _USUAL_LIMIT = 1.1
 _NOT_FIGURES = (WAIT_TEST, COMM_TEST, OTHER_PROGRAMS_TEST)
 _ORDER = (SLOWER, FASTER, SAME)

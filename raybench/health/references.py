@@ -31,7 +31,7 @@ from raybench.results import reader
 from raybench.results.columns import from_row
 
 # Devices differ from day to day, and from machine to machine, by more than beside each other: by
-# this share, and by so many floors of the test. What a link to the host carries is up to the host:
+# this share, or by so many floors of the test. What a link to the host carries is up to the host:
 # two H200s copied both ways at 78 GB/s, and six minutes later on the same host at 91 and 96. Too
 # slow is there only what would be bad among similar ones.
 _USUAL_SHARE, _USUAL_FLOORS = 0.1, 5

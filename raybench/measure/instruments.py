@@ -109,10 +109,7 @@ class Timer:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect garbage now, and keep Python's collector off inside the `with` block.
-
-    Afterwards it is on if it was on before.
-    """
+    """Collect garbage now, and keep Python's collector off in the `with` block; then as before."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -174,7 +174,7 @@ class Worker:
 
     def _enter_device(self) -> None:
         """Make this worker's GPU the current one of this thread."""
-        # In every method: an actor may run them on another thread than __init__, and the
+        # In each method that uses it: an actor may run it on another thread than __init__, and the
         # current CUDA device belongs to the thread.
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)

@@ -77,7 +77,8 @@ ALL = {
 OTHERS = {
     "nvmlDeviceGetCount": 3,
     "nvmlDeviceGetHandleByIndex": lambda index: index,
-    "nvmlDeviceGetUUID": lambda handle: UUID if handle in (0, "handle") else "another",
+    "nvmlDeviceGetHandleByUUID": lambda uuid: "handle" if uuid == UUID else int(uuid),
+    "nvmlDeviceGetUUID": lambda handle: UUID if handle in (0, "handle") else str(handle),
     "nvmlDeviceGetTopologyCommonAncestor": pynvml.NVML_TOPOLOGY_SYSTEM,
     "nvmlDeviceGetP2PStatus": lambda _, other, kind: 0 if (other, kind) == (1, 2) else 5,
 }
@@ -108,6 +109,8 @@ def test_a_gpu_is_described_with_all_that_nvml_knows(monkeypatch):
     assert (device.pcie_link, device.pcie_link_max) == ("gen1 x8", "gen5 x16")
     assert (device.numa_node, device.other_processes) == (1, 2)
     assert device.topology == "NVLink x2, 1:NV, 2:SYS"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert described().topology == "NVLink x2, 0:SYS"
     # Unknown where NVML does not even name this process.
     others = {"nvmlDeviceGetComputeRunningProcesses": processes(7, 8)}
     FakeNvml(**ALL | others).install(monkeypatch)
@@ -121,12 +124,10 @@ def test_without_nvml_the_facts_of_the_device_are_unknown_and_it_has_no_counters
     missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
     device = described()
-    assert device.memory_bytes == 150 * 10**9
-    assert device.throttle_reasons == ()
+    assert (device.memory_bytes, device.throttle_reasons) == (150 * 10**9, ())
     unknown = ("power_cap_default_w", "temperature_c", "ecc_errors", "persistence_mode")
     assert [getattr(device, name) for name in unknown] == [None] * 4
-    assert (device.mig_mode, device.pcie_link, device.numa_node) == (None, None, None)
-    assert device.other_processes is None
+    assert {device.mig_mode, device.pcie_link, device.numa_node, device.other_processes} == {None}
     assert Counters(CUDA).read() is None
     assert Counters(CPU).read() is None
 
