@@ -28,9 +28,9 @@ class Case:
     """A subject that is not healthy. findings: the unhealthy ones about it, the worst first.
 
     further: `TEST (1.60x the time), ...` of the findings but the worst, four of them at most.
-    evidence: of each stage, that of its worst finding with any. victims: names of subjects that are
-    slow because of it. action: the gravest of the findings; None where none has one. commands:
-    those of that action. Texts without content are empty.
+    evidence: of each stage, that of the worst finding that has some. victims: names of subjects
+    that are slow because of it. action: the gravest of the findings; None where none has one.
+    commands: those of that action. Texts without content are empty.
     """
 
     subject: Subject

@@ -74,7 +74,7 @@ class _PointRun:
     """What the repeats of a point share: their instruments, and what they found so far.
 
     policy: decides how long they are measured, by what the job asks for (`policy.settings`).
-    energies_j: of each timed phase. peaks_bytes: of memory allocated, reserved; after each repeat.
+    energies_j: of each timed phase. peaks_bytes: of (allocated, reserved) memory after each repeat.
     fields: further fields of the Measurement, by name.
     """
 

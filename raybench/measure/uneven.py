@@ -114,8 +114,8 @@ def share_out(
 
     The devices are probed first, unless `known` has the probe of a point with the same steps; a new
     probe is added to it. group: a hashable name of the group of ranks, whose devices the probe is
-    for. Raises UsageError where the samples cannot be shared as the point asks,
-    torch.OutOfMemoryError where its share, or an equal one, does not fit, and as the workload.
+    for. Raises UsageError where the samples cannot be shared as the point asks, and what the
+    workload raises: torch.OutOfMemoryError where its share, or an equal one, does not fit.
     """
     rank = context.rank
     # The last ranks are slow.
