@@ -256,7 +256,7 @@ class Context(Execution):
     batch_size: items per forward pass of a device, or of ranks that share items; 1 if not given.
     device: already the current device of the process when it is a CUDA device. On the meta device
     the workload is only built to count the operations of one step: there is no data, and neither
-    communication nor compiling is wanted (world_size is 1).
+    communication nor compiling is wanted (world_size is 1, precision fp32).
     cuda_graph: steps will be captured in a CUDA graph, so a step may not wait for the device, and
     an optimizer must be capturable.
     seed: the same on all ranks; add the rank where ranks must draw different data.
@@ -337,9 +337,9 @@ class Context(Execution):
     def region(self, name: str) -> AbstractContextManager[None]:
         """Return a context that times what its block issues to the device, as the region `name`.
 
-        It times in a few instrumented steps after the timed ones; in all others, and in compiled
-        code, it does nothing. Times of one name add up within a step, and an outer region contains
-        its inner ones.
+        It times in a few instrumented steps after the timed ones, not with cuda_graph; in others,
+        and in compiled code, it does nothing. Times of one name add up within a step, and an outer
+        region contains its inner ones.
         """
         return self.regions.region(name)
 

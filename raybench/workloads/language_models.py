@@ -393,7 +393,8 @@ def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bo
     As torchtitan does: inputs, weights and gradients are scaled by the largest number of each
     tensor (torchao's recipe `tensorwise`), and the products are in bf16. Does nothing on the meta
     device. emulate: multiply in fp32 numbers that are rounded to float8, on any device. Raises
-    UsageError if the device has no products in float8, or torchao cannot be imported.
+    UsageError if the device has no products in float8, or torchao cannot be imported. On a GPU a
+    step raises RuntimeError where widths, or the tokens of a pass, are no multiples of 16.
     """
     if device.type == "meta":
         return
