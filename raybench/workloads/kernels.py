@@ -228,7 +228,7 @@ _NOT_SENT = -1
 _CHECKED_AT_A_TIME = 2**24
 # How often a result may be rounded: an error of an epsilon of the operands each, at most.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
-# Arrays far above the caches. A CPU's are smaller, and it is slower.
+# On a GPU far above the caches. A CPU is slower, so that its arrays are smaller.
 _ARRAY_BYTES = {"cuda": 2**30, "cpu": 2**25}
 
 
