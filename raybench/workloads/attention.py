@@ -8,8 +8,8 @@ A sequence is divided over a grid of ranks, ring x ulysses, in which those of on
 follow each other: rank = ring place * ulysses + ulysses place. Attention does not depend on the
 order of the tokens, so that no rank has to know whose tokens it sees. Ulysses: all_to_all of query,
 key and value gives each rank of a group all the group's tokens of some heads, and one of the output
-gives them back. Ring: keys and values go round the ring, or are gathered; parts are merged by their
-log-sum-exp.
+gives them back. Ring: keys and values go round the ring, and parts are merged by their log-sum-exp;
+or all are gathered.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class SequenceParallel:
         """Return the attention of this rank's queries over the tokens of all ranks.
 
         All three and the output are (own tokens, heads, head width): as many tokens on each rank,
-        and heads that `ulysses` divides. All ranks must call it. Raises UsageError for the kernel
-        math in a ring that sends (`ring_kind` p2p).
+        and heads that `ulysses` divides. All ranks must call it. Raises as `attention_part`, for
+        math only in a ring that sends (`ring_kind` p2p).
         """
         query, key, value = map(self._to_heads, (query, key, value))
         if self.ring > 1 and self.ring_kind == "p2p":
@@ -259,7 +259,7 @@ def _all_gather(own: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
 def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return the attention, not causal, of queries over these keys, computed by this kernel.
 
-    All are (tokens, heads, head width). On the meta device it is computed by math.
+    All are (tokens, heads, head width); on meta by math. Raises RuntimeError as `attention_part`.
     """
     query, key, value = map(_as_batch, (query, key, value))
     if kernel == "math" or query.device.type == "meta":

@@ -253,10 +253,10 @@ def count_compiled_frames() -> int:
 class Context(Execution):
     """What a workload is built with: device, ranks, batch size and settings of the execution.
 
-    batch_size: items per device and forward pass; 1 for a workload that takes no batch size.
+    batch_size: items per forward pass of a device, or of ranks that share items; 1 if not given.
     device: already the current device of the process when it is a CUDA device. On the meta device
     the workload is only built to count the operations of one step: there is no data, and neither
-    communication nor compiling is wanted (world_size is 1).
+    communication nor compiling is wanted (world_size is 1, precision fp32).
     cuda_graph: steps will be captured in a CUDA graph, so a step may not wait for the device, and
     an optimizer must be capturable.
     seed: the same on all ranks; add the rank where ranks must draw different data.
@@ -311,11 +311,12 @@ class Context(Execution):
     def no_sync(self, model: Any) -> Iterator[None]:
         """Return a context in which backward passes add up gradients without reducing them.
 
-        Run the forward pass in it too. model: in DistributedDataParallel, or sharded by FSDP2; for
-        others it does nothing. If `ddp` was given static_graph, the first such context reduces.
+        Run the forward pass in it too. model: in DistributedDataParallel, or sharded by FSDP2, also
+        compiled; for others it does nothing. With static_graph in `ddp` the first one reduces.
         """
         from torch.nn.parallel import DistributedDataParallel
 
+        model = getattr(model, "_orig_mod", model)  # what torch.compile was given
         # By its method: to import FSDP's class takes half a second, and most points have none.
         if hasattr(model, "set_requires_gradient_sync"):
             model.set_requires_gradient_sync(False)
@@ -336,9 +337,9 @@ class Context(Execution):
     def region(self, name: str) -> AbstractContextManager[None]:
         """Return a context that times what its block issues to the device, as the region `name`.
 
-        It times in a few instrumented steps after the timed ones; in all others, and in compiled
-        code, it does nothing. Times of one name add up within a step, and an outer region contains
-        its inner ones.
+        It times in a few instrumented steps after the timed ones, not with cuda_graph; in others,
+        and in compiled code, it does nothing. Times of one name add up within a step, and an outer
+        region contains its inner ones.
         """
         return self.regions.region(name)
 
@@ -365,8 +366,8 @@ class Context(Execution):
     def grad_scaler(self) -> torch.amp.GradScaler:
         """Return a gradient scaler that is enabled in precision fp16 and else does nothing.
 
-        On the meta device it is never enabled. Enabled, it waits for the device once a step, to
-        learn whether a gradient overflowed. Its scale falls while they overflow and never grows.
+        On the meta device it is never enabled. Enabled, it waits for the device once a step, unless
+        the optimizer is fused. Its scale falls while gradients overflow and never grows.
         """
         import torch
 
@@ -416,7 +417,7 @@ class Workload(ABC):
 
     # Samples (rows, sequences) that this rank finishes in a step; None: there is no throughput.
     items_per_step: float | None = None
-    # Floating-point operations of a step on this rank; None: counted from torch's operators.
+    # Floating-point operations of a step on this rank; None: counted, unless message_bytes is set.
     flops_per_step: float | None = None
     # Operations of a training step on this rank as papers on MFU count them: per token 6 for each
     # parameter, and attention.
@@ -434,7 +435,7 @@ class Workload(ABC):
     # after a call with None through all_reduce again.
     set_comm_hook: Callable[[CommHook | None], None] | None = None
     # Compares the gradients of a step with those of one process over the samples of all ranks, and
-    # returns the largest relative error. Called before or after all steps, by all that train.
+    # returns the largest relative error. Called outside of the timed steps, by all that train.
     gradient_error: Callable[[], float] | None = None
 
     @abstractmethod
@@ -494,7 +495,6 @@ def as_workload(workload_class: type) -> type[Workload]:
     """
     if issubclass(workload_class, Workload):
         return workload_class
-
     return new_class(
         workload_class.__name__,
         (workload_class, Workload),
@@ -517,7 +517,7 @@ def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
 
 
 def apply_precision(precision: Precision) -> None:
-    """Set every TF32 switch of torch in this process: on for tf32, off for all other precisions.
+    """Set torch's TF32 switches for GPUs in this process: on for tf32, off for other precisions.
 
     | mode | fp32 matmul, convolution and RNN outside autocast | autocast |
     |---|---|---|
@@ -608,7 +608,7 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
     """Return what the workload declares of one step on this rank, by the name of its attribute.
 
     Always items_per_step, message_bytes, busbw_factor, memory_bytes, flops_per_step and
-    model_flops_per_step; None where it declares nothing. Numbers of any class become int or float.
+    model_flops_per_step; None where it declares nothing. NumPy's numbers become int or float.
     Raises UsageError for a value that is no number from 0 to 1e30, as NaN and True are.
     """
     declared: dict[str, int | float | None] = {}
@@ -649,7 +649,7 @@ def _not_a_number(workload: Workload, name: str, least: float, value: object) ->
 
 
 def _plain(value: object) -> int | float | None:
-    """Return a number of any class as int or float; None for NaN, infinity and other objects."""
+    """Return a `numbers.Real` as int or float; None for NaN, infinity, bool and other objects."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:

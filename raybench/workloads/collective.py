@@ -231,8 +231,8 @@ class Collective(Workload):
     def check(self) -> None:
         """Raise WrongResultError if an element of the last output differs from the exact one.
 
-        An all_reduce, which is in place, is done once more for that, with a buffer filled anew.
-        Afterwards the output is wrong until the next step. All ranks must call it.
+        An all_reduce is done once more, with a buffer filled anew: all ranks must call it.
+        Afterwards the output is wrong until the next step, but at the root of a broadcast.
         """
         if self._operation == "all_reduce":
             self._fill()
@@ -261,7 +261,8 @@ class Collective(Workload):
 class GroupedCollective(Collective):
     """Does one collective operation in groups of ranks, all at the same time.
 
-    With one group of all ranks it is `collective`. Bandwidths are of each group by itself.
+    With one group of all ranks it is `collective`. Bandwidths are of one group; where sizes differ,
+    busbw is by that of rank 0's group, or of the first if rank 0 waits.
     """
 
     def __init__(
@@ -302,7 +303,7 @@ def _prepare(
     """Return an operation on this rank: its input, its output, how to issue it, what is expected.
 
     The input and output are 1-d, and the same tensor where it works in place; `whole` becomes that
-    one which holds the whole message. Issued, the current stream waits for it, the host does not.
+    one which holds the whole message. To issue it is a `step`, and waits as that.
     Expected: (ranks, start, length) of each part of the output, in order: a part of `length`
     elements is the sum of the messages of `ranks` from their element `start` on.
 
@@ -347,7 +348,7 @@ def _prepare(
 
 
 def exchange(operations: list[dist.P2POp]) -> None:
-    """Issue these sends and receives together; the current stream waits for them all.
+    """Issue these sends and receives together; the current stream, with gloo the host, waits.
 
     The peers must call it too, with the operations that match.
     """

@@ -147,9 +147,9 @@ class SameBits(Workload):
         torch.matmul(self._first, self._second, out=self.product)
 
     def check(self) -> None:
-        """Update the three metrics from the last product; afterwards it is 0 until the next step.
+        """Update the metrics from the last product; afterwards it is 0 until the next step.
 
-        For them the product is computed once more, with its rows in other places.
+        `digest` stays the first one. The product is computed again, with rows in other places.
         """
         import torch
 
@@ -228,7 +228,7 @@ _NOT_SENT = -1
 _CHECKED_AT_A_TIME = 2**24
 # How often a result may be rounded: an error of an epsilon of the operands each, at most.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
-# Arrays far above the caches. A CPU's are smaller, and it is slower.
+# On a GPU far above the caches. A CPU is slower, so that its arrays are smaller.
 _ARRAY_BYTES = {"cuda": 2**30, "cpu": 2**25}
 
 
@@ -271,13 +271,9 @@ class Memory(Workload):
                 f"{element.itemsize} bytes; give a multiple of {element.itemsize}"
             )
         count = 2 if operation in ("copy", "scale") else 3
-        options: Any = {
-            "generator": context.generator(),
-            "dtype": element,
-            "device": context.device,
-        }
+        like: Any = {"generator": context.generator(), "dtype": element, "device": context.device}
         length = size_bytes // element.itemsize
-        self.inputs = [torch.randn(length, **options) for _ in range(count - 1)]
+        self.inputs = [torch.randn(length, **like) for _ in range(count - 1)]
         self.output = torch.full_like(self.inputs[0], math.nan)
         self._operation, self._rank = operation, context.rank
         self.memory_bytes = count * size_bytes

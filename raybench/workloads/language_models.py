@@ -1,6 +1,6 @@
 """The models of the workload `transformer`, decoder-only, and how ranks divide them.
 
-A model, GPT-2 or Llama, is divided by torch's tensor parallelism and its FSDP2, and its tokens by
+A model is divided by torch's FSDP2, a Llama also by its tensor parallelism, and its tokens by
 context parallelism: each rank gathers the keys and values of all, as Llama 3 was trained
 (Grattafiori et al. 2024, 3.3.2), by torch's functional collectives. Torch's own `context_parallel`
 takes the place of attention for kernels of CUDA alone (torch 2.11, 2.13), so what it computes could
@@ -155,8 +155,8 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
 
-        tokens: (batch, length). cache: of earlier tokens; those of `tokens` are written into it;
-        its `position` stays, only logits of the last one are returned, (batch, 1, vocabulary).
+        tokens: (batch, length). cache: of earlier tokens; if it has any, length is 1. `tokens` are
+        written into it, its `position` stays; returned are the last logits, (batch, 1, vocabulary).
         """
         begin, length = 0 if cache is None else cache.position, tokens.shape[1]
         here = slice(begin, begin + length)
@@ -393,7 +393,8 @@ def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bo
     As torchtitan does: inputs, weights and gradients are scaled by the largest number of each
     tensor (torchao's recipe `tensorwise`), and the products are in bf16. Does nothing on the meta
     device. emulate: multiply in fp32 numbers that are rounded to float8, on any device. Raises
-    UsageError if the device has no products in float8, or torchao cannot be imported.
+    UsageError if the device has no products in float8, or torchao cannot be imported. On a GPU a
+    step raises RuntimeError where widths, or the tokens of a pass, are no multiples of 16.
     """
     if device.type == "meta":
         return

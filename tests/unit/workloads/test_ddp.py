@@ -177,19 +177,19 @@ def why_no_hook(rank: int, harm: Callable[[nn.Module], object]) -> str | None:
 
 
 def compiled(model: nn.Module) -> None:
-    torch.compile(model, backend="eager")(torch.ones(4, 8)).sum().backward()
-
-
-def hooked(model: nn.Module) -> None:
-    model.register_comm_hook(None, noop_hook)
+    one, rank = torch.compile(model, backend="eager"), dist.get_rank()
+    with context_of("own", rank).no_sync(one):
+        one(torch.full((4, 8), rank + 1.0)).sum().backward()
+    assert model.module.weight.grad[0, 0] == 4 * (rank + 1), "reduced"
 
 
 def run_rank(rank: int, store: str) -> SimpleNamespace:
+    harms = (compiled, lambda model: model.register_comm_hook(None, noop_hook), str)
     with gloo(rank, 2, store):
         return SimpleNamespace(
             seen={case: observe(case, rank) for case in CASES},
             rehooked={case: rehook(case, rank) for case in REHOOKED},
-            why_no_hook=[why_no_hook(rank, harm) for harm in (compiled, hooked, str)],
+            why_no_hook=[why_no_hook(rank, harm) for harm in harms],
             breakdown=broken_down(rank),
             own_class=own_class(rank),
         )
