@@ -204,8 +204,7 @@ class WorkerPool:
         `refresh` adds those that come later. count: how many at most; not used with a device list.
         strategy: which devices are taken if there are more. Raises ClusterError where no worker
         comes, one cannot start, has other versions or the device of another worker, a listed device
-        is missing (without --wait), or the cluster is gone; DevicesInUseError where another sweep
-        has one.
+        is missing without --wait, or the cluster is gone; DevicesInUseError where others have one.
         """
         self._count, self._strategy = count, strategy
         if self._only:  # one on each GPU there is finds those of the list
