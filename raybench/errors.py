@@ -4,7 +4,7 @@ RaybenchError
 ├── UsageError          2   a command that cannot be carried out as it was given
 │   ├── JobError        2   the job file: one line per problem, up to 50 at once
 │   └── ResultsError    2   a run that is not there, a folder that cannot be read or written
-└── ClusterError        3   no cluster at that address, it refuses us, or no point fits it
+└── ClusterError        3   the cluster is not there, gone or of no use, or no point fits it
     └── DevicesInUseError    3   another sweep has the devices
 
 click's own errors and a package that is not installed but needed to measure exit with 2, Ctrl-C

@@ -118,8 +118,8 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "resumed",
     metavar="RUN",
     shell_complete=complete_run,
-    help="Continue RUN of the output folder, with its own --set and devices: run its unfinished "
-    "and lost points.",
+    help="Continue RUN of the output folder, with its own --set and devices: run its unfinished, "
+    "skipped and lost points.",
 )
 @click.option(
     "--retry-failed", is_flag=True, help="With --resume: also run the failed points again."

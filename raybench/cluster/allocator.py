@@ -33,9 +33,9 @@ def counts_by_node(
 ) -> dict[str, int]:
     """Return node id -> how many devices to take from it, `count` in all, or all if fewer are free.
 
-    Nodes that give none are left out. Chooses as `DeviceAllocator` on an idle cluster, but takes
-    the indices on each node for 0, 1, ..., and may take other nodes or racks of equal size. free:
-    node id -> number of free devices. racks: node id -> rack; nodes not in it are one more rack.
+    Nodes that give none are left out. Chooses as `DeviceAllocator` with isolation `cluster`, all
+    idle, but takes the indices on each node for 0, 1, ..., and may take other nodes or racks of
+    equal size. free: node id -> number of free devices. racks: node id -> rack; others form one.
     """
     there: dict[str, dict[str, list[_Place]]] = {}
     for node, number in sorted(free.items()):

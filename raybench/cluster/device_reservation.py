@@ -2,8 +2,8 @@
 
 Who uses a device has a file of it in a folder that everybody may enter, and an exclusive lock of
 that file (flock: the kernel lets go of it when the holder dies). A sweep that wants the device for
-itself makes no file where there is a locked one of another sweep. One process of the host looks
-and makes files at a time. All processors of a host are one device, `CPU`.
+itself makes no file where there is a locked one of another sweep. Only one process of the host
+makes files at a time. All processors of a host are one device, `CPU`.
 
 Everybody can write into the folder. So no link in it is followed, and what a file says of its
 holder is shortened, cleaned and shown; it decides no more than how long a sweep waits.

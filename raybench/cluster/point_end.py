@@ -72,7 +72,7 @@ class RunningRanks(Protocol):
 class Outcome:
     """How a point ended. answers: one per rank, in rank order.
 
-    unfit: ranks whose processes cannot run another point; they are killed, but not replaced.
+    unfit: ranks whose processes can run no other point: killed (but on lost nodes), not replaced.
     group_is_gone: the process group of all ranks cannot be used again.
     """
 

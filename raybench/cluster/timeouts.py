@@ -1,6 +1,6 @@
 """How long the driver waits for what, in seconds; tests set smaller or larger values.
 
-`*_EVERY_S`: between two looks. `*_EACH_*`: so much more for each worker or node.
+`*_EVERY_S`: between two looks. `*_EACH_*`: for each worker or node.
 """
 
 # The end of a point. NCCL's abort takes half a second; a rank that takes longer is stuck.

@@ -376,7 +376,7 @@ class _Loop:
 class RunningAttempt:
     """An attempt that runs now, or has just ended.
 
-    neighbours: point_ids beside it; a dict keeps their order. outcome: the answers of its ranks, or
+    neighbours: point_ids on its nodes; a dict keeps their order. outcome: its ranks' answers, or
     what `Cluster.run` raised. others: who used the devices besides, other than points of this run.
     """
 

@@ -121,16 +121,16 @@ class Schedule:
 
     isolation `cluster`: points of one world_size follow each other, so that their process group
     is kept; `node` and `device`: points of many devices come first, because small ones fill the
-    gaps at the end (nobody knows how long each will take). Otherwise attempts run in the order in
-    which they are added, round by round. pending: as of a `Cluster`.
+    gaps at the end. Otherwise attempts run in the order in which they are added, round by round.
+    Others pass one whose workers may still come, its control does not. pending: as of a `Cluster`.
     """
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
         self._stopped_by: str | None = None
         self._smallest_oom: dict[_Series, int] = {}
-        # Heaps, by the number, placement and devices of the workers that they wait for.
-        self._waiting: dict[tuple[int, Strategy, str], list[tuple[_Rank, Attempt]]] = {}
+        # Heaps, by number, placement and devices of the workers that they wait for, and control_of.
+        self._waiting: dict[tuple[int, Strategy, str, int], list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
         self._devices: Sequence[Device] = ()
@@ -170,18 +170,15 @@ class Schedule:
         self._allocators = {}
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt, at the end of its block in its round; a new try takes the first's place.
-
-        The order of the class applies: with isolation by node or device, larger points come first.
-        """
+        """Add an attempt, at the end of its block in its round; a new try in place of the first."""
         trial = attempt.round, attempt.index
         if trial not in self._ranks:  # another try keeps the place of the first
             most = 0 if self._isolation == "cluster" else -attempt.point.world_size
             block = self._blocks.setdefault((attempt.round, attempt.block), len(self._blocks))
             self._ranks[trial] = (attempt.round, most, block, len(self._ranks))
-        asked = attempt.point.world_size, attempt.point.strategy, attempt.point.devices
-        waiting = self._waiting.setdefault(asked, [])
-        heapq.heappush(waiting, (self._ranks[trial], attempt))
+        point = attempt.point
+        asked = point.world_size, point.strategy, point.devices, attempt.control_of
+        heapq.heappush(self._waiting.setdefault(asked, []), (self._ranks[trial], attempt))
 
     def next(self) -> Decision | None:
         """Take the next attempt off the queue, and return what to do with it.
@@ -191,13 +188,17 @@ class Schedule:
         """
         if self._isolation == "cluster" and self._running:
             return None
+        passed = set()
         for waiting in sorted(filter(None, self._waiting.values())):
             attempt = waiting[0][1]
+            if attempt.control_of and (attempt.round, attempt.block) in passed:
+                continue  # a control ends its block
             decision: Decision | None = self._why_not(attempt)
             if decision is None:
                 taken = set(chain.from_iterable(self._running.values()))
                 chosen = self._allocator(attempt.point).choose(attempt.point.world_size, taken)
                 if chosen is None:
+                    passed.add((attempt.round, attempt.block))
                     continue
                 self._running[attempt.index] = chosen
                 decision = Assign(attempt=attempt, worker_ids=chosen)

@@ -13,8 +13,7 @@ Ray below the next minor version:
   user's token for a cluster that is asked before it.
 * `ray._private.services.find_node_ids` (start): tells whether any Ray has a node on this host.
 * `ray._common.utils.get_default_ray_temp_dir` (start): the folder where `ray start` writes.
-* `ray._private.worker.print_to_stdstream` (start): prints what workers write, which raybench
-  keeps in the logs of the run.
+* `ray._private.worker.print_to_stdstream` (start): prints errors of raylets on stdout.
 * `ray._raylet.GcsClient` (start): asks a head for an answer in a process of its own, because a
   wrong address ends the process that asks.
 * `ray._private.state` (pool): what is free on each node, and which other sweeps run.

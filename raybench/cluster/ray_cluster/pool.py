@@ -204,7 +204,7 @@ class WorkerPool:
         `refresh` adds those that come later. count: how many at most; not used with a device list.
         strategy: which devices are taken if there are more. Raises ClusterError where no worker
         comes, one cannot start, has other versions or the device of another worker, a listed device
-        is not there, or the cluster is gone; DevicesInUseError where another sweep has one.
+        is missing without --wait, or the cluster is gone; DevicesInUseError where others have one.
         """
         self._count, self._strategy = count, strategy
         if self._only:  # one on each GPU there is finds those of the list
@@ -333,10 +333,9 @@ class WorkerPool:
     def _start_first_workers(self) -> list[WorkerHandle]:
         """Start workers on free devices, and return those that come soon.
 
-        Devices of others are waited for as long as none is free, then 5 s; workers until all are
-        there, then 20 s from the first start that ended. Raises ClusterError where no device can be
-        had in a minute, or in the time of --wait, where a worker cannot start, and where none comes
-        in the time that a worker may take.
+        Devices of others are waited for 5 s, longer while none is free; workers until all are there
+        or the first start ended 20 s ago. Raises ClusterError where no device can be had in a
+        minute, or --wait if longer, a worker cannot start, or none comes in the time it may take.
         """
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
@@ -642,7 +641,8 @@ def _why_no_start(error: Exception) -> str:
 def how_it_died(told: str) -> str:
     """Return how a process ended, as a phrase such as "died by SIGSEGV". told: text of Ray's error.
 
-    If Ray does not know the code or signal, it is "died: " and the first line of the reason given.
+    Without code or signal: "ended without a word: ..." where only a connection broke, else "died: "
+    and the first line of the reason given.
     """
     if found := _EXIT_CODE.search(told):
         code, signal = found.groups()

@@ -29,10 +29,10 @@ from raybench.sweep import loop
 from raybench.sweep.scheduler import Attempt, Rounds
 
 
-def begun(plan, cluster, written, earlier=None, callbacks=None, **settings):
+def begun(plan, cluster, written, earlier=None, callbacks=None, count=1, **settings):
     """The events of a sweep, of which the records go to `written` with their indices."""
-    chosen = make_settings(**settings)
-    return loop.sweep(Rounds(plan=plan), chosen, cluster, written.extend, earlier, callbacks)
+    rounds, chosen = Rounds(plan=plan, count=count), make_settings(**settings)
+    return loop.sweep(rounds, chosen, cluster, written.extend, earlier, callbacks)
 
 
 def run(plan, cluster, **more):
@@ -291,9 +291,9 @@ def test_points_that_fit_run_before_the_workers_that_are_coming_are_waited_for()
     devices = make_devices(a=2, b=2)
     cluster = ChangingCluster(devices[:2], measured, late=devices[2:])
     cluster.start(2, "pack")
-    records, _ = run(make_plan_of(4, 2, 8), cluster)
-    told = [(record.point.world_size, record.status) for record in records]
-    assert told == [(2, Status.OK), (8, Status.SKIPPED), (4, Status.OK)]
+    records, _ = run(make_plan_of(4, 2, 8, baseline={"world_size": 2}), cluster, count=2)
+    told = [(len(r.devices), r.control_of) for r in records if r.round == 1]
+    assert told == [(2, 0), (2, 2), (0, 0), (2, 8), (4, 0), (2, 4)]  # a control ends its block
 
 
 def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones_are_lost():
