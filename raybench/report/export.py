@@ -134,12 +134,13 @@ def _csv_cell(value: Any) -> Any:
         return str(value).lower()
     if isinstance(value, dict):
         return json.dumps(value)
-    text = "; ".join(map(str, value)) if isinstance(value, list) else value
-    if not isinstance(text, str):
-        return text
+    if isinstance(value, list):
+        value = "; ".join("" if one is None else str(one) for one in value)
+    if not isinstance(value, str):
+        return value
     # Somebody will look at it in a terminal.
-    lines = "\n".join(map(printable, text.splitlines()))
-    is_formula = text.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(text)
+    lines = "\n".join(map(printable, value.splitlines()))
+    is_formula = value.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(value)
     return f"'{lines}" if is_formula else lines
 
 
@@ -208,8 +209,9 @@ class JUnitCase:
 def export_junit(summary: Summary) -> str:
     """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
 
-    The figures of a point are its properties, in the units of `raybench.units("points")`; `time` is
-    what its last ok round took. In a search for the largest batch no memory left is no error.
+    The figures of a point are its properties (`raybench.units` has the units of most); `time` is
+    what its last ok round took, or its worst. In a search for the largest batch no memory left is
+    no error.
     """
     run, cases = summary.run, []
     for point in exported_points(summary):
