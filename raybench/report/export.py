@@ -134,7 +134,7 @@ def _csv_cell(value: Any) -> Any:
         return str(value).lower()
     if isinstance(value, dict):
         return json.dumps(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         value = "; ".join("" if one is None else str(one) for one in value)
     if not isinstance(value, str):
         return value
@@ -192,8 +192,8 @@ def export_json(summary: Summary) -> str:
 class JUnitCase:
     """A test case. All text is made harmless when it is written.
 
-    outcome: `output` is a case that passed with something to say. text: of an error or failure,
-    lines below its message. seconds: None where nobody knows.
+    outcome: `output` is a case that passed with something to say. kind, text: of an error or
+    failure, its type and the lines below its message. seconds: None where nobody knows.
     """
 
     group: str
@@ -210,8 +210,8 @@ def export_junit(summary: Summary) -> str:
     """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
 
     The figures of a point are its properties (`raybench.units` has the units of most); `time` is
-    what its last ok round took, or its worst. In a search for the largest batch no memory left is
-    no error.
+    what its last ok round took, or its worst one if none is ok. In a search for the largest batch
+    no memory left is no error.
     """
     run, cases = summary.run, []
     for point in exported_points(summary):
