@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Numbers that say which point it is, not what was measured.
 _NOT_FIGURES = {
-    *("attempt", "error_rank", "world_size", "node_count", *EXECUTION, "batch_size"),
+    *("attempt", "round", "error_rank", "world_size", "node_count", *EXECUTION, "batch_size"),
     *("global_batch_size", "batch", "grad_accumulation", "series", "is_baseline"),
 }
 # In CSV these have a column for each of their keys.
