@@ -44,7 +44,7 @@ class ExportedPoint:
     """A point by its latest attempts, its rounds as one.
 
     row: its columns as JSON can hold them. settings: as `defining_settings`, the same in every run
-    that has it. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
+    of the job. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
     figures: what was measured and derived, as numbers: yes is 1, null is left out, and a metric
     that the workload declares itself has its own name, unless a column has it. is_failure: running
     out of memory is none in a search for the largest batch. was_not_run: skipped or cancelled.
@@ -148,8 +148,8 @@ def export_github(summary: Summary) -> str:
     """Return a JSON list: the median step in ms of ok points, ± half its 95 % interval if known.
 
     For the action `benchmark-action/github-action-benchmark`, which draws them over the commits of
-    a repository and warns when one is worse; its tool is `customSmallerIsBetter`. A name holds all
-    settings of the point, so that it is the same in every run that has the point.
+    a repository and warns when one is worse; its tool is `customSmallerIsBetter`. A name holds the
+    job and all settings of the point, so that it is the same in every run of the job.
     Raises ResultsError where no point is ok: the action takes no empty list.
     https://github.com/benchmark-action/github-action-benchmark#examples
     """
