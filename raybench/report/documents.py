@@ -98,14 +98,12 @@ class Cell:
 class Column:
     """A column of a table.
 
-    title: its head, with the unit where the title of the table does not name it. unit: the end of
-    the title that is a unit, which the legend leaves out.
-    meaning: a sentence without capital and full stop, for legends and for the hint of the head.
-    is_text: aligned to the left. is_setting: it tells which point a row is about; pages can filter
-    by it, and it stays where no row has a value.
-    min_chars: terminals may fold its cells to this width; None: they are never folded.
-    drop: where a table is too wide, the column with the lowest number is left out first; None:
-    never.
+    title: its head, with the unit where the title of the table does not name it. unit: where the
+    title ends with it, the legend leaves it out. meaning: a sentence without capital and full stop,
+    for legends and for the hint of the head. is_text: aligned to the left. is_setting: it tells
+    which point a row is about; pages can filter by it, and it stays where no row has a value.
+    min_chars: terminals may fold its cells to this width; None: they are never folded. drop: where
+    a table is too wide, the column with the lowest number is left out first; None: never.
     """
 
     title: str
@@ -122,9 +120,8 @@ class Table:
     """Rows of cells; a cell without sort value and hint may be a plain string.
 
     subject: the workload of its points, or what else all rows are about. kind: what the table
-    shows, and the unit of its columns.
-    note: sentences that a reader needs beside the meanings of the columns.
-    narrower: the table to show instead where this one does not fit the width.
+    shows, and the unit of its columns. note: sentences that a reader needs beside the meanings of
+    the columns. narrower: the table to show instead where this one does not fit the width.
     """
 
     columns: tuple[Column, ...]

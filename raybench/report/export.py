@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Numbers that say which point it is, not what was measured.
 _NOT_FIGURES = {
-    *("attempt", "error_rank", "world_size", "node_count", *EXECUTION, "batch_size"),
+    *("attempt", "round", "error_rank", "world_size", "node_count", *EXECUTION, "batch_size"),
     *("global_batch_size", "batch", "grad_accumulation", "series", "is_baseline"),
 }
 # In CSV these have a column for each of their keys.
@@ -44,7 +44,7 @@ class ExportedPoint:
     """A point by its latest attempts, its rounds as one.
 
     row: its columns as JSON can hold them. settings: as `defining_settings`, the same in every run
-    that has it. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
+    of the job. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
     figures: what was measured and derived, as numbers: yes is 1, null is left out, and a metric
     that the workload declares itself has its own name, unless a column has it. is_failure: running
     out of memory is none in a search for the largest batch. was_not_run: skipped or cancelled.
@@ -134,12 +134,13 @@ def _csv_cell(value: Any) -> Any:
         return str(value).lower()
     if isinstance(value, dict):
         return json.dumps(value)
-    text = "; ".join(map(str, value)) if isinstance(value, list) else value
-    if not isinstance(text, str):
-        return text
+    if isinstance(value, list | tuple):
+        value = "; ".join("" if one is None else str(one) for one in value)
+    if not isinstance(value, str):
+        return value
     # Somebody will look at it in a terminal.
-    lines = "\n".join(map(printable, text.splitlines()))
-    is_formula = text.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(text)
+    lines = "\n".join(map(printable, value.splitlines()))
+    is_formula = value.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(value)
     return f"'{lines}" if is_formula else lines
 
 
@@ -147,8 +148,8 @@ def export_github(summary: Summary) -> str:
     """Return a JSON list: the median step in ms of ok points, ± half its 95 % interval if known.
 
     For the action `benchmark-action/github-action-benchmark`, which draws them over the commits of
-    a repository and warns when one is worse; its tool is `customSmallerIsBetter`. A name holds all
-    settings of the point, so that it is the same in every run that has the point.
+    a repository and warns when one is worse; its tool is `customSmallerIsBetter`. A name holds the
+    job and all settings of the point, so that it is the same in every run of the job.
     Raises ResultsError where no point is ok: the action takes no empty list.
     https://github.com/benchmark-action/github-action-benchmark#examples
     """
@@ -191,8 +192,8 @@ def export_json(summary: Summary) -> str:
 class JUnitCase:
     """A test case. All text is made harmless when it is written.
 
-    outcome: `output` is a case that passed with something to say. text: of an error or failure,
-    lines below its message. seconds: None where nobody knows.
+    outcome: `output` is a case that passed with something to say. kind, text: of an error or
+    failure, its type and the lines below its message. seconds: None where nobody knows.
     """
 
     group: str
@@ -208,8 +209,9 @@ class JUnitCase:
 def export_junit(summary: Summary) -> str:
     """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
 
-    The figures of a point are its properties, in the units of `raybench.units("points")`; `time` is
-    what its last ok round took. In a search for the largest batch no memory left is no error.
+    The figures of a point are its properties (`raybench.units` has the units of most); `time` is
+    what its last ok round took, or its worst one if none is ok. In a search for the largest batch
+    no memory left is no error.
     """
     run, cases = summary.run, []
     for point in exported_points(summary):

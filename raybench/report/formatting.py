@@ -1,4 +1,4 @@
-"""Numbers, statuses, settings and commands in words: everywhere the same, safe in a terminal."""
+"""Numbers, statuses, settings and commands in words, everywhere the same; texts made printable."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def widest_half_width(share: float) -> str:
 
 
 def part(value_ms: float | None, unit: Unit) -> str:
-    """Return a part of a step in `unit`: three digits, and no more than three decimals."""
+    """Return a part of a step in `unit`: three digits, three decimals at most; "" for None."""
     if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms

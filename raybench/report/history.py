@@ -63,10 +63,7 @@ class History(Document):
 
     def blocks(self) -> Iterator[Block]:
         """Yield a table a workload, points with steps first; of one point and machine its runs."""
-        found: dict[tuple[str, int], Series] = {}
-        for row in self.rows:
-            found.setdefault((row.point_id, row.machine), []).append(row)
-        series = sorted(found.values(), key=lambda rows: not _has_step(rows))
+        series = _series(self.rows)
         if len(series) == 1:
             yield Line(text=_bars(series[0]), is_apart=True)
             yield _table_of_runs(series[0])
@@ -112,8 +109,12 @@ def _bars(rows: Series) -> str:
     return sparkline([row.step_ms_p50 for row in rows if row.step_ms_p50 is not None])
 
 
-def _has_step(rows: Series) -> bool:
-    return any(row.step is not None for row in rows)
+def _series(rows: Sequence[HistoryRow]) -> list[Series]:
+    """Return the rows of each point and machine; those with a step come first."""
+    found: dict[tuple[str, int], Series] = {}
+    for row in rows:
+        found.setdefault((row.point_id, row.machine), []).append(row)
+    return sorted(found.values(), key=lambda rows: all(row.step is None for row in rows))
 
 
 def _table_of_points(series: Sequence[Series]) -> Table:
@@ -128,7 +129,8 @@ def _table_of_points(series: Sequence[Series]) -> Table:
     settings = setting_columns(latest, names)
 
     def change(rows: Series) -> str:
-        return percent(rows[-1].level_ms / rows[0].level_ms - 1) if _has_step(rows) else ""
+        has_step = any(row.step is not None for row in rows)
+        return percent(rows[-1].level_ms / rows[0].level_ms - 1) if has_step else ""
 
     columns: list[ColumnOf[Series]] = [
         (Column(title="point", is_text=True), lambda rows: rows[-1].point_id),
@@ -163,20 +165,18 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     """
     has_models = len({row.device_name for row in rows}) > 1
     has_node_counts = len({row.node_count for row in rows}) > 1
-    by_point: dict[str, list[HistoryRow]] = {}
-    for row, name in zip(rows, point_names(rows), strict=True):
+    names = dict(zip((row.point_id for row in rows), point_names(rows), strict=True))
+    panels, every = [], _series(rows)
+    series = [one for one in every if len(one) > 1] or every
+    for one in series[:_MOST_POINTS]:
+        row, name = one[-1], names[one[-1].point_id]
         words = [name if len(name) <= _LABEL_CHARS else row.point_id]
-        if has_models:
-            words.append(plain(row.device_name))
-        if has_node_counts:
-            words.append(counted(row.node_count or 1, "node"))
-        by_point.setdefault(", ".join(words), []).append(row)
-    points = [point for point, some in by_point.items() if len(some) > 1] or list(by_point)
-    points.sort(key=lambda point: all(row.step is None for row in by_point[point]))
+        words += [plain(row.device_name)] * has_models
+        words += [counted(row.node_count or 1, "node")] * has_node_counts
+        panels.append(_history_panel(", ".join(words), one))
     note = "dashed: level between steps; vertical: a step"
-    if hidden := len(points[_MOST_POINTS:]):
+    if hidden := len(series[_MOST_POINTS:]):
         note += f"; not drawn: {counted(hidden, 'more point')}; choose with --point or --filter"
-    panels = [_history_panel(point, by_point[point]) for point in points[:_MOST_POINTS]]
     return Figure(anchor="history", title="Step time over runs", note=note, panels=panels)
 
 

@@ -1,8 +1,8 @@
 """Charts of a run: their data, its points as bars or as lines, and which charts apply.
 
-Each module of this folder lists its charts in CHARTS. The page shows all that apply, in the order
-of their `place`; it begins with the one that answers the question of the job, which `--chart` draws
-as a file.
+Each module of this folder but `grammar` lists its charts in CHARTS. The page shows those that apply
+in the order of their `place`; it begins with the one that answers the question of the job, which
+`--chart` draws as a file.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _panel(
 def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
     """Return the points to draw as heat maps: at most four, of those with the most ranks.
 
-    Those whose ranks differ most come first, then by steps; [] if no point with several is ok.
+    Sorted by how much ranks differ, then steps, the most first; [] if no point with several is ok.
     """
 
     def spread(row: ScaledRow) -> tuple[float, float]:

@@ -88,8 +88,8 @@ CONFIG: Spec = {
 class Panel:
     """One chart of a figure.
 
-    title: plain text, or empty. layers: of Vega-Lite. height: of the plot, in
-    px. missing: a sentence that names the points that are not drawn, and why; or empty.
+    title: plain text, or empty. layers: of Vega-Lite. height: of the plot, in px. missing: a
+    sentence that names the points that are not drawn, and why; or empty.
     """
 
     title: str = ""
@@ -160,9 +160,9 @@ def by_series(
 ) -> Spec:
     """Return the encoding that gives each series (`line`) its colour or shape, and one legend.
 
-    A single series has no legend. channel: "color" or "shape".
-    values: colours or shapes, instead of the usual ones. symbol: shape of the legend's keys.
-    room, offset: the width of the legend, and how far it is above the plot, in px.
+    A single series has no legend. channel: "color" or "shape". values: colours or shapes, instead
+    of the usual ones. symbol: shape of the legend's keys. room, offset: the width of the legend,
+    and how far it is above the plot, in px.
     """
     usual = [f"var(--s{place % MOST_LINES + 1})" for place in range(len(names))]
     if channel == "shape":
@@ -207,11 +207,11 @@ def line_panel(
 ) -> Panel:
     """Return a panel of lines, with a point for each mark where `has_points`.
 
-    marks: each with `x`, `y`, `line` and `tip`; optional `low` and `high` (an interval) and
-    `number` (written beside the end of the highest line and of the lowest). A mark whose `y` is
-    None is a cross on the axis of x. lines: the values of `line` in the order of the legend; a
-    single one has no legend. ideal: points (x, y) of a dashed line. level: the y of a dashed line
-    across the chart, and its label. below: layers that are drawn first.
+    marks: each with `x`, `y`, `line` and, for its point, `tip`; optional `low` and `high` (an
+    interval) and `number` (written beside the end of the highest line and of the lowest). A mark
+    whose `y` is None is a cross on the axis of x. lines: the values of `line` in the order of the
+    legend; a single one has no legend. ideal: points (x, y) of a dashed line. level: the y of a
+    dashed line across the chart, and its label. below: layers that are drawn first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     # The legend stands above the title of the axis.

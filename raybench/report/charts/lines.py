@@ -41,7 +41,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return efficiencies; None if the baseline has no world_size, or no line has two points."""
+    """Return efficiencies over ranks; None if the baseline has no world_size or no line has two."""
     if "world_size" not in data.summary.run.baseline:
         return None
     return _over_ranks(
@@ -203,7 +203,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
 def memory_figure(data: ChartData) -> Figure | None:
     """Return the figure of peak memory over the batch size.
 
-    None if no point ran out of memory, and if no line has two points.
+    None if no point ran out of memory, and if no line has two points that are ok.
     """
     if all(row.status != Status.OOM for row in data.rows):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raybench.analysis.rows import varying
 from raybench.analysis.uneven import gain_over
-from raybench.job.point import EQUAL, UNEVEN
+from raybench.job.point import EQUAL
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData
 from raybench.report.charts.grammar import (
@@ -28,7 +28,8 @@ def uneven_figure(data: ChartData) -> Figure | None:
     fleets = data.summary.fleets
     if len({fleet.probe_ratio for fleet in fleets}) < 2:
         return None
-    apart = varying([fleet.first for fleet in fleets], ("world_size", "devices", *UNEVEN))
+    alike = ("world_size", "devices", "shares", "slow_ratio", "slow_count")
+    apart = varying([fleet.first for fleet in fleets], alike)
     shares = list(dict.fromkeys(name for fleet in fleets for name in fleet.scenarios))
     marks: dict[str, list[Mark]] = {}
     cells: list[Mark] = []

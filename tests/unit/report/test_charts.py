@@ -89,9 +89,9 @@ def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_j
 
 def test_slow_devices_of_several_speeds_have_a_map_of_the_best_way_beside_the_lines():
     found = load_summary(EXAMPLES, "uneven_gpus-20261123-000526-0147")
-    other = [replace(row, point_id=f"{row.point_id}b", precision="bf16") for row in found.points]
+    other = [replace(row, point_id=f"{row.point_id}b", slow_by="sms") for row in found.points]
     figure = main_figure(ChartData(summary=replace(found, points=[*found.points, *other])))
-    assert [one.title.partition(", ")[2] for one in figure.panels] == ["fp32", "bf16", ""]
+    assert [one.title.partition("=")[2] for one in figure.panels] == ["compute", "sms", ""]
     assert "by_speed +47%" in {mark["text"] for mark in marks(figure, "text")}
 
 
@@ -284,10 +284,14 @@ def runs(points, node_counts=(1,)):
 
 
 def test_a_history_has_a_panel_for_each_point_first_those_with_a_step():
-    assert [panel.title for panel in history_figure(runs(3)).panels] == [
-        *("hidden=2", "hidden=0", "hidden=1"),
-    ]
+    titles = [panel.title for panel in history_figure(runs(3)).panels]
+    assert titles == ["hidden=2", "hidden=0", "hidden=1"]
     assert "not drawn: 5 more points" in history_figure(runs(45)).note
+
+
+def test_a_point_that_jobs_of_weak_and_of_strong_scaling_share_has_one_panel():
+    rows = [replace(row, scaling=("weak", "strong")[n % 2]) for n, row in enumerate(runs(1))]
+    assert [panel.title for panel in history_figure(rows).panels] == ["scaling=strong"]
 
 
 def test_a_point_on_one_node_and_on_two_has_two_histories_that_say_so():
