@@ -1,7 +1,7 @@
 """The runs of a results folder: which a word means, how they stand, and their tables as frames.
 
-The ids that raybench gives tell the job and the start, so that no row is read for them: in a folder
-of 10,000 runs the rows take seconds. Of a run with another id the row is read.
+The ids that raybench gives tell the job and the start, so that few rows are read to find a run: in
+a folder of 10,000 the rows take seconds. Of a run with another id the row is read.
 """
 
 from __future__ import annotations
