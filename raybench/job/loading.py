@@ -1,4 +1,4 @@
-"""A job file is read and checked: `load_job` returns a `Job` that breaks no rule.
+"""A job file is read and checked: `load_job` returns a `Job`, whose points `make_plan` checks.
 
 Rules of one section are in `model.py`. Those here depend on the workload, whose module is imported.
 """
@@ -161,6 +161,9 @@ def _add_settings(
             if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
                 message = f"names {{{name}}}, but the job gives no batch size; "
                 problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
+            elif name in BATCH_SIZES and path[0] == "env" and job.batch_search is not None:
+                message = f"names {{{name}}}, which does not go with matrix.batch_size: auto"
+                problems.append(Problem(path=path, message=f"{message}; list the batch sizes"))
             elif name not in known and name not in own:
                 message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
                 problems.append(Problem(path=path, message=message))

@@ -1,7 +1,4 @@
-"""From the axes of a job to its points, the filter of points.
-
-All is pure, but that a script is looked for.
-"""
+"""From the axes of a job to its points, the filter of points; where its script is."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class Plan:
     """The ordered points of a job, and what the user should know about them.
 
     batch_search: how the run finds the batch sizes that follow; the points are then the first of
-    each series, a series being all points that are equal but for the batch.
+    each series (points that are equal but for the batch); of a resumed run also those it has added.
     baseline: settings of the points that the others are compared with.
     """
 

@@ -136,10 +136,10 @@ class About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How steps are executed, whatever the workload. A new setting of this kind is a field here.
+    """How steps are executed, whatever the workload.
 
-    Jobs can then set it and filter by it, `Point.point_id` and the table `points` have it, reports
-    name it where it varies, and workloads read it from their context.
+    A new setting of this kind is a field here and a column of `results.tables.PointColumns`. Jobs
+    can then set it and filter by it, ids have it, reports name it, and workloads read it.
     """
 
     precision: Annotated[

@@ -212,7 +212,7 @@ def run_setting(name: str) -> Setting:
 def parameters(workload_class: type) -> tuple[Setting, ...]:
     """Return the parameters that a class declares: the keyword-only arguments of its `__init__`.
 
-    With those of an unpacked TypedDict. Raises UsageError, in one line, if no job could give one.
+    With those of an unpacked TypedDict. UsageError, in one line, if one or its default is invalid.
     """
     found = []
     with _one_line("the class of the workload"):

@@ -252,7 +252,7 @@ class Repetition:
 class RegionTime:
     """Time per step in one region of the step, the median over instrumented steps.
 
-    name: as the step gives it. calls: how often it was entered in a step. share: of those steps.
+    name: as the step gives it. calls: how often a step entered it, at most. share: of a step.
     """
 
     name: str
@@ -313,10 +313,10 @@ class Breakdown:
     comm_ms: for each of these, the time collectives took, waits for peers included.
     tail_ms: for each of these, from the last gradient being ready to the end of the last
     collective.
-    traffic: what a step sends, by kind; empty where it sends nothing.
+    traffic: what a step sends, by kind; empty where it sends nothing, or that is not known.
     peak: what the memory is made of; None where that is not known.
     regions: parts that the step names itself, in the order in which it entered them.
-    wall: the step by the host's clock; None where that is the clock of the samples.
+    wall: the step by the host's clock; None where that is the samples' own, or not known.
     methods: how each column of `points` and the regions were got, or why they are missing.
 
     Where steps are timed in inner loops, a step of local_ms and hooked_ms is the mean of a loop.
@@ -450,7 +450,7 @@ class Measurement(RankMetrics):
     sm_clocks_mhz: of the device, read meanwhile by another process; empty where it is not known.
     workload_metrics: the values of the metrics that the workload declares itself.
     share: where the step is uneven.
-    gradient_error: as of a RankShare, after the timed steps; None where it was not asked for.
+    gradient_error: as of a RankShare, after the timed steps.
     transports: ways of the bytes from this rank and to it, as NCCL names them.
     nccl_choices: what NCCL ran for each collective of a step, where this rank tells it.
     attention_kernels: of torch's, those that a step ran; empty where none was seen.
@@ -599,7 +599,7 @@ class Record:
     neighbours: point_ids that ran on a node of this one at the same time; and in words who else
     used its devices, other sweeps and other processes.
     warnings: those of the ranks and those the driver knows, without repeats.
-    mem_estimate_bytes: what a rank was estimated to need at most; None where nobody knows.
+    mem_estimate_bytes: what a rank was estimated to need at most; None if not known, or on a CPU.
     """
 
     point: Point

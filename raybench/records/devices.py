@@ -41,7 +41,7 @@ class NvLink:
 class DeviceFacts:
     """The state and the error counters of one device at one moment; unknown facts are None.
 
-    unread: why nothing is known, as where the agent of its node does not answer; else empty.
+    unread: why nothing is known of a GPU, as where the agent of its node does not answer; or empty.
     memory_free_bytes: without what the driver keeps for itself.
     ecc_errors: uncorrected ones since the driver was loaded.
     remapped_rows: of memory, after errors that could be corrected or not.
@@ -225,8 +225,8 @@ class Subject:
 class Finding:
     """The result of one test for one subject: a row of the table `health`.
 
-    passes: how many passes of the test have a value. value: the median of these, in `unit`; None
-    where none has. expected: what the value was compared with, in words.
+    passes: how many passes of the test have a value; of all subjects together, how many there were.
+    value: the median, in `unit`; None where no pass has one. expected: what it was compared with.
     link: what carries the data, as `gen5 x16` between host and device; empty where that is unknown
     or of no matter. ratio: its time over the time of similar subjects or of its model elsewhere,
     above 1 is slower; None without any.

@@ -1,10 +1,10 @@
 """What a number was made with: versions, variables that change timing, source files, the commit.
 
 Of a workload its source files are: its module, and the modules that it imports, and so on, as far
-as they are the user's own: not of the standard library, not installed in site-packages, not
-raybench. Imports are read from the text, those inside of functions too, so nothing is imported to
-find them. What is imported by a name that is computed is not seen, nor are files that are no Python
-modules.
+as they are of its own package, or neither of the standard library, nor installed in site-packages,
+nor raybench. Imports are read from the text, those inside of functions too, so nothing is imported
+to find them. What is imported by a name that is computed is not seen, nor are files that are no
+Python modules.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
 
     step_ms: the point's median step. If a rank has no breakdown, all columns are None but
     `slowest_rank`, which the timed steps tell; it is None if no rank stands out (`stands_out`).
-    Raises ValueError where ranks differ in their numbers of instrumented steps.
+    Raises ValueError where ranks differ in their numbers of hooked steps.
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):

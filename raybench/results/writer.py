@@ -252,8 +252,8 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
     Makes the run's folder in `runs`, with the lock file. The system frees the lock when the process
     dies. On a file system without locks nothing is held. Raises ResultsError for an id that has
     other characters than a-z, A-Z, 0-9, '.', '_' and '-', begins with one of these three, is all
-    digits or `latest`; when another driver holds the run for more than a second; where a link in
-    the run's folders leads out of `root`; and where the folder cannot be written.
+    digits or `latest`; when another driver holds the run for more than a second; where one of the
+    run's folders is a link out of `root`; and where the folder cannot be written.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):

@@ -99,6 +99,7 @@ MALFORMED = [
     (SEARCH + "include: [{batch_size: 8}]\n", "5:1: include: does not go with"),
     (SEARCH + "exclude: [{batch_size: 64}]\n", "5:12: exclude[0].batch_size: does not go with"),
     (SEARCH + "baseline: {batch_size: 64}\n", "5:12: baseline.batch_size: does not go with"),
+    (SEARCH + "env: {A: '{batch_size}'}\n", "5:10: env.A[0]: names {batch_size}, which does"),
     (
         JOB + "answer: {metric: througput}\n",
         "6:18: answer.metric: unknown metric 'througput'; did you mean 'throughput'?",

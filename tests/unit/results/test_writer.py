@@ -273,6 +273,7 @@ def test_a_run_is_found_by_id_prefix_and_latest(results, text, run_id):
 def test_a_path_finds_a_run_in_its_results_and_in_others_too(results, path):
     for root in (results, results / "nowhere"):
         assert find_run(root, f"{results}/{path}") == (results, "run-old")
+    assert set(load(results, "points", f"{results}/{path}")["run_id"]) == {"run-old"}
 
 
 @pytest.mark.parametrize(
