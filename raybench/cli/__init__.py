@@ -1,4 +1,4 @@
-"""The command line: the only place that prints and exits.
+"""The command line: it alone prints results, and exits unless a sweep must end at once.
 
 stdout carries results, stderr progress and errors. Exit codes are in `raybench.errors`,
 and 1 where a point failed or is slower or a check finds something bad, 5 where `compare --fail-on`

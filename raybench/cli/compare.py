@@ -84,8 +84,9 @@ def compare_command(
     """Tell what changed from BASE to NEW, and whether that is more than chance.
 
     Each side is one or more runs: RUN as of `raybench report`; several RUNs with commas between
-    them; or a tag as in driver=580, for all runs that have it. A verdict needs two runs a side,
-    and three are better: runs of the same thing differ, and one run does not tell by how much.
+    them; or a tag as in driver=580, for the newest run with it and those that are alike. A
+    verdict needs two runs a side, and three are better: runs of the same thing differ, and one
+    run does not tell by how much.
 
     Two health checks are compared figure by figure, each by the limit of its test.
     """
@@ -240,7 +241,7 @@ class Side:
     """BASE or NEW: the newest of its runs and the others, the oldest first.
 
     words: how the user named it. left_out: runs with its tag that differ from it by more than
-    their start.
+    their start, hosts and which devices of the model they had; of at most 300 before it.
     """
 
     own: Found
@@ -501,7 +502,7 @@ def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind:
 
     root, run_id = reader.find_run(results, run)
     found, points = reader.read_run(root, run_id), point_rows(reader.load(root, "points", run_id))
-    largest = max((row.world_size for row in points), default=0)
+    largest = max((row.world_size for row in points if row.status == "ok"), default=0)
     if world_sizes[0] <= largest:
         raise UsageError(
             f"--world-size {world_sizes[0]}: must be more than the {largest} that {run_id} measured"

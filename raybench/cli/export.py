@@ -43,7 +43,7 @@ _FORMATS = (*FORMATS, "reference")
 def export_command(
     runs: tuple[str, ...], results: Path, kind: str | None, output: Path | None, tracker: str | None
 ) -> None:
-    """Give other programs the latest attempt at each point of RUN, with speed-up and efficiency.
+    """Give other programs the points of RUN, rounds as one, with speed-up and efficiency.
 
     RUN is as for `raybench report`, and `latest` where none is given. With --format reference it
     may be a YAML file of references too: all are pooled.
@@ -57,10 +57,10 @@ def export_command(
     from raybench.health.report import export as export_check
     from raybench.report.summary import load_summary
 
-    if (kind is None) == (tracker is None):
-        raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to {'|'.join(TRACKERS)}")
     if tracker and output:
         raise UsageError(f"-o: goes with --format only; --to {tracker} writes no file")
+    if (kind is None) == (tracker is None):
+        raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to {'|'.join(TRACKERS)}")
     runs = runs or ("latest",)
     if len(runs) > 1 and kind != "reference":
         raise UsageError(f"{runs[1]}: only --format reference takes more than one run")

@@ -57,7 +57,7 @@ def schema_command() -> None:
 )
 @click.option("--list", "is_list", is_flag=True, help="List the jobs, and what each of them asks.")
 def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
-    """Write an annotated job file to a new FILE (job.yaml), to start from.
+    """Write an annotated job file to a new FILE (job.yaml), with job.schema.json beside it.
 
     \b
     raybench init my_job.yaml
@@ -195,7 +195,7 @@ def explain_command(term: tuple[str, ...]) -> None:
     wanted = " ".join(term).strip()
     if not wanted:
         found = [
-            f"{', '.join(words)}; marks; and each column of the tables.",
+            f"{', '.join(words)}; marks; and each column of the points.",
             f"How-to pages: {', '.join(pages)}.",
         ]
     else:

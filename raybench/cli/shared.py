@@ -75,7 +75,7 @@ def read_share(_: click.Context, option: click.Parameter, text: str) -> float:
         if value < 1:
             return value
     raise UsageError(
-        f"{option.opts[0]}: must be from 0% up to 100%, as in 5% or 0.05, got {text!r}"
+        f"{option.opts[0]}: must be from 0% to below 100%, as in 5% or 0.05, got {text!r}"
     )
 
 

@@ -176,7 +176,8 @@ def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[Mes
     """Return what makes figures doubtful, the most harmful first.
 
     Those on a missing speed-up or on the power cap alone are left out, and further ones on one
-    fact. trials: of the run; each control that moved between the ends of a block gives one.
+    fact. trials: of the run; each control that moved between the ends of a block gives one. ranks:
+    `GPUs` or `workers`.
     """
 
     def harm(group: MessageGroup) -> tuple[int, int]:

@@ -71,7 +71,7 @@ class Forecast(Document):
         found = self.predictions
         most = max(one.world_size for one in found)
         largest = [one for one in found if one.world_size == most]
-        base = counted(largest[0].base_world, self.ranks)
+        base = span(*(counted(n, self.ranks) for n in sorted({one.base_world for one in largest})))
         shares, halves = (
             span(formatting.percent(min(values)), formatting.percent(max(values)))
             for values in (
@@ -122,8 +122,8 @@ class Forecast(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        run, assumptions, left_out (reasons), predictions: the settings of each point, its id and
-        measured_world_size, and what is predicted at its world_size.
+        run, assumptions, left_out (reasons), predictions: the settings of each point, its id,
+        measured_world_size and baseline_world_size, and what is predicted at its world_size.
         """
         return {
             "run": asdict(self.run),

@@ -263,7 +263,7 @@ class RunReport(Document):
 class Insight:
     """A number that a run found, or the range of it over several points.
 
-    value: with its unit. what: what it is a number of; empty where the unit says it. where: the
+    value: with its unit, if any. what: its noun; "" where the unit says it. where: the
     settings that it holds for. half_width: of its 95 % interval, over the value; of a range the
     widest; None where one is not known. rows: the points; () for a largest batch.
     """

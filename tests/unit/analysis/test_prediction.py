@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from builders import make_row
+from commands import EXAMPLES
 
 from raybench.analysis.prediction import predict
 from raybench.errors import ResultsError
@@ -41,10 +42,9 @@ def test_exposed_communication_grows_as_the_bytes_that_a_device_sends():
 
 
 def test_growth_of_several_worlds_is_a_line_that_never_falls():
-    (grows,) = predicted([row(1, 8.0), row(2, 9.5), row(4, 10.0)], 8)
-    assert grows.step_ms == pytest.approx(10.25)
-    (falls,) = predicted([row(1, 8.0), row(2, 10.0), row(4, 9.0)], 8)
-    assert falls.step_ms == pytest.approx(9.0)
+    for second_ms, third_ms, expected_ms in ((9.5, 10.0, 10.25), (10.0, 9.0, 9.0)):
+        (one,) = predicted([row(1, 8.0), row(2, second_ms), row(4, third_ms)], 8)
+        assert one.step_ms == pytest.approx(expected_ms)
 
 
 def test_a_point_that_is_known_badly_is_no_ground_where_others_are_there():
@@ -97,8 +97,7 @@ def test_more_nodes_are_predicted_only_from_steps_over_several_nodes_and_not_too
         predicted([row(1, 8.0), row(2, 9.0)], 8, 9, 64)
     rows = [row(1, 8.0), row(8, 8.5), row(16, 9.875, node_count=2)]
     # The network between nodes alone: what 8 devices of a node exposed tells nothing of it.
-    (one,) = predicted(rows, 64)
-    assert one.step_ms == pytest.approx(8.0 + 1.96875)
+    assert predicted(rows, 64)[0].step_ms == pytest.approx(8.0 + 1.96875)
     with pytest.raises(ResultsError, match=r"on 2 nodes, .* ask for up to 64 devices"):
         predicted(rows, 65)
 
@@ -122,8 +121,7 @@ def test_what_cannot_be_predicted_is_refused_with_the_reason(rows, why):
 
 def test_a_class_of_ones_own_is_predicted_where_its_communication_was_timed():
     own = {"workload": "my:Net", "params": {}, "methods": {"local_step_ms": "with noop_hook"}}
-    (one,) = predicted([row(1, 8.0, **own), row(2, 9.0, **own)], 4)
-    assert one.step_ms == pytest.approx(9.5)
+    assert predicted([row(1, 8.0, **own), row(2, 9.0, **own)], 4)[0].step_ms == pytest.approx(9.5)
 
 
 def test_series_that_lack_a_world_are_told_beside_those_that_are_predicted():
@@ -131,3 +129,11 @@ def test_series_that_lack_a_world_are_told_beside_those_that_are_predicted():
     found, left_out = predict(rows, [4, 8], 8)
     assert len(found) == 2
     assert left_out == ["needs ok points of two world sizes, has 1; sweep world_size: [1, 2]"]
+
+
+def test_devices_of_failed_points_are_predicted_over_the_smallest_worlds(command, monkeypatch):
+    rows = [row(1, 8.0), row(2, 9.0), row(4, 9.0, status=Status.OOM)]
+    rows += [row(n, 8.0, batch_size=8, point_id=f"b{n}") for n in (2, 3)]
+    monkeypatch.setattr("raybench.analysis.rows.point_rows", lambda _: rows)
+    told = command("predict", "ddp_scaling", "--world-size", "4", results=EXAMPLES).out
+    assert "over 1 GPU to 2 GPUs" in " ".join(told.split())
