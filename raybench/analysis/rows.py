@@ -1,6 +1,6 @@
 """Typed rows of points: read from a frame, with what is derived; their settings; what is shown.
 
-Imports no pandas, for which the progress of a sweep would have to wait for.
+Imports no pandas, which the progress of a sweep would have to wait for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Row = TypeVar("_Row")
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
     """Return the rows of a frame of the table `points`, which may lack columns: `typed_rows`.
 
-    Raises ResultsError for null where each point has a value, and for an unknown status.
+    Raises ResultsError for a null status or started_at, and for an unknown status.
     """
     return typed_rows(frame, PointRow)
 

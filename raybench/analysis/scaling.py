@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.
 _SETTINGS = tuple(name for name in SETTINGS if name != "batch")
-# A GPU at work runs at its power limit: that is its speed, as long as both points had it.
+# A GPU at work runs at its power limit: that is its speed.
 NORMAL_LIMITS = frozenset({"power_cap", "sync_boost"})
 # More than this between the clocks of two points is a difference of the machine's own doing.
 _LARGEST_DIFFERENCE = 0.01
