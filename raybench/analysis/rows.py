@@ -213,8 +213,8 @@ def value_of(row: PointRow, metric: Metric) -> Any:
     return (row.workload_metrics or {}).get(metric.name)
 
 
-# All that reports tell points apart by, in the order of every format; the parameters of the
-# workload follow. `batch` is the batch size that the job fixed.
+# All that reports tell points apart by, in their order; the parameters of the workload come behind
+# or before (`varying`). `batch` is the batch size that the job fixed.
 EXECUTION, OPTIONAL = point.EXECUTION, point.OPTIONAL
 SETTINGS = ("workload", "scaling", *EXECUTION, "batch", "world_size")
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}

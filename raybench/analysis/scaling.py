@@ -58,8 +58,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     apart). Without settings there is no baseline. speed_up is None for a point that is not ok or
     has no throughput; `why` tells why another ok point has none.
 
-    * Intervals (`*_low`, `*_high`) are over the rounds of this run, by the ratios within each
-      round, see `raybench.stats.summary`.
+    * Intervals (`*_low`, `*_high`) are over the rounds of the run, those of speed-up and efficiency
+      by the ratios within each round, see `raybench.stats.summary`.
     * efficiency is speed_up / (world_size / that of the baseline point), where the baseline names
       world_size. Where devices differ it is over what each of them does alone, added up
       (`_OwnSpeeds`); losses and serial fraction are not known then.
