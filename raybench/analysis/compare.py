@@ -72,7 +72,7 @@ class ComparedPoint:
     are ok. ratio: new / base of the median step. rate_ratio: the same of samples/s, or of steps/s
     where a step finishes no samples (`rate_unit`), so 0.94 means 6 % fewer. *_low, *_high: their
     90 % intervals.
-    least_seen: the smallest change of this point alone that would have been called.
+    least_seen: from this change on, of this point alone, either figure would have been called.
     q_value: the smallest level at which `slower` or `faster` holds over all points.
     verdict: `slower` (or `faster`) where the step or the time for a sample changed by more than the
     threshold and q_value is at most FALSE_VERDICTS. `same` where the intervals of both lie within
@@ -265,10 +265,7 @@ class _Test:
 
 
 def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:
-    """Return point_id -> fields of a ComparedPoint, from all points with enough runs together.
-
-    A point without a test, as one whose runs scatter by nothing, is left out.
-    """
+    """Return point_id -> fields of a ComparedPoint, from all points with enough runs together."""
     from scipy.stats import false_discovery_control
 
     tests = [test for figure in ("ratio", "rate_ratio") for test in _tests(pairs, figure)]

@@ -55,11 +55,11 @@ def load(
     values if all its values are such; it raises ResultsError for tables but points and scaling.
 
     Columns are those of today's schema, also for parts of an older one (missing: null). Types do
-    not depend on the content (Int64, boolean, string, float64; maps are dicts), but for `params.*`
-    and `metrics.*`. `raybench.units` tells the units. Raises ResultsError for a table or run that
-    does not exist and, where one run is asked for, for a file that is damaged; among all runs a
-    damaged one is left out, with a ResultsWarning. `samples` and `modules` may hold an attempt that
-    `points` has no row of, when its driver was killed between writing the two.
+    not depend on the content (Int64, boolean, string, float64; maps are dicts, lists are arrays),
+    but for `params.*` and `metrics.*`. `raybench.units` tells the units. Raises ResultsError for a
+    table or run that does not exist and, where one run is asked for, for a damaged file; among all
+    runs a damaged one is left out, with a ResultsWarning. `samples`, `modules` and `regions` may
+    hold an attempt without a row of `points`, when its driver was killed before it wrote that.
     """
     import pandas as pd
     import pyarrow as pa

@@ -8,6 +8,7 @@ such a file, with the value of each start, so that several are pooled exactly.
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import warnings
 from collections import Counter
@@ -400,7 +401,8 @@ def load_files(path: Path) -> list[ReferenceFile]:
     An impossible entry (`why_impossible`) is left out, with a ResultsWarning. Raises UsageError
     where a folder has no YAML file, and where a file cannot be read or breaks the schema.
     """
-    paths = sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
+    # Path's own would raise for a name that is too long.
+    paths = sorted(path.glob("*.y*ml")) if os.path.isdir(path) else [path]  # noqa: PTH112
     if not paths:
         raise UsageError(f"{path}: has no YAML file")
     files = []

@@ -78,11 +78,12 @@ def without_controls(trials: Iterable[PointRow]) -> list[PointRow]:
 def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     """Return one row for each point of each run: its last attempt, or the mean of its rounds.
 
-    Step times, rates and parts are means over the rounds that are ok: geometric, by rank or name
-    arithmetic. Cold steps are medians, counts of samples and energy sums, memory is the largest.
-    Number, start and duration of the attempt are those of the last ok round. A warning of one round
-    is kept, a failed round adds one. Without an ok round it is the worst row (order of `Status`).
-    The step's interval is that of the samples alone. points: all attempts; controls are left out.
+    Step times, rates and parts are geometric means over the rounds that are ok; arithmetic by rank
+    or name, and if one is 0 or less. Cold steps are medians, counts of samples and energy sums,
+    memory is the largest. Number, start and duration of the attempt are those of the last ok round.
+    A warning of one round is kept; a round that is not ok adds one. Without an ok round it is the
+    worst row (order of `Status`). The step's interval is that of the samples alone. points: all
+    attempts; controls are left out.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):

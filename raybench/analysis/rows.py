@@ -1,6 +1,6 @@
 """Typed rows of points: read from a frame, with what is derived; their settings; what is shown.
 
-Imports no pandas, for which the progress of a sweep would have to wait for.
+Imports no pandas, which the progress of a sweep would have to wait for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Row = TypeVar("_Row")
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
     """Return the rows of a frame of the table `points`, which may lack columns: `typed_rows`.
 
-    Raises ResultsError for null where each point has a value, and for an unknown status.
+    Raises ResultsError for a null status or started_at, and for an unknown status.
     """
     return typed_rows(frame, PointRow)
 
@@ -213,8 +213,8 @@ def value_of(row: PointRow, metric: Metric) -> Any:
     return (row.workload_metrics or {}).get(metric.name)
 
 
-# All that reports tell points apart by, in the order of every format; the parameters of the
-# workload follow. `batch` is the batch size that the job fixed.
+# All that reports tell points apart by, in their order; the parameters of the workload come behind
+# or before (`varying`). `batch` is the batch size that the job fixed.
 EXECUTION, OPTIONAL = point.EXECUTION, point.OPTIONAL
 SETTINGS = ("workload", "scaling", *EXECUTION, "batch", "world_size")
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}

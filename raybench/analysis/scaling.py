@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.
 _SETTINGS = tuple(name for name in SETTINGS if name != "batch")
-# A GPU at work runs at its power limit: that is its speed, as long as both points had it.
+# A GPU at work runs at its power limit: that is its speed.
 NORMAL_LIMITS = frozenset({"power_cap", "sync_boost"})
 # More than this between the clocks of two points is a difference of the machine's own doing.
 _LARGEST_DIFFERENCE = 0.01
@@ -58,8 +58,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     apart). Without settings there is no baseline. speed_up is None for a point that is not ok or
     has no throughput; `why` tells why another ok point has none.
 
-    * Intervals (`*_low`, `*_high`) are over the rounds of this run, by the ratios within each
-      round, see `raybench.stats.summary`.
+    * Intervals (`*_low`, `*_high`) are over the rounds of the run, those of speed-up and efficiency
+      by the ratios within each round, see `raybench.stats.summary`.
     * efficiency is speed_up / (world_size / that of the baseline point), where the baseline names
       world_size. Where devices differ it is over what each of them does alone, added up
       (`_OwnSpeeds`); losses and serial fraction are not known then.

@@ -1,10 +1,10 @@
 """Which ranks of a point, and which devices, links or nodes of a fleet, are slow. Pure.
 
-Ranks are compared by their steps without communication (`find_straggler`); the rule, its trials on
-GPUs and its simulation are in docs/explanation/numbers.md. The subjects of a health test, all
-devices, all links or all nodes, are compared with the median of their peers in the same pass
-(`compare_peers`), and few with the fastest (`compare_few`): device 0 may itself be the slow one.
-docs/explanation/health.md has that rule, and `benchmarks/simulated_fleets.py` made its figures.
+Ranks are compared by their steps without communication, else by the timed ones
+(`find_straggler`): docs/explanation/numbers.md has the rule, docs/results.md its trials. The
+subjects of a health test (devices, links or nodes) are compared with the median of their peers in
+the same pass (`compare_peers`), few with the fastest (`compare_few`): device 0 may itself be the
+slow one. docs/explanation/health.md has that rule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FEW_STEPS = 6
 _MOST_PARTS, _LEAST_OF_A_PART = 6, 3
 _WINDOWS, _LEAST_OF_A_WINDOW = 8, 4
 # Two seconds of steps show only a part of a wander with a memory of one second, and a step that
-# waits for the latest host wanders less than each host. By simulation, docs/explanation/numbers.md.
+# waits for the latest host wanders less than each host. By simulation, docs/results.md.
 _UNSEEN = 1.3
 # Fewer ranks do not show how far ranks differ.
 _ENOUGH_RANKS = 6
@@ -288,7 +288,7 @@ def find_slow(tests: Sequence[Peers]) -> list[Bools]:
     """Return for each test a mask of its subjects: those that are slow, and not by chance.
 
     The false discovery rate is controlled over all tests and subjects together (Benjamini and
-    Hochberg 1995): of fleets without a slow subject at most FALSE_ALARMS have one called slow.
+    Hochberg 1995): about FALSE_ALARMS of healthy fleets as noisy as the floor have one called slow.
     """
     from scipy.stats import false_discovery_control
 

@@ -26,7 +26,7 @@ _CONFIDENCE = 0.965
 _LOCKSTEP = 0.01
 # With fewer steps a change of level cannot be told from noise.
 MIN_LEVEL_STEPS = 25
-# Batches of a third of the steps. Shorter ones than 4 steps would resemble their neighbours.
+# Batches of a third of the steps. Shorter ones than 3 steps would resemble their neighbours.
 _MOST_LEVEL_BATCHES, _SHORTEST_BATCH = 10, 3
 
 
@@ -270,12 +270,12 @@ def scatter(
         return found
     rest, degrees = rest[known], degrees[known]
     variances = np.nansum(rest**2, axis=1) / degrees
-    level, more = _fit_prior(variances, degrees)
+    level, weight = _fit_prior(variances, degrees)
     others = _independent_points(rest, variances, degrees) - 1
-    more = min(more, min(others, _MOST_OTHERS) * float(degrees.mean()))
+    more = np.minimum(min(weight, others * float(degrees.mean())), _MOST_OTHERS * degrees)
     deviations = np.sqrt((degrees * variances + more * level) / (degrees + more))
-    for place, sd, own in zip(np.flatnonzero(known), deviations, degrees, strict=True):
-        found[place] = Scatter(sd=float(sd), degrees=float(own + more))
+    for place, sd, both in zip(np.flatnonzero(known), deviations, degrees + more, strict=True):
+        found[place] = Scatter(sd=float(sd), degrees=float(both))
     return found
 
 

@@ -108,8 +108,9 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path, old, new, problem):
     with pytest.raises(UsageError, match=r"own\.yaml") as caught:
         references.load_files(path)
     assert problem in str(caught.value)
-    with pytest.raises(UsageError, match=r"^[^-].*none\.yaml: cannot be read"):
-        references.load_files(tmp_path / "none.yaml")
+    for name in ("none.yaml", f"{'n' * 300}one.yaml"):
+        with pytest.raises(UsageError, match=r"^[^-].*none\.yaml: cannot be read"):
+            references.load_files(tmp_path / name)
 
 
 def test_what_is_shipped_follows_from_its_own_starts():

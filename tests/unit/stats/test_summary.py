@@ -137,8 +137,7 @@ def test_one_point_alone_has_students_interval():
     values = np.array([[0.01, -0.02, 0.04]])
     [found] = scatter(values)
     assert (found.sd, found.degrees) == (pytest.approx(values.std(ddof=1)), 2)
-    expected = student.ppf(0.975, 2) * values.std(ddof=1) / 3**0.5
-    assert found.half_width(1 / 3) == pytest.approx(expected)
+    assert found.half_width(1 / 3) == pytest.approx(student.ppf(0.975, 2) * found.sd / 3**0.5)
 
 
 def test_a_noisy_point_among_quiet_ones_keeps_its_noise():
@@ -146,6 +145,8 @@ def test_a_noisy_point_among_quiet_ones_keeps_its_noise():
     sds = np.array([0.003] * 9 + [0.05])
     found = scatter(sds[:, np.newaxis] * rng.standard_normal((10, 4)))
     assert found[9].sd > 4 * found[0].sd
+    alike = np.where(np.arange(40).reshape(10, 4) < 38, rng.standard_normal((10, 4)), np.nan)
+    assert scatter(alike)[9].degrees == 2  # the others count no more than its own two starts
 
 
 def test_the_level_of_a_side_is_no_scatter_of_its_starts():
@@ -156,9 +157,7 @@ def test_the_level_of_a_side_is_no_scatter_of_its_starts():
 
 def test_without_two_starts_on_a_side_there_is_no_scatter_and_of_equal_ones_all_is_certain():
     values = np.array([[0.0, np.nan, 1.0], [0.0, 0.1, np.nan]])
-    found = scatter(values, sides=[0, 0, 1])
-    assert found[0] is None
-    assert found[1] is not None
+    assert [one is None for one in scatter(values, sides=[0, 0, 1])] == [True, False]
     assert scatter(np.array([[1.0], [2.0]])) == [None, None]
     # Starts that agree to the last digit make any change certain.
     [found] = scatter(np.zeros((1, 4)))
