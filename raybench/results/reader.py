@@ -324,20 +324,23 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
     """Return the logs of the ranks that wrote something, of one point or of all.
 
     Round by round in the order of the plan, then by attempt and rank; [] without any, also for a
-    run or point that is not there. run_id, point_id: whole ids; "*": all points. Raises OSError
-    where a log cannot be read.
+    run or point that is not there. run_id, point_id: whole ids; "*": all points. Raises
+    ResultsError where a log cannot be read.
     """
     found = [OF_RANK.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
-    names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))
-    return [
-        RankLog(
-            point_id=name[2],
-            attempt=int(name[3]),
-            rank=int(name[4]),
-            text=(root / LOGS / run_id / name[0]).read_text("utf-8", "replace"),
-        )
-        for name in names
-    ]
+    names = sorted((m for m in found if m), key=lambda m: (int(m[1]), int(m[3]), int(m[4])))
+    try:
+        return [
+            RankLog(
+                point_id=name[2],
+                attempt=int(name[3]),
+                rank=int(name[4]),
+                text=(root / LOGS / run_id / name[0]).read_text("utf-8", "replace"),
+            )
+            for name in names
+        ]
+    except OSError as error:
+        raise ResultsError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:

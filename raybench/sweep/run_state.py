@@ -104,7 +104,7 @@ class RunState:
     rounds: of the whole run. ended: how the trials ended that have a row already. earlier: which of
     these are kept, and what is to be run. code: source files that the workers must have.
     devices: keys of the devices that have rows. models: their names. was_cut_short: it is resumed,
-    and was interrupted before. resume_command: what the user types to go on with the run.
+    and was interrupted or failed. resume_command: what the user types to go on with the run.
     """
 
     run: Run
@@ -446,7 +446,7 @@ def resume_run(
         devices=frozenset(devices),
         models=frozenset(devices.values()),
         is_resumed=True,
-        was_cut_short=run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED),
+        was_cut_short=run.status is not RunStatus.OK,
         resume_command=resume_command,
     )
 

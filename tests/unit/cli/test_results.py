@@ -234,6 +234,8 @@ def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(raybench, result
     assert (log["attempt"], log["rank"]) == (2, 1)
     assert "with --logs" in raybench("show", "latest", point_id).out
     assert raybench("list").code == raybench("report").code == 0
+    (results / "logs" / "run-new" / f"00001-{point_id}-9-rank0.txt").mkdir()
+    assert "rank0.txt: cannot be read: Is a dir" in raybench("show", "latest", "--logs").refusal
 
 
 def test_show_tells_of_modules_regions_and_traces_where_a_point_has_them(raybench, results):

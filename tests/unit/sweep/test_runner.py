@@ -407,7 +407,7 @@ def resume(folder, job, monkeypatch, command):
     first, second = make_plan(job).points
     code = code_of("raybench.workloads.networks")
 
-    def call(status, *options, has_both=False, **of_run):
+    def call(status, /, *options, has_both=False, **of_run):
         settings = {
             "job_sha256": job.meaning_sha256,
             "job_text": job.text,
@@ -509,6 +509,10 @@ def test_a_run_has_not_ended_while_the_filter_leaves_out_what_was_cut_short(
     assert resume(Status.CANCELLED, "--filter", "batch_size == 2", has_both=True) is None
     assert "nothing to do" in resume.done.err
     assert stored("runs", "status") == ["interrupted", "interrupted"]
+
+
+def test_a_run_that_failed_with_its_cluster_was_cut_short_too(resume):
+    assert resume(Status.CANCELLED, status=RunStatus.FAILED).was_cut_short
 
 
 def test_a_run_whose_folders_have_another_name_is_not_resumed(resume, folder, command):
