@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -200,7 +201,8 @@ def explain_command(term: tuple[str, ...]) -> None:
         ]
     else:
         found = list(dict.fromkeys(_meanings(wanted)))
-    texts = [click.wrap_text(text, width=78, subsequent_indent="  ") for text in found]
+    style = textwrap.TextWrapper(width=78, subsequent_indent="  ", break_on_hyphens=False)
+    texts = [style.fill(text) for text in found]
     if page := pages.get(wanted.lower()):
         texts.append(page)
     if not texts:
