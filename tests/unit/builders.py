@@ -137,10 +137,16 @@ def make_measurement(
 
 
 def make_record(
-    point: Point | None = None, *, step_ms: float = 8.0, count: int = 6, **changes: Any
+    point: Point | None = None,
+    *,
+    step_ms: float = 8.0,
+    count: int = 6,
+    of_ranks: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> Record:
-    """An ok record with a little seeded noise around `step_ms`."""
+    """An ok record with a little seeded noise around `step_ms`; of_ranks: of each measurement."""
     point = point or make_point()
+    measured = {"items_per_step": point.batch_size, **(of_ranks or {})}
     rng = np.random.default_rng(point.world_size)
     steps = 1e6 * step_ms * (1 + 1e-3 * rng.standard_normal((point.world_size, count)))
     settings: dict[str, Any] = {
@@ -151,8 +157,7 @@ def make_record(
         "duration_s": 3.5,
         "devices": tuple(make_device(rank) for rank in range(point.world_size)),
         "measurements": tuple(
-            make_measurement(rank, [steps[rank]], items_per_step=point.batch_size)
-            for rank in range(point.world_size)
+            make_measurement(rank, [steps[rank]], **measured) for rank in range(point.world_size)
         ),
         **changes,
     }

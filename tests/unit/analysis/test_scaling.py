@@ -106,10 +106,8 @@ def test_without_a_point_to_compare_with_there_is_no_speed_up_and_a_reason(first
 
 
 def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_speed_up():
-    silent = []
-    for size in (1, 2):
-        ranks = [make_measurement(r, [[1_000_000] * 6], items_per_step=None) for r in range(size)]
-        silent.append(make_record(make_point(world_size=size), measurements=tuple(ranks)))
+    sizes = [make_point(world_size=size) for size in (1, 2)]
+    silent = [make_record(point, of_ranks={"items_per_step": None}) for point in sizes]
     points = make_rows(silent)
     told = "no throughput: the workload does not set items_per_step"
     assert column(scaling(points, {"world_size": 1}), "why") == [told, told]
@@ -122,11 +120,10 @@ def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_spee
 def test_ranks_without_collectives_are_told_why_there_are_no_parts():
     told = "no collective of torch.distributed was seen in a step"
     unknown = Breakdown(methods={"comm_exposed_ms": f"unknown: {told}"})
-    record = make_steady(2, 10.0)
-    measured = tuple(replace(m, breakdown=unknown) for m in record.measurements)
-    (row,) = make_rows([replace(record, measurements=measured)])
+    point = make_point(world_size=2)
+    (row,) = make_rows([make_record(point, of_ranks={"breakdown": unknown})])
     assert f"no breakdown on several ranks: {told}" in row.warnings
-    (row,) = make_rows([record])
+    (row,) = make_rows([make_record(point)])
     assert not any(told in warning for warning in row.warnings)
 
 

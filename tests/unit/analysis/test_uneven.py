@@ -51,16 +51,15 @@ def ran(shares, items, own_ms, ratio=0.5, exchange_ms=1.0, **settings):
     )
 
 
-def fleet(ratio=0.5, own_ms=10.0):
-    """Two fast devices and one slow: a fast one does 64 samples in `own_ms`."""
-    slow_ms = own_ms / ratio
-    by_speed_ms = own_ms * 3 / (2 + ratio)
+def fleet(ratio=0.5, **settings):
+    """Two fast devices and one slow: a fast one does 64 samples in 10 ms."""
     slow_items = round(192 * ratio / (2 + ratio))
     rest = 192 - slow_items
+    by_speed = (rest - rest // 2, rest // 2, slow_items)
     return [
-        ran("equal", (64, 64, 64), (own_ms, own_ms, slow_ms), ratio),
-        ran("fast", (96, 96, 0), (1.5 * own_ms, 1.5 * own_ms, 0.0), ratio),
-        ran("by_speed", (rest - rest // 2, rest // 2, slow_items), (by_speed_ms,) * 3, ratio),
+        ran("equal", (64, 64, 64), (10.0, 10.0, 10.0 / ratio), ratio, **settings),
+        ran("fast", (96, 96, 0), (15.0, 15.0, 0.0), ratio, **settings),
+        ran("by_speed", by_speed, (30.0 / (2 + ratio),) * 3, ratio, **settings),
     ]
 
 
@@ -98,8 +97,7 @@ def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_th
     assert words.startswith("by_speed: +61.5% ±")
     assert " over equal, +23.1% ±" in words
     assert words.endswith("below a global batch of 40 fast should be faster")
-    wide = [replace(r, point=replace(r.point, precision=Precision.BF16)) for r in fleet()]
-    both = fleets(scaling_rows([*fleet(), *wide], BASELINE))
+    both = fleets(scaling_rows([*fleet(), *fleet(precision=Precision.BF16)], BASELINE))
     names = {fleet_name(each, "GPUs", both).removeprefix(fleet_name(one, "GPUs")) for each in both}
     assert names == {", fp32", ", bf16"}
     _, table = SECTIONS[0].blocks(SimpleNamespace(fleets=both, ranks="GPUs"))
@@ -133,12 +131,9 @@ def test_devices_that_were_only_probed_are_held_against_what_each_does_alone():
 def test_devices_that_differ_by_themselves_are_found_by_their_probes():
     by_probe = []
     for record in fleet(0.5):
-        shares = [replace(m.share, slow_ratio=None) for m in record.measurements if m.share]
-        measurements = tuple(
-            replace(m, share=share) for m, share in zip(record.measurements, shares, strict=True)
-        )
+        ranks = [replace(m, share=replace(m.share, slow_ratio=None)) for m in record.measurements]
         point = replace(record.point, slow_ratio=1.0)
-        by_probe.append(replace(record, point=point, measurements=measurements))
+        by_probe.append(replace(record, point=point, measurements=tuple(ranks)))
     (found,) = fleets(scaling_rows(by_probe, BASELINE))
     assert found.slow_count == 1
     # 64 samples take 1 ms and 1 more, or 2 more.

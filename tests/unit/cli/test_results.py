@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from builders import START, make_device, make_failed, make_point, make_record, open_run, write_run
@@ -239,23 +240,17 @@ def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(raybench, result
 
 
 def test_show_tells_of_modules_regions_and_traces_where_a_point_has_them(raybench, results):
-    record = make_record()
     modules = tuple(
         ModuleTime(name=name, kind="Linear", calls=1, forward_ms=ms, backward_ms=None)
         for name, ms in (("first", 1.0), ("second", 2.0))
     )
-    [measurement] = record.measurements
-    profiled = replace(
-        measurement,
-        profile=Profile(trace=b"{}", modules=modules),
-        breakdown=Breakdown(
-            methods={"wait_ms": "tail less the shortest"},
-            regions=(RegionTime(name="attention", calls=8, ms=2.5, share=0.5),),
-        ),
+    breakdown = Breakdown(
+        methods={"wait_ms": "tail less the shortest"},
+        regions=(RegionTime(name="attention", calls=8, ms=2.5, share=0.5),),
     )
-    written = open_run(results, "run-new")
-    record = replace(record, attempt=2, measurements=(profiled,))
-    written.write_records([(0, record)])
+    told = {"profile": Profile(trace=b"{}", modules=modules), "breakdown": breakdown}
+    record = make_record(attempt=2, of_ranks=told)
+    open_run(results, "run-new").write_records([(0, record)])
     text = raybench("show", "latest", record.point.point_id).out
     assert "wait_ms  tail less the shortest" in text
     assert text.index("second  Linear") < text.index("first   Linear")
@@ -302,10 +297,8 @@ def test_a_reader_that_leaves_early_is_no_error_and_a_full_disk_is_one_line(resu
 
 
 def test_an_interrupt_is_exit_130_and_one_word(raybench, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("raybench.report.summary.load_summary", interrupt)
+    interrupted = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("raybench.report.summary.load_summary", interrupted)
     done = raybench("report")
     assert (done.code, done.out, done.err) == (130, "", "\ninterrupted\n")
 

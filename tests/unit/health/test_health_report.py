@@ -4,6 +4,7 @@ import json
 from datetime import timedelta
 from itertools import permutations
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from builders import (
@@ -369,15 +370,10 @@ def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
 
 @pytest.fixture
 def examined(monkeypatch):
-    """The devices that each check was asked for; none is made."""
-    asked: list[Any] = []
-
-    def examine(where, *_, **__):
-        asked.append(where.only)
-        raise UsageError("stopped")
-
+    """What each check was asked for; none is made."""
+    examine = Mock(side_effect=UsageError("stopped"))
     monkeypatch.setattr("raybench.health.check.examine", examine)
-    return asked
+    return examine
 
 
 def test_a_list_that_cannot_be_written_is_refused_before_the_check(tmp_path, examined, command):
@@ -385,7 +381,7 @@ def test_a_list_that_cannot_be_written_is_refused_before_the_check(tmp_path, exa
     words = ("health", "-o", tmp_path, "--healthy-devices", missing)
     told = f"{missing}: cannot be written: No such file"
     assert told in command(*words, results=None).err
-    assert examined == []
+    examined.assert_not_called()
 
 
 def test_only_the_devices_of_a_file_are_checked(tmp_path, examined, command):
@@ -395,7 +391,7 @@ def test_only_the_devices_of_a_file_are_checked(tmp_path, examined, command):
     kept.write_text("GPU-1\n")
     words = ("--devices", some, "--healthy-devices", kept)
     command("health", "-o", tmp_path, *words, results=None)
-    assert [only.names for only in examined] == [("alpha:1",)]
+    assert [asked.args[0].only.names for asked in examined.call_args_list] == [("alpha:1",)]
     # The list of an earlier check stays until there is a new one.
     assert kept.read_text() == "GPU-1\n"
     missing = command("health", "-o", tmp_path, "--devices", tmp_path / "no.txt", results=None)

@@ -367,11 +367,8 @@ class Limited:
         monkeypatch.setattr(torch.cuda, "Event", lambda **_: self._event())
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
-        monkeypatch.setattr(
-            torch, "Generator", lambda _: SimpleNamespace(manual_seed=lambda seed: None)
-        )
-        for name in ("randn", "empty"):
-            monkeypatch.setattr(torch, name, lambda *_, **__: None)
+        for name in ("Generator", "randn", "empty"):
+            monkeypatch.setattr(torch, name, Mock())
 
     def _product(self, left: None, right: None, out: None) -> None:
         self.products += 1

@@ -16,7 +16,6 @@ from builders import (
     make_failed,
     make_finding,
     make_measure,
-    make_measurement,
     make_point,
     make_record,
     make_row,
@@ -34,7 +33,7 @@ from commands import EXAMPLES
 
 from raybench.analysis.rows import ScaledRow, point_rows
 from raybench.health.report import HealthReport
-from raybench.records import RunStatus, Status
+from raybench.records import Repetition, RunStatus, Status
 from raybench.records.devices import Verdict
 from raybench.report import documents, formatting
 from raybench.report.documents import format_document, legend_paragraphs
@@ -186,10 +185,9 @@ def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told
 
 
 def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory():
-    plain = make_record(devices=(make_device(kind="cpu", name="CPU"),))
-    [measurement] = plain.measurements
-    without = replace(measurement, peak_mem_allocated_bytes=None)
-    [table] = tables_of(make_summary([replace(plain, measurements=(without,))], device_count=0))
+    devices = (make_device(kind="cpu", name="CPU"),)
+    record = make_record(devices=devices, of_ranks={"peak_mem_allocated_bytes": None})
+    [table] = tables_of(make_summary([record], device_count=0))
     assert table.titles == ("step ms", "scatter", "samples/s", "first ms")
     assert table.kind == "fp32, batch 64 per device, 1 worker"
     assert {len(row) for row in table.texts} == {len(table.titles)}
@@ -218,9 +216,8 @@ def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(own, as
     ran = []
     for batch_size, kernel, attention in ((32, "cudnn", "auto"), (64, own, asked)):
         params = {"attention": attention, "hidden": 8, "layers": 1}
-        record = make_record(make_point(batch_size=batch_size, params=params))
-        ranks = tuple(replace(one, attention_kernels=(kernel,)) for one in record.measurements)
-        ran.append(replace(record, measurements=ranks))
+        point = make_point(batch_size=batch_size, params=params)
+        ran.append(make_record(point, of_ranks={"attention_kernels": (kernel,)}))
     found = make_summary(ran, make_run("run-a", baseline={"batch_size": 32, "attention": "auto"}))
     text = "attention by flash, at the baseline point by cudnn: speed-ups are of the kernels too"
     assert text in {one.text for one in found.warnings} or not is_told
@@ -228,13 +225,10 @@ def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(own, as
 
 
 def test_the_table_of_a_collective_says_what_nccl_ran():
-    told = ("AllReduce 4096 B: RING LL, 2 channels",)
-    record = make_record(make_point(world_size=2))
-    ranks = tuple(
-        replace(one, nccl_choices=told, message_bytes=4096, busbw_factor=1.0, items_per_step=None)
-        for one in record.measurements
-    )
-    text = report_text(make_summary([replace(record, measurements=ranks)]), width=200)
+    told = {"message_bytes": 4096, "busbw_factor": 1.0, "items_per_step": None}
+    told["nccl_choices"] = ("AllReduce 4096 B: RING LL, 2 channels",)
+    record = make_record(make_point(world_size=2), of_ranks=told)
+    text = report_text(make_summary([record]), width=200)
     assert "NCCL ran" in text
     assert "  RING LL, 2 channels" in text
 
@@ -389,17 +383,11 @@ def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it():
 
 
 def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments():
-    measured = make_measurement(
-        0, [[2 * MS] * 6], items_per_step=None, flops_per_step=4e11, gemm_tflops=250.0
-    )
-    warm = make_samples([50 * MS, *[MS] * 40])
-    [repetition] = measured.repetitions
-    measured = replace(measured, repetitions=(replace(repetition, warmup=warm),))
-    record = make_record(
-        unscaled_point("gemm", m=64, n=8, k=8),
-        measurements=(measured,),
-        devices=(make_device(name="Unheard of"),),
-    )
+    warm, timed = make_samples([50 * MS, *[MS] * 40]), make_samples([2 * MS] * 6)
+    told = {"items_per_step": None, "flops_per_step": 4e11, "gemm_tflops": 250.0}
+    told["repetitions"] = (Repetition(warmup=warm, timed=timed, settled=True),)
+    devices = (make_device(name="Unheard of"),)
+    record = make_record(unscaled_point("gemm", m=64, n=8, k=8), devices=devices, of_ranks=told)
     summary = make_summary([record])
     [table] = tables_of(summary)
     assert table.titles == ("step ms", "scatter", "TFLOP/s", "burst", "%GEMM")
@@ -407,7 +395,7 @@ def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments():
     assert RunReport(summary=summary).lead.startswith(
         "200.0 TFLOP/s (400.0 TFLOP/s in its first 30 ms); one start"
     )
-    assert any("Burst: TFLOP/s in the first 30 ms" in told for told in [legend_of(summary)])
+    assert "Burst: TFLOP/s in the first 30 ms" in legend_of(summary)
 
 
 BAD = "\N{REPLACEMENT CHARACTER}"

@@ -25,9 +25,8 @@ MS = 1_000_000
 
 def two_ranks(**changes):
     steps = [[10 * MS, 12 * MS, 10 * MS, 30 * MS, 10 * MS], [11 * MS] * 5]
-    ranks = [make_measurement(rank, [ns], items_per_step=64) for rank, ns in enumerate(steps)]
-    measurements = tuple(ranks)
-    return make_record(make_point(world_size=2), measurements=measurements, **changes)
+    ranks = [make_measurement(rank, [ns]) for rank, ns in enumerate(steps)]
+    return make_record(make_point(world_size=2), measurements=tuple(ranks), **changes)
 
 
 def row_of(record, **measure):
@@ -82,10 +81,11 @@ def test_what_falls_short_of_the_job_is_told_and_a_quick_look_is_marked(measure,
 
 def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell():
     def warned(settled, **measure):
-        (measured,) = make_record().measurements
-        (repetition,) = measured.repetitions
-        changed = replace(measured, repetitions=(replace(repetition, settled=settled),))
-        warnings: list[str] = row_of(make_record(measurements=(changed,)), **measure)["warnings"]
+        timed = make_samples([8 * MS] * 6)
+        repetition = Repetition(warmup=make_samples([MS] * 2), timed=timed, settled=settled)
+        warnings = row_of(make_record(of_ranks={"repetitions": (repetition,)}), **measure)[
+            "warnings"
+        ]
         return [text for text in warnings if "level" in text or "steady" in text]
 
     assert warned(True) == []
@@ -196,10 +196,8 @@ def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(calls, warning)
 
 def test_on_a_cpu_the_memory_is_null_and_the_backend_gloo():
     devices = tuple(make_device(rank, kind="cpu", name="CPU") for rank in range(2))
-    plain = two_ranks(devices=devices)
     none = {"peak_mem_allocated_bytes": None, "peak_mem_reserved_bytes": None}
-    measurements = tuple(replace(one, **none) for one in plain.measurements)
-    row = row_of(replace(plain, measurements=measurements))
+    row = row_of(make_record(make_point(world_size=2), devices=devices, of_ranks=none))
     assert row["peak_mem_allocated_bytes"] is None
     assert (row["backend"], row["device_type"]) == ("gloo", "cpu")
 
@@ -226,7 +224,7 @@ def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells()
     for rank, wait in enumerate([2, 4]):
         timed = make_samples([MS] * 5, data=[wait * MS] * 5)
         repetition = Repetition(warmup=warmup, timed=timed)
-        ranks.append(replace(make_measurement(rank, []), repetitions=(repetition,)))
+        ranks.append(make_measurement(rank, [], repetitions=(repetition,)))
     record = make_record(make_point(world_size=2), measurements=tuple(ranks))
     assert row_of(record)["data_ms"] == 4.0
     assert row_of(two_ranks())["data_ms"] is None
@@ -239,7 +237,7 @@ def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait():
     first, idle = repetition(3, data=[MS] * 3), repetition(4)
     busy = repetition(4, data=[2 * MS] * 4)
     repeats = enumerate([(first, idle), (first, busy)])
-    ranks = tuple(replace(make_measurement(r, []), repetitions=both) for r, both in repeats)
+    ranks = tuple(make_measurement(r, [], repetitions=both) for r, both in repeats)
     assert row_of(make_record(measurements=ranks[:1]))["data_ms"] == 0.0
     both = make_record(make_point(world_size=2), measurements=ranks)
     assert row_of(both)["data_ms"] == 2.0
@@ -270,8 +268,7 @@ def test_parameters_are_text_that_yaml_readers_know():
 def test_samples_keep_every_iteration_of_every_rank_and_its_part_times():
     timed = make_samples([5, 6], data=[1, 2], tokenize=[3, 4])
     repetition = Repetition(warmup=make_samples([9]), timed=timed)
-    measured = replace(make_measurement(0, []), repetitions=(repetition,))
-    record = make_record(measurements=(measured,))
+    record = make_record(of_ranks={"repetitions": (repetition,)})
     columns = sample_columns("run-a", record)
     content = zip(*columns.values(), strict=True)
     warm, first, second = (dict(zip(columns, row, strict=True)) for row in content)

@@ -4,6 +4,7 @@ import socket
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pyarrow as pa
@@ -92,14 +93,8 @@ def test_a_half_written_dot_file_is_seen_by_no_reader(results):
 
 
 def test_a_kill_before_the_rename_leaves_the_old_part_whole(results, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def killed(*_):
-        raise Killed
-
-    monkeypatch.setattr(Path, "replace", killed)
-    with pytest.raises(Killed):
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
         old_run(results).write_run(make_run("run-old", status=RunStatus.INTERRUPTED))
     assert {run.status for run in read_runs(results)} == {RunStatus.OK}
     assert [path.name for path in (results / "runs" / "run-old").iterdir()] == ["run.parquet"]

@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import builders
 import pytest
@@ -131,10 +132,7 @@ def test_a_failed_point_stops_others_with_on_error_stop_alone_and_an_oom_no_sear
 
 
 def test_an_interrupt_on_the_thread_of_a_point_ends_the_sweep():
-    def script(point, rank):
-        raise KeyboardInterrupt
-
-    cluster = make_started(make_devices(a=1), script)
+    cluster = make_started(make_devices(a=1), Mock(side_effect=KeyboardInterrupt))
     told = [(0, Status.CANCELLED, "by the user")]
     assert in_flight(cluster, KeyboardInterrupt, make_plan_of(1)) == told
 

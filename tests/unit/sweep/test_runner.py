@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -335,12 +336,8 @@ def test_a_relative_output_in_a_ray_job_is_refused_in_one_line(job, folder, comm
 def test_points_beside_each_other_ask_for_more_devices_but_wait_for_none_and_share_no_cores(
     job, monkeypatch, oversubscribe, wait, wanted
 ):
-    asked, cluster = [], NoWorkers(ClusterError("seen"))
-
-    def connect(_address, _device, count, **_):
-        asked.append(count)
-        return cluster
-
+    cluster = NoWorkers(ClusterError("seen"))
+    connect = Mock(return_value=cluster)
     monkeypatch.setattr("raybench.sweep.runner.connect", connect)
     placement = f"placement={{isolation: device, oversubscribe: {oversubscribe}}}"
     argv = ["sweep", "job.yaml", "--address", "local", "--device", "cpu", "--set", placement]
@@ -348,19 +345,19 @@ def test_points_beside_each_other_ask_for_more_devices_but_wait_for_none_and_sha
     argv += ["--set=matrix.strategy=spread"]  # with workers chosen so
     with pytest.raises(ClusterError, match="seen"):
         cli.raybench.main([*argv, *(("--wait", *wait) if wait else ())], standalone_mode=False)
-    assert (asked, cluster.strategy) == ([wanted], "spread")
+    _address, _device, count = connect.call_args.args
+    assert (count, cluster.strategy) == (wanted, "spread")
 
 
 def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
     sweeping, stored, said, monkeypatch
 ):
+    full = Mock(side_effect=ResultsError("samples: no space left"))
+
     def script(point, rank):
         if point.batch_size == 2:
             monkeypatch.setattr(RunStore, "write_records", full)
         return make_measurement()
-
-    def full(*_):
-        raise ResultsError("samples: no space left")
 
     with pytest.raises(ResultsError, match=r"^samples: no space left$"):
         sweeping(one_worker(script))
@@ -385,16 +382,10 @@ def test_bytes_that_are_no_text_here_are_one_line(variables, given):
 
 
 def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(sweeping, stored, said):
-    calls = []
-
-    def script(point, rank):
-        calls.append(point.batch_size)
-        if len(calls) == 1:
-            return Failure(rank=rank, status=Status.LOST, error_type="Died", message="gone")
-        return make_measurement()
-
+    lost = Failure(rank=0, status=Status.LOST, error_type="Died", message="gone")
+    script = Mock(side_effect=[lost, make_measurement(), make_measurement()])
     run = sweeping(one_worker(script))
-    assert calls == [1, 1, 2]
+    assert [call.args[0].batch_size for call in script.call_args_list] == [1, 1, 2]
     assert (run.status, run.points_ok, run.points_failed) == (RunStatus.OK, 2, 0)
     assert "rank 0 (host-a, cuda:0): gone (tried once more)" in said()
     assert stored("points", "status") == ["lost", "ok", "ok"]

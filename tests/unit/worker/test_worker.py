@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -276,17 +277,13 @@ def test_every_repeat_and_every_point_starts_with_the_same_random_numbers(worklo
 
 
 def test_operations_are_counted_once_for_equal_points(monkeypatch):
-    def counted(workload_class, params, context):
-        calls.append(context.batch_size)
-        return Counted(flops=5.0, method="by hand")
-
-    calls: list[int] = []
+    counted = Mock(return_value=Counted(flops=5.0, method="by hand"))
     monkeypatch.setattr("raybench.worker.worker.step_flops", counted)
     worker, first = Worker("cpu", 0), make_task()
     for changes in ({}, {"precision": Precision.BF16}, {"batch_size": 4}):
         task = replace(first, point=replace(first.point, **changes))
         assert measured(task, worker).flops_per_step == 5.0
-    assert calls == [8, 4]
+    assert [call.args[-1].batch_size for call in counted.call_args_list] == [8, 4]
 
 
 def test_a_worker_that_has_loaded_other_code_measures_nothing_and_names_node_and_file(
