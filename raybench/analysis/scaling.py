@@ -358,8 +358,9 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
     """Return the shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
     row, base: rows of the table `points`, both with a throughput. A cause costs what it takes
-    longer than in perfect scaling: than in the baseline point, times its share of the work (1 in
-    weak scaling, the inverse ratio of devices in strong scaling). Less than 0: it became quicker.
+    longer than in perfect scaling: than in the baseline point, times the share of the work that
+    samples/s tell (about 1 in weak scaling, the inverse ratio of devices in strong scaling). Less
+    than 0: it became quicker.
 
     * lost_comm: the step beyond the slowest rank's own step; of gradients, as far as the
       communication that was timed in other steps can explain it.
@@ -370,7 +371,7 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
     * lost_host: the device is idle because the host is late, other than for data.
     * lost_unexplained: what no cause explains. The step beyond the slowest rank's own one that is
       more than was timed of communication, or less than none; a baseline step that is not the sum
-      of its parts; own steps that were not taken apart; samples/s that the step times do not give.
+      of its parts; own steps that were not taken apart.
 
     None for a cause that was not measured; all but lost_unexplained, where nothing was.
     Empty where one has no step time.

@@ -43,10 +43,11 @@ _FORMATS = (*FORMATS, "reference")
 def export_command(
     runs: tuple[str, ...], results: Path, kind: str | None, output: Path | None, tracker: str | None
 ) -> None:
-    """Give other programs the points of RUN, rounds as one, with speed-up and efficiency.
+    """Give other programs the points of RUN, rounds as one, or what a health check found.
 
-    RUN is as for `raybench report`, and `latest` where none is given. With --format reference it
-    may be a YAML file of references too: all are pooled.
+    A health check goes as csv, json, junit or reference. RUN is as for `raybench report`, and
+    `latest` where none is given. With --format reference it may be a YAML file of references too:
+    all are pooled.
 
     \b
     raybench export --format csv -o points.csv

@@ -313,12 +313,16 @@ _STDERR = 2
 
 
 def write_result(text: str) -> None:
-    """Write the text to stdout as it is. Raises ResultsError when it cannot be written.
+    """Write the text to stdout. Raises ResultsError when it cannot be written.
 
-    Nothing is raised where the reader of a pipe has left (`| head`); the rest is dropped.
+    Letters that the encoding of stdout lacks become "?"; ANSI codes go to a terminal alone.
+    Nothing is raised where stdout is closed or the reader of a pipe has left (`| head`).
     """
     try:
-        click.echo(text, nl=False)
+        try:
+            click.echo(text, nl=False)
+        except UnicodeEncodeError as error:
+            click.echo(text.encode(error.encoding, "replace").decode(error.encoding), nl=False)
     except BrokenPipeError:
         # What is still buffered must not fail again when the interpreter ends.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device, not a path

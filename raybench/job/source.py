@@ -408,8 +408,8 @@ def _read_sizes(value: Any) -> Any:
 def with_sizes(group: object) -> object:
     """Return a copy of a mapping with its settings `*_bytes` in bytes, ranges as lists of them.
 
-    A range is a text such as "8:1GiB:x2". What is no size or range stays as it is, for its type to
-    refuse; so does what is no mapping.
+    A range is a text such as "8:1GiB:x2". Lists of lists or ranges become one flat list. Any other
+    value stays as it is, for its type to refuse; so does what is no mapping.
     """
     if not isinstance(group, dict):
         return group

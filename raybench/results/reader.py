@@ -378,11 +378,11 @@ def _warn(text: str) -> None:
 
 
 def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
-    """Return all runs, or the `newest` newest ones (at least 1), oldest first.
+    """Return all runs, or what can be read of the `newest` newest (at least 1), oldest first.
 
-    A run whose driver died on this host is interrupted, not running. A run without a row is left
-    out, with a ResultsWarning; so is one whose row, or whose points if its driver died, cannot be
-    read. Raises ResultsError where `root` is no folder.
+    A run whose driver died on this host is interrupted, not running. A run with points but no row
+    is left out, with a ResultsWarning; so is one whose row, or whose points if its driver died,
+    cannot be read. Raises ResultsError where `root` is no folder.
     """
     root = Path(root)
     if newest is None:

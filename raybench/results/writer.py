@@ -364,8 +364,8 @@ def compact_run(root: Path, run_id: str) -> Compaction:
     what was left; pandas sees some rows twice until then. A reader that listed the folder before
     finds the old parts gone.
 
-    Raises ResultsError for a run that is not there or being measured, for parts that are damaged or
-    of a newer raybench, and for what cannot be written or deleted.
+    Raises ResultsError for a run that is not there or being measured, for parts to merge that are
+    damaged or of a newer raybench, and for what cannot be written or deleted.
     """
     if read_run(root, run_id).status is RunStatus.RUNNING:
         raise ResultsError(f"{root}: run {run_id} is still running; compact it when it has ended")

@@ -1,6 +1,7 @@
 """The commands, through the one place that turns errors into exit codes."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -287,12 +288,16 @@ def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results):
     [
         ("report --results {} | head -n 1", ""),
         ("report --results {} | true", ""),
+        ("explain references | grep -a '?(1 + 1'", ""),  # a square root
+        ("explain references >&-", ""),
         ("list --results {} > /dev/full", "stdout: cannot be written: No space left on device\n"),
     ],
 )
-def test_a_reader_that_leaves_early_is_no_error_and_a_full_disk_is_one_line(results, words, told):
+def test_no_reader_nor_encoding_is_an_error_and_a_full_disk_is_one_line(results, words, told):
     command = f"{sys.executable} -m raybench {words.format(results)}"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    encoding = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    run = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(run, capture_output=True, text=True, env=encoding)
     assert (done.returncode, done.stderr) == (2 if told else 0, told)
 
 
