@@ -288,7 +288,7 @@ def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results):
     [
         ("report --results {} | head -n 1", ""),
         ("report --results {} | true", ""),
-        ("explain references | grep -a '?(1 + 1'", ""),  # a square root
+        ("explain references | grep -ca '?(1 + 1'", ""),  # a square root
         ("explain references >&-", ""),
         ("list --results {} > /dev/full", "stdout: cannot be written: No space left on device\n"),
     ],
