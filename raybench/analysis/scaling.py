@@ -478,7 +478,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
     """Return one row for each point of a run, as `scaling` makes them; controls are left out.
 
     points: rows of the run in the table `points`, all attempts. In the result params_json has the
-    parameters with their types, and the settings that are not at their defaults.
+    parameters with their types, and those settings of OPTIONAL that are not at their defaults.
     """
     found = []
     for row in scaling(points, run.baseline):

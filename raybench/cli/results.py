@@ -72,7 +72,7 @@ def report_command(
     """Report what RUN found: what its job asks, or the verdicts of a health check.
 
     RUN is a run id, a unique prefix of one, the name of a job (its newest run), `latest`, one of
-    these in a folder of results inside the results (examples/gemm), or the path of a run.
+    these in another folder of results (examples/gemm, or by path), or the path of a run.
     """
     from raybench.report.documents import format_document
     from raybench.report.run_report import RunReport

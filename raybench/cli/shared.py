@@ -405,7 +405,7 @@ def write_document(
     """Write a document to the file `path`, or to stdout for None.
 
     kind: terminal, md, json, or html, for which `make_page` returns the page; a line on stderr then
-    names the file. Raises ResultsError when it cannot be written, and what `make_page` raises.
+    names the file. Raises as `write_result` and `write_file` do, and what `make_page` raises.
     """
     from raybench.report.documents import format_document
 

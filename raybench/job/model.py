@@ -503,7 +503,7 @@ class Job(Section):
         return self._source.explain(problem)
 
     def error(self, problems: Sequence[Problem]) -> JobError:
-        """Return one error whose text has a line with place and message for each problem."""
+        """Return one error, a line with place and message for each of the first 50 problems."""
         return JobError(self._source.explain_all(problems))
 
 

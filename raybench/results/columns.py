@@ -276,7 +276,7 @@ def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
 
 
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
-    """Return the rows of all these parts, in their order, with the columns of `wanted`.
+    """Return the rows of all these parts, in order, with the columns of `wanted`, null if lacking.
 
     A part that is gone is left out, and one that is merged into another of them, as a killed
     `raybench compact` leaves it. Raises UnreadablePartsError where files cannot be read, are not

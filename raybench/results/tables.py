@@ -391,8 +391,8 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
 def why_no_breakdown(row: PointRow) -> str | None:
     """Return why the parts of a point's step must not be shown; None if they may.
 
-    They must not if their sum, the local step or the wait exceeds the step by more than 10 %. None
-    too if the step time or the parts are not known.
+    They must not if their sum (on a GPU without data_ms), the local step or the wait exceeds the
+    step by more than 10 %. None too if the step time or the parts are not known.
     """
     step_ms = row.step_ms_p50
     # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
@@ -505,7 +505,7 @@ class SummaryRow:
     point_id: Annotated[str, Column("", "id of the point")]
     job_name: Annotated[str, Column("", "name in the job file")]
     workload: Annotated[str, Column("", "name or class")]
-    params_json: Annotated[str, Column("", "parameters and settings that are no defaults, as JSON")]
+    params_json: Annotated[str, Column("", "parameters and other changed settings, as JSON")]
     precision: Annotated[str, Column("", "as in the job")]
     world_size: Annotated[int, Column("", "ranks")]
     device_name: Annotated[str | None, Column("", "model")] = None

@@ -389,7 +389,7 @@ class NodeAgents:
         return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
-        """Wait until the memory of these devices, whose workers are gone, is free.
+        """Wait until devices, whose workers are gone, use the memory that they used at the start.
 
         Return a sentence for each where it is not after `timeout_s`. CPUs, and GPUs whose use NVML
         or the agent does not report, are not waited for.
