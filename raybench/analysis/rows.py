@@ -260,7 +260,7 @@ def setting_order(value: Any) -> tuple[int, float, str]:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number or the text of one, also "nan" or "inf", as float; None for all else."""
+    """Return a number (no bool) or its text, also "nan", as float; None for all else."""
     if isinstance(value, bool):
         return None
     try:

@@ -335,7 +335,7 @@ class Fleet:
 
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
-        """Return the devices as subjects, by rank."""
+        """Return the devices as subjects (`device_subjects`), by rank."""
         return device_subjects(self.devices)
 
     @cached_property

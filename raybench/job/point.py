@@ -28,7 +28,7 @@ Size = Annotated[int, _SIZES]
 
 
 def setting_text(value: Scalar) -> str:
-    """Return a setting as the tables hold it: `true` for True, otherwise as Python writes it."""
+    """Return a setting as the tables hold it: a bool as `true` or `false`, else as str() does."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

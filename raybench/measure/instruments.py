@@ -364,10 +364,10 @@ def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any
 def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[Step]:
     """Capture `inner` steps of the workload in a CUDA graph; yield the step that replays them.
 
-    It was replayed once before. All ranks must call it. The graph is gone at the end of the `with`
-    block: it holds the workload's memory, and a process group cannot be destroyed while a graph
-    holds its collectives (pytorch#115388). Raises UsageError for a step that cannot be captured,
-    and torch.OutOfMemoryError.
+    It was replayed once before. All ranks must call it, on a stream that is not the default one and
+    after a warm-up. The graph is gone at the end of the `with` block: a process group cannot be
+    destroyed while a graph holds its collectives (pytorch#115388). Raises UsageError for a step
+    that cannot be captured, and torch.OutOfMemoryError.
     """
     graph = torch.cuda.CUDAGraph()
     try:

@@ -62,7 +62,7 @@ def variables_that_matter() -> dict[str, str]:
 
 @contextmanager
 def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process in the block, which keeps them; then they are as before."""
+    """Set variables of this process in the block, which must delete none; then restore them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
@@ -75,7 +75,7 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of the folder ("+changes" if tracked files differ); None if git fails."""
+    """Return HEAD ("+changes" if tracked files of the repository differ); None if git fails."""
     git = partial(
         subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
     )

@@ -233,9 +233,9 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
-    """Return one table as a frame for a report: nulls of numbers are NaN, maps are dicts.
+    """Return one table as a frame: numbers' nulls are NaN, maps dicts, lists arrays.
 
-    run_id: as `find_run` takes it; None for all runs. table: a stored one, not `scaling`. Raises
+    run_id: as `find_run` takes it; None or "": all runs. table: a stored one, not `scaling`. Raises
     ResultsError where there is no such folder, table or run, or a part of the run cannot be read;
     of all runs, a run with such a part is left out with a ResultsWarning.
     """

@@ -180,7 +180,7 @@ def median_skew(ranks: Sequence[ArrayLike]) -> float:
 
 
 def median_of_smallest(ranks: Sequence[Sequence[float]]) -> float | None:
-    """Return the median over steps of the minimum over ranks; None if a rank has no steps."""
+    """Return the median of steps' minima; None if a rank has none, ValueError if unequal."""
     return float(np.median(_by_rank(ranks).min(axis=0))) if all(ranks) else None
 
 

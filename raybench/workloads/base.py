@@ -483,7 +483,7 @@ class Workload(ABC):
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return how many parameters its model has; None if it has no model, or does not tell.
 
-        Predictions take a workload that returns a number for one that reduces their gradients.
+        Of a built-in workload alone; predictions take a number to mean that gradients are reduced.
         """
         return None
 

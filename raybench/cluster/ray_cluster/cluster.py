@@ -154,7 +154,7 @@ class RayCluster(WorkerPool):
         return self._agents.watch_other_users([self[worker_id].device for worker_id in worker_ids])
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return the samples of the devices since the last call."""
+        """Return samples since the last call; those of a slow node come later."""
         return self._agents.drain()
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
