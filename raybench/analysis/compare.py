@@ -589,10 +589,10 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
 def find_steps(values: NDArray[np.float64], within: float, threshold: float) -> list[int]:
     """Return the indices at which a new level begins, ascending; empty for fewer than five runs.
 
-    Index 0 is never one. A step is larger than `threshold`, a relative change, and was larger than
-    chance explains (FALSE_STEPS) when it was found, before the steps beside it.
-    values: logarithms of step times, one per run, in the order of time. within: standard deviation
-    of a value by the samples of its run alone; 0 if not known.
+    Index 0 is never one. A step is larger than `threshold`, a relative change. It was larger than
+    chance explains (FALSE_STEPS) when it was found; steps found later may make it smaller. values:
+    logarithms of step times, one per run, in the order of time. within: standard deviation of a
+    value by the samples of its run alone; 0 if not known.
     """
     from scipy.special import stdtr
 

@@ -318,7 +318,7 @@ def _models_and_counts(facts: Facts) -> Check:
 def _versions(facts: Facts) -> Check:
     """Return the check of software; it fails where workers have different versions.
 
-    An unknown one is none. Without GPUs, CUDA, NCCL and the driver are left out.
+    An unknown version is not compared. CUDA, NCCL and the driver are left out on CPUs.
     """
     values_by_name = {
         name: [

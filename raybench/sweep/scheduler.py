@@ -119,10 +119,10 @@ def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") 
 class Schedule:
     """The attempts that wait for their turn, and which of them can begin on the idle workers.
 
-    isolation `cluster`: points of one world_size follow each other, so that their process group
-    is kept; `node` and `device`: points of many devices come first, because small ones fill the
-    gaps at the end. Otherwise attempts run in the order in which they are added, round by round.
-    Others pass one whose workers may still come, its control does not. pending: as of a `Cluster`.
+    isolation `cluster`: points of one world_size follow each other and keep their process group;
+    `node` and `device`: points of many devices first, so that small ones fill the gaps at the end.
+    Otherwise attempts run in the order in which they are added, round by round. A point whose
+    workers may still come is overtaken by later ones, not by its control. pending: of a `Cluster`.
     """
 
     def __init__(self, isolation: Isolation) -> None:
