@@ -469,7 +469,7 @@ class Job(Section):
     @property
     def metrics(self) -> list[str]:
         """The metrics that `answer.metric` can name, those of the workload first."""
-        own = getattr(self._workload_class, "metrics", ())
+        own = registry.entries(self._workload_class, "metrics", "name", "unit")
         return [*(one.name for one in own), *ANSWER_METRICS]
 
     @property
@@ -578,21 +578,22 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
         # The first that the class declares over any of the settings that vary.
         declared = (
             one
-            for one in getattr(workload_class, "answers", ())
+            for one in registry.entries(workload_class, "answers", "metric", "over")
             if not one.over or not set(one.over).isdisjoint(varying)
         )
         answer = next(declared, Answer(metric="speed_up", over=("world_size",)))
     else:
         # Of a metric of the workload's own by its unit: less is better of what costs.
         best = ANSWER_METRICS.get(asked.metric, "max")
-        for own in getattr(workload_class, "metrics", ()):
+        for own in registry.entries(workload_class, "metrics", "name", "unit"):
             if own.name == asked.metric:
                 best = "min" if own.unit in ("s", "ms", "us", "ns", "bytes", "J") else "max"
         answer = Answer(metric=asked.metric, over=asked.over, best=asked.best or best)
+    items = (data.get("items"), getattr(workload_class, "items", None))
     return replace(
         answer,
         over=tuple(name for name in varying if not answer.over or name in answer.over),
-        items=_valid(Items, data.get("items")) or getattr(workload_class, "items", SAMPLES),
+        items=next(filter(None, (_valid(Items, one) for one in items)), SAMPLES),
         question=_valid(Question, data.get("question")) or "",
     )
 

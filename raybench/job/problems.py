@@ -45,7 +45,7 @@ class Problem:
 
 
 def key_text(path: KeyPath) -> str:
-    """Return a path as text: `matrix.batch_size[1]`; a key that is not a plain word is quoted."""
+    """Return a path as text: `matrix.batch_size[1]`, "" for (); a key that is no word is quoted."""
     text = ""
     for key in path:
         if isinstance(key, int):

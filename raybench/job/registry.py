@@ -81,7 +81,8 @@ class Answer:
     metric: a column of the table `points` or `scaling`, or a metric of the workload's own. over:
     the settings whose values are compared; empty for all that vary. best: whether the largest or
     the smallest value is the best. items: what a step finishes, in the plural, as in tokens.
-    question: in the words of the job; empty where it asks none.
+    question: in the words of the job; empty where it asks none. Raises UsageError for an `over`
+    that is no tuple, and for another `best`.
     """
 
     metric: str
@@ -89,6 +90,10 @@ class Answer:
     best: Best = "max"
     items: str = SAMPLES
     question: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.over, tuple) or self.best not in typing.get_args(Best):
+            raise UsageError(f"Answer {self.metric}: over must be a tuple, best max or min")
 
 
 # Names with a meaning of their own in job files, filters and result tables.
@@ -280,6 +285,13 @@ def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
             yield option, of_option, FieldInfo.from_annotation(of_option).default
 
 
+def entries(workload_class: type, name: str, *attributes: str) -> list[Any]:
+    """Return what the class lists as `name`, or has there alone; only those with `attributes`."""
+    found = getattr(workload_class, name, ())
+    listed = found if isinstance(found, tuple | list) else (found,)
+    return [one for one in listed if all(hasattr(one, name) for name in attributes)]
+
+
 def make_setting(name: str, annotation: Any, default: Any = None, description: str = "") -> Setting:
     """Return a setting of this type; it is required if the default is PydanticUndefined.
 
@@ -359,16 +371,13 @@ _CHANGES: tuple[tuple[str, Scalar], ...] = (
 )
 
 
-def estimate(point: Point) -> int | None:
+def estimate(point: Point, **changes: Scalar) -> int | None:
     """Return the estimated device memory of a rank in bytes; None without an estimate.
 
-    None too if the class refuses the point or its estimate raises or is infinite. Raises as `load`.
+    None too if the class refuses the point or its estimate raises or is infinite. changes: values
+    in place of the point's settings. Raises as `load`.
     """
-    return _estimate(load(point.workload), point.settings)
-
-
-def _estimate(workload_class: type, settings: Mapping[str, Scalar]) -> int | None:
-    """Return the estimated bytes of a rank; None without one, and where the class refuses these."""
+    workload_class, settings = load(point.workload), {**point.settings, **changes}
     try:
         if why_not(workload_class, settings) is not None:
             return None
@@ -385,9 +394,8 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
     by the estimate fit into 93 % of the device and 90 % of `estimate_bytes`. Raises UsageError as
     `load` and `settings` do.
     """
-    workload_class, given = load(point.workload), point.settings
     room_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)
-    known = settings(workload_class)
+    known, given = settings(load(point.workload)), point.settings
     batch = int(given.get("batch_size", 1))
     batches = [("batch_size", batch >> halved) for halved in range(1, batch.bit_length())]
     changes = [
@@ -398,7 +406,7 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
     fits = []
     for group in (batches, changes):
         for name, value in group:
-            needed = _estimate(workload_class, {**given, name: value})
+            needed = estimate(point, **{name: value})
             if needed is not None and needed <= room_bytes:
                 fits.append(f"{name} {setting_text(value)} ({gib(needed)} GiB)")
                 break

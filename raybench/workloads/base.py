@@ -625,16 +625,14 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
 def own_metrics(workload: Workload) -> dict[Metric, float]:
     """Return metric -> its value, of the metrics of the workload's class; not those unset or None.
 
-    Entries of `metrics` that are no Metric are ignored: a class may use the name for something
-    else. Raises UsageError for a value that is no number from -1e30 to 1e30, as NaN and True are.
+    Entries of `metrics` that are no Metric are ignored. Raises UsageError for a value that is no
+    number from -1e30 to 1e30, as NaN and True are.
     """
-    declared = type(workload).metrics
-    metrics = declared if isinstance(declared, tuple | list) else (declared,)
     values = {}
-    for metric in metrics:
-        if not isinstance(metric, Metric) or getattr(workload, metric.name, None) is None:
+    for metric in registry.entries(type(workload), "metrics", "name", "over_step"):
+        if (value := getattr(workload, metric.name, None)) is None:
             continue
-        number = _plain(value := getattr(workload, metric.name))
+        number = _plain(value)
         if number is None or abs(number) > _MOST:
             raise _not_a_number(workload, metric.name, -_MOST, value)
         values[metric] = float(number)

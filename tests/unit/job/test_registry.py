@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 
 from raybench.errors import UsageError
 from raybench.job import registry
+from raybench.job.model import answer_of_run
 from raybench.job.point import SCRIPT
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def test_a_workload_that_is_none_is_refused_with_the_reason(kind, message):
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two"),
         ("class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute", "Mute"),
         ("def (", "SyntaxError"),
+        ("import raybench\nraybench.Answer(metric='m', over='n')", "over must be a tuple"),
     ],
 )
 def test_a_module_that_fails_to_import_is_one_line(module, text, message):
@@ -147,3 +149,11 @@ def test_what_a_module_prints_when_it_is_imported_is_on_stderr(module, capfd):
     said = capfd.readouterr()
     assert said.out == "before\nafter\n"
     assert said.err == "by print\n"
+
+
+@pytest.mark.parametrize("given", ["None", "('step_ms_p50', 3)", "raybench.Answer(metric='zeta')"])
+def test_a_class_may_use_the_names_answers_metrics_and_items_for_something_else(module, given):
+    body = f"answers = {given}; metrics = {{'a': 1}}; step = items = lambda self: 3"
+    kind = module(f"import raybench\nclass Mine: {body}") + ":Mine"
+    found = answer_of_run(f"workload: {{kind: '{kind}'}}", (), ["precision"])
+    assert (found.metric, found.items) == ("zeta" if "zeta" in given else "speed_up", "samples")
