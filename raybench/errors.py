@@ -116,10 +116,9 @@ def shorten(text: str, characters: int) -> str:
 
 
 def shorten_start(text: str, characters: int) -> str:
-    """Return the text; a longer one as a mark and its end, together `characters` long.
+    """Return the text; a longer one as a mark, "[cut: 12,345 characters] ...", and its end.
 
-    The mark is "[cut: 12,345 characters] ...", with the length of the whole text; `characters`
-    must be more than that of the mark.
+    Otherwise as `shorten`.
     """
     if len(text) <= characters:
         return text

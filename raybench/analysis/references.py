@@ -80,7 +80,7 @@ class Quantity(_Strict):
     def key(self) -> object:
         """Return a hashable key: the metric and the settings, sorted, without fabric.
 
-        Parameters at their default are left out: one that a later version adds keeps the key.
+        Without a built-in workload's parameters at their default: one added later keeps the key.
         """
         defaults = _defaults(self.of.get("workload", ""))
         given = ((name, text) for name, text in self.of.items() if defaults.get(name) != text)
@@ -424,8 +424,8 @@ def parse_references(text: str, name: str) -> ReferenceFile:
     try:
         return ReferenceFile.model_validate(YAML(typ="safe", pure=True).load(text))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{name}: {key_text(first['loc'])}: {rule_of(first)}") from error
+        one = error.errors()[0]
+        raise UsageError(f"{name}: {key_text(one['loc']) or 'the file'}: {rule_of(one)}") from error
     except (YAMLError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise UsageError(f"{name}: is not YAML: {' '.join(str(error).split())}") from error
 

@@ -506,7 +506,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
 
 
 def typed_value(text: str) -> bool | int | float | str:
-    """Return the number or truth value that a text of the tables stands for, else the text."""
+    """Return the finite number or truth value that a text reads as, also a str's "64"; else it."""
     try:
         value = json.loads(text)
         is_number = isinstance(value, bool | int | float) and math.isfinite(value)

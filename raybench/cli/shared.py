@@ -422,7 +422,7 @@ def write_document(
 
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as text, folded to the terminal's width, in colour if stdout shows colours."""
+    """Return a table folded to the terminal, but for ids and parameters; coloured as `color`."""
     from raybench.report.documents import SETTING_CHARS, Column, Table, render
 
     columns = (

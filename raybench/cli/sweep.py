@@ -528,7 +528,7 @@ def _plan_as_text(
         for number, (point, needed) in enumerate(zip(plan.points, estimates, strict=True), start=1)
     ]
     table = table_text(titles, rows)
-    if not any(estimates) or max(map(len, table.splitlines())) > text_width():
+    if not any(estimates) or max(map(len, click.unstyle(table).splitlines())) > text_width():
         table = table_text(titles[:-1], [row[:-1] for row in rows])
     below = wrapped([*_needs(job, plan), *_memory_lines(plan, estimates, device_bytes)])
     return "\n".join([*wrapped(above), "", table, *below]) + "\n"

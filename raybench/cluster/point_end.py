@@ -385,7 +385,7 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
     """Return the answers, in which a rank that was lost with its node or device says so.
 
     This replaces failures with the status lost or timeout; other answers stay. reasons: for each
-    rank why its worker is lost (`WorkerHandle.lost_because`); "" if it is not.
+    rank `WorkerHandle.lost_because`, which begins with "node " where the node is lost; "" if none.
     """
     told = []
     for answer, reason in zip(answers, reasons, strict=True):

@@ -38,8 +38,7 @@ LIMITED_NS_FIELDS = {
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN: "thermal_hw",
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN: "power_brake",
 }
-# Older drivers have these only. Thermal limits of hardware and software are one here; most are the
-# software's.
+# Older drivers have these only. Thermal limits are one here; most are those of the software.
 LIMITED_NS_POLICIES = {
     pynvml.NVML_PERF_POLICY_POWER: "power_cap",
     pynvml.NVML_PERF_POLICY_SYNC_BOOST: "sync_boost",
@@ -58,7 +57,7 @@ _MEMBER_OF_TYPE = {
 
 
 def device(uuid: str) -> Any | None:
-    """Return the NVML handle of a device; None without NVML and for an unknown UUID."""
+    """Return the NVML handle; None where NVML gives none. uuid: torch's with "GPU-" before it."""
     return ask(pynvml.nvmlDeviceGetHandleByUUID, uuid) if _is_open() else None
 
 
@@ -165,7 +164,7 @@ def memory(handle: Any) -> Any | None:
 
 
 def nvlink_states(handle: Any) -> dict[int, bool]:
-    """Return number -> whether that NVLink of the device is up; empty if it has none."""
+    """Return number -> whether that NVLink of the device is up; empty if none is known."""
     answers = {
         link: ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS)

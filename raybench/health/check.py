@@ -36,8 +36,7 @@ from raybench.sweep.scheduler import Rounds
 MakeProbes = Callable[[Fleet], tuple[Probe, ...]]
 
 _JOB = Path(__file__).with_name("job.yaml")
-# A point of the burn-in is as long as a device needs to get hot, and so short that a hang is
-# noticed soon.
+# A point of the burn-in: long enough to heat a device, and so short that a hang is noticed soon.
 _BURN_IN_POINT_S = 10.0
 _BURN_IN_MEASURE = Measure(
     warmup=Span(min=10, max=10),
@@ -163,8 +162,8 @@ class Examiner:
     def rounds(self, cluster: Cluster) -> Rounds:
         """Return the passes over the probes, as rounds, on the devices that are not lost.
 
-        To be called first. Sets `devices`, reads the facts of the devices, and adds a reading for
-        each probe that a device has too little memory for.
+        To be called first. Sets `devices`, and reads their facts. A probe that any device has too
+        little memory for is left out on all of them; each device that lacks it gets a reading.
         """
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
         self._use_devices(range(len(cluster.devices)))
@@ -231,7 +230,7 @@ class Examiner:
         if gone := [rank for rank, place in enumerate(self._places) if place in lost]:
             self.readings += presence(self._fleet, gone)
             self._use_devices(self._places)
-            self._passes_left = self.measure.rounds
+            self._passes_left = self.measure.rounds if self._probes else 0
             self._burn_in, self._burn_in_ends_s = (), 0.0
         if self._passes_left and self._places:
             self._passes_left -= 1

@@ -294,7 +294,7 @@ class ScriptMarks:
             model.register_comm_hook(None, self._hook)
 
     def keep_gradients(self) -> None:
-        """Have the hook of `time_gradients` average none from now on: each rank keeps its own."""
+        """Have the hook of `time_gradients` average none from now on; all ranks must call it."""
         self._is_reduced = False
 
     def end_step(self) -> None:

@@ -253,5 +253,5 @@ class Finding:
 
 
 def is_time(unit: str) -> bool:
-    """Return whether less is better for figures of this unit: False for rates, which end in /s."""
+    """Return whether a test's figure of this unit is a time, not a rate (/s); not for "facts"."""
     return not unit.endswith("/s")

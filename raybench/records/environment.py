@@ -169,8 +169,8 @@ def code_here(code: Code) -> Code:
     """Return a copy of the code with the hashes of raybench and of its files on this host.
 
     Missing files are left out; one that may not be read counts as empty. Raises PermissionError for
-    a script's folder that may not be entered. Of the workload only files that `code` names are
-    read, none is parsed: every rank calls this.
+    a script's or package's folder that may not be entered. Of the workload only files that `code`
+    names are read, none is parsed: every rank calls this.
     """
     files = {}
     for name in code.workload:

@@ -377,7 +377,8 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     """
     steps = {one.rank: one for one in ranks_to_show(ranks_of_step(row))}
     known = (row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ())
-    clocks = dict(enumerate(zip(*known, strict=True))) if all(known) else {}
+    working = (rank for rank, share in enumerate(row.share_by_rank or known[0]) if share)
+    clocks = dict(zip(working, zip(*known, strict=True), strict=True)) if all(known) else {}
     shown = sorted(steps) or sorted(clocks)[:MOST_RANKS]
     if not shown:
         return None

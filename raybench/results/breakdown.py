@@ -27,8 +27,7 @@ from raybench.stats.outliers import (
 
 # Below this share of a step the device's idle time may be noise.
 _HOST_BOUND_SHARE = 0.05
-# A step with timed communication that differs by more is another step: its waits are not the
-# timed one's.
+# A step with timed communication that differs by more is another step, with waits of its own.
 _SAME_STEP_SHARE = 0.03
 # What was got from the instrumented steps; `data_ms` counts as a part of the same picture.
 BREAKDOWN = (

@@ -250,9 +250,9 @@ class UnreadablePartsError(ResultsError):
 
 
 def entries_of(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what a folder holds, but for hidden names, sorted by name; [] where it is not there.
+    """Return what a folder holds, but for names that begin as `HIDDEN`; [] where it is no folder.
 
-    Raises ResultsError where it cannot be listed.
+    Sorted by name. Raises ResultsError where it cannot be listed.
     """
     try:
         with os.scandir(folder) as entries:

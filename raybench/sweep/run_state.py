@@ -139,10 +139,10 @@ class RunState:
 
 
 def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
-    """Return the run with the counts of its points and the status that follows from them.
+    """Return the run with the counts of its points and its status: failed if one failed, else ok.
 
-    ended: how the trials ended; others are not counted. In a search for batch sizes the status is
-    ok if all failures are for lack of memory, which count as failed points.
+    ended: how the trials ended; others and cancelled ones are not counted, so a run that was cut
+    short may be ok. In a batch search, points out of memory count as failed, but it stays ok.
     """
     statuses = by_point(ended)
     run = reader.count_points(run, statuses)

@@ -158,8 +158,7 @@ def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSo
     if source is not None:
         return source.devices_wanted
     sizes = [point.devices_needed for point in start.left.points]
-    # Points that run side by side can use more devices, but these are not waited for, and do not
-    # share cores.
+    # Points side by side can use more devices; those are not waited for, and share no cores.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
     return max(sizes) if is_alone or where.wait_s else sum(sizes)
 

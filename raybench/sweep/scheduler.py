@@ -15,8 +15,7 @@ measured again as a control: it shows a drift within the round.
 is doubled until memory runs out or `max` is reached, then bisected between the largest that fits
 and the smallest that does not, until they are within 1 % or one item. Where the first batch does
 not fit, it is bisected down to 1. A failure that says nothing of memory, as a timeout, ends a
-search. All that a search knows follows from the statuses of its points, so it goes on when a run
-does.
+search. All that it knows follows from the statuses of its points, so it goes on when a run does.
 """
 
 from __future__ import annotations

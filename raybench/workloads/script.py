@@ -220,10 +220,10 @@ class RunningScript(Workload):
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> str:
-        """Time the parts of later steps; return "", or why that is not possible.
+        """Have later steps fill `parts` as `ScriptMarks.take` does; return "", or why they cannot.
 
-        After each block `parts` has their times. module: the one whose class `ScriptMarks` times
-        them in the script. has_peers: also time how gradients are reduced. Raises as `run_steps`.
+        After the timed steps, once. module: name of the module of `ScriptMarks`. has_peers: also
+        find out whether `time_gradients` can follow, which times reductions. Raises as `run_steps`.
         """
         if self.has_ended:
             raise ScriptEndedError
@@ -235,7 +235,7 @@ class RunningScript(Workload):
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:
-        """Stop DDP from reducing gradients in later steps; only after `time_gradients`."""
+        """Stop DDP from reducing gradients in later steps; on all ranks, after `time_gradients`."""
         self._send(do="keep_gradients")
 
     def close(self) -> None:

@@ -302,8 +302,7 @@ class Transformer(Model):
 
         from raybench.workloads import language_models as models
 
-        # On the meta device operations are counted, of the whole model, and what is recomputed does
-        # not train.
+        # On the meta device the whole model's operations are counted, recomputed ones only once.
         is_counted = context.device.type == "meta"
         is_float8 = context.precision is Precision.FLOAT8
         layout = Layout() if is_counted else Layout.make(context.world_size, options)

@@ -204,8 +204,7 @@ class Outcome:
 
     next_row_s, next_step_s: from the fault, or from the deadline if that ended the attempt, to the
     start of the next attempt and to the end of its first step on the last rank.
-    kept: other ranks whose process went on to the next attempt, as whatever rank, of how many there
-    were.
+    kept: how many other ranks' processes went on to the next attempt, as any rank, and of how many.
     """
 
     number: int

@@ -26,8 +26,7 @@ class Probe(Mlp):
     """A DDP model and a sum over the ranks; one rank may fail or be slow.
 
     A fault strikes in the third step; early: in __init__; late: in close(), when the others have
-    answered. One class for all tests that share workers: another class would cost these their
-    processes.
+    answered. One class for all tests that share workers: another would cost them their processes.
     """
 
     flops_per_step = 1.0  # not counted: the ranks without the fault would wait for that

@@ -20,8 +20,7 @@ FAULTS = ("raise_init", "raise", "unpicklable", "oom", "exit", "kill", "segfault
 def soaked(folder: Path, points: int, seed: int, isolation: str) -> dict[str, Any]:
     """Sweep points of 1 to 4 ranks, the last of every ten faulty; `checks` says what is right.
 
-    The driver's memory is flat where the median of its last fifth is within 10 % of that after 50
-    points.
+    Flat: the driver's median memory in the last fifth is within 10 % of that after 50 points.
     """
     chance = random.Random(seed)
     world_sizes = [chance.randint(1, WORKERS) for _ in range(points)]

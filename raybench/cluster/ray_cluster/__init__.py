@@ -24,8 +24,7 @@ import os
 
 # Ray reads these when it is imported, which the modules of this room do. The uv hook would build a
 # new environment for every worker (ray#59639). A thread that still asks after `ray.shutdown` would
-# start a second Ray, on the host's outside address. The others keep Ray's own lines off the user's
-# terminal.
+# start a second Ray, on the host's outside address. The others silence Ray's own lines.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

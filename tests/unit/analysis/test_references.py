@@ -111,6 +111,8 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path, old, new, problem):
     for name in ("none.yaml", f"{'n' * 300}one.yaml"):
         with pytest.raises(UsageError, match=r"^[^-].*none\.yaml: cannot be read"):
             references.load_files(tmp_path / name)
+    with pytest.raises(UsageError, match=r"^own\.yaml: the file: must be a mapping"):
+        references.parse_references("[]", "own.yaml")
 
 
 def test_what_is_shipped_follows_from_its_own_starts():

@@ -86,7 +86,9 @@ def test_no_mistake_brings_control_characters_of_its_names_to_the_terminal(argum
     assert "owned" in err
 
 
-def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit():
+@pytest.mark.parametrize("is_coloured", [False, True])
+def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit(is_coloured, monkeypatch):
+    monkeypatch.setattr("raybench.cli.shared.color", lambda: is_coloured)
     wide = ("--set", "workload.hidden=16384", "--set", "matrix.world_size=1")
     text = run("plan", "job.yaml", *wide)
     assert "est. GiB" in text

@@ -18,9 +18,9 @@ from raybench.workloads.kernels import SameBits
 STAGES = ("alone", "together")
 
 
-def run_check(cluster: Cluster, count: int) -> tuple[Examiner, list[Record]]:
-    job = health_job()
-    examiner = Examiner(lambda fleet: probes(fleet, STAGES), STAGES, job.measure)
+def run_check(cluster: Cluster, count: int, burn_in_s=0.0) -> tuple[Examiner, list[Record]]:
+    job, stages = health_job(), () if burn_in_s else STAGES
+    examiner = Examiner(lambda fleet: probes(fleet, stages), stages, job.measure, burn_in_s)
     cluster.start(count, "pack")
     settings = SweepSettings(
         measure=job.measure, strategy="pack", stop_on_error=False, measure_of=examiner.measure_of
@@ -82,3 +82,13 @@ def test_after_devices_are_lost_in_turn_the_others_are_checked_without_them():
     left = [one for (name, _), one in found.items() if name in workers]
     assert {one.verdict for one in left} <= {Verdict.HEALTHY, Verdict.UNKNOWN}
     assert all(one.value is not None for one in left)
+
+
+def test_a_burn_in_alone_starts_anew_when_a_device_is_lost():
+    def script(point: Point, rank: int) -> Answer:
+        cluster.gone.add(1)
+        return measure(point, rank)
+
+    cluster = ChangingCluster(on_cpus(2), script)
+    examiner, _ = run_check(cluster, 2, 0.2)
+    assert any(one.test.name.endswith("drift") for one in examiner.readings)

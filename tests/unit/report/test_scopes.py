@@ -132,6 +132,8 @@ def test_the_ranks_of_a_point_have_their_clocks_beside_their_parts():
     assert [line[-2:] for line in table.texts] == [("2.50", "30.0")] * 2
     assert "Exchange:" in table.note
     assert "time.time()" in table.note
+    idle_first = replace(row, share_by_rank=(0.0, 0.4, 0.6))
+    assert [line[0] for line in ranks_of_point(idle_first, MILLISECONDS).texts] == ["1", "2"]
 
 
 def test_a_single_rank_has_its_clock_alone():
