@@ -53,7 +53,7 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
 
     Compiled code and recomputed activations use it too; code compiled for another kernel is not
     taken from torch's cache. Does nothing on the meta device. Raises UsageError for efficient and
-    cudnn on a CPU.
+    cudnn on a CPU; attention raises RuntimeError for what the kernel cannot compute.
     """
     if device.type == "meta":
         return
@@ -211,7 +211,7 @@ class SequenceParallel:
 def form_groups(
     rank: int, *, ulysses: int, ring: int, ring_kind: RingKind = "p2p"
 ) -> SequenceParallel:
-    """Return the division of a sequence over ulysses * ring ranks, of which this one is `rank`.
+    """Return the division of a sequence over all ranks, ulysses * ring; this one is `rank`.
 
     All ranks must call it: it makes groups of torch.distributed, unless one group has all ranks.
     """

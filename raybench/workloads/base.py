@@ -267,7 +267,7 @@ class Context(Execution):
     extra_work: share of the step's forward and backward work that this rank repeats in each step,
     to emulate a slower device.
     sms: multiprocessors that this rank may use, to emulate a slower device; None: all.
-    process_group: the ranks that train together; None: all ranks.
+    process_group: the ranks that train together, as rank and world_size count them; None: all.
     """
 
     device: torch.device
@@ -387,7 +387,7 @@ class Workload(ABC):
     parameters of the workload as tables hold them, as texts. What is None is left out of both.
     """
 
-    # What the model or operation is called in reports; empty: the workload's name in the job file.
+    # What reports call a built-in workload; empty: its name in the job file, as for all others.
     title: ClassVar[str] = ""
     # False where batch sizes mean nothing to it.
     takes_batch_size: ClassVar[bool] = True
@@ -432,7 +432,7 @@ class Workload(ABC):
     # For gradients that are reduced without `Context.ddp`. Called on all ranks after the timed
     # steps, several times, with world_size above 1 only: from then on gradients go through
     # `hook(state, bucket)`, a communication hook of DistributedDataParallel, instead of all_reduce;
-    # after a call with None through all_reduce again.
+    # after a call with None through all_reduce again. state: the process group; None: all ranks.
     set_comm_hook: Callable[[CommHook | None], None] | None = None
     # Compares the gradients of a step with those of one process over the samples of all ranks, and
     # returns the largest relative error. Called outside of the timed steps, by all that train.
@@ -476,14 +476,14 @@ class Workload(ABC):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return what ran, in words for a report; "" if its name in the job file is enough."""
+        """Return in words what a built-in workload ran, for reports; "" if its name is enough."""
         return cls.title
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return how many parameters its model has; None if it has no model, or does not tell.
 
-        Of a built-in workload alone; predictions take a number to mean that gradients are reduced.
+        Asked of built-in ones alone; predictions take a number to mean that gradients are reduced.
         """
         return None
 

@@ -292,7 +292,7 @@ class Steps:
     """Builds the step of a scope over the ranks of `parallel`, on random inputs and weights.
 
     rows, columns, text_tokens: tokens of one image and of its text; ranks divide both. device,
-    dtype, seed: of all inputs and weights, the same on each rank. attention: the kernel, or auto.
+    dtype, seed: of inputs and weights, on all ranks the same seed. attention: the kernel, or auto.
     norm: value of the parameters of norms; others are normal random numbers. gain: their standard
     deviation is gain / sqrt(inputs of the layer, for a bias its outputs); 0: it is 0.02.
     """

@@ -35,7 +35,7 @@ from raybench.workloads.training import compile_blocks, compute_dtype
 
 # As Context.region.
 Region: TypeAlias = Callable[[str], AbstractContextManager[None]]
-# Cosines and sines by position: (positions, head width / 2), fp32.
+# Cosines and sines by position: (positions, head width / 2), fp32 unless the model was cast.
 Rotation: TypeAlias = tuple[Tensor, Tensor]
 # Of query (batch, heads, length, head), keys and values (batch, kv heads, length, head).
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -356,7 +356,7 @@ def _make_norm(shape: LanguageShape) -> nn.Module:
 def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return the output of causal attention, as query: (batch, heads, length, head).
 
-    key, value: the same length, with as many or fewer heads.
+    key, value: the same length; their number of heads divides the query's.
     """
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
@@ -366,7 +366,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Return x with its pairs (i, i + head / 2) turned by rotary positions, in the type of x.
 
-    x: (batch, heads, length, head). rotation: of its positions. Computed in fp32 at least.
+    x: (batch, heads, length, head). rotation: of its positions. Computed in the wider type of both.
     """
     cosines, sines = rotation
     first, second = x.to(torch.promote_types(x.dtype, cosines.dtype)).chunk(2, dim=-1)
@@ -426,9 +426,9 @@ def divide(
 ) -> nn.Module:
     """Divide the model over all ranks, in place, or wrap it by DDP; return the module to call.
 
-    By tensor parallelism, context parallelism and FSDP2, as the degrees of `layout` say, which
-    `why_not_divided` must accept. All ranks must call it. options: all of LayoutOptions, by name.
-    compiles: compile each block.
+    It takes whole sequences, and returns the logits of `sequence_part`. Divided by tensor and
+    context parallelism and FSDP2, as `layout` says, which `why_not_divided` must accept. All ranks
+    must call it. options: all of LayoutOptions, by name. compiles: compile each block.
     """
     device = context.device
     if not layout.is_divided:
@@ -598,8 +598,8 @@ class ContextParallel:
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal attention of this rank's queries over the keys and values of all ranks.
 
-        query, output: (batch, heads, own tokens, head); key, value: the same, with as many or fewer
-        heads. Own tokens are those of `take_part`. All ranks of the group must call it.
+        query, output: (batch, heads, own tokens, head); key, value too, with a number of heads that
+        divides that. Own tokens are those of `take_part`. All ranks of the group must call it.
         """
         keys, values = self._gather(key), self._gather(value)
         shared = query.shape[1] // key.shape[1]

@@ -118,7 +118,7 @@ class RunningScript(Workload):
     """A script that has made its first step, and waits until it is asked for more.
 
     facts: what the process told of itself at its first step: `clock`, cuda or host, and `ranks`,
-    the size of its process group. parts: times in each step of the last block, in ms, by name;
+    the size of its process group. parts: times in the last block, as `ScriptMarks.take` has them;
     empty before `mark_parts`. peaks: the most bytes of tensors, and the most that torch's allocator
     reserved, since `forget_memory`; None on a CPU. has_ended: the script has ended by itself.
     """
@@ -189,7 +189,7 @@ class RunningScript(Workload):
         self.run_steps(1)
 
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
-        """Run `lead_in` iterations, then return the times of `iterations` more.
+        """Run `lead_in` iterations, then return the times of `iterations` (above 0) more.
 
         Starts count from that of the script's process. Fewer, or none, if the script ends
         meanwhile. Also sets `parts` and `peaks`. Raises ScriptEndedError when it has ended before,
@@ -231,7 +231,7 @@ class RunningScript(Workload):
         return str(self._receive()["why_not"])
 
     def time_gradients(self) -> None:
-        """Time DDP's reductions in later steps; once, on all ranks, where each got "" for peers."""
+        """Time DDP's reductions in later steps; once, if `mark_parts` gave "" on all ranks."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:

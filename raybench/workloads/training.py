@@ -162,12 +162,12 @@ class Model(Workload):
         call it. Raises UsageError for a CUDA graph in fp16.
 
         make_model: called with the device as torch's default and the same seed on all ranks.
-        batches: of this rank, endless. loss: function of the model's outputs and of the targets;
-        their mean loss, a scalar. compile: compile the model as a whole, with DDP around it.
-        divide: distributes the model over the ranks and returns what is to be called; by default
-        Context.ddp. is_fused: the optimizer updates all weights in one kernel, if the device has
-        it. is_cast: the weights are used in the type of the precision already, so there is no
-        autocast.
+        batches: of this rank, endless, batch_size items each. loss: function of the model's outputs
+        and of the targets; their mean loss, a scalar. compile: compile the model as a whole, with
+        DDP around it. divide: distributes the model over the ranks and returns what is to be
+        called; by default Context.ddp. is_fused: the optimizer updates all weights in one kernel,
+        if the device has it. is_cast: the weights are used in the type of the precision already, so
+        there is no autocast.
         """
         import torch
 

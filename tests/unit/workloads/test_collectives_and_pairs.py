@@ -85,13 +85,13 @@ def observe_collective(case: str, rank: int, world_size: int) -> dict[str, Any]:
 
 
 def outcome_of_training(training: Smoke) -> tuple[str, str]:
-    """Return what the check says after 20 steps, and its error where no ranks are equal.
+    """Step and check 20 times; return what the last check says, and its error where none are equal.
 
     Keep no name of the workload: its model in DDP has to end before gloo (see `tests.forked.gloo`).
     """
     for _ in range(20):
         training.step()
-    told = outcome_of_check(training)
+        told = outcome_of_check(training)
     next(training.model.parameters()).grad[0, 0] += 3 * torch.distributed.get_rank()
     with pytest.raises(WrongResultError) as raised:
         training.check()
