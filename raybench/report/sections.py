@@ -116,7 +116,7 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
 def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     """Return which shares were best most often, and where they gained most; "" for no fleets.
 
-    Only fleets count of which the intervals show that no other shares are as good.
+    Only fleets count in which no other shares may be as good; if there is none, it says so.
     """
     if not fleets:
         return ""
@@ -377,7 +377,9 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     """
     steps = {one.rank: one for one in ranks_to_show(ranks_of_step(row))}
     known = (row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ())
-    clocks = dict(enumerate(zip(*known, strict=True))) if all(known) else {}
+    # As with steps, a rank without a share has none.
+    working = [rank for rank, share in enumerate(row.share_by_rank or known[0]) if share]
+    clocks = dict(zip(working, zip(*known, strict=True), strict=True)) if all(known) else {}
     shown = sorted(steps) or sorted(clocks)[:MOST_RANKS]
     if not shown:
         return None
@@ -386,9 +388,7 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
         return shown[0], lambda rank: shown[1](steps[rank]) if rank in steps else ""
 
     def of_clock(title: str, place: int) -> ColumnOf[int]:
-        return column(
-            title, lambda rank: formatting.part(clocks[rank][place], unit) if clocks else ""
-        )
+        return column(title, lambda r: formatting.part(clocks.get(r, (None, None))[place], unit))
 
     columns = [
         column("rank", _rank_name),
