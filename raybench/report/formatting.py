@@ -318,7 +318,7 @@ def course(run: Run) -> str:
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:
-    """Return how points ended, by a status each: `36 points: 35 ok, 1 failed, 0 skipped`."""
+    """Return `36 points: 35 ok, 1 failed, 0 skipped`. statuses: one for each point with rows."""
     ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
     failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
     ended = run.points_ok + run.points_failed + run.points_skipped
@@ -373,7 +373,7 @@ def name_program(text: str) -> str:
 def command(*words: str) -> str:
     """Return a command of raybench with these words, quoted for a shell.
 
-    Characters that control a terminal become question marks.
+    A character that cannot be printed becomes a question mark: the command is another one then.
     """
     text = f"{program()} {shlex.join(words)}"
     return "".join(letter if letter.isprintable() else "?" for letter in text)

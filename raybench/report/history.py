@@ -62,7 +62,7 @@ class History(Document):
         return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a table a workload, points with steps first; of one point and machine its runs."""
+        """Yield tables of points, or of the runs of a single one, then steps and what changed."""
         series = _series(self.rows)
         if len(series) == 1:
             yield Line(text=_bars(series[0]), is_apart=True)
@@ -90,7 +90,7 @@ class History(Document):
             yield Listing(title="Steps", lines=steps, is_quoted=True)
 
     def members(self) -> Mapping[str, Any]:
-        """Return the member of the JSON object: points, with what was read and the levels."""
+        """Return the member of the JSON object: points, each once per run, with level and step."""
         names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
         return {"points": [{name: getattr(row, name) for name in names} for row in self.rows]}
 

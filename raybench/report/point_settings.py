@@ -58,10 +58,10 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
 
 
 def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
-    """Return settings in short, as `FSDP 2, full checkpointing`; without those of value false.
+    """Return settings in short, the layout first, as `FSDP 2, full checkpointing`.
 
-    Left out too: degrees of 1, `compile` and checkpointing that are off, and the number of ranks if
-    the layout tells it. `plain` if nothing is left; "" for no names.
+    Left out are values of false, degrees of 1, `compile` and checkpointing that are off, and the
+    number of ranks if the layout tells it. `plain` if nothing is left; "" for no names.
     """
     degrees = {name: number_of(setting(row, name)) or 1 for name in DEGREES if name in names}
     is_said = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1
@@ -82,7 +82,7 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
-    """Return the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
+    """Return settings in words: `fp32, batch 64, 4 GPUs, hidden=8`; no batch where it is None."""
     values = ((name, setting(row, name)) for name in names)
     # Ranks that share their work may have no batch.
     given = (one for one in values if one[0] != "batch" or formatting.has_value(one[1]))

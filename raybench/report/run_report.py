@@ -221,8 +221,8 @@ class RunReport(Document):
         run, machine, lead, answer (what was asked, and the points of each case, the best first:
         value is that of `Summary.ranked_by`), lost_nodes, points (all columns and those of
         `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus (what
-        intervals hold over), more_rounds (what they would cost and give), references (figures
-        beside them), regions (of the step, by point).
+        intervals hold over), more_rounds (`MoreRounds` or None), references (figures beside them),
+        regions (of the step, by point).
         """
         summary = self.summary
         of_region = ("region", "calls", "region_ms", "share_pct")

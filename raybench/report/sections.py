@@ -116,7 +116,7 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
 def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     """Return which shares were best most often, and where they gained most; "" for no fleets.
 
-    Only fleets count of which the intervals show that no other shares are as good.
+    Only fleets count in which no other shares may be as good; if there is none, it says so.
     """
     if not fleets:
         return ""
@@ -387,9 +387,7 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
         return shown[0], lambda rank: shown[1](steps[rank]) if rank in steps else ""
 
     def of_clock(title: str, place: int) -> ColumnOf[int]:
-        return column(
-            title, lambda rank: formatting.part(clocks[rank][place], unit) if clocks else ""
-        )
+        return column(title, lambda r: formatting.part(clocks.get(r, (None, None))[place], unit))
 
     columns = [
         column("rank", _rank_name),

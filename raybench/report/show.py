@@ -111,7 +111,7 @@ class RunList(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointList(Document):
-    """The points of one run, a row per round: a document (see `raybench.report.documents`)."""
+    """The points of a run, by `latest_trials`: a document (see `raybench.report.documents`)."""
 
     run_id: str
     points: Sequence[PointRow]
@@ -353,9 +353,9 @@ def format_logs(logs: Sequence[RankLog]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """about: what is to be chosen.
+    """One piece of advice. about: `shares`, `choice` (of settings) or `devices` (to leave out).
 
-    rows: point_ids, tests of a health check, or in words "all 4 points that are ok".
+    rows: what it rests on: point_ids, tests of a health check, or "all 4 points that are ok".
     """
 
     about: str
@@ -364,12 +364,12 @@ class Advice:
 
 
 def advise_run(summary: Summary) -> Iterator[Advice]:
-    """Yield which shares and which of the settings that the run compares are best by its points.
+    """Yield which shares are best by a run's points, else which settings, or the largest batches.
 
     If one rank slowed points with equal shares down, it estimates what other shares would gain, by
     the point with the largest global batch on each number of ranks.
     """
-    from raybench.report.run_report import ranking
+    from raybench.report.run_report import lead, ranking
     from raybench.report.sections import fleet_name, verdict  # loads pandas
 
     for fleet in summary.fleets:
@@ -392,8 +392,8 @@ def advise_run(summary: Summary) -> Iterator[Advice]:
             text = f"{about}, of which rank {local_ms.index(slowest_ms)} is slow: {text}"
             yield Advice(about="shares", text=text, rows=(row.point_id,))
     if summary.contested and not summary.fleets:
-        points = f"all {len(measured)} points that are ok"
-        yield Advice(about="choice", text=ranking(summary), rows=(points,))
+        text = lead(summary) if summary.largest_batches else ranking(summary)
+        yield Advice(about="choice", text=text, rows=(f"all {len(measured)} points that are ok",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -310,11 +310,11 @@ class Summary:
     def ranked_by(self) -> Answer:
         """Return `answer` with a metric that can rank points without a baseline.
 
-        It is the metric of `answer` if that was measured and is no speed-up or efficiency; else the
-        first of throughput, bandwidths and TFLOP/s that was measured, or else the step time.
+        It is the metric of `answer` if that was measured and is no speed-up, efficiency or batch;
+        else the first of throughput, bandwidths and TFLOP/s that was measured, or the step time.
         """
         asked = self.answer
-        if asked.metric not in RATIOS and find_metric(self.rows, asked.metric) is not None:
+        if asked.metric not in (*RATIOS, "batch_size") and find_metric(self.rows, asked.metric):
             return asked
         for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device"):
             if find_metric(self.rows, name) is not None:

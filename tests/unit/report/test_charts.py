@@ -296,8 +296,7 @@ def test_a_point_that_jobs_of_weak_and_of_strong_scaling_share_has_one_panel():
 
 def test_a_point_on_one_node_and_on_two_has_two_histories_that_say_so():
     rows = runs(1, node_counts=(1, 2))
-    titles = [panel.title for panel in history_figure(rows).panels]
-    assert titles == ["p0, 1 node", "p0, 2 nodes"]
+    assert [panel.title for panel in history_figure(rows).panels] == ["p0, 1 node", "p0, 2 nodes"]
     told = format_document(History(rows=rows, causes={}), "md")
     assert re.findall(r"\| p0 \| (\d)", told) == ["1", "2"]
 

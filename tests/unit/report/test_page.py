@@ -93,5 +93,4 @@ def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself(
 
 
 def test_a_run_without_any_point_is_a_page_too():
-    empty = page_data(make_summary([make_failed()]))
-    assert "out of memory" in format_page(empty)
+    assert "out of memory" in format_page(page_data(make_summary([make_failed()])))

@@ -247,9 +247,14 @@ def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
     fits = [make_record(make_point(batch_size=size)) for size in (64, 1024, 1472)]
     [found] = make_summary([*fits, make_failed(make_point(batch_size=1480))]).largest_batches
     assert (found.batch_size, found.ran_out) == (1472, 1480)
+    search = load_summary(EXAMPLES, "largest_batch")
+    [advice] = advise_run(search)
+    assert advice.text.startswith("the largest batch per device that fits is 192 (")
+    # If all batches up to the maximum fit, no largest one is known.
+    cut_short = replace(search, points=[row for row in search.points if row.batch_size <= 64])
+    assert RunReport(summary=cut_short).lead.startswith("plain has the most sequences/s in 4 of 4")
     listed = [make_record(make_point(batch_size=64)), make_failed(make_point(batch_size=128))]
-    assert make_summary(listed).largest_batches == ()
-    assert make_summary(listed[1:]).largest_batches == ()
+    assert not any(make_summary(one).largest_batches for one in (listed, listed[1:]))
 
 
 def test_json_has_null_for_what_json_cannot_say():
@@ -336,8 +341,7 @@ def test_steps_that_are_much_longer_are_told_besides_the_first_warning_on_unstea
     summary = make_summary(make_sweep())
     texts = ("step time is known to ±2% only", "step time drifts", "some steps are much longer")
     points = [replace(summary.points[0], warnings=texts)]
-    told = [one.text for one in replace(summary, points=points).warnings]
-    assert told == [texts[0], texts[2]]
+    assert [one.text for one in replace(summary, points=points).warnings] == [texts[0], texts[2]]
 
 
 def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
@@ -464,7 +468,6 @@ def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated(
 
 def test_nothing_is_advised_where_all_ranks_are_alike():
     advice = list(advise_run(make_summary([make_apart([10.0, 10.0], 11.0)])))
-    assert advice == []
     text = format_document(AdviceList(run_id="run-a", advice=advice), "terminal")
     assert "nothing to advise" in text
 
