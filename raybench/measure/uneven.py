@@ -113,9 +113,9 @@ def share_out(
     """Return this rank's part of the step of a point that `is_uneven`; all ranks must call it.
 
     The devices are probed first, unless `known`, alike on all ranks, has the probe of a point with
-    the same steps; a new one is added. group: a hashable name of the group of ranks, whose devices
-    the probe is for. Raises UsageError where the step cannot be shared, or devices slowed, as the
-    point asks; what the workload raises, torch.OutOfMemoryError for its share or an equal one.
+    the same steps; a new one is added. group: a hashable name of these ranks, whose devices the
+    probe is for. Raises UsageError where the step cannot be shared, or devices slowed, as asked,
+    and what the workload raises: torch.OutOfMemoryError where its or an equal share does not fit.
     """
     rank = context.rank
     # The last ranks are slow.
@@ -286,7 +286,7 @@ class StepMaker:
         return self.point.grad_accumulation * math.gcd(batch_size, most)
 
     def size(self, items: int) -> tuple[int, Parameters]:
-        """Return the batch size and the parameters with which a step has `items` samples."""
+        """Return batch size and parameters of a step of `items` samples, in equal passes."""
         params = self.point.params
         if self.point.shares != BY_ACCUMULATION:
             return items // self.point.grad_accumulation, params
