@@ -230,7 +230,7 @@ class Examiner:
         if gone := [rank for rank, place in enumerate(self._places) if place in lost]:
             self.readings += presence(self._fleet, gone)
             self._use_devices(self._places)
-            self._passes_left = self.measure.rounds if self._probes else 0
+            self._passes_left = self.measure.rounds if self._points else 0
             self._burn_in, self._burn_in_ends_s = (), 0.0
         if self._passes_left and self._places:
             self._passes_left -= 1

@@ -50,7 +50,7 @@ _LEFT_OUT = re.compile(r"all at once|same bits|gemm \w+ (256|512|1024)$")
 
 
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
-    """Return (run_id, finding) of one check, or of all for None; empty if there is no check.
+    """Return (run_id, finding) of one check, or of all by run_id for None; empty without a check.
 
     Also empty for a run that is none. Of all, a damaged one is left out, with a ResultsWarning.
     Raises ResultsError for a damaged run, for a run that is not there (if `root` has checks), and

@@ -45,10 +45,10 @@ _Settings = Mapping[str, Setting]
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Return the checked job of the file at `path`; imports the module of its workload.
+    """Return the job of the file at `path`, checked but for its points: `make_plan` checks these.
 
-    overrides: values of `--set`, such as `measure.warmup=5`. Raises JobError, a UsageError, with a
-    line for each problem of the file; another UsageError where a method of the workload raises.
+    Imports the workload's module. overrides: values of `--set`, as `measure.warmup=5`. Raises
+    JobError, with a line for each problem; UsageError, its base, where a workload's method raises.
     """
     return _load(read_source(path, overrides))
 

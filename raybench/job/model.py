@@ -279,14 +279,18 @@ class Measure(Section):
         return self.min_seconds == 0
 
     @property
-    def least_s(self) -> float:
-        """The least seconds of a repeat: min_seconds, and half of it for the warm-up.
+    def least_timed_s(self) -> float:
+        """The least timed seconds of a repeat: min_seconds, at most two thirds of max_seconds."""
+        return min(self.min_seconds, self.max_seconds * 2 / 3)
 
-        A part whose count is fixed adds none. max_seconds limits the sum.
+    @property
+    def least_s(self) -> float:
+        """The least seconds of a repeat: `least_timed_s`, and half of it for the warm-up.
+
+        A part whose count is fixed adds none.
         """
-        timed_s = 0.0 if self.iterations.is_fixed else self.min_seconds
-        warmup_s = 0.0 if self.warmup.is_fixed else self.min_seconds / 2
-        return min(warmup_s + timed_s, self.max_seconds)
+        timed_s = 0.0 if self.iterations.is_fixed else self.least_timed_s
+        return timed_s + (0.0 if self.warmup.is_fixed else self.least_timed_s / 2)
 
 
 MeasureOrQuick = Annotated[
@@ -556,8 +560,8 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
 
     What the file leaves open, raybench's own job of the same name and workload may say.
     job_text, overrides: the run's job file and its values of `--set`. varying: the settings that
-    differ between its points; `over` has only these, in their order. Imports the workload's module.
-    What cannot be read any more is ignored.
+    differ between its points; `over` has those of them that are asked for, all if none is named,
+    and is empty where none varies. Imports the workload's module. Ignores what cannot be read.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):

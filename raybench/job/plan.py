@@ -54,7 +54,7 @@ class Plan:
 
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
-    """Return the names of the settings that differ between points, in the order of their settings.
+    """Return the names of the settings that differ between points, in order of `Point.settings`.
 
     Of batch_size and global_batch_size only one, as in `settings_as_given`. Empty for no points.
     """

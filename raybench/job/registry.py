@@ -418,7 +418,7 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
 
 def gib(count: float) -> str:
     """Return bytes in GiB as text with three significant digits, without the unit."""
-    return f"{count / 2**30:.3g}"
+    return f"{float(f'{count / 2**30:.3g}'):g}"  # 1230, and not 1.23e+03
 
 
 _SCALAR_TYPES = ("integer", "number", "boolean", "string", "null")

@@ -256,9 +256,9 @@ def parse_source(
 ) -> YamlSource:
     """Return the YAML text as data, with the overrides (`KEY=VALUE`) applied in their order.
 
-    options: as in `YamlSource`. Raises JobError where the text is no mapping or an override cannot
-    be applied. Other mistakes in the YAML are in `problems`; `data` has None, 0 or a text in place
-    of a value that cannot be read.
+    options: as in `YamlSource`. Raises JobError where the text is no YAML or no mapping, and where
+    an override cannot be applied. Other mistakes are in `problems`; `data` has None, 0 or a text in
+    place of a value that cannot be read.
     """
     source = parse_yaml(text, name)
     source.options = options or {}

@@ -59,7 +59,7 @@ from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, PartTimes, Workload
 from raybench.workloads.script import RunningScript, ScriptEndedError
 
-# Registers a communication hook with the models of a workload.
+# Registers a communication hook with the models of a workload; with None they have none again.
 SetHook = Callable[[Any], None]
 # Makes the context manager in which each block of steps runs.
 Around = Callable[[], AbstractContextManager[None]]

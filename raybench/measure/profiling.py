@@ -61,8 +61,8 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
     """Run steps, and return their Chrome trace (gzip) and the times of the model's modules.
 
     All ranks must call it. Runs `steps` steps with timed modules, if the workload has a `model`,
-    and as many under the profiler, after one that is not in the trace. A communication hook is
-    removed before. The process launches kernels more slowly afterwards.
+    and as many under the profiler, after one that is not in the trace. The communication hook of
+    `break_down` is removed before. The process launches kernels more slowly afterwards.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):

@@ -96,8 +96,6 @@ class StoppingPolicy:
 
     # Fewer samples only where the budget ends or the job asks for fewer.
     enough_samples: int = 30
-    # Share of a budget that is too small for min_seconds and half of it as warm-up.
-    min_share: float = 2 / 3
     # From this share on, a time or a count is reached: no block of a single step for the rest.
     nearly: float = 0.97
     # How much the number of samples grows between two looks at the interval.
@@ -130,8 +128,8 @@ class StoppingPolicy:
         step_ns: durations of the iterations so far; the first, cold one runs alone, and counts
         neither in the budget, half of `max_seconds`, nor as steady. at_least: iterations that are
         needed in all, whatever job and budget say. is_limited: whether clocks were limited in the
-        last block: then warm-up goes on to the end of its budget, except in quick runs and where
-        the job fixes its length.
+        last block: then one more follows while the budget lasts, except in quick runs and where
+        the job fixes the length.
         """
         settings, span, done = self.settings, self.settings.warmup, len(step_ns)
         if done == 0:
@@ -140,7 +138,7 @@ class StoppingPolicy:
         # as many as there are where the step is steady, else some more.
         wanted = max(span.min, min(2, span.max))  # the cold one alone tells nothing of the others
         if done >= span.min and not span.is_fixed:
-            least_s = self._least_s() * self.warmup_share
+            least_s = settings.least_timed_s * self.warmup_share
             least = 1 + min(self.max_single_steps, _count_in(least_s, step_ns[1:]))
             if done < self.nearly * least:
                 wanted = least
@@ -164,8 +162,8 @@ class StoppingPolicy:
         left_s = settings.max_seconds - progress.warm_s - progress.timed_s
         # Samples that the warm-up lacks, of steps too short to warm up one by one. None where the
         # job fixes its length, and once samples have been counted as warm-up.
-        owed, owed_s = 0, self._least_s() * self.warmup_share - progress.warm_s
-        is_complete = owed_s <= (1 - self.nearly) * self._least_s()
+        owed, owed_s = 0, settings.least_timed_s * self.warmup_share - progress.warm_s
+        is_complete = owed_s <= (1 - self.nearly) * settings.least_timed_s
         if not (is_complete or settings.warmup.is_fixed or progress.drifted_ns):
             owed = min(settings.iterations.max, _count_in(owed_s, progress.expected_ns))
         if owed:
@@ -266,12 +264,8 @@ class StoppingPolicy:
     def _least_samples(self, progress: Progress) -> int:
         """Return the samples that are taken before the interval is looked at."""
         span = self.settings.iterations
-        in_time = _count_in(self._least_s(), progress.expected_ns)
+        in_time = _count_in(self.settings.least_timed_s, progress.expected_ns)
         return min(span.max, max(span.min, self.enough_samples, in_time))
-
-    def _least_s(self) -> float:
-        """Return the seconds that are timed at least; two thirds of a budget that is small."""
-        return min(self.settings.min_seconds, self.min_share * self.settings.max_seconds)
 
     def _limit(
         self, missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int

@@ -110,12 +110,12 @@ def share_out(
     group: object,
     known: dict[object, GroupProbe],
 ) -> UnevenStep:
-    """Return this rank's part of the step of a point with `shares`; all ranks must call it.
+    """Return this rank's part of the step of a point that `is_uneven`; all ranks must call it.
 
-    The devices are probed first, unless `known` has the probe of a point with the same steps; a new
-    probe is added to it. group: a hashable name of the group of ranks, whose devices the probe is
-    for. Raises UsageError where the samples cannot be shared as the point asks, and what the
-    workload raises: torch.OutOfMemoryError where its share, or an equal one, does not fit.
+    The devices are probed first, unless `known`, alike on all ranks, has the probe of a point with
+    the same steps; a new one is added. group: a hashable name of these ranks, whose devices the
+    probe is for. Raises UsageError where the step cannot be shared, or devices slowed, as asked,
+    and what the workload raises: torch.OutOfMemoryError where its or an equal share does not fit.
     """
     rank = context.rank
     # The last ranks are slow.
@@ -286,7 +286,7 @@ class StepMaker:
         return self.point.grad_accumulation * math.gcd(batch_size, most)
 
     def size(self, items: int) -> tuple[int, Parameters]:
-        """Return the batch size and the parameters with which a step has `items` samples."""
+        """Return batch size and parameters of a step of `items` samples, in equal passes."""
         params = self.point.params
         if self.point.shares != BY_ACCUMULATION:
             return items // self.point.grad_accumulation, params
@@ -397,7 +397,7 @@ class StepMaker:
     def time_alone(self, items: int, context: Context) -> tuple[float, int]:
         """Return the median seconds of a step of `items` samples on this rank alone.
 
-        Also the peak bytes of torch's allocator, 0 on a CPU.
+        Also the peak bytes of torch's allocator, which is reset before; 0 on a CPU.
         """
         batch_size, params = self.size(items)
         alone = replace(context, batch_size=batch_size, rank=0, world_size=1)

@@ -84,13 +84,9 @@ def report_of(findings):
 
 def all_copies(count, *slow):
     """A copy of each pair both ways: 380 GB/s, or bad."""
+    fine = {"value": 380.0, "verdict": Verdict.HEALTHY, "ratio": 1.0, "reason": ""}
     pairs = permutations(range(count), 2)
-    return [
-        slow_pair(*pair)
-        if pair in slow
-        else slow_pair(*pair, value=380.0, verdict=Verdict.HEALTHY, ratio=1.0, reason="")
-        for pair in pairs
-    ]
+    return [slow_pair(*pair, **({} if pair in slow else fine)) for pair in pairs]
 
 
 ONE_BAD = [*healthy(3), bad(3)]

@@ -94,10 +94,8 @@ def test_of_copies_by_one_local_rank_only_that_one_is_read():
     [probe] = probes_named("h2d alone", fleet, local_rank=1)
     measured = record_of(probe, fleet, 100, 2_000_000)
     idle, busy = measured.measurements
-    record = replace(
-        measured, measurements=(replace(idle, memory_bytes=0), replace(busy, memory_bytes=10**8))
-    )
-    [reading] = read_record(record, probe, fleet)
+    both = replace(idle, memory_bytes=0), replace(busy, memory_bytes=10**8)
+    [reading] = read_record(replace(measured, measurements=both), probe, fleet)
     assert (reading.subject.name, reading.value) == ("alpha GPU 1", pytest.approx(50.0))
 
 
@@ -243,10 +241,9 @@ def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
 def test_drift_is_the_last_tenth_of_a_burn_in_against_the_first(last, ratio):
     fleet = fleet_of(1)
     [probe] = probes(fleet, ["burn-in"])
-    values = [100.0] * 18 + [last] * 2
     readings = [
         Reading(test=probe.test, subject=fleet.subjects[0], pass_number=number, value=value)
-        for number, value in enumerate(values, 4)
+        for number, value in enumerate([100.0] * 18 + [last] * 2, 4)
     ]
     [found] = drift(readings, 0.01)
     assert found.value == pytest.approx(ratio)
@@ -294,8 +291,7 @@ def problems(*readings: Reading) -> dict[str, str]:
 
 def links(down: int = -1, **errors: int) -> tuple[NvLink, ...]:
     return tuple(
-        NvLink(link=one.link, is_active=one.link != down, errors={**NO_ERRORS, **errors})
-        for one in LINKS
+        replace(one, is_active=one.link != down, errors=NO_ERRORS | errors) for one in LINKS
     )
 
 
@@ -308,8 +304,7 @@ def test_a_healthy_device_has_a_value_for_each_fact_and_no_problem():
     busy = {"pcie_replays": 27, "nvlinks": links(crc=18_000), "memory_free_bytes": 2**30}
     for changes in (busy | {"kernel_xids": ()}, {"new_xids": None, "kernel_xids": None}):
         assert problems(*facts_readings([before], [later(before, **changes)])) == {}
-    values = {one.test.name: one.value for one in readings}
-    assert values == {
+    assert {one.test.name: one.value for one in readings} == {
         "free memory": 139.0,
         "memory errors": 0.0,
         "remapped rows": 1.0,
@@ -322,8 +317,7 @@ def test_a_healthy_device_has_a_value_for_each_fact_and_no_problem():
         "NVLink errors": 0.0,
         "NVLink fabric": 0.0,
     }
-    assert {one.subject.name for one in readings} == {"alpha GPU 0"}
-    assert {one.test.stage for one in readings} == {"facts"}
+    assert {(one.subject.name, one.test.stage) for one in readings} == {("alpha GPU 0", "facts")}
 
 
 @pytest.mark.parametrize(

@@ -319,7 +319,7 @@ def test_the_largest_batch_that_fits_and_the_first_other_setting_are_named():
     tiny = explain_oom(point, needed, GIB)
     assert tiny == "estimated 344 of 1 GiB; by the estimate no single setting makes it fit"
     # Where the estimate said that it fits, something smaller is proposed.
-    assert "batch_size 32 (" in explain_oom(point, needed, 1000 * GIB)
+    assert " of 1230 GiB; what fits by the estimate: b" in explain_oom(point, needed, 1234 * GIB)
 
 
 @pytest.mark.parametrize("found", ["1 / 0", "float('nan')", "float('inf')"])

@@ -53,6 +53,8 @@ def test_at_least_two_seconds_are_timed():
     assert policy().next_timed(course([10 * MS] * 199, WARM)) == 0, "no block for the last 1 %"
     chosen = policy(warmup=1, iterations=Span(min=5, max=1000), max_seconds=1.0)
     assert chosen.next_timed(course([MS] * 10, inner=50)) == 10, "loops count against the budget"
+    small = policy(warmup=1, min_seconds=3.0, max_seconds=3.0)
+    assert (small.settings.least_s, small.next_timed(course([10 * MS] * 200))) == (2.0, 0)
 
 
 def test_samples_are_added_until_the_median_is_known_within_the_target():
