@@ -381,7 +381,7 @@ def render(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) 
 
 
 def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Return what rich draws, prose in at most 100 columns; no colour: no blanks at line ends."""
+    """Return what rich draws, prose at most 100 wide; without colour no line ends in blanks."""
     target = io.StringIO()
     console = Console(
         file=target,
