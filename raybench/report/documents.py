@@ -237,10 +237,7 @@ class Document(ABC):
 
     @property
     def title(self) -> str:
-        """Return the heading: the answer in a sentence, or what the document is about.
-
-        Empty for a table that speaks for itself.
-        """
+        """Return the heading: the answer, or what the document is about; "" where it has none."""
         return ""
 
     @property
@@ -267,7 +264,8 @@ def format_document(
     if kind == "json":
         return format_object(**document.members())
     if kind == "md":
-        return "\n\n".join([f"## {escape(document.title)}", *_markdown(document.blocks())]) + "\n"
+        heading = [f"## {escape(document.title)}"] if document.title else []
+        return "\n\n".join([*heading, *_markdown(document.blocks())]) + "\n"
     head = [Line(text=document.title, tone=document.tone)] if document.title else []
     return render([*head, *document.blocks()], width=width, color=color)
 
@@ -343,8 +341,9 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def jsonable(value: Any) -> Any:
     """Return the value as JSON can hold it.
 
-    NaN, NaT and infinities become None, times ISO 8601, arrays and tuples lists, members of a
-    StrEnum or IntEnum their values, dataclasses objects of their fields. All else stays as it is.
+    NaN, NaT and infinities become None, times ISO 8601, arrays and tuples lists, numbers of numpy
+    plain ones, keys text, members of a StrEnum or IntEnum their values, dataclasses objects of
+    their fields. All else stays as it is.
     """
     if isinstance(value, str | bool | int) or value is None:
         return value.value if isinstance(value, Enum) else value
@@ -382,7 +381,7 @@ def render(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) 
 
 
 def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Return what rich draws of these parts; without colour no line ends in blanks."""
+    """Return what rich draws, prose at most 100 wide; without colour no line ends in blanks."""
     target = io.StringIO()
     console = Console(
         file=target,

@@ -29,7 +29,7 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with `�` in place of each character that cannot be printed."""
+    """Return the text with `�` for each unprintable character, such as a tab or line break."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -85,7 +85,7 @@ def has_value(value: T | None) -> TypeGuard[T]:
 
 
 def failure(status: str, error_type: str | None, message: str) -> str:
-    """Return on one line why a point failed; an exception with its type: `SystemExit: 3`."""
+    """Return on one line why a point failed; status `error` with its type, as `SystemExit: 3`."""
     text = " ".join(message.split())
     place = _PLACE.match(text)
     start = place.group() if place else ""
@@ -96,7 +96,10 @@ def failure(status: str, error_type: str | None, message: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with significant digits, 6 decimals at most: 1,234 3.11e-08; "" for None."""
+    """Return a number as 1,234 or 0.01235, below 0.00001 as 3.11e-08; "" for None and NaN.
+
+    digits: significant ones; six decimals at most, and all digits before the point are shown.
+    """
     if not has_value(value):
         return ""
     if value == 0:
@@ -108,7 +111,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def step_time(row: PointRow) -> str:
-    """Return the step time of a point, with half of its interval: `9.635 µs ±1.2%`; "" for None."""
+    """Return the step time of a point as `9.635 µs`, then ` ±1.2%` if known; "" for None."""
     value = row.step_ms_p50
     return f"{duration(value)}{_precision(row)}" if value is not None else ""
 
@@ -119,7 +122,7 @@ def duration(time_ms: float) -> str:
 
 
 def step_in(unit: Unit, row: PointRow) -> str:
-    """Return the step time in `unit`, not named, with half of its interval: `9.635 ±1.2%`."""
+    """Return `step_time` in `unit`, which is not named: `9.635 ±1.2%`; "" for None."""
     return f"{time_in(unit, row.step_ms_p50)}{_precision(row)}"
 
 
@@ -139,7 +142,7 @@ def unit_of_times(times_ms: Iterable[float | None]) -> Unit:
 
 
 def is_short(time_ms: float | None) -> bool:
-    """Return whether a time reads better in microseconds: below 0.1 ms."""
+    """Return whether a time reads better in µs: below 0.1 ms; False for None."""
     return time_ms is not None and time_ms < 0.1
 
 
@@ -256,7 +259,7 @@ def heading(name: str) -> str:
 
 
 def setting_words(name: str, value: Any, ranks: str) -> str:
-    """Return a setting for a sentence: `4 GPUs`, `batch 64`, `bf16`, `hidden=8`."""
+    """Return a setting with a value for a sentence: `4 GPUs`, `batch 64`, `bf16`, `hidden=8`."""
     if name == "world_size":
         return ranks_words(int(value), ranks)
     text = setting(name, value)

@@ -41,7 +41,7 @@ _ALONG = ("batch", "world_size", "size_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of a point in ms: rows are ranks, columns the first iterations of ranges."""
+    """Step times of a point in ms: rows are ranks, columns first iterations (from 0) of ranges."""
 
     row: ScaledRow
     times_ms: pd.DataFrame
@@ -157,10 +157,7 @@ def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
 
 
 def drawn_of(drawn: int, count: int) -> str:
-    """Return the sentence that only `drawn` of `count` points are drawn, after a blank.
-
-    "" if all are drawn.
-    """
+    """Return a sentence after a blank: only `drawn` of `count` points are drawn; "" if all are."""
     return f" {drawn} of {count} points are drawn; the table has all." if drawn < count else ""
 
 
@@ -228,11 +225,12 @@ def line_figure(
     """Return a figure of points as lines over one of their settings.
 
     None if no line has values at two x. A point is drawn at x `along` and y `value`; where that is
-    None it is a cross on the axis if `is_on_axis`, else it is named below its panel. over: the
-    setting along x, and settings in which the points of a line may differ. lines_by: settings
-    of which each value is a line; each value of other settings is a panel, but up to four lines
-    share one. At most 7 lines and 8 panels are drawn; the note says so. tip: returns its text after
-    settings and id. more: returns more fields. of_lines: `ideal` and `level` of `line_panel`.
+    None it is a cross on the axis if `is_on_axis`, else it is named below its panel. A panel with
+    no mark is left out, and the note says so. over: the setting along x, and settings in which the
+    points of a line may differ. lines_by: settings of which each value is a line; each value of
+    other settings is a panel, but up to four lines share one. At most 7 lines and 8 panels are
+    drawn; the note says so. tip: returns its text after settings and id. more: returns more fields.
+    of_lines: `ideal` and `level` of `line_panel`.
     """
     rows, ranks = in_order(rows, over), data.ranks
     groups, every_line = _panels_and_lines(rows, over, lines_by, ranks)
@@ -247,9 +245,9 @@ def line_figure(
         has_lines = len({line for line, _ in some}) > 1
         for line, row in some:
             if value(row) is None and not is_on_axis(row):
-                place = (line if has_lines else "", settings_words(row, over, ranks))
+                apart = settings_words(row, [name for name in over if name in names], ranks)
                 named = missing[panel].setdefault(why_not_drawn(row), [])
-                named.append(", ".join(filter(None, place)))
+                named.append(", ".join(filter(None, (line if has_lines else "", apart))))
                 continue
             mark = {"x": along(row), "y": value(row), "line": line, **more(row)}
             marks[panel].append(mark | {"tip": f"{point_name(row, names, ranks)}\n{tip(row)}"})
@@ -262,10 +260,13 @@ def line_figure(
         note += f" The first {' and '.join(few)} are drawn; the table of the points has all."
     legend = [line for line in lines if any(one["line"] == line for _, one in drawn)]
     panels = []
-    for panel, drawn_marks in marks.items():
-        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in missing[panel].items())
+    for panel, whys in missing.items():
+        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in whys.items())
         text = f"Not drawn: {text}." if text else ""
-        panels.append(line_panel(drawn_marks, legend, x, y, title=panel, missing=text, **of_lines))
+        if own := marks[panel]:
+            panels.append(line_panel(own, legend, x, y, title=panel, missing=text, **of_lines))
+        elif whys:
+            note += f" Not drawn: {panel}: {', '.join(whys)}."
     return Figure(anchor=anchor, title=title, note=note, panels=panels)
 
 

@@ -265,7 +265,7 @@ def bar_panels(
 ) -> list[Panel]:
     """Return panels of at most twelve horizontal bars each; panels of one title have one scale.
 
-    bars: for each bar (title of the panel, name of the bar, its marks). Marks: each with `x` and
+    bars: for each bar (title of its panel, its name, one mark or more). Marks: each with `x` and
     `tip`; optional `low` and `high` (an interval), `text` (written at its end), `line` (its
     series). The marks of a bar stand beside each other; with `is_stacked`, each is the part of
     the bar from `x` to `x2`, for which a `scale` of `x` must make room.
@@ -442,7 +442,7 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 
 
 def draw(panel: Panel, name: str) -> str:
-    """Return a panel as an SVG element for the page. name: what a screen reader calls it."""
+    """Return a panel as an SVG element, without title and `missing`. name: for screen readers."""
     svg = _svg(
         width=_WIDTH,
         height=panel.height,
@@ -454,7 +454,7 @@ def draw(panel: Panel, name: str) -> str:
 
 
 def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
-    """Return a whole figure as the bytes of a file; kind: `svg` or `png`.
+    """Return a figure without its table as the bytes of a file; kind: `svg` or `png`.
 
     An SVG follows the light or dark theme of a browser, else it is light. A PNG is light, with two
     pixels for each of the layout. title: instead of the figure's. below: a line under the title.

@@ -144,10 +144,7 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def time_figure(data: ChartData) -> Figure | None:
-    """Return the figure of step times over the size of messages or arrays, in µs.
-
-    None where no line has two sizes with a bandwidth.
-    """
+    """Return the figure of step times in µs over sizes; None if no line has two with bandwidth."""
     return _over_size(
         data,
         lambda row: (row.step_ms_p50 or 0.0) * 1000 if row.busbw_gb_s or row.memory_gb_s else None,
@@ -203,7 +200,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
 def memory_figure(data: ChartData) -> Figure | None:
     """Return the figure of peak memory over the batch size.
 
-    None if no point ran out of memory, and if no line has two points that are ok.
+    None if no point ran out of memory, and if no line has two batch sizes with a known peak.
     """
     if all(row.status != Status.OOM for row in data.rows):
         return None

@@ -23,7 +23,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
     """Return lines of samples/s over the speed of the slow devices, one for each way to share.
 
     A panel has the fleets that differ in speed alone. The last one is a map of the best way over
-    speed and number of slow devices. None if fewer than two speeds, 1 among them, were compared.
+    speed and number of slow devices. None if the fleets have fewer than two speeds, 1 included.
     """
     fleets = data.summary.fleets
     if len({fleet.probe_ratio for fleet in fleets}) < 2:

@@ -137,12 +137,9 @@ def test_layouts_on_as_many_devices_are_sorted_bars_with_short_names():
         for kind in ("none", "full")
     ]
     svg = (draw_main_figure(data_of(records), "svg") or b"").decode()
-    assert [text for text in re.findall(">([^<>]+)</text>", svg) if "P 2" in text] == [
-        "FSDP 2",
-        "FSDP 2, full checkpointing",
-        "TP 2",
-        "TP 2, full checkpointing",
-    ]
+    names = [text for text in re.findall(">([^<>]+)</text>", svg) if "P 2" in text]
+    more = ("", ", full checkpointing")
+    assert names == [f"{way} 2{kind}" for way in ("FSDP", "TP") for kind in more]
 
 
 def test_a_size_that_does_not_fit_is_a_cross_on_the_axis_and_not_at_a_height():
@@ -162,6 +159,14 @@ def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing():
         "Not drawn: batch 64, 4 GPUs: out of memory; batch 128, 2 GPUs: "
         "no ok point with world_size=1 in this series."
     )
+
+
+def test_a_panel_without_a_mark_is_left_out_and_the_note_says_why():
+    made = [make_collective(f"op{n}", size, 1.0, 2) for n in range(5) for size in (8, 16)]
+    failed = [make_failed(replace(one.point, world_size=4)) for one in made]
+    data = data_of([*made[1:], make_failed(made[0].point), *failed])
+    assert main_figure(data).note.endswith(" Not drawn: 4 GPUs: out of memory.")
+    assert b"Not drawn: op0, size=8 B: out of memory." in draw_main_figure(data, "svg")
 
 
 def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothing_is_no_bar():
@@ -261,10 +266,7 @@ def test_what_is_drawn_of_a_big_run_is_bounded_and_that_is_said():
 
 
 def runs(points, node_counts=(1,)):
-    """Step times of `points` points; the last one is slower from the fourth run on.
-
-    node_counts: of the runs in turn.
-    """
+    """Step times; the last point is slower from the fourth run on. node_counts: of runs in turn."""
     rows = [
         make_row(
             run_id=f"run{run}",

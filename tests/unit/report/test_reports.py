@@ -105,10 +105,7 @@ def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
     [
         (["tried 1.5 GiB", "tried 12.5 GiB", "tried 2.5 GiB"], {"tried 1.5 to 12.5 GiB": 3}),
         (["tried 600.00 MiB", "tried 2.50 GiB", "tried 8 bytes"], {"tried 8 bytes to 2.50 GiB": 3}),
-        (
-            ["to ±1.0%; asks ±1.0%", "to ±170.2%; asks ±1.0%"],
-            {"to ±1.0% to ±170.2%; asks ±1.0%": 2},
-        ),
+        (["to ±1.0%; of ±1.0%", "to ±170.2%; of ±1.0%"], {"to ±1.0% to ±170.2%; of ±1.0%": 2}),
         (["item # is", "item 1 is"], {"item # is": 1, "item 1 is": 1}),
         # The rank that is named is no figure.
         (
@@ -235,10 +232,10 @@ def test_the_table_of_a_collective_says_what_nccl_ran():
 
 def test_a_run_without_points_is_reported():
     summary = make_summary([], device_count=0)
-    assert "No point has been finished yet." in report_text(summary)
-    assert "No point has been finished yet." in report_text(summary, "md")
-    listed = format_document(PointList(run_id="r", points=[]), "terminal")
-    assert listed == "No point has been finished yet.\n"
+    listed, said = PointList(run_id="r", points=[]), "No point has been finished yet."
+    for kind in ("terminal", "md"):
+        assert said in report_text(summary, kind)
+        assert format_document(listed, kind) == f"{said}\n"
     assert json.loads(report_text(summary, "json"))["points"] == []
     assert summary.machine == "private Ray on this host, 4 GPUs"
 
