@@ -23,10 +23,10 @@ def uneven_figure(data: ChartData) -> Figure | None:
     """Return lines of samples/s over the speed of the slow devices, one for each way to share.
 
     A panel has the fleets that differ in speed alone. The last one is a map of the best way over
-    speed and number of slow devices. None if the fleets have fewer than two speeds, 1 included.
+    speed and number of slow devices. None if all fleets have the same `slow_ratio`.
     """
     fleets = data.summary.fleets
-    if len({fleet.probe_ratio for fleet in fleets}) < 2:
+    if len({fleet.first.slow_ratio for fleet in fleets}) < 2:  # probed speeds differ by noise
         return None
     alike = ("world_size", "devices", "shares", "slow_ratio", "slow_count")
     apart = varying([fleet.first for fleet in fleets], alike)
