@@ -108,16 +108,15 @@ def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
         )
         for node, count in wanted.items()
     }
+    # Not `PlacementGroup.wait`: below 1 s it often returns False for a group that is there.
+    calls = [placement.ready() for placement in asked.values()]
+    done = ray.wait(calls, num_returns=len(calls), timeout=timeouts.PLACEMENT_S)[0]
     slots = []
-    deadline_s = time.monotonic() + timeouts.PLACEMENT_S
-    for node, placement in asked.items():
-        if placement.wait(max(0.0, deadline_s - time.monotonic())):
-            slots += [
-                Slot(node_id=node, placement=placement, bundle=bundle)
-                for bundle in range(wanted[node])
-            ]
+    for call, (node, group) in zip(calls, asked.items(), strict=True):
+        if call in done:
+            slots += [Slot(node_id=node, placement=group, bundle=n) for n in range(wanted[node])]
         else:
-            remove_placement_group(placement)
+            remove_placement_group(group)
     return slots
 
 
