@@ -64,11 +64,11 @@ class Slot:
 class WorkerHandle:
     """A worker: its slot, the actor that is its process now, and its device once it has one.
 
-    index: of the device on its node; None where Ray says which GPU it is. call: returns the device
-    of a process that starts, since `since_s`; starts: how many were started in a row. is_used:
-    whether this process has been given a point. user_class: the class of the user's that it then
-    ran. environment: variables of the job that its process, or the next one, starts with. refusal:
-    why the process that `replace` last started with such variables did not come up; "" if it did.
+    index: of the device on its node; None where Ray says which GPU it is. call: Ray's reference to
+    the answer of `attach_device`, which was asked at `since_s`; starts: how many processes were
+    started in a row. is_used: whether this process has been given a point. user_class: the class of
+    the user's that it then ran. environment: variables of the job that its process, or the next
+    one, starts with. refusal: why the process that `replace` last started with them failed, or "".
     lost_because: why it cannot be used any more, "" as long as it can.
     """
 
