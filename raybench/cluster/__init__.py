@@ -19,7 +19,7 @@ class Cluster(Protocol):
 
     @property
     def description(self) -> str:
-        """One line for the user: which cluster, and of what."""
+        """One line for the user: which cluster, and at most how many devices of which kind."""
 
     @property
     def kind(self) -> DeviceKind:
@@ -27,14 +27,14 @@ class Cluster(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Largest number of devices that a point can have; known before `start` too."""
+        """Largest number of devices that a point can have; fixed by `connect`, whatever is lost."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """Device of every worker; the worker id is the position.
 
         Empty before `start`. Then sorted by rack, node and index; workers that come late are
-        appended. The device of a lost worker stays.
+        appended. That of a lost worker stays, that of a new process is read anew.
         """
 
     @property
@@ -53,23 +53,23 @@ class Cluster(Protocol):
         """Start up to `count` workers, and wait for those that come soon; see `pending`.
 
         With a device list it starts one on each listed device. strategy: which devices are taken
-        where there are more. Raises ClusterError when none comes, one cannot be used or a listed
-        device is not there, DevicesInUseError when another sweep has the devices.
+        where there are more. Raises ClusterError when none comes, one cannot be used or, without
+        `wait_s`, a listed device is missing, DevicesInUseError when another sweep has the devices.
         """
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that came and note lost ones; wait at most `timeout_s` for one.
+        """Add workers that came and note lost ones; wait at most `timeout_s` for a pending one.
 
         It takes longer where it starts workers on devices that are free now. Changes `devices`,
         `lost` and `pending`. Raises ClusterError when the cluster is gone.
         """
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """Run a point, and return one answer per rank; a rank that died or hangs is a Failure.
+        """Run a point; return one answer per rank, in order: a Failure where it died or hangs.
 
-        worker_ids: in rank order. Several threads may call it at once for disjoint workers. It
-        returns when the workers are fit for their next point, or lost. Raises ClusterError when
-        the cluster itself or its rendezvous store is gone, or it is closed.
+        worker_ids: one of each rank, in order. Several threads may call it at once for disjoint
+        workers. It returns when the workers are fit for their next point, or lost. Raises
+        ClusterError when the cluster itself or its rendezvous store is gone, or it is closed.
         """
 
     def restart(self) -> None:
@@ -86,7 +86,7 @@ class Cluster(Protocol):
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return samples since the last call, a slow node's later; never raises or waits long."""
+        """Return GPU samples since the last call, slow nodes' later; never raises or waits long."""
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
         """Return state and error counters of each device, in the order of `devices`.
@@ -114,13 +114,15 @@ def connect(
 
     No worker is started yet: call `start`, and `close` at the end.
 
-    address: `auto`, `local` or HOST:PORT. device: `auto` is cuda if the cluster has a GPU. wanted:
-    devices that `wait_s` waits for; a private cluster has no more CPU workers. end: must end this
-    process; it is called with a reason, in a thread, while the process waits for a cluster that is
-    gone. wait_s: how long missing devices may take to come. oversubscribe: whether CPU workers of a
-    private cluster may share cores. log: gets lines for the user. terms: how devices are shared
-    with others; None locks none and sees nobody. only: the devices to use. Raises ClusterError if
-    no cluster can be had, or no GPU for cuda without `wait_s`; UsageError for a malformed address.
+    address: HOST:PORT, `local` (private) or `auto`: RAY_ADDRESS, else the cluster of `ray start` on
+    this host, else private. device: `auto` is cuda if the cluster has a GPU. wanted: devices that
+    `wait_s` waits for; a private cluster has no more CPU workers. end: must end this process; it is
+    called with a reason, in a thread, while the process waits for a cluster that is gone. wait_s:
+    how long missing devices may take to come. oversubscribe: whether CPU workers of a private
+    cluster may share cores. log: gets lines for the user. terms: how devices are shared with
+    others; None locks none and sees nobody. only: the devices to use; None: any. Raises
+    ClusterError if no cluster can be had, or no GPU for cuda without `wait_s`; UsageError for a
+    malformed address.
     """
     from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster

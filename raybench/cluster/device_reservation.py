@@ -271,8 +271,8 @@ def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None])
     """Return a context in which this process has locked the CPUs of this host.
 
     To start Ray in it, which would disturb other sweeps here. Unless the terms are shared, it first
-    waits for their end, as `DeviceReservation.reserve`, and raises as that. Where no lock can be
-    had, it does without. log: gets a line for the user when it waits.
+    waits until those sweeps have ended, as `DeviceReservation.reserve`, and raises as that. Where
+    no lock can be had, it does without. log: gets a line for the user when it waits.
     """
     locks = DeviceLocks()
 
@@ -296,7 +296,7 @@ class NodeLocks(Protocol):
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock the devices; return one device of each node, with the result of the lock there."""
+        """Lock them on each node as `DeviceLocks.lock`; return a device of each, and its result."""
 
     def unlock(self, devices: Sequence[Device]) -> None:
         """Release all locks on the nodes of these devices."""
@@ -330,10 +330,10 @@ class DeviceReservation:
             self.other_sweeps = tuple(dict.fromkeys(holders))
 
     def try_reserve(self, device: Device) -> str:
-        """Lock one more device without waiting; return "" or, in words, which other sweep has it.
+        """Lock one more device, or return in words which other sweep has it; "" if it is locked.
 
-        "" too without terms, and with shared ones: then other sweeps do not matter. Those that are
-        reserved already stay so.
+        "" too without terms, and with shared ones or where no lock can be had. Does not wait for
+        the other's end. Devices that are reserved already stay so.
         """
         if self._terms is None:
             return ""

@@ -320,9 +320,9 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
 def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
-    Ranks that answered when told to stop had only waited for others, as had those whose stack ends
-    in a collective or in a wait for the device, if another rank is to blame: they get PeerFailed or
-    keep their own failure. Those to blame get a timeout. timeout_s: the limit, for the message.
+    Finished ranks keep their answer. Ranks that answered when told to stop had only waited, as had
+    those whose stack shows a wait for others or the device, if another rank is to blame: they get
+    PeerFailed or keep their own failure. Those to blame get a timeout. timeout_s: for the message.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = _hanging(point) or late

@@ -298,7 +298,7 @@ def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str
 
 
 def is_held_back(before: Reading | None, after: Reading | None) -> bool:
-    """Return whether heat or a fault limited the clocks between two readings; False if unknown."""
+    """Return whether heat or a fault is among the `throttle_reasons`; False if unknown."""
     return not _HEAT_OR_FAULT.isdisjoint(throttle_reasons(before, after))
 
 

@@ -64,7 +64,7 @@ class NcclLog:
     """What the NCCL log of one rank says about transports.
 
     routes: without repeats. adapter_count: InfiniBand and RoCE adapters that NCCL uses; 0 where it
-    tells of none. has_nvls: the switch reduces; None: unknown.
+    tells of none. has_nvls: NCCL can reduce in the NVLink switch (NVLS); None: unknown.
     """
 
     routes: tuple[Route, ...] = ()

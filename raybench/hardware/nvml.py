@@ -62,7 +62,7 @@ def device(uuid: str) -> Any | None:
 
 
 def devices() -> list[Any]:
-    """Return the NVML handles of all devices of this node; empty without NVML."""
+    """Return the handles of the devices of this node that NVML can open; empty without NVML."""
     count = (ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0
     handles = [ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     return [handle for handle in handles if handle is not None]
@@ -71,9 +71,9 @@ def devices() -> list[Any]:
 def uuid_of(index: int) -> str | None:
     """Return the UUID of the device with this CUDA index; None if NVML does not know it.
 
-    None too for a MIG device. It follows CUDA_VISIBLE_DEVICES and assumes the order of the PCI bus.
-    CUDA is not asked, because a bad device may hang the process. Raises IndexError for an index
-    beyond CUDA_VISIBLE_DEVICES.
+    It follows CUDA_VISIBLE_DEVICES, of which an entry MIG-... gives None, and assumes the order of
+    the PCI bus. CUDA is not asked, because a bad device may hang the process. Raises IndexError for
+    an index beyond CUDA_VISIBLE_DEVICES.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     entry = visible.split(",")[index].strip() if visible else str(index)

@@ -50,7 +50,7 @@ class DeviceFacts:
     pcie_replays: packets sent again over the link to the host, since the driver was loaded.
     pcie_lanes, pcie_lanes_max: in use, and those that the device has.
     fabric_state: of NVSwitch systems: "not started", "in progress", "completed".
-    fabric_faults: what the fabric manager says is wrong, in words.
+    fabric_faults: what the fabric manager says is wrong, in words; () also where it is unknown.
     kernel_xids: numbers of the errors of the driver that the kernel's log still holds, oldest
     first; None where it may not be read, as by users on most hosts and in most containers.
     new_xids: those that NVML told of since `xids_watched_since`: it knows of none before.

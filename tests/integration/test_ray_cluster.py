@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 
 import pytest
 import ray
@@ -14,7 +15,7 @@ from raybench.cluster.ray_cluster.start import Connection, connect
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records import Task
-from tests.cluster_contract import PROBE, failures
+from tests.cluster_contract import PROBE, failures, process_ids
 from tests.integration.clusters import start_cluster
 from tests.integration.sweeps import descendants
 from tests.local_cluster import choose_workers
@@ -45,8 +46,7 @@ def test_every_worker_has_its_own_device_and_they_stand_in_node_order(cluster):
     nodes = [(device.rack, device.node_id) for device in cluster.devices]
     assert nodes == sorted(nodes)
     assert len(set(nodes)) == 2
-    assert {device.niceness for device in cluster.devices} == {0}
-    assert {device.omp_num_threads for device in cluster.devices} == {1}
+    assert {(one.niceness, one.omp_num_threads) for one in cluster.devices} == {(0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,14 @@ def test_a_group_sums_its_ranks_and_knows_its_places(
     # Which of the nodes has two of three depends on their ids.
     assert "".join(sorted(place["LOCAL_RANK"] for place in places)) == local_ranks
     assert {place["GROUP_RANK"] for place in places} == set(node_ranks)
-    assert [one["pid"] for one in told] == [
-        cluster.devices[worker_id].process_id for worker_id in worker_ids
-    ]
+    assert [one["pid"] for one in told] == [process_ids(cluster)[n] for n in worker_ids]
     assert {one["niceness"] for one in told} == {0}
 
 
 def test_the_process_group_is_kept_while_the_same_workers_are_used(cluster, tmp_path):
     known = []
     for number, world_size in enumerate([2, 2, 3, 2]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        (folder := tmp_path / str(number)).mkdir()
         run(cluster, folder, world_size)
         known.append(facts(folder, world_size)[0]["known_group"])
     assert known == [False, True, False, False]
@@ -86,17 +83,20 @@ def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster, t
     # Ray gives the process of an actor its class as title.
     [store] = [pid for pid, title in titles if title.startswith("ray::_Store")]
     os.kill(store, signal.SIGKILL)
-    before = [device.process_id for device in cluster.devices]
+    before = process_ids(cluster)
     started_s = time.monotonic()
     answers, _ = run(cluster, tmp_path, 3)
     print(f"store killed: next point done {time.monotonic() - started_s:.1f} s later")
     assert failures(answers) == []
-    assert [device.process_id for device in cluster.devices] == before
+    assert process_ids(cluster) == before
 
 
-def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
+def test_a_mute_node_costs_no_other_and_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
     monkeypatch.setattr("raybench.cluster.timeouts.FIRST_DEVICE_S", 2.0)
-    hold_devices("cpu", free_devices("cpu"))
+    monkeypatch.setattr("raybench.cluster.timeouts.PLACEMENT_S", 0.9)
+    free = free_devices("cpu")
+    slots = hold_devices("cpu", {"frozen-node": 1, **free})
+    assert Counter(slot.node_id for slot in slots) == free
     connection = Connection(where="here", needed={}, kind="cpu", capacity=6)
     others = RayCluster(connection)
     with pytest.raises(ClusterError, match="no CPU could be had from the cluster in 2 s: others"):

@@ -32,7 +32,7 @@ class RayCluster(WorkerPool):
     """A pool of workers on a Ray cluster that runs points; a `raybench.cluster.Cluster`.
 
     log: gets lines for the user, as when workers are waited for, come late or are lost. end: as of
-    `start_guard`. terms: on which devices are taken from other sweeps; without them no device is
+    `start_guard`. terms: how devices are shared with other sweeps; without them no device is
     locked, and nobody is seen beside a point. only: the devices that may be used; None for all.
     description, capacity: as of a `Cluster`.
     """

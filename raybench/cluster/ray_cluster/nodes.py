@@ -255,11 +255,11 @@ class NodeAgents:
                 node.agent.sample.remote(tuple(new))
 
     def silent_nodes(self) -> frozenset[str]:
-        """Return the ids of nodes whose agent does not answer, or whose Ray has ended.
+        """Return the ids of nodes whose agent has not answered for 8 s, or whose Ray has ended.
 
-        It looks four times a second at most, else it returns what it found last. Call it about once
-        a second while waiting for something. Raises ClusterError where the head of the cluster or
-        this host's Ray is gone.
+        A starting agent has 180 s. It looks four times a second at most, else it returns what it
+        found last. Call it about once a second while waiting for something. Raises ClusterError
+        where the head of the cluster or this host's Ray is gone.
         """
         self._monitor.check()
         with self._lock:
@@ -305,8 +305,8 @@ class NodeAgents:
     def check_head(self, node_id: str) -> None:
         """Raise ClusterError where the head of the cluster or this host's Ray is gone.
 
-        node_id: the node where a worker died. While its Ray has ended it looks again for some
-        seconds, because the head's port may close a moment later.
+        node_id: the node where a worker died. If its Ray has ended it looks again for 2 s, because
+        the head's port may close a moment later.
         """
         deadline_s = time.monotonic() + timeouts.NODE_REFUSAL_AFTER_S
         self._monitor.check(afresh=True)
@@ -389,7 +389,7 @@ class NodeAgents:
         return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
-        """Wait until devices, whose workers are gone, use the memory that they used at the start.
+        """Wait until devices, whose workers are gone, use at most 256 MiB more than at the start.
 
         Return a sentence for each where it is not after `timeout_s`. CPUs, and GPUs whose use NVML
         or the agent does not report, are not waited for.

@@ -64,11 +64,11 @@ class Slot:
 class WorkerHandle:
     """A worker: its slot, the actor that is its process now, and its device once it has one.
 
-    index: of the device on its node; None where Ray says which GPU it is. call: returns the device
-    of a process that starts, since `since_s`; starts: how many were started in a row. is_used:
-    whether this process has been given a point. user_class: the class of the user's that it then
-    ran. environment: variables of the job that its process, or the next one, starts with. refusal:
-    why the process that `replace` last started with such variables did not come up; "" if it did.
+    index: of the device on its node; None where Ray says which GPU it is. call: Ray's reference to
+    the answer of `attach_device`, which was asked at `since_s`; starts: how many processes were
+    started in a row. is_used: whether this process has been given a point. user_class: the class of
+    the user's that it then ran. environment: variables of the job that its process, or the next
+    one, starts with. refusal: why the process that `replace` last started with them failed, or "".
     lost_because: why it cannot be used any more, "" as long as it can.
     """
 
@@ -108,16 +108,15 @@ def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
         )
         for node, count in wanted.items()
     }
+    # Not `PlacementGroup.wait`: below 1 s it often returns False for a group that is there.
+    calls = [placement.ready() for placement in asked.values()]
+    done = ray.wait(calls, num_returns=len(calls), timeout=timeouts.PLACEMENT_S)[0]
     slots = []
-    deadline_s = time.monotonic() + timeouts.PLACEMENT_S
-    for node, placement in asked.items():
-        if placement.wait(max(0.0, deadline_s - time.monotonic())):
-            slots += [
-                Slot(node_id=node, placement=placement, bundle=bundle)
-                for bundle in range(wanted[node])
-            ]
+    for call, (node, group) in zip(calls, asked.items(), strict=True):
+        if call in done:
+            slots += [Slot(node_id=node, placement=group, bundle=n) for n in range(wanted[node])]
         else:
-            remove_placement_group(placement)
+            remove_placement_group(group)
     return slots
 
 

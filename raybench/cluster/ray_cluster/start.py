@@ -103,8 +103,7 @@ def connect(
 ) -> Connection:
     """Join the Ray cluster at `address`, or start a private one, and return the connection.
 
-    Parameters and errors are those of `raybench.cluster.connect`. `auto` is RAY_ADDRESS, else the
-    cluster that `ray start` made on this host, else a private one.
+    Parameters and errors are those of `raybench.cluster.connect`; end: None for `end_process`.
     """
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
     # stdout is ours. The row of a point names its dead worker.
