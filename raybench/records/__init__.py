@@ -627,10 +627,10 @@ class Record:
 
 
 def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
-    """Return point_id -> its status over all rounds, without control attempts.
+    """Return point_id -> its status over all rounds. statuses: of the latest attempt at each trial.
 
-    The first failure, else ok if one round is ok, else skipped if one is, else cancelled. A status
-    of a later version counts as a failure.
+    Controls are left out. It is the first failure, else ok if one round is ok, else skipped if one
+    is, else cancelled. A status of a later version counts as a failure.
     """
     severity = {str(one): place for place, one in enumerate(Status) if not one.is_failure}
     found: dict[str, _Text] = {}

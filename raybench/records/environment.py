@@ -168,9 +168,9 @@ def code_of_script(path: Path) -> Code:
 def code_here(code: Code) -> Code:
     """Return a copy of the code with the hashes of raybench and of its files on this host.
 
-    Missing files are left out; one that may not be read counts as empty. Raises PermissionError for
-    a script's or package's folder that may not be entered. Of the workload only files that `code`
-    names are read, none is parsed: every rank calls this.
+    Missing files are left out; one that may not be read counts as empty. Before Python 3.14 raises
+    PermissionError for a script's or package's folder that may not be entered. Of the workload only
+    files that `code` names are read, none is parsed: every rank calls this.
     """
     files = {}
     for name in code.workload:

@@ -17,7 +17,6 @@ from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, NS_PER_MS, data_wai
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
     NEARLY_ALL,
-    Straggler,
     borne_out_ms,
     find_straggler,
     host_error_ms,
@@ -94,10 +93,10 @@ class PartColumns:
         Column("ms", "the device waits for the host", heading="host gap", format="part"),
     ] = None
     local_step_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "median local step, in rank order")
+        tuple[float, ...] | None, Column("ms", "median local step of ranks with a share, in order")
     ] = None
     device_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "its work on the device, in rank order")
+        tuple[float, ...] | None, Column("ms", "its work on the device, in the same order")
     ] = None
     wall_unsynced_ms_by_rank: Annotated[
         tuple[float, ...] | None, Column("ms", "host clock around a step, not waited for")
@@ -118,11 +117,12 @@ class PartColumns:
 
 
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
-    """Return the columns of `points` on where the step goes. measurements: in rank order.
+    """Return the columns of `points` on where the step goes. step_ms: the point's median step.
 
-    step_ms: the point's median step. If a rank has no breakdown, all columns are None but
-    `slowest_rank`, which the timed steps tell; it is None if no rank stands out (`stands_out`).
-    Raises ValueError where ranks differ in their numbers of hooked steps.
+    measurements: one or more, in rank order, without ranks that have no share of the step. If one
+    has no breakdown, all columns are None but `slowest_rank`, which the timed steps tell; that is
+    None if no rank stands out (`stands_out`). Raises ValueError where ranks differ in their numbers
+    of timed or hooked steps.
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):
@@ -211,8 +211,10 @@ def _slowest_rank(
             for ranks in zip(*(m.repetitions for m in measurements), strict=True)
         ]
         error_ms = max(error_ms, host_error_ms(blocks, timed_ms))
+    is_slow = stands_out(borne_out_ms(found.excess_ms, step_ms - max(local_ms)), error_ms, step_ms)
     return {
-        "slowest_rank": _rank_that_stands_out(found, error_ms, step_ms - max(local_ms), step_ms),
+        # By its number, not its place: ranks without a share of the step are left out here.
+        "slowest_rank": measurements[found.rank].rank if is_slow else None,
         "straggler_ms": found.excess_ms,
         "straggler_error_ms": error_ms,
         "straggler_device_ms": device_ms,
@@ -240,26 +242,20 @@ def _largest(
     return found or None
 
 
-def _rank_that_stands_out(
-    found: Straggler, error_ms: float, exposed_ms: float, step_ms: float
-) -> int | None:
-    """Return the slowest rank; None where its excess may be chance, or costs the step nothing."""
-    excess_ms = borne_out_ms(found.excess_ms, exposed_ms)
-    return found.rank if stands_out(excess_ms, error_ms, step_ms) else None
-
-
 def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float) -> int | None:
     """Return the slowest rank by the timed steps; None where none stands out."""
     found = find_straggler(
         [[[ns / NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
     )
-    return None if found is None else _rank_that_stands_out(found, found.error_ms, 0.0, step_ms)
+    if found is None or not stands_out(found.excess_ms, found.error_ms, step_ms):
+        return None
+    return measurements[found.rank].rank
 
 
 def write_time(*times_ms: float, digits: int = 3) -> str:
     """Return times as text: `1.2 ms`, of several `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`.
 
-    The longest decides the unit of all. digits: significant ones of each, from 1,000 s on all.
+    The longest decides the unit of all. digits: significant ones, 3 or more; from 1,000 s on all.
     """
     unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 999.5 else ("ms", 1.0)
     times = (time / in_unit for time in times_ms)

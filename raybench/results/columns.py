@@ -198,7 +198,7 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a `kind` of a `TableColumn`. Raises ValueError for another text."""
+    """Return the Arrow type of a `kind` of a `TableColumn`. Raises ValueError if unknown."""
     import pyarrow as pa
 
     if kind == "timestamp":
@@ -412,9 +412,10 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
 
 
 def write_part(path: Path, table: str, whole: pa.Table) -> None:
-    """Write a part of a table, which has its schema; replaces and raises as `write_file` does.
+    """Write rows as a part of a table; replaces and raises as `write_file` does.
 
-    Dictionaries and statistics cost a part more than they save, as does compressing one row.
+    whole: the rows, with the `schema` of the table, its metadata too. Dictionaries and statistics
+    cost a part more than they save, as does compressing one row.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

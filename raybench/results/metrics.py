@@ -359,7 +359,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return what devices and libraries did; None if unknown. The SM clock needs that of all."""
+    """Return what devices and libraries did; None if unknown, the SM clock also if a rank's is."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
@@ -377,7 +377,7 @@ def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
 
 
 def crowding(devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for each host that has more CPU workers than cores.
+    """Yield a sentence for each host that has more of these CPU workers than cores.
 
     The cores of a host with several Ray nodes count once.
     """

@@ -277,9 +277,9 @@ def rows_of_attempts(
 ) -> Iterator[pd.DataFrame]:
     """Yield a frame for each of these attempts (point_id, attempt), in order; empty without rows.
 
-    table: one that has these two columns. run_id: as of `load`. columns: as of `read_table`. Files
-    are read while iterating, as the whole table may not fit into memory; so it is then that it
-    raises, as `read_table` does.
+    table: one that has these two columns. run_id: of one run, as `find_run` takes it. columns: as
+    of `read_table`. Files are read while iterating, as the whole table may not fit into memory; so
+    it is then that it raises, as `read_table` does.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -491,7 +491,7 @@ def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
 def count_points(run: Run, statuses: Mapping[str, str]) -> Run:
     """Return the run with the counts of its points; its status is failed if one failed, else ok.
 
-    statuses: point_id -> status of its latest attempt. Cancelled ones are not counted.
+    statuses: as `by_point` returns them. Cancelled ones are not counted.
     """
     counts = Counter(statuses.values())
     ok, skipped = counts[Status.OK], counts[Status.SKIPPED]

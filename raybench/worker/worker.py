@@ -106,9 +106,9 @@ class Worker:
     def run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
         """Run the point as this rank, clean up, and return the answer.
 
-        The group is formed if it is not that of the last point; None for one rank. Whatever the
-        workload raises is returned as a Failure. A rank that takes longer than the time limit of
-        the point writes its stack to stderr.
+        All ranks of `group` must call it. The group is formed if it is not that of the last point;
+        None for one rank. Whatever the workload raises is returned as a Failure. A rank that takes
+        longer than the time limit of the point writes its stack to stderr.
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()
