@@ -322,7 +322,7 @@ class Rounds:
         return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
-        """Return the attempts of a round, in the order in which they are to be run.
+        """Return the attempts of a round, in the order in which a `Schedule` is to get them.
 
         number: of the round, from 1. ended: how trials ended so far. A point that failed (but was
         not lost) or was skipped in an earlier round is left out. With a search for batch sizes the
