@@ -88,7 +88,7 @@ def compare_command(
     verdict needs two runs a side, and three are better: runs of the same thing differ, and one
     run does not tell by how much.
 
-    Two health checks are compared figure by figure, each by the limit of its test.
+    Of health checks the newest of each side is compared, each figure by the limit of its test.
     """
     source = click.get_current_context().get_parameter_source("blind")
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:

@@ -75,7 +75,7 @@ def export_command(
     elif kind in ("json", "csv", "junit"):
         text = export_check(check, kind)
     else:
-        raise UsageError("a health check is exported as csv, json or junit")
+        raise UsageError("a health check is exported as csv, json, junit or reference")
     if output is None:
         write_result(text)
     else:

@@ -50,7 +50,7 @@ class ConsoleListener:
         """Return a context in which a spinner shows `what`; nothing where it is no terminal."""
         return self._console.status(what)
 
-    def progress(self, plan: Plan, trials: int | None) -> PointProgress:
+    def progress(self, plan: Plan, trials: int) -> PointProgress:
         """Return a context that shows a sweep of this plan. trials: as of `PointProgress`."""
         return PointProgress(plan, self._console, trials, self._name_of)
 

@@ -244,10 +244,8 @@ def complete_point(
     runs = _runs(ctx, folder)
     if given == _LATEST:
         runs = runs[:1]
-    elif given not in runs:
-        runs = [name for name in runs if name.startswith(given)]
     else:
-        runs = [given]
+        runs = [given] if given in runs else [name for name in runs if name.startswith(given)]
     return _point_ids(_results(ctx) / folder, runs, incomplete) if len(runs) == 1 else []
 
 
@@ -313,7 +311,7 @@ _STDERR = 2
 
 
 def write_result(text: str) -> None:
-    """Write the text to stdout. Raises ResultsError when it cannot be written.
+    """Write the text to stdout, and no line break after it. Raises ResultsError where it cannot.
 
     Letters that the encoding of stdout lacks become "?"; ANSI codes go to a terminal alone.
     Nothing is raised where stdout is closed or the reader of a pipe has left (`| head`).
@@ -422,7 +420,10 @@ def write_document(
 
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table folded to the terminal, but for ids and parameters; coloured as `color`."""
+    """Return a table as text that ends in a line break, coloured as `color`.
+
+    It is folded to the terminal, but for ids and parameters.
+    """
     from raybench.report.documents import SETTING_CHARS, Column, Table, render
 
     columns = (

@@ -191,7 +191,7 @@ def _one_line(what: str) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{what} cannot be read: {brief(error)}") from error
 
 

@@ -139,7 +139,7 @@ class EarlierSweeps:
     chosen: Collection[str] | None = None
 
     def left(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts that this sweep still has to run, in the same order.
+        """Return those attempts of one round that this sweep still has to run, in the same order.
 
         A control of a block in which no other attempt is left is dropped: repeating the baseline
         alone compares nothing.

@@ -56,16 +56,16 @@ class Listener(Protocol):
     """Whoever shows a sweep to the user; the sweep itself prints nothing."""
 
     def tell(self, line: str) -> None:
-        """Show the user one line, which stays visible."""
+        """Show the user one line, which stays visible; any thread may call it."""
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
         """Return a context during which the user is shown that the sweep waits for `what`."""
 
-    def progress(self, plan: Plan, trials: int | None) -> Progress:
-        """Return the progress of a sweep. trials: how many will finish; None: each point once."""
+    def progress(self, plan: Plan, trials: int) -> Progress:
+        """Return the progress of a sweep of `plan`. trials: how many will finish, in all rounds."""
 
     def show_cursor(self) -> None:
-        """Show the cursor again, which a spinner hides; called before the process ends."""
+        """Show the cursor, which a spinner hides; called in a thread before the process ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,9 +402,9 @@ def resume_run(
     """Return the state of a run that is resumed. Writes nothing; the run must be held (`hold_run`).
 
     run: as it was read before that, which tells when it ended. root: the results folder. rounds:
-    those of the job; the run's seed is put in. chosen: ids of the points that may be run.
-    retry_failed: run failed trials again too. tags: added to the run's. Raises ResultsError where
-    the rows of the run cannot be read.
+    those of the job, with the plan of `plan_of_run`; the run's seed is put in. chosen: ids of the
+    points that may be run. retry_failed: run failed trials again too. tags: added to the run's.
+    Raises ResultsError where the rows of the run cannot be read.
     """
     latest = reader.latest(root, run.run_id)
     ended = {key: one.status for key, one in latest.items()}
@@ -462,8 +462,8 @@ def nothing_left_message(start: RunState) -> str:
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return the run of which no trial is left, with the counts and status of its rows.
 
-    Writes the run and its summary where each trial has ended, also those that `--filter` left out,
-    and its row does not say so. Raises ResultsError where the run cannot be read or written.
+    The run must be held. Writes it and its summary if it was cut short and each trial has ended,
+    also those that `--filter` left out. Raises ResultsError where it cannot be read or written.
     """
     stored = reader.read_run(root, start.run.run_id)
     ended = finish_run(stored, start.plan, start.ended)

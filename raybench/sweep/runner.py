@@ -80,10 +80,10 @@ def run_sweep(
 
     For the main thread: it takes SIGINT and SIGTERM. A resumed run must be held, and have points
     left. source: makes the points, on all devices; `start` then has none. Raises ClusterError where
-    no cluster can be had or used, it is gone, has other models than a resumed run, or no point
-    fits, DevicesInUseError where another sweep has the devices, ResultsError where rows cannot be
-    written, UsageError for a malformed address or a batch search without a maximum on CPU workers,
-    KeyboardInterrupt before the workers start or after the end.
+    no cluster can be had or used, it is gone, has other models than a resumed run, or fits no point
+    of a new one, DevicesInUseError where another sweep has the devices, ResultsError where rows
+    cannot be written, UsageError for a malformed address or a batch search without a maximum on CPU
+    workers, KeyboardInterrupt before the workers start or after the end.
     """
 
     def close() -> None:

@@ -322,7 +322,7 @@ class Rounds:
         return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
-        """Return the attempts of a round, in the order in which they are to be run.
+        """Return the attempts of a round, in the order in which a `Schedule` is to get them.
 
         number: of the round, from 1. ended: how trials ended so far. A point that failed (but was
         not lost) or was skipped in an earlier round is left out. With a search for batch sizes the
@@ -422,10 +422,10 @@ def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
 
 
 def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
-    """Return the plan of a resumed run, with the points that its searches added, at the end.
+    """Return the plan of a job with the points that the searches of its run added, at the end.
 
-    The batch that a search wants next is added too. statuses: point_id -> how its latest attempt
-    ended, in the order of the rows. Without a search the plan is unchanged.
+    The batch that a search wants next is added too. statuses: point_id -> how its latest attempt in
+    the first round ended, in the order of the rows. Without a search the plan is unchanged.
     """
     search = plan.batch_search
     if search is None:
@@ -439,8 +439,7 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
 def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
     """Return for each series the point with the largest batch that was ok so far.
 
-    A series without one is left out. plan: one with a batch search. outcomes: point_id -> how the
-    point ended.
+    A series without one is left out. plan: has a search. outcomes: point_id -> status in round 1.
     """
     search = plan.batch_search
     assert search is not None, "only a search finds batches"
@@ -453,7 +452,7 @@ def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
 
 
 class BatchSearches:
-    """The searches of all series of a run; without a search in the plan nothing follows.
+    """The searches of all series, in the first round; without one in the plan nothing follows.
 
     plan: of `with_probes`. statuses: by point_id, of its points that are not tried again.
     """
@@ -466,7 +465,7 @@ class BatchSearches:
     def follow_ups(self, record: Record) -> tuple[Point, ...]:
         """Note how a point ended; return the next point of its series, or ().
 
-        () if the search of the series is over, or its next point was returned before.
+        () if the search is over, or its next point was returned before or is one of the plan.
         """
         search = self._plan.batch_search
         if search is None:

@@ -235,7 +235,7 @@ def test_every_form_of_a_health_run_has_the_verdict(command, words, has):
 @pytest.mark.usefixtures("one_bad")
 def test_a_health_run_goes_to_no_tracker_and_its_findings_come_back_as_written(tmp_path, command):
     told = command("export", "--to", "mlflow").refusal
-    assert "a health check is exported as csv, json or junit" in told
+    assert "a health check is exported as csv, json, junit or reference" in told
     written = [(RUN, finding) for finding in (*ONE_BAD, slow_pair(0, 1))]
     assert read_findings(tmp_path, RUN) == written
     assert read_findings(tmp_path / "nothing") == []

@@ -175,12 +175,13 @@ def test_a_point_of_a_workload_without_batches_has_none():
     assert len({point.point_id for point in made.points}) == 3
 
 
-def test_an_answer_of_a_workload_that_is_no_number_is_told_in_one_line(module):
+@pytest.mark.parametrize("answer", ["return 'two'", "raise SystemExit('two')"])
+def test_a_workload_that_answers_no_number_or_exits_is_told_of_in_one_line(module, answer):
     text = module(
-        "@classmethod\n    def ranks_per_item(cls, settings): return 'two'\n"
+        f"@classmethod\n    def ranks_per_item(cls, settings): {answer}\n"
         "    def __init__(self, context): ..."
     )
-    with pytest.raises(UsageError, match=r"ranks_per_item\(\) of the workload .* 'two'"):
+    with pytest.raises(UsageError, match=r"ranks_per_item\(\) of the workload .* '?two"):
         plan(text + "matrix: {world_size: 2, batch_size: 1}\n")
 
 
@@ -196,13 +197,10 @@ def test_a_point_that_its_workload_refuses_is_a_mistake_unless_it_is_excluded(mo
     assert len(plan(text, "workload.heads=4").points) == 2
 
 
-@pytest.mark.parametrize(
-    ("sizes", "told"),
-    [("batch_size: [1, 2]", "batch_size"), ("global_batch_size: [4, 8]", "global_batch_size")],
-)
-def test_of_the_two_batch_sizes_only_the_one_of_the_job_varies(sizes, told):
-    made = plan(MLP + f"matrix: {{world_size: [1, 2], {sizes}}}\n")
-    assert varying_settings(made.points) == ["world_size", told]
+@pytest.mark.parametrize("name", ["batch_size", "global_batch_size"])
+def test_of_the_two_batch_sizes_only_the_one_of_the_job_varies(name):
+    made = plan(MLP + f"matrix: {{world_size: [1, 2], {name}: [4, 8]}}\n")
+    assert varying_settings(made.points) == ["world_size", name]
 
 
 def test_a_point_id_never_changes():
