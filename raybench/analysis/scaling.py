@@ -242,9 +242,9 @@ def _is_same(found: Any, wanted: Scalar) -> bool:
 def why_not_comparable(row: PointRow, base: PointRow) -> str | None:
     """Return why a point must not be compared with its baseline; None if it may.
 
-    It must not if heat or a fault limited the clocks of either; nor if their median SM clocks
-    differ by more than 1 %, unless the power cap explains the lower one: a device with less work
-    draws less power and clocks higher. Unknown clocks are no reason.
+    It must not if heat, a fault or what is not known limited the clocks of either; nor, on one
+    model, if the median SM clocks differ by over 1 % and no power cap explains the lower one: a
+    device with less work draws less power and clocks higher. Unknown clocks are no reason.
     """
     for one, name in ((base, "the baseline point"), (row, "this point")):
         reasons = [reason for reason in _reasons(one) if reason not in NORMAL_LIMITS]
