@@ -357,10 +357,10 @@ def has_causes(row: object) -> bool:
 def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
     """Return the shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
-    row, base: rows of the table `points`, both with a throughput. A cause costs what it takes
-    longer than in perfect scaling: than in the baseline point, times the share of the work that
-    samples/s tell (about 1 in weak scaling, the inverse ratio of devices in strong scaling). Less
-    than 0: it became quicker.
+    row, base: rows of the table `points`, both with a throughput, neither with a reason by
+    `why_no_breakdown`. A cause costs what it takes longer than in perfect scaling: than in the
+    baseline point, times the share of the work that samples/s tell (about 1 in weak scaling, the
+    inverse ratio of devices in strong scaling). Less than 0: it became quicker.
 
     * lost_comm: the step beyond the slowest rank's own step; of gradients, as far as the
       communication that was timed in other steps can explain it.
