@@ -519,7 +519,7 @@ def all_point_changes(
 
 # The chance that a series without a step shows one.
 FALSE_STEPS = 0.02
-# What `history` reads of the table `points`.
+# What `history`, and those that filter or show its rows, need of the table `points`.
 HISTORY_COLUMNS = (
     *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
     *("env", "host_bound", "step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),

@@ -48,15 +48,15 @@ def load(
     health (of health checks), or one of two that are derived from `points`. `scaling`: each point,
     its rounds as one, with its speed-up and efficiency against the baseline point of the job,
     their 95 % intervals, the losses by cause, and `why_not`: why an ok point has no speed-up.
-    `summary`: one row per point with the 27 columns that most questions need; `params.NAME` and
-    `metrics.NAME` are columns of their own, with their types.
+    `summary`: one row per point with the 27 columns that most questions need; also `params.NAME`
+    of each parameter and each setting not at its default, and `metrics.NAME`, with their types.
     run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
-    params: `columns` makes a column `params.hidden` of {"hidden": "4096"}, with numbers or truth
-    values if all its values are such; it raises ResultsError for tables but points and scaling.
+    params: `columns` puts a column `params.hidden` in place of {"hidden": "4096"}, with numbers or
+    truth values if all its values are such; ResultsError for tables but points and scaling.
 
     Columns are those of today's schema, also for parts of an older one (missing: null). Types do
-    not depend on the content (Int64, boolean, string, float64; maps are dicts, lists are arrays),
-    but for `params.*` and `metrics.*`. `raybench.units` tells the units. Raises ResultsError for a
+    not depend on the content (Int64, boolean, string, float64, times in UTC; maps are dicts, lists
+    arrays), but for `params.*` and `metrics.*`. Units: `raybench.units`. Raises ResultsError for a
     table or run that does not exist and, where one run is asked for, for a damaged file; among all
     runs a damaged one is left out, with a ResultsWarning. `samples`, `modules` and `regions` may
     hold an attempt without a row of `points`, when its driver was killed before it wrote that.

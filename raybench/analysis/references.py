@@ -144,7 +144,7 @@ class Entry(Quantity):
 
 
 class ReferenceFile(_Strict):
-    """All that is known of one model of device. devices: the host and the index of each UUID."""
+    """All that is known of one model of device. devices: UUID -> host and index, as `alpha 3`."""
 
     model: str
     runs: dict[str, SourceRun] = {}

@@ -81,9 +81,9 @@ def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     Step times, rates and parts are geometric means over the rounds that are ok; arithmetic by rank
     or name, and if one is 0 or less. Cold steps are medians, counts of samples and energy sums,
     memory is the largest. Number, start and duration of the attempt are those of the last ok round.
-    A warning of one round is kept; a round that is not ok adds one. Without an ok round it is the
-    worst row (order of `Status`). The step's interval is that of the samples alone. points: all
-    attempts; controls are left out.
+    `throttled` and `host_bound` are true if one is, `stable` if half are. A warning of one round is
+    kept; a round that is not ok adds one. Without an ok round it is the worst row (by `Status`).
+    The step's interval is that of the samples alone. points: all attempts; controls are left out.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):
@@ -273,7 +273,7 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
     """Return one row per rank: rank, iterations, median_ms, min_ms, max_ms, data_ms.
 
     Of timed samples alone, sorted by rank; no rows without any. iterations: their number. data_ms:
-    median wait for the next batch; NaN where steps take no batch. samples: of one attempt.
+    median wait for the next batch; NaN where steps take none. samples: of one attempt or several.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
     found = timed.groupby("rank").agg(

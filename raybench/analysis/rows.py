@@ -30,10 +30,10 @@ def point_rows(frame: pd.DataFrame) -> list[PointRow]:
 
 
 def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
-    """Return the rows of a frame as dataclasses of this kind; null is read as by `from_row`.
+    """Return the rows of a frame as dataclasses of this kind; other columns are left out.
 
-    A field without a column gets its default, and must have one; other columns are left out. Raises
-    ResultsError where a field cannot have the value, as the status of a point null.
+    kind: its fields are columns of the same name; one that the frame lacks must have a default.
+    Null is read as by `from_row`. Raises ResultsError where a field cannot have the value.
     """
     values: dict[str, list[Any]] = {}
     for column in columns_of(kind):
@@ -209,7 +209,7 @@ def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
 def value_of(row: PointRow, metric: Metric) -> Any:
     """Return the value of a metric of BY_NAME or of the workload's own; None if unknown."""
     if BY_NAME.get(metric.name) is metric:
-        return getattr(row, metric.name)
+        return getattr(row, metric.name, None)
     return (row.workload_metrics or {}).get(metric.name)
 
 
@@ -265,7 +265,7 @@ def number_of(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -242,9 +242,9 @@ def _is_same(found: Any, wanted: Scalar) -> bool:
 def why_not_comparable(row: PointRow, base: PointRow) -> str | None:
     """Return why a point must not be compared with its baseline; None if it may.
 
-    It must not if heat or a fault limited the clocks of either; nor if their median SM clocks
-    differ by more than 1 %, unless the power cap explains the lower one: a device with less work
-    draws less power and clocks higher. Unknown clocks are no reason.
+    It must not if heat, a fault or what is not known limited the clocks of either; nor, on one
+    model, if the median SM clocks differ by over 1 % and no power cap explains the lower one: a
+    device with less work draws less power and clocks higher. Unknown clocks are no reason.
     """
     for one, name in ((base, "the baseline point"), (row, "this point")):
         reasons = [reason for reason in _reasons(one) if reason not in NORMAL_LIMITS]
@@ -357,10 +357,10 @@ def has_causes(row: object) -> bool:
 def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
     """Return the shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
-    row, base: rows of the table `points`, both with a throughput. A cause costs what it takes
-    longer than in perfect scaling: than in the baseline point, times the share of the work that
-    samples/s tell (about 1 in weak scaling, the inverse ratio of devices in strong scaling). Less
-    than 0: it became quicker.
+    row, base: rows of the table `points`, both with a throughput, neither with a reason by
+    `why_no_breakdown`. A cause costs what it takes longer than in perfect scaling: than in the
+    baseline point, times the share of the work that samples/s tell (about 1 in weak scaling, the
+    inverse ratio of devices in strong scaling). Less than 0: it became quicker.
 
     * lost_comm: the step beyond the slowest rank's own step; of gradients, as far as the
       communication that was timed in other steps can explain it.

@@ -169,8 +169,8 @@ class Fleet:
 def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
     """Return the fleets that were measured with at least two kinds of shares.
 
-    They are sorted by the number of devices, that of slow ones, and `slow_ratio`, largest first.
-    Points that are not ok or have no throughput are left out.
+    The fewest devices come first, then the fewest slow ones, then the largest `slow_ratio`. Points
+    that are not ok or have no throughput are left out. rows: of one run, as `scaling` returns them.
     """
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:

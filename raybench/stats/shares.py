@@ -176,9 +176,9 @@ def crossover_batch(
 ) -> float | None:
     """Return the global batch above which all devices together beat the fast ones alone.
 
-    In items, with shares by speed, from fixed_s and items_per_s alone. None if the fast ones are
-    never beaten, and if all are fast. exchange_s, fast_exchange_s: the seconds that the exchange of
-    gradients adds to a step, among all devices and among the fast ones.
+    In items, by fixed_s and items_per_s: all have shares by speed, the fast ones alone equal ones.
+    None if the fast ones are never beaten, and if all are fast. exchange_s, fast_exchange_s: the
+    seconds that the exchange of gradients adds to a step, among all and among the fast ones.
     """
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     if len(fast) == len(speeds):

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.analysis.rounds import mean_of_rounds
-from raybench.analysis.rows import setting_order
+from raybench.analysis.rows import BY_NAME, setting_order, value_of
 from raybench.analysis.scaling import LOSSES, scaling, shares_of_loss
 from raybench.job.point import Precision
 from raybench.records import Breakdown
@@ -81,9 +81,8 @@ def test_a_baseline_number_is_found_however_it_is_written():
     records = [make_steady(1, 1.0, params={"lr": 0.5}), make_steady(1, 2.0, params={"lr": 2.0})]
     assert column(scaling(make_rows(records), {"lr": 2}), "is_baseline") == [False, True]
     assert column(scaling(make_rows(records), {"lr": "2.00"}), "is_baseline") == [False, True]
-    flags = [
-        make_steady(1, ms, params={"compile": flag}) for flag, ms in ((True, 1.0), (False, 2.0))
-    ]
+    assert column(scaling(make_rows(records), {"lr": 10**400}), "is_baseline") == [False, False]
+    flags = [make_steady(1, 1.0, params={"compile": flag}) for flag in (True, False)]
     assert column(scaling(make_rows(flags), {"compile": True}), "is_baseline") == [True, False]
 
 
@@ -100,6 +99,7 @@ ELSEWHERE = replace(make_steady(1, 10.0), devices=(make_device(name="NVIDIA A100
 )
 def test_without_a_point_to_compare_with_there_is_no_speed_up_and_a_reason(first, baseline, why):
     found = scaling(make_rows([first, make_steady(2, 10.0)]), baseline)
+    assert value_of(make_row(), BY_NAME["speed_up"]) is None
     assert (found[1].speed_up, found[1].efficiency, found[1].why) == (None, None, why)
     assert found[0].why == (None if baseline else why)
     assert column(found, "is_baseline") == [bool(baseline), False]
