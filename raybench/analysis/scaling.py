@@ -477,8 +477,8 @@ def write_summary(store: RunStore, run: Run) -> None:
 def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
     """Return one row for each point of a run, as `scaling` makes them; controls are left out.
 
-    points: rows of the run in the table `points`, all attempts. In the result params_json has the
-    parameters with their types, and those settings of OPTIONAL that are not at their defaults.
+    points: rows of the run in `points`, all attempts. In the result params_json has the parameters
+    as `typed_value` reads their texts, and settings of OPTIONAL not at their default.
     """
     found = []
     for row in scaling(points, run.baseline):

@@ -58,8 +58,8 @@ def reap_orphans_of_worker() -> None:
 def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
     """Return a context; a watcher kills the processes started in it 5 s after this process ends.
 
-    It also kills those that this process has when the context ends. folder: an absolute path; the
-    watcher then removes it, unless it has a file KEPT. Before Linux 5.3 there is no watcher.
+    Also those that it has when the context ends; none while one forked without exec lives. folder:
+    absolute; it is then removed, unless it has a file KEPT. Before Linux 5.3 there is no watcher.
     """
     # Not at the top: the watcher runs this file alone.
     import psutil

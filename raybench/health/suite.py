@@ -385,8 +385,8 @@ def device_subject(device: Device) -> Subject:
 def device_subjects(devices: Iterable[Device]) -> tuple[Subject, ...]:
     """Return all devices of a check as subjects, in their order.
 
-    A GPU keeps its uuid; a CPU worker gets `HOST/NUMBER`, its place among the workers of its host,
-    because its own uuid changes with its process and from run to run.
+    A GPU keeps its uuid. A CPU worker gets `HOST/NUMBER`, with NUMBER in its name: its place, from
+    0, among `devices` of its host, not its index; its own uuid changes with its process.
     """
     places = Counter[str]()
     found = []

@@ -212,7 +212,7 @@ class Execution:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether the ranks may differ in what they do, or in how fast."""
+        """Whether `shares` or `slow_ratio` lets ranks differ in what they do, or in how fast."""
         return self.shares != EQUAL or self.slow_ratio < 1
 
     @property

@@ -384,9 +384,9 @@ def tflops_sustained(
 ) -> dict[Precision, float | None]:
     """Return the TFLOP/s of products of two 8192 x 8192 matrices under the power limit.
 
-    Each is the median over 0.2 s, after 0.2 s of warm-up. None on a CPU, for float8 below compute
-    capability 8.9, and if the device has too little memory. Side effects: torch's settings for the
-    last precision stay; up to 0.8 GB of device memory are used and freed, as torch's peaks show.
+    device: the current CUDA device, or a CPU. Each is the median over 0.2 s after 0.2 s of warm-up.
+    None on a CPU, for float8 below compute capability 8.9, with too little memory. Side effects:
+    torch's settings for the last precision stay; 0.8 GB are used and freed, as torch's peaks show.
     """
     found: dict[Precision, float | None] = dict.fromkeys(precisions)
     for precision in found if device.type == "cuda" else ():

@@ -253,5 +253,5 @@ class Finding:
 
 
 def is_time(unit: str) -> bool:
-    """Return whether a test's figure of this unit is a time, not a rate (/s); not for "facts"."""
+    """Return whether less of a test's figure is better: of all but rates (/s); not for "facts"."""
     return not unit.endswith("/s")

@@ -82,7 +82,7 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
-    """Return settings in words: `fp32, batch 64, 4 GPUs, hidden=8`; no batch where it is None."""
+    """Return `fp32, batch 64, 4 GPUs, hidden=8`; no batch if None. ranks: `GPUs` or `workers`."""
     values = ((name, setting(row, name)) for name in names)
     # Ranks that share their work may have no batch.
     given = (one for one in values if one[0] != "batch" or formatting.has_value(one[1]))

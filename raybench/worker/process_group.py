@@ -192,10 +192,10 @@ class ProcessGroup:
             )
 
     def drop_others(self) -> None:
-        """Destroy the groups that a workload made, in the same order on every rank.
+        """Destroy all groups but that of `join`, the latest first; all ranks must call it, idle.
 
-        At world size 1 that may be a default group, which would keep the next point from forming
-        its own.
+        A workload's and raybench's own. At world size 1 one may be a default group, which would
+        keep the next point from forming its own.
         """
         for group in reversed([group for group in _world.pg_names if group is not self._ours]):
             if group in _world.pg_map:
@@ -345,18 +345,19 @@ class NcclFile:
     def record(self) -> Iterator[None]:
         """Make NCCL log the connections of the group that is formed in the `with` block.
 
-        The group must communicate once in it. NCCL's variables are set only in the block: they are
-        not for processes that a workload starts.
+        The group must communicate in it, and NCCL must not be used before. NCCL's variables are set
+        only in the block, so not for what a workload starts. Nothing is logged under NCCL_DEBUG.
         """
         self._known = frozenset()
-        if self._file is not None:
-            self._begin = os.fstat(self._file).st_size
-        if self._file is not None or os.environ.get("NCCL_DEBUG"):
+        if self._file is None and os.environ.get("NCCL_DEBUG"):
             yield
             return
-        # In memory: nothing is left behind, however the process ends.
-        self._file = os.memfd_create("raybench-nccl")
-        with set_variables(_variables(self._file, _CONNECTIONS)):
+        if self._file is None:
+            # In memory: nothing is left behind, however the process ends.
+            self._file = os.memfd_create("raybench-nccl")
+        self._begin = os.fstat(self._file).st_size
+        # NCCL reads them once; as long as it has written nothing, it may not have.
+        with set_variables({} if self._begin else _variables(self._file, _CONNECTIONS)):
             yield
 
     def routes(self) -> tuple[str, ...]:

@@ -167,8 +167,8 @@ class ProcessState:
         """Put the settings back and forget compiled code; return what a workload left behind.
 
         That is a noun phrase for each setting that cannot be put back, for threads and child
-        processes that were started since `begin`, and for memory of the device. Waits half a second
-        at most for threads to end, and as long for child processes.
+        processes that were started since `begin`, and for memory of the device, whose error is
+        raised. Waits half a second at most for threads to end, and as long for child processes.
         """
         _forget_compiled_code()
         # First: a context manager that the collector ends puts its own settings back.

@@ -257,9 +257,9 @@ class NodeAgents:
     def silent_nodes(self) -> frozenset[str]:
         """Return the ids of nodes whose agent has not answered for 8 s, or whose Ray has ended.
 
-        A starting agent has 180 s. It looks four times a second at most, else it returns what it
-        found last. Call it about once a second while waiting for something. Raises ClusterError
-        where the head of the cluster or this host's Ray is gone.
+        A starting agent, or one with nothing to `watch` yet, has 180 s. It looks four times a
+        second at most, else it returns what it found last. Call it about once a second while
+        waiting. Raises ClusterError where the head of the cluster or this host's Ray is gone.
         """
         self._monitor.check()
         with self._lock:
