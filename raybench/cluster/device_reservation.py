@@ -77,7 +77,7 @@ class Holder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the holder's driver ran on this host and has ended; False for another host."""
+        """Whether the driver ran on this host and no process has its id now; False if unknown."""
         is_here = self.process_id > 0 and self.host == socket.gethostname()
         return is_here and not psutil.pid_exists(self.process_id)
 
@@ -98,10 +98,9 @@ class ReservationTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockResult:
-    """The result of locking devices. others: device name -> the other sweeps that use it.
+    """The result of locking devices. others: name of a device in use -> other sweeps on it.
 
-    problem: why not all could be locked or seen, "" normally; the caller then goes on without
-    locks.
+    problem: why not all could be locked or seen, or "". The caller then goes on without locks.
     """
 
     others: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
@@ -109,7 +108,7 @@ class LockResult:
 
 
 def this_process(what: str) -> Holder:
-    """Return this process as a holder, with a new random `sweep`. what: for example `run ID`."""
+    """Return this process as the holder of a new sweep; each call makes one. what: as `run ID`."""
     return Holder(
         sweep=os.urandom(16).hex(),
         what=what,
@@ -164,7 +163,7 @@ class DeviceLocks:
             return self._problem(error)
 
     def close(self) -> None:
-        """Release all locks."""
+        """Release all locks; `lock` may be called again."""
         for file, path in self._held.values():
             path.unlink(missing_ok=True)
             os.close(file)
@@ -296,17 +295,20 @@ class NodeLocks(Protocol):
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock them on each node as `DeviceLocks.lock`; return a device of each, and its result."""
+        """Lock them on each node as `DeviceLocks.lock`; return a device of each, and its result.
+
+        Never raises: the result of a node that does not answer has a `problem`.
+        """
 
     def unlock(self, devices: Sequence[Device]) -> None:
-        """Release all locks on the nodes of these devices."""
+        """Release all locks of this sweep on the nodes of these devices."""
 
 
 class DeviceReservation:
     """The devices of one sweep, locked against other sweeps on all its nodes.
 
     terms: None locks no device and sees no other sweep. log: gets lines for the user, also where it
-    goes on without a lock. other_sweeps: in words, those that `reserve` found with some of them.
+    goes on without a lock. other_sweeps: those that `reserve` shared devices with, in words.
     """
 
     def __init__(
@@ -319,10 +321,10 @@ class DeviceReservation:
         self.other_sweeps: tuple[str, ...] = ()
 
     def reserve(self, devices: Sequence[Device]) -> None:
-        """Lock the devices until the sweep ends; sets `other_sweeps`.
+        """Lock the devices until the nodes' agents end; sets `other_sweeps`. Call it once.
 
         If another sweep has one of them, and the terms are not shared, waits for its end as long as
-        the terms say, and then raises DevicesInUseError. Without terms it does nothing.
+        the terms say, then raises DevicesInUseError with none locked. Without terms does nothing.
         """
         if (terms := self._terms) is not None:
             others = _wait_for_others(lambda: self._lock_all(devices, terms), terms, self._log)
@@ -432,7 +434,7 @@ class NodeUse:
     """Who used a node at one moment.
 
     time_s: by its monotonic clock. holders: other sweeps that have locked the devices. processes:
-    GPU UUID -> processes of others, in words, without GPUs whose processes NVML does not name.
+    GPU UUID -> processes of others, in words, without GPUs where NVML does not name our worker.
     busy_s: processor time since the host started of the `processors` that this node may use; None
     where it cannot be read. own: (process id, start time) -> processor time of each process of this
     sweep. Without CPU workers there is neither.
@@ -450,7 +452,7 @@ def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder)
     """Return who uses these devices of this node now. holder: this sweep.
 
     Must be called in a child process of the node's raylet. Ray workers with a mark of raybench that
-    can be read count as this sweep's; another sweep shows by its lock.
+    can be read count as this sweep's; another sweep shows by its lock, as `locks` sees it.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
     own = _own_processes(holder)
@@ -480,7 +482,7 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> I
     """Yield, in a few words each, the other sweeps and processes that used devices of this node.
 
     before, after: the node's use just before and just after our own. devices: those that we used
-    on this node, at least one.
+    on this node, at least one. Others' CPU load below 5 % of our threads is left out.
     """
     host = devices[0].host
     yield from (str(one) for one in dict.fromkeys((*before.holders, *after.holders)))

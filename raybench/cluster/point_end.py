@@ -37,10 +37,7 @@ _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<functio
 
 
 class RunningRanks(Protocol):
-    """The ranks of one point while it runs; each kind of cluster has its own class.
-
-    devices: of the ranks, in their order.
-    """
+    """The ranks of one running point; a class for each kind of cluster. devices: by rank."""
 
     devices: Sequence[Device]
 
@@ -48,7 +45,7 @@ class RunningRanks(Protocol):
         """Return rank -> answer for those that came since the last call, in any order.
 
         Waits up to `timeout_s` for the first one; may also return early without one. A rank whose
-        process has died, or whose node is gone, has a Failure.
+        process has died, or whose node is gone, has a Failure. Raises as `Cluster.run`.
         """
 
     def abort(self) -> None:
@@ -58,12 +55,12 @@ class RunningRanks(Protocol):
         """Kill the processes of these ranks; `answers` never returns an answer of them again."""
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
-        """Return rank -> the last lines (60 at most) of its process; "" or no entry if unknown."""
+        """Return rank -> its process's last 60 lines, of any point; "" or no entry if unknown."""
 
     def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
         """Wait until the memory of killed ranks is freed on their devices.
 
-        Return a sentence for each device where it is not after `timeout_s`; () if all is free.
+        Return a sentence for each device where it is not after `timeout_s`; () if free or unknown.
         """
         return ()
 
@@ -85,8 +82,8 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
     """Collect the answers of all ranks and return how the point ended.
 
     After a failure, or after `task.settings.timeout_s`, it ends the point on all ranks. Ranks that
-    can go on keep their processes; the others are killed, also after a success. A failure says in
-    its detail which of their devices have memory in use 10 s later. Raises what `ranks` raises.
+    can go on keep their processes; others are killed, also after a success, and the details of
+    their failures say which of their devices have memory in use 10 s later. Raises as `ranks`.
     """
     point = _Point(ranks)
     limit_s = task.settings.timeout_s
@@ -196,13 +193,13 @@ class PointObservation:
 
     @property
     def stuck(self) -> list[int]:
-        """The ranks without an answer."""
+        """The ranks without an answer, in ascending order."""
         return [rank for rank in range(self.world_size) if rank not in self.answers]
 
     def waits_for(self, rank: int) -> Literal["nothing", "device", "peers", "collective"]:
         """Return what a stuck rank waits for, by the stack in its log; "nothing" without a stack.
 
-        "nothing" also if it computes; "peers" while it connects to them.
+        "nothing" also if it computes; "peers" while it connects; "collective" in any backward pass.
         """
         frames = _main_thread(self.log_tails.get(rank, ""))
         if not frames:
@@ -222,7 +219,7 @@ class PointObservation:
         return "device" if "/torch/cuda/" in path and function == "synchronize" else "nothing"
 
     def place(self, rank: int) -> str:
-        """Return where a stuck rank is, as `, at net.py:60 in spin` or in words; "" if unknown."""
+        """Return where a stuck rank is, to append to a message: `, at net.py:60 in spin`, or ""."""
         frames = [] if rank in self.answers else _main_thread(self.log_tails.get(rank, ""))
         if not frames:
             return ""
@@ -257,7 +254,7 @@ def cause_of(answers: Collection[Answer]) -> Failure | None:
     """Return the failure that most likely made the point fail; None if no answer is a failure.
 
     A failure other than the loss of a peer (PeerFailed) comes first; among those by status: oom,
-    lost, error, timeout.
+    lost, error, timeout; then the first in `answers`. Another status raises ValueError.
     """
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     own = [failure for failure in failures if failure.error_type != Cause.PEER_FAILED]
@@ -279,12 +276,12 @@ def _hanging(point: PointObservation) -> list[int]:
 
 
 def after_failure(point: PointObservation) -> tuple[Answer, ...]:
-    """Return the final answer of each rank, in rank order, of a point that failed before its limit.
+    """Return the final answer of each rank, in rank order, of a point that ended before its limit.
 
     A rank keeps its own failure, and a measurement from before it was told to stop. The others get
     PeerFailed. If no rank has a failure of its own, these are to blame, the first that there are:
     ranks without an answer (NoAnswer), those whose script has ended, one whose process died after
-    it was told to stop. Without any, failures keep their type, and lost connections become lost.
+    it was told to stop. Without any, answers stay, but lost connections get the status lost.
     """
     failures = [answer for answer in point.answers.values() if isinstance(answer, Failure)]
     stopped = [one for one in failures if one.rank not in point.finished]
@@ -320,9 +317,10 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
 def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
-    Finished ranks keep their answer. Ranks that answered when told to stop had only waited, as had
-    those whose stack shows a wait for others or the device, if another rank is to blame: they get
-    PeerFailed or keep their own failure. Those to blame get a timeout. timeout_s: for the message.
+    Finished ranks keep their answer; at least one is late. Stuck ranks are to blame, only those
+    that wait neither for others nor for the device if there are such; without stuck ones, all that
+    are late. They get Timeout. The others keep a failure of their own, or get PeerFailed with the
+    status timeout. timeout_s: for the message.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = _hanging(point) or late
@@ -348,9 +346,8 @@ def _judge(
 ) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order.
 
-    guilty: message of each rank that is to blame, which fails for `cause`. The others get
-    PeerFailed with this reason and status, but what one of them finished or failed at by itself
-    stays.
+    guilty: message of each rank to blame, which fails for `cause`. The others get PeerFailed with
+    this reason and status, but what they finished or failed at by themselves stays.
     """
     answers: list[Answer] = []
     for rank in range(point.world_size):

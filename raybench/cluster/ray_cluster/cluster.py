@@ -62,20 +62,20 @@ class RayCluster(WorkerPool):
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
-        """Other sweeps that had the devices at the start, in words."""
+        """Other sweeps that shared the devices at the start, in words; () if none is known."""
         return self._reservation.other_sweeps
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start up to `count` workers, as `WorkerPool.start`; ends this process if Ray is gone."""
+        """Start workers as `WorkerPool.start`; calls `end` if Ray is gone and that hangs. Once."""
         with start_guard(self._monitor.gone, self._end):
             if count > 1:
                 self._groups.start()
             super().start(count, strategy)
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """Run the point and return one answer per rank.
+        """Run the point and return one answer per rank, and raise, as `Cluster.run`.
 
-        Raises ClusterError where the cluster is gone or closed, and as `ProcessGroups.join`.
+        If a worker is lost or cannot be started, no rank runs, and each has a Failure.
         """
         with self._point_ended:
             self._points += 1
@@ -88,6 +88,7 @@ class RayCluster(WorkerPool):
 
     def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
         """Make workers and group fit for the point, run it, and replace what it has spoiled."""
+        self._check_open()
         workers = [self[worker_id] for worker_id in worker_ids]
         self.lose(self._agents.silent_nodes())
         # A process cannot run the point that was started with other variables, or has run one
@@ -136,33 +137,36 @@ class RayCluster(WorkerPool):
     def replace(self, worker_ids: Collection[int]) -> None:
         """Start new processes for these workers, as `WorkerPool.replace`.
 
-        Raises ClusterError where the cluster is gone, or is being closed.
+        They must have left their groups. Raises ClusterError if the cluster is gone or closed.
         """
         self._check_open()
         self._monitor.check(afresh=True)
         super().replace(worker_ids)
 
     def restart(self) -> None:
-        """Replace the processes of all workers that have run a point. Raises as `replace` does."""
+        """Replace all processes that have run a point; none may run now. Raises as `replace`."""
         self.lose(self._agents.silent_nodes())
         used = [one for one in range(len(self.devices)) if self[one].is_used]
         self._groups.forget(used)
         self.replace(used)
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Look who else uses the devices; the returned function names who did, then or since."""
+        """Look who else uses the devices; call the result after the point: it names who did."""
         return self._agents.watch_other_users([self[worker_id].device for worker_id in worker_ids])
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return samples since the last call; those of a slow node come later."""
+        """Return GPU samples since the last call; those of a slow node come later."""
         return self._agents.drain()
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """Return state and error counters of each device, in the order of `devices`."""
+        """Return state and error counters of each of `devices`, or `unread`. No point may run."""
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
-        """Kill the actors and disconnect from Ray, which ends a private cluster; waits seconds."""
+        """Kill the actors and disconnect from Ray, which ends a private cluster; waits seconds.
+
+        Call it once. Running points raise ClusterError. `end` is called if Ray is gone, and hangs.
+        """
         self._is_closing.set()
         lost_head = self._monitor.found  # before `gone` asks anew: what was measured has ended well
         is_let_go: list[bool] = []
@@ -255,10 +259,7 @@ class _RunningActors(RunningRanks):
 
 
 def _answer_of(ref: Any, rank: int, device: Device) -> Answer:
-    """Return the answer of a rank; a Failure where it raised or its process died.
-
-    ref: of the call, which must have ended.
-    """
+    """Return the answer of a rank's ended call; a Failure where it raised or its process died."""
     try:
         answer: Answer = ray.get(ref)
     except ray.exceptions.RayError as error:
@@ -327,7 +328,7 @@ class ProcessGroups:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Start the store, which takes as long as a worker. Does not wait."""
+        """Start the store ahead of `join`, once: it takes as long as a worker. Does not wait."""
         self._store = start_on_node(_Store, ray.get_runtime_context().get_node_id())
 
     def join(self, worker_ids: tuple[int, ...]) -> Group | None:
@@ -353,7 +354,7 @@ class ProcessGroups:
     def leave(self, worker_ids: Sequence[int]) -> None:
         """Make all members leave each group that has one of these workers, and wait until they did.
 
-        The members must be idle. If one does not leave in 10 s, all get new processes; if one is
+        The members must be idle. If one fails to leave in 10 s, all get new processes; if one is
         lost, the group is aborted, without a wait. Raises as `RayCluster.replace`.
         """
         with self._lock:
@@ -371,19 +372,19 @@ class ProcessGroups:
                     self._pool.replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
-        """Drop the groups of these workers, which have ended already; tells nobody."""
+        """Drop each group that has one of these workers; it must have ended. Tells nobody."""
         with self._lock:
             for members in self._with(worker_ids):
                 del self._groups[members]
 
     def abort(self, group: Group | None) -> None:
-        """Tell the members to abort the group; nothing for None. Does not wait."""
+        """Tell the members to abort the group; None: nothing. Does not wait; `forget` is next."""
         store = self._store  # another thread may find that it died
         if group is not None and store is not None:
             store.break_group.remote(group)
 
     def close(self) -> None:
-        """End the store."""
+        """End the store, and drop all groups without telling their members."""
         if self._store is not None:
             ray.kill(self._store, no_restart=True)
         self._store, self._groups = None, {}

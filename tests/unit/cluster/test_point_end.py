@@ -63,17 +63,9 @@ def finish(*answers, task=TASK, **facts):
     return finish_point(ranks, task), ranks.calls
 
 
-def failed(
-    rank,
-    error_type="ValueError",
-    message="not even closed",
-    *,
-    status=Status.ERROR,
-    keeps=True,
-    detail="",
-):
-    facts = {"error_type": error_type, "message": message, "detail": detail}
-    return Failure(rank=rank, status=status, worker_reusable=keeps, **facts)
+def failed(rank, error_type="ValueError", message="not even closed", *, keeps=True, **facts):
+    facts = {"status": Status.ERROR, "message": message, "worker_reusable": keeps, **facts}
+    return Failure(rank=rank, error_type=error_type, **facts)
 
 
 @pytest.mark.parametrize("failing_rank", [0, 1])

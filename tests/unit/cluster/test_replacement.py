@@ -8,9 +8,10 @@ from builders import make_device
 from ray.exceptions import RayActorError
 
 from raybench.cluster.ray_cluster import pool
+from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.pool import Slot, WorkerPool
 from raybench.cluster.ray_cluster.start import Connection
-from raybench.errors import DevicesInUseError
+from raybench.errors import ClusterError, DevicesInUseError
 
 GPU = make_device(1, node_id="n", process_id=10, cpu_count=8, versions={})
 SAME = replace(GPU, process_id=11)
@@ -148,3 +149,10 @@ def test_a_worker_without_a_usable_new_process_is_lost(replaced, workers, calls,
     assert (worker.device, workers.lost) == (GPU, {0})
     assert calls[-3:] == ["new takes cuda:1", "kill new", worker.lost_because]
     assert calls.count("new takes cuda:1") == 1
+
+
+def test_a_closed_cluster_runs_no_point_and_says_so():
+    cluster = RayCluster(Connection(where="here", needed={}, kind="cpu", capacity=1))
+    cluster.close()
+    with pytest.raises(ClusterError, match="let go"):
+        cluster.run(None, [0])
