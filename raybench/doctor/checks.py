@@ -130,7 +130,7 @@ def label(device: Device) -> str:
 
 
 def active_nvlinks(device: Device) -> int | None:
-    """Return the number of active NVLinks of a device; None where it is not known."""
+    """Return the number of active NVLinks, 0 also if NVML knows none; None without `topology`."""
     found = re.match(r"NVLink x(\d+)", device.topology or "")
     return int(found[1]) if found else None
 

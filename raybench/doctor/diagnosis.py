@@ -67,10 +67,10 @@ class Diagnosis:
 def open_cluster(
     address: str, device: Literal["auto", "cuda", "cpu"], end: Tell, log: Tell
 ) -> Cluster:
-    """Join or start a cluster, whose devices other sweeps may use too; the caller closes it.
+    """Return a cluster without workers yet, joined or started; the caller closes it.
 
-    The parameters are those of `raybench.cluster.connect`. Raises ClusterError where no cluster can
-    be joined or started, or has no GPU for device cuda; UsageError for a bad address.
+    Other sweeps may use its devices too. For the parameters see `raybench.cluster.connect`. Raises
+    ClusterError where there is no cluster, or no GPU for cuda; UsageError for a bad address.
     """
     from raybench.cluster import connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process
@@ -83,10 +83,10 @@ def open_cluster(
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
     """Start a worker on every device, and return the results of all checks; takes seconds.
 
-    phase: given a text, returns a context that shows it meanwhile. Raises ClusterError where the
-    start fails and leaves no device, and where the cluster is gone. If it fails with devices there,
-    one failed check, "collective", stands for all that compute on them. The workers run until the
-    caller closes the cluster.
+    It takes minutes where a rank hangs. cluster: not started before; its workers run until the
+    caller closes it. phase: given a text, returns a context that shows it meanwhile. Raises
+    ClusterError where the start fails and leaves no device, and where the cluster is gone. If it
+    fails with devices there, one failed check, "collective", stands for all that compute on them.
     """
     refusal = ""
     with phase(f"starting {counted(cluster.capacity, 'worker')}"):

@@ -334,13 +334,13 @@ class Sampler:
             self._thread.start()
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """Return the samples since the last call, oldest first, and drop them."""
+        """Return the samples since the last call, oldest first; until then all are kept."""
         return tuple(self._samples.popleft() for _ in range(len(self._samples)))
 
     def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
-        """Return the SM clocks of a device in these spans of time, in MHz: `clocks_within`.
+        """Return the SM clocks of a device in MHz, as `clocks_within`; empty if it is not sampled.
 
-        Of the last half hour only. spans_ns: (begin, end) by the host's monotonic clock.
+        Of the last half hour only. spans_ns: (begin, end) by `time.monotonic_ns` of this host.
         """
         return clocks_within(list(self._clocks.get(uuid, ())), spans_ns)
 
@@ -497,9 +497,10 @@ class _XidWatch:
 
 
 def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
-    """Return PCI (domain, bus, device) -> the Xid numbers of its driver errors, oldest first.
+    """Return PCI (domain, bus, device) -> its driver errors as Xid numbers, oldest first.
 
-    None if the log cannot be read. log: as /dev/kmsg, which is read without waiting for more.
+    Only devices with errors; None if the log cannot be read. log: /dev/kmsg, read without waiting
+    for more; of an ordinary file a line across a multiple of 8 KiB is missed.
     """
     found: dict[tuple[int, ...], list[int]] = {}
     try:

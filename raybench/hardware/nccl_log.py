@@ -33,12 +33,12 @@ _NVLS_CHANNELS = re.compile(r"(\d+) nvls channels")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The way from one rank to another. kind: P2P, SHM, NET or another word of NCCL.
+    """The way from one rank to another, by their numbers in the communicator.
 
-    detail: such as CUMEM or IPC of P2P. network: Socket, IB or the name of a plug-in; empty unless
-    the kind is NET. interface: name of the interface of sockets; empty where it is not known.
-    place: the interface or the adapter in words, as `mlx5_0 (RoCE)`. gpu_direct: the adapter reads
-    and writes the GPU's memory itself.
+    kind: P2P, SHM, NET or another word of NCCL. detail: such as CUMEM or IPC of P2P. network:
+    Socket, IB or the name of a plug-in; empty unless the kind is NET. interface: name of the
+    interface of sockets; empty where it is not known. place: the interface or the adapter in words,
+    as `mlx5_0 (RoCE)`. gpu_direct: the adapter reads and writes the GPU's memory itself.
     """
 
     sender: int
@@ -98,7 +98,7 @@ def parse(lines: Iterable[str]) -> NcclLog:
 
 
 def choices(lines: Iterable[str]) -> Iterator[str]:
-    """Yield each collective in the log of rank 0, as `AllReduce 4096 B: RING LL, 2 channels`."""
+    """Yield each collective that a group's rank 0 logs: `AllReduce 4096 B: RING LL, 2 channels`."""
     for found in filter(None, map(_CHOICE.search, lines)):
         channels = int(found["high"]) - int(found["low"]) + 1
         yield (

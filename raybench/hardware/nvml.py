@@ -1,7 +1,8 @@
 """Calls of NVML: devices by UUID, and an answer or None, never an NVMLError.
 
-NVML is opened once per process and stays open: its driver calls are expensive, its handle is not.
-A device, a driver or a container that cannot answer one question may answer the others.
+NVML is opened once per process, by `device`, `devices` or `uuid_of`, and stays open: opening it is
+expensive, holding it is not. A device, a driver or a container that cannot answer one question may
+answer the others.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def device(uuid: str) -> Any | None:
 
 
 def devices() -> list[Any]:
-    """Return the handles of the devices of this node that NVML can open; empty without NVML."""
+    """Return handles of this node's devices in PCI order, without any that NVML cannot open."""
     count = (ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0
     handles = [ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     return [handle for handle in handles if handle is not None]
@@ -71,9 +72,9 @@ def devices() -> list[Any]:
 def uuid_of(index: int) -> str | None:
     """Return the UUID of the device with this CUDA index; None if NVML does not know it.
 
-    It follows CUDA_VISIBLE_DEVICES, of which an entry MIG-... gives None, and assumes the order of
-    the PCI bus. CUDA is not asked, because a bad device may hang the process. Raises IndexError for
-    an index beyond CUDA_VISIBLE_DEVICES.
+    It follows CUDA_VISIBLE_DEVICES (an empty one is as none), of which an entry MIG-... gives None,
+    and assumes the order of the PCI bus. CUDA is not asked, because a bad device may hang the
+    process. Raises IndexError for an index beyond CUDA_VISIBLE_DEVICES.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     entry = visible.split(",")[index].strip() if visible else str(index)
@@ -94,7 +95,7 @@ def _is_open() -> bool:
 
 
 def ask(question: Callable[..., Any], *arguments: Any, **named: Any) -> Any | None:
-    """Call a function of NVML and return its answer; None where it raises NVMLError."""
+    """Return the answer of NVML's function; None if it raises NVMLError, as before NVML is open."""
     try:
         return question(*arguments, **named)
     except pynvml.NVMLError:
@@ -146,19 +147,13 @@ def watts(question: Callable[..., Any], handle: Any) -> float | None:
 
 
 def ecc_errors(handle: Any) -> int | None:
-    """Return the uncorrected memory errors since the driver was loaded.
-
-    None without ECC, and if NVML does not know them.
-    """
+    """Return the uncorrected memory errors since the driver was loaded; None if not counted."""
     kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
 
 
 def memory(handle: Any) -> Any | None:
-    """Return NVML's object with bytes `total`, `reserved` by the driver, `used` and `free`.
-
-    None where it is unknown.
-    """
+    """Return an object with bytes `total`, `reserved` (driver), `used`, `free`; None if unknown."""
     # The second version counts what the driver reserves for itself apart.
     return ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
 
@@ -175,7 +170,7 @@ def nvlink_states(handle: Any) -> dict[int, bool]:
 def process_ids(handle: Any) -> set[int]:
     """Return the ids of the processes with a context on the GPU; empty where NVML does not say.
 
-    To be called between points: it may hold up the work of other processes for a moment.
+    In a container some or all may be missing. Call it between points: it may delay others' work.
     """
     kinds = (
         pynvml.nvmlDeviceGetComputeRunningProcesses,

@@ -60,8 +60,8 @@ class Case:
 def cases_of(findings: Iterable[Finding]) -> list[Case]:
     """Return a case for each subject with a bad, untested or suspect finding, the worst first.
 
-    A finding with a culprit makes no case: its subject is a victim in the case of the culprit. Both
-    directions of a pair are one case, and so are findings of the cluster on one model.
+    A finding with a culprit makes no case: its subject is a victim in the culprit's case, if there
+    is one. Both directions of a pair are one case, and so are findings of the cluster on one model.
     """
     own: dict[tuple[str, object], list[Finding]] = {}
     victims: dict[str, list[str]] = {}
@@ -113,7 +113,8 @@ def _case(found: list[Finding], victims: Mapping[str, Sequence[str]]) -> Case:
 def reason_with_value(finding: Finding) -> str:
     """Return `TEST: REASON (VALUE, against EXPECTED)`, without the bracket if nothing is expected.
 
-    It is also left out if the finding has no ratio and is not about the whole cluster.
+    Without a value it is `(EXPECTED)`; it is also left out if the finding has no ratio and is not
+    about the whole cluster. For findings with a reason.
     """
     text = f"{finding.test}: {finding.reason}"
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"

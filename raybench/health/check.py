@@ -60,10 +60,10 @@ class Examination:
 
     @property
     def healthy_devices(self) -> tuple[Device, ...]:
-        """Return the devices without an unhealthy finding about themselves or their node.
+        """Return the devices, by rank, with no unhealthy finding about themselves or their node.
 
-        Unhealthy is bad, suspect or untested. A finding that names another device as the culprit
-        does not count.
+        Unhealthy is bad, suspect or untested; a finding that names a culprit does not
+        count. After an interrupt it has devices whose tests did not end: look at `run.status`.
         """
         unhealthy = {
             uuid
@@ -95,9 +95,9 @@ def examine(
     thread. An interrupt while tests run ends it early: the run is `interrupted`, and tests without
     their last pass have no findings. argv: the command, for the table `runs`. serial: test one pair
     at a time. burn_in_s: least duration of the burn-in, whatever `stages`; 0: none. make_probes:
-    returns the probes of a pass; None: those of the suite. Raises ClusterError where the cluster
-    cannot be used or another sweep has the devices, UsageError for an address that cannot be
-    joined, ResultsError where earlier checks cannot be read or nothing can be written.
+    returns the probes of a pass; None: those of `stages`. Raises ClusterError where the cluster
+    cannot be used or another sweep has the devices, UsageError for a bad address, ResultsError
+    where tables cannot be read or written, KeyboardInterrupt before workers start or after the end.
     """
     job = health_job()
     of_passes = [stage for stage in PASS_STAGES if stage in stages]
@@ -138,6 +138,7 @@ class Examiner:
 
     make_probes: returns the probes of each pass. stages: the stages that are run.
     measure: of the job. burn_in_s: how long the burn-in lasts; 0: none.
+    devices_wanted: how many a private cluster gets; by default one for each core.
     devices, readings: what is known of the check so far; devices by rank.
     """
 
@@ -162,8 +163,8 @@ class Examiner:
     def rounds(self, cluster: Cluster) -> Rounds:
         """Return the passes over the probes, as rounds, on the devices that are not lost.
 
-        To be called first. Sets `devices`, and reads their facts. A probe that any device has too
-        little memory for is left out on all of them; each device that lacks it gets a reading.
+        Call it first, with the workers started. Sets `devices`, and reads their facts. A probe that
+        a device has too little memory for is left out on all; each that lacks it gets a reading.
         """
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
         self._use_devices(range(len(cluster.devices)))
@@ -214,7 +215,7 @@ class Examiner:
         return self.measure if probe is not None and probe.test.reads == "parts" else None
 
     def note(self, record: Record) -> None:
-        """Append the readings of an attempt at a probe's point to `readings`."""
+        """Append the readings of an attempt at a point of the last round to `readings`."""
         self.readings += read_record(record, self._probes[record.point.point_id], self._fleet)
 
     def further_round(self, number: int) -> Sequence[Point]:
