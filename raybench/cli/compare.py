@@ -190,7 +190,7 @@ def _compare_health(base: Found, new: Found, threshold: float) -> HealthComparis
                 "another check"
             )
         return None
-    figures = trace_figures([before.findings, now.findings], now.kinds, 1 + threshold)
+    figures = trace_figures([before.findings, now.findings], 1 + threshold)
     around = changes(base.facts, new.facts)
     return HealthComparison(base=before, new=now, figures=figures, changes=around)
 
@@ -364,8 +364,7 @@ def history_command(
         run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
         if not run_ids:
             raise ResultsError(f"{results}: no health check to read; `raybench health` makes one")
-        kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
-        figures = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
+        figures = trace_figures((by_run[run_id] for run_id in run_ids), 1 + threshold)
         document = HealthHistory(figures=figures, run_ids=run_ids)
         write_document(document, "json" if as_json else "terminal")
         return

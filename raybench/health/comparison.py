@@ -16,7 +16,7 @@ from raybench.analysis.compare import FASTER, SAME, SLOWER, Change
 from raybench.health.cases import reason_with_value
 from raybench.health.references import limit_elsewhere
 from raybench.health.report import HealthReport
-from raybench.health.suite import COMM_TEST, SUITE, WAIT_TEST
+from raybench.health.suite import BETWEEN_NODES, COMM_TEST, SUITE, WAIT_TEST
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.records.devices import Finding, Verdict, is_time
 from raybench.report import formatting
@@ -53,7 +53,7 @@ _LEGEND = (
 class FigureChange:
     """The values of one test of one subject in two checks or more.
 
-    values: of the checks that have it, the oldest first. new: the finding of the last of these.
+    values: of the checks that have it, the oldest first; none is 0. new: finding of the last one.
     limit: how many times its earlier time a healthy subject takes at most on another day.
     """
 
@@ -102,24 +102,13 @@ class FigureChange:
         }
 
 
-def trace_figures(
-    checks: Iterable[Iterable[Finding]], kinds: Iterable[str], least: float
-) -> list[FigureChange]:
+def trace_figures(checks: Iterable[Iterable[Finding]], least: float) -> list[FigureChange]:
     """Return the figures that at least two of the checks have.
 
     Without facts, values of 0, findings without a unit, waiting and communication in a step, and
     other programs. Sorted: slower, faster, same, and in each the largest change first. checks: the
-    findings of each check, the oldest check first. kinds: "cuda" or "cpu" of the devices, for the
-    limits of their tests. least: no limit is below this ratio of times.
+    findings of each check, the oldest check first. least: no limit is below this ratio of times.
     """
-    checked = set(kinds)
-    limits = {
-        name: limit_elsewhere(test)
-        for kind, tests in SUITE.items()
-        if kind in checked
-        for test in tests
-        for name in (test.name, test.between_nodes.name)
-    }
     series: dict[object, list[Finding]] = {}
     for findings in checks:
         for one in findings:
@@ -131,7 +120,7 @@ def trace_figures(
         FigureChange(
             values=tuple(one.value or 0.0 for one in found),
             new=found[-1],
-            limit=max(least, limits.get(found[-1].test, _USUAL_LIMIT)),
+            limit=max(least, _limit(found[-1])),
         )
         for found in series.values()
         if len(found) > 1
@@ -139,6 +128,15 @@ def trace_figures(
     return sorted(
         changes, key=lambda one: (_ORDER.index(one.verdict), -max(one.ratio, 1 / one.ratio))
     )
+
+
+def _limit(finding: Finding) -> float:
+    """Return `limit_elsewhere` of the test of a finding; 1.1 where the suite has no such test."""
+    # Tests of GPUs and of CPU workers (HOST/NUMBER) share names; a path of nodes may be of either.
+    of_cpu = {uuid.count("/") == 1 for uuid in finding.subject.uuids} or {True, False}
+    name = finding.test.removesuffix(BETWEEN_NODES)
+    tests = (test for is_cpu in of_cpu for test in SUITE["cpu" if is_cpu else "cuda"])
+    return max((limit_elsewhere(one) for one in tests if one.name == name), default=_USUAL_LIMIT)
 
 
 def _key(finding: Finding) -> object:
@@ -195,7 +193,7 @@ class HealthComparison(Document):
 
     @property
     def title(self) -> str:
-        """Return how many figures are slower and the median change of all, in a sentence."""
+        """Return how many figures are slower and the median change, or that none is in both."""
         if not self.figures:
             return "No figure was read in both checks: other devices, or other stages."
         verdicts = [one.verdict for one in self.figures]
@@ -284,7 +282,7 @@ class HealthHistory(Document):
         return f"{counted(len(self.figures), 'figure')} over {checks}: {verdict}"
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the table of the first 40 figures, in order, and a line that counts the rest."""
+        """Yield the table of the first 40 figures, and a line that counts the rest, if any."""
         if self.figures:
             yield _figure_table(
                 self.figures[:_MOST_IN_HISTORY],
@@ -297,6 +295,6 @@ class HealthHistory(Document):
             yield Line(text=f"{hidden} more have a history; --json has all", is_apart=True)
 
     def members(self) -> Mapping[str, Any]:
-        """Return the members of the JSON object: checks (run ids) and figures."""
+        """Return the members of JSON: checks (run ids), figures (`FigureChange.members`)."""
         figures = [one.members for one in self.figures]
         return {"checks": list(self.run_ids), "figures": figures}

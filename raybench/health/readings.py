@@ -125,7 +125,8 @@ class Problem:
 class Reading:
     """The value of one subject in one pass of one test.
 
-    pass_number: counts from 1. value: None where the test gave none.
+    pass_number: counts from 1. value: None where the test gave none; of a rate 0 where the amount
+    of work is not known.
     other_programs: who else used the devices meanwhile, in words.
     point_id: of the rows of `points` and `samples`; None where it is of no point, as a fact.
     """
@@ -140,11 +141,11 @@ class Reading:
 
 
 def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ...]:
-    """Return the readings of all subjects that took part in the point of a probe.
+    """Return the readings of all subjects that took part in a point, from its record.
 
     If the point is not ok, each has a problem and no value; with wrong bits it has both. Of the
     parts of a training step a device has up to three readings, each of another test; none if its
-    step was not taken apart.
+    step was not taken apart. probe: of the same point. fleet: the devices that ran it, by rank.
     """
     found: list[tuple[HealthTest, Subject, float | None, Problem | None]]
     if record.status is not Status.OK:
@@ -210,9 +211,9 @@ def wrong_bits(
 ) -> dict[int, Problem]:
     """Return rank -> why its matrix product is wrong; empty if all are right.
 
-    A product is wrong if it changed between repetitions, or differs from that of most devices of
-    the model. If no product has a majority, those are wrong that change when rows move; if that
-    holds for none or all, all are disputed. metrics: of the workload `same_bits`, by rank, with
+    A product is wrong if it changed between repetitions. Another one is wrong if it differs from
+    most others of the model; without a majority, if it changes when rows move. If all do so, or
+    none, all are disputed. metrics: of the workload `same_bits`, by rank, with
     digest, changed_products and misplaced_products. subjects: devices by rank.
     """
     problems: dict[int, Problem] = {}
@@ -329,7 +330,7 @@ def split_by_memory(
     """Return the probes that fit on all devices, and readings in place of the other probes.
 
     A probe needs its `device_bytes` and 1 GiB more. Each device without so much gets a reading with
-    a problem and no value. free_bytes: uuid -> free memory; devices that are not in it have enough.
+    a problem and no value. free_bytes: `Device.uuid` -> free memory; one not in it has enough.
     """
     fitting: list[Probe] = []
     left_out: list[Reading] = []
@@ -377,10 +378,10 @@ def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
 def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
     """Yield a reading per test and subject of the burn-in: how much slower its end is.
 
-    The value is the median time in the last tenth of the readings over that in the first tenth,
-    above 1 if slower, of a test `NAME drift`. A subject with fewer than two values other than 0 is
-    left out. readings: in the order of time; other stages are ignored. floor: that of the yielded
-    tests, the noise of the ratio on healthy devices (0.02: 2 %).
+    The value is the median time in the last tenth of the values, one at least, over that in the
+    first, above 1 if slower, of a test `NAME drift`. A subject with fewer than two values other
+    than 0 is left out. readings: in the order of time; other stages are ignored. floor: of the
+    yielded tests, the noise of the ratio on healthy devices (0.02: 2 %).
     """
     series: dict[tuple[str, Subject], list[Reading]] = {}
     for reading in readings:
@@ -452,12 +453,12 @@ class Group:
 
     @property
     def model(self) -> str:
-        """Return the model of the devices."""
+        """Return the model of the subjects; of two models `A to B` for a pair, else `A and B`."""
         return self.subjects[0].model
 
 
 def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
-    """Return uuid -> device; the uuids are those of the subjects, see `device_subjects`."""
+    """Return uuid, as of `device_subjects`, -> device. devices: all of the check, by rank."""
     subjects = device_subjects(devices)
     return {subject.uuids[0]: device for subject, device in zip(subjects, devices, strict=True)}
 
@@ -465,8 +466,8 @@ def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
     """Return the groups within which subjects are compared: of one test, model and placement.
 
-    Where PCIe carries the data, also of one slot. In the order of their first readings. known: as
-    returned by `devices_by_uuid`.
+    Where PCIe carries the data, also of one slot. In the order of their first readings. Of several
+    values of a subject in one pass the last counts. known: as returned by `devices_by_uuid`.
     """
     cells: dict[tuple[str, str, Placement, str], list[Reading]] = {}
     paths: dict[tuple[Subject, Stage], tuple[Placement, str]] = {}
@@ -514,7 +515,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
 def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
     """Return how many devices the subject has, on how many nodes, and the connection of a pair.
 
-    known: as returned by `devices_by_uuid`; devices that are not in it do not count.
+    known: as returned by `devices_by_uuid`; of a pair or group, devices not in it do not count.
     """
     if subject.kind == "device":
         return Placement()
@@ -535,9 +536,9 @@ def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
 def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> str:
     """Return what carries the data of a subject in the tests of a stage: `gen5 x16`, `NVLink x18`.
 
-    Without NVLink as `NVLink x0, gen5 x16, PHB`: the slot of the first device, and the level of a
-    pair. Empty where it is unknown, for a device but in host-links, and for a pair on two nodes.
-    known: as returned by `devices_by_uuid`.
+    Without NVLink as `NVLink x0, gen5 x16, PHB`: the slot, and the level of a pair. It is that of
+    the first device, also of a group on several nodes. Empty where it is unknown, for a device but
+    in host-links, and for a pair on two nodes. known: as returned by `devices_by_uuid`.
     """
     device = known.get(subject.uuids[0]) if subject.uuids else None
     if device is None or (subject.kind == "device" and stage != "host-links"):
@@ -562,8 +563,8 @@ def facts_readings(
     """Return a reading of each fact of each GPU: its value after the check, and any problem.
 
     `ACTIONS` has the facts. The value is None if the driver does not report it. A GPU that can no
-    longer be read has a problem in each. before: a device that it lacks counts as unchanged. CPUs
-    have no facts and no readings.
+    longer be read has a problem in each. before: a device that it lacks counts as unchanged. CPUs,
+    and devices that `after` lacks, have no readings.
     """
     earlier = {facts.device.uuid: facts for facts in before}
     # By node and model, links that are up on any of these devices; all where an NVSwitch connects
@@ -579,7 +580,7 @@ def facts_readings(
     for now in (one for one in after if one.device.kind == "cuda"):
         was = earlier.get(now.device.uuid, now)
         # What was read before and is silent now is lost; many containers have no NVML at all.
-        lost = now.unread if now.unread != was.unread else ""
+        lost = "" if was.unread else now.unread
         problems = _fact_problems(was, now, expected_links[now.device.node_id, now.device.name])
         for name, fact in _FACTS.items():
             value, problem = fact.read(now), lost or problems.get(name, "")

@@ -52,9 +52,10 @@ _LEFT_OUT = re.compile(r"all at once|same bits|gemm \w+ (256|512|1024)$")
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
     """Return (run_id, finding) of one check, or of all by run_id for None; empty without a check.
 
-    Also empty for a run that is none. Of all, a damaged one is left out, with a ResultsWarning.
-    Raises ResultsError for a damaged run, for a run that is not there (if `root` has checks), and
-    for a value that this version does not know.
+    Also empty for a run that is no check. run_id: as `find_run` takes it, of a run in `root`. Of
+    all checks a damaged one is left out, with a ResultsWarning. Raises ResultsError for a damaged
+    run, for one that is not there (if `root` has checks), and for a value that this version does
+    not know.
     """
     if not (root / "health").is_dir():
         return []
@@ -89,7 +90,7 @@ class ValueRange:
         return ratio if ratio > limit_elsewhere(test) else None
 
     def words(self, unit: str) -> str:
-        """Return the range as `671 to 782 TFLOP/s (source)`."""
+        """Return `671 to 782 TFLOP/s (source)`, with one number where both ends read alike."""
         ends = dict.fromkeys((number(self.low, 3), number(self.high, 3)))
         return f"{' to '.join(ends)} {unit} ({self.source})"
 
@@ -113,13 +114,13 @@ class Elsewhere:
                     self._past.setdefault(key, {}).setdefault(run_id, []).append(one.value)
 
     def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
-        """Return the subject's median in earlier checks, as a range; None for fewer than three."""
+        """Return its median in earlier checks as a range; None if fewer than three have a value."""
         return self._past_range((test.name, subject.uuids), "its earlier checks")
 
     def of_model(self, group: Group) -> ValueRange | None:
         """Return the range in the references of the group's model, test, placement and link.
 
-        A drift should be 1. Without a reference it is the median of all earlier checks of these,
+        Of a drift it is 1 to 1. Without a reference it is the median of earlier checks of these,
         on any number of nodes; None if fewer than three checks have a value.
         """
         if group.test.unit == "x":
@@ -171,7 +172,8 @@ def grades(
 def grade_text(graded: Sequence[Standing]) -> str:
     """Return grades in words: `within reference on 11 of 12 quantities; h2d alone 92%`.
 
-    After the count the first four tests outside, with their speed as a share of the reference.
+    After the count come four tests outside at most, with their speed as a share of the reference,
+    and how many more are outside. graded: of one name in `grades`.
     """
     outside = [f"{one.entry.of['test']} {one.share:.0%}" for one in graded if not one.is_within]
     return "; ".join(filter(None, (count_within(graded), some(outside))))

@@ -47,7 +47,7 @@ from raybench.report.formatting import course, number, sentence, some
 from raybench.report.page import device_table, render
 from raybench.report.show import Advice, estimate_gains
 from raybench.results.columns import to_row
-from raybench.results.tables import Run
+from raybench.results.tables import TABLES, Run
 from raybench.stats.outliers import BAD_RATIO
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class HealthReport(Document):
     def exit_code(self) -> int:
         """Return 1 if something is bad or suspect; else 3 if something is untested; else 0.
 
-        3 also if no finding has a verdict.
+        3 also if all findings are unknown, or there are none.
         """
         verdicts = {one.verdict for case in self.cases for one in case.findings}
         if verdicts & {Verdict.BAD, Verdict.SUSPECT}:
@@ -127,7 +127,7 @@ class HealthReport(Document):
     def verdict(self) -> Verdict:
         """Return the worst verdict of the cases; without a case, healthy.
 
-        Untested if there is no case and no finding has a verdict: nothing was read, or compared.
+        Untested if there is no case, and all findings are unknown or there are none.
         """
         if self.cases:
             return self.cases[0].verdict
@@ -207,7 +207,7 @@ class HealthReport(Document):
 
     @property
     def advice(self) -> list[Advice]:
-        """Return an advice for each unhealthy device: to leave it out, or to look at it first.
+        """Return an advice for each unhealthy device: a bad one to leave out, others to look at.
 
         If it was slow alone and there are other devices, also an estimate of the throughput without
         it and with shares by speed.
@@ -300,9 +300,9 @@ class HealthReport(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        run, machine, verdict, lamp, headline, exit_code, cases (as of `cases`, with what to do),
-        advice (as of `raybench advise`), notes (models without known figures), findings (the table
-        `health`), grades (how each device and node stands against references).
+        run, machine, verdict, lamp, headline, exit_code, cases (subject, verdict, what, evidence,
+        victims, action, action_words, commands, tests), advice (about, text, rows), notes (models
+        without known figures), findings (`rows`), grades (name -> text and standings).
         """
         return {
             "run": asdict(self.run),
@@ -448,8 +448,7 @@ def export(report: HealthReport, kind: str) -> str:
     if kind == "json":
         return format_document(report, "json")
     if kind == "csv":
-        rows = report.rows()
-        return csv_text(list(rows[0]) if rows else [], rows)
+        return csv_text([column.name for column in TABLES["health"]], report.rows())
     facts = {"run_id": report.run.run_id, "machine": report.machine}
     return junit_text(report.title, report.run, facts, list(map(_junit_case, report.findings)))
 
@@ -483,7 +482,7 @@ def _junit_case(finding: Finding) -> JUnitCase:
 def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
     """Return the page of a check as HTML, complete in one file.
 
-    devices: the table `devices` of its run.
+    devices: the table `devices` of its run; may be empty.
     """
     found = list(report.body())
     run = report.run
@@ -512,7 +511,7 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
 def health_figures(report: HealthReport) -> list[Figure]:
     """Return the chart of pairs and the chart of devices, as far as they apply.
 
-    The first needs four devices that were paired, the second one that was compared with others.
+    The first needs a test of pairs of four devices, the second a finding of a device with a ratio.
     """
     figures = []
     maps = [one for one in _pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]

@@ -246,6 +246,7 @@ def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(tmp_path, com
     write_run(tmp_path, RUN, [make_record()], argv=argv, status=RunStatus.INTERRUPTED)
     told = "Amber: The check did not come to its end: nothing can be said.\n"
     assert command("report").out.startswith(told)
+    assert command("export", "--format", "csv").out.startswith("run_id,test,stage,")
 
 
 FIRST, SECOND = "health-20261120-150000-abcd", "health-20261121-150000-abcd"
@@ -310,12 +311,9 @@ def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
     assert "--health: goes without --point, --filter and --chart" in told
 
 
-def change_of(
-    base: float, new: float, kind: str = "cuda", least: float = 1.015, **changes: Any
-) -> FigureChange:
+def change_of(base: float, new: float, least: float = 1.015, **changes: Any) -> FigureChange:
     checks = [[make_finding(value=value, **changes)] for value in (base, new)]
-    [found] = trace_figures(checks, [kind], least)
-    return found
+    return trace_figures(checks, least)[0]
 
 
 GEMM = {"test": "gemm fp32 8192", "unit": "TFLOP/s"}
@@ -333,19 +331,19 @@ def test_a_rate_that_fell_is_slower_beyond_what_days_differ():
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "limit"),
+    ("settings", "limit"),
     [
-        ("cuda", GEMM, 1.1),
-        ("cuda", {"test": "gemm bf16 8192"}, 1.125),
-        ("cuda", {"test": "both alone", "unit": "GB/s", "stage": "host-links"}, 1.5),
-        ("cuda", {"test": "launch", "unit": "µs"}, 10),
-        ("cpu", {"test": "gemm fp32 256"}, 10),
-        ("cuda", {"test": "of a later version"}, 1.1),
+        (GEMM, 1.1),
+        ({"test": "gemm bf16 8192"}, 1.125),
+        ({"test": "both alone", "unit": "GB/s", "stage": "host-links"}, 1.5),
+        ({"test": "gemm fp32 256"}, 1.1),
+        ({"test": "gemm fp32 256", "subject": make_subject(uuids=("alpha/0",))}, 10),
+        ({"test": "of a later version"}, 1.1),
     ],
 )
-def test_each_test_has_the_limit_of_its_verdict(kind, settings, limit):
-    assert change_of(1.0, 1.0, kind, **settings).limit == pytest.approx(limit)
-    assert change_of(1.0, 1.0, kind, least=20.0, **settings).limit == 20.0
+def test_each_test_has_the_limit_of_its_verdict(settings, limit):
+    assert change_of(1.0, 1.0, **settings).limit == pytest.approx(limit)
+    assert change_of(1.0, 1.0, least=20.0, **settings).limit == 20.0
 
 
 def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
@@ -357,11 +355,11 @@ def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
         make_finding(make_subject(2), value=0.0),
     ]
     second = [*first[:2], make_finding(make_subject(1)), make_finding(make_subject(2))]
-    assert trace_figures([first, second], ["cuda"], 1.0) == []
+    assert trace_figures([first, second], 1.0) == []
     # Of both nodes, each slow alike, and of all devices at once: the same devices.
     same = {"kind": "cluster", "uuids": ("GPU-0", "GPU-1")}
     one, other = (make_finding(make_subject(name=name, **same)) for name in ("nodes", "GPUs"))
-    assert trace_figures([[one, other]], ["cuda"], 1.0) == []
+    assert trace_figures([[one, other]], 1.0) == []
 
 
 @pytest.fixture

@@ -300,10 +300,12 @@ def test_a_healthy_device_has_a_value_for_each_fact_and_no_problem():
     readings = facts_readings([before], [later(before)])
     assert problems(*readings) == {}
     # Nor where it does what good ones do too: replays 8 a minute, errors of links 100 a second, a
-    # log that was full, other programs.
+    # log that was full, other programs. Nor where it was never read.
     busy = {"pcie_replays": 27, "nvlinks": links(crc=18_000), "memory_free_bytes": 2**30}
     for changes in (busy | {"kernel_xids": ()}, {"new_xids": None, "kernel_xids": None}):
         assert problems(*facts_readings([before], [later(before, **changes)])) == {}
+    unread, other = (later(before, unread=why) for why in ("no NVML", "no agent"))
+    assert problems(*facts_readings([unread], [other])) == {}
     assert {one.test.name: one.value for one in readings} == {
         "free memory": 139.0,
         "memory errors": 0.0,
