@@ -47,7 +47,7 @@ def package_versions() -> dict[str, str]:
 
 
 def warn_of_torch(versions: Mapping[str, str]) -> str | None:
-    """Return a warning if torch is newer than raybench was tested with, else None."""
+    """Return a warning if versions["torch"] is of a newer minor version than tested, else None."""
     minor = tuple(map(int, re.findall(r"\d+", versions.get("torch", ""))[:2]))
     if minor <= _TESTED_TORCH:
         return None
@@ -56,26 +56,26 @@ def warn_of_torch(versions: Mapping[str, str]) -> str | None:
 
 
 def variables_that_matter() -> dict[str, str]:
-    """Return variables NCCL_*, TORCH_*, CUDA_*, OMP_*, PYTORCH_*, GLOO_*, MKL_*, NVIDIA_TF32_*."""
+    """Return this process's variables {NCCL,TORCH,CUDA,OMP,PYTORCH,GLOO,MKL,NVIDIA_TF32}_*."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
 
 
 @contextmanager
 def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process in the block, which must delete none; then restore them."""
+    """Set environment variables of this process in the block; then restore them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
         yield
     finally:
         for name, value in before.items():
-            del os.environ[name]
+            os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return HEAD ("+changes" if tracked files of the repository differ); None if git fails."""
+    """Return the hash of HEAD, with "+changes" if any tracked file differs; None if git fails."""
     git = partial(
         subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
     )
@@ -122,9 +122,9 @@ class ScriptFile:
 class Code:
     """What is measured and what measures it.
 
-    workload: the files of the workload, by their names below its top folder -> SHA-256.
-    raybench_sha256: of all of raybench that has a part in a number.
-    script: where the workload is one.
+    workload: SHA-256 of each file by its name, as `package/module.py`; of a script as `train.py`.
+    raybench_sha256: as of `raybench_sha256()`.
+    script: where the workload is one, else None.
     """
 
     workload: Mapping[str, str] = field(default_factory=dict)
@@ -140,8 +140,8 @@ class Code:
 def code_of(module: str) -> Code:
     """Return the hashes of raybench, of a module, and of the user's modules that it imports.
 
-    Files are read and parsed, none is imported. module: its dotted name. Of a built-in workload
-    the files in `raybench/workloads/` count. No file where none is found, as in an archive.
+    Files are read and parsed, none is imported. module: its dotted name, found on `sys.path`. Of a
+    built-in workload those in `raybench/workloads/` count. No file where none is found.
     """
     own_package = module.partition(".")[0]
     files = _workload_files(_files_of(module, own_package), own_package)
@@ -151,8 +151,8 @@ def code_of(module: str) -> Code:
 def code_of_script(path: Path) -> Code:
     """Return the hashes of raybench, of a script, and of the user's modules that it imports.
 
-    Files are read and parsed, none is imported or run; modules beside the script are found first.
-    Its folder in the result is the current directory.
+    Files are read and parsed, none is run; a missing script counts as empty. Modules beside it are
+    found first, but after loaded ones of that name. `script.folder` is the current directory.
     """
     script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
     before = [*sys.path]
@@ -170,7 +170,7 @@ def code_here(code: Code) -> Code:
 
     Missing files are left out; one that may not be read counts as empty. Before Python 3.14 raises
     PermissionError for a script's or package's folder that may not be entered. Of the workload only
-    files that `code` names are read, none is parsed: every rank calls this.
+    files that `code` names are read, none is parsed, so that each rank can afford it.
     """
     files = {}
     for name in code.workload:
@@ -186,13 +186,13 @@ def code_here(code: Code) -> Code:
 
 
 def differing(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return the names of files that are missing on one side, or have another hash there."""
+    """Return the sorted names of files that one side lacks, or that have another SHA-256 there."""
     return sorted(name for name in {*base, *new} if base.get(name) != new.get(name))
 
 
 @cache
 def raybench_sha256() -> str:
-    """Return the SHA-256 of raybench's files but those that only show, as at the first call."""
+    """Return the SHA-256 of raybench's *.py but those that only show, as at the first call."""
     folder = Path(__file__).parents[1]
     files = {path.relative_to(folder): path for path in folder.rglob("*.py")}
     return _digest(

@@ -51,8 +51,8 @@ class RankTimes:
 class ChartData:
     """The data of the charts of a run.
 
-    devices: the table of the run. telemetry: its TELEMETRY_COLUMNS, empty where not sampled.
-    rank_times: of the points that `heat_points` chooses.
+    devices: the run's table `devices`. telemetry: `devices.TELEMETRY_COLUMNS` of the run's table
+    `telemetry`, empty where not sampled. rank_times: of the points that `heat_points` chooses.
     """
 
     summary: Summary
@@ -111,13 +111,13 @@ def main_figure(data: ChartData) -> Figure | None:
 
 
 def other_figures(data: ChartData, first: Figure | None) -> list[Figure]:
-    """Return the figures of the page in its order, without `first`, which stands above them."""
+    """Return the figures of the page in its order, without `first`, which is its `main_figure`."""
     drawn = (one.draw(data) for one in _all_charts() if not one.is_only_first)
     return [one for one in drawn if one and (first is None or one.anchor != first.anchor)]
 
 
 def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
-    """Return the first picture as the bytes of an `svg` or `png` file; None where there is none."""
+    """Return the `main_figure` as the bytes of a file; None without one. kind: `svg` or `png`."""
     figure = main_figure(data)
     if figure is None:
         return None
@@ -133,7 +133,7 @@ def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
 
 
 def why_no_figure(summary: Summary) -> str:
-    """Return why a run has no first picture, as the end of a sentence."""
+    """Return why a run whose `main_figure` is None has none, as the end of a sentence."""
     if not summary.rows:
         return "no point of this run has been finished yet"
     ended = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in summary.rows)
@@ -147,22 +147,22 @@ def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[Scal
 
 
 def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
-    """Return lines for a tip: the settings `names` of the point, if any, then its id."""
+    """Return lines of a tip: `settings_words`, if any; then the id. ranks: `ChartData.ranks`."""
     return f"{settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
 
 
 def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
-    """Return the settings `names` of a point in words; its workload if there are none."""
+    """Return `settings_words`, or the workload if they are empty. ranks: `ChartData.ranks`."""
     return settings_words(row, names, ranks) or formatting.plain(row.workload)
 
 
 def drawn_of(drawn: int, count: int) -> str:
-    """Return a sentence after a blank: only `drawn` of `count` points are drawn; "" if all are."""
+    """Return " 3 of 5 points are drawn; the table has all." for 3 and 5; "" if all are drawn."""
     return f" {drawn} of {count} points are drawn; the table has all." if drawn < count else ""
 
 
 def why_not_drawn(row: ScaledRow) -> str:
-    """Return why a point has no value to draw: its status, or why it has no speed-up."""
+    """Return its status if it is not ok, else why it has no speed-up, else `was not measured`."""
     if row.status != "ok":
         return formatting.STATUS_WORDS[row.status]
     return formatting.plain(row.why) if row.why is not None else "was not measured"
@@ -185,8 +185,8 @@ def bar_figure(
     Bars of one panel differ in batch, number of ranks and size; each value of other settings has a
     panel of its own. If panels had fewer than two bars on average, none has a title, and bars have
     all settings. Of more than 72 points the first 72 are drawn, and the note says so. marks:
-    returns the marks of a point; its second argument is `point_name`, for their tips. of_bars:
-    arguments of `bar_panels`.
+    returns one or more for a point; its second argument is `point_name`, for their tips. x,
+    of_bars: arguments of `bar_panels`.
     """
     shown, names, ranks = rows[:MOST_BARS], distinguishing_settings(rows), data.ranks
     along = [name for name in names if name in _ALONG]
@@ -224,13 +224,13 @@ def line_figure(
 ) -> Figure | None:
     """Return a figure of points as lines over one of their settings.
 
-    None if no line has values at two x. A point is drawn at x `along` and y `value`; where that is
+    None if no drawn line has values at two x. A point is at x `along` and y `value`; where that is
     None it is a cross on the axis if `is_on_axis`, else it is named below its panel. A panel with
     no mark is left out, and the note says so. over: the setting along x, and settings in which the
     points of a line may differ. lines_by: settings of which each value is a line; each value of
     other settings is a panel, but up to four lines share one. At most 7 lines and 8 panels are
-    drawn; the note says so. tip: returns its text after settings and id. more: returns more fields.
-    of_lines: `ideal` and `level` of `line_panel`.
+    drawn; the note says so. tip: returns its text after settings and id. more: returns more fields
+    of the mark. x, y: `axis`. of_lines: `ideal` and `level` of `line_panel`.
     """
     rows, ranks = in_order(rows, over), data.ranks
     groups, every_line = _panels_and_lines(rows, over, lines_by, ranks)

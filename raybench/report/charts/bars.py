@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
+from raybench.analysis.rows import ScaledRow, is_numeric, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES
 from raybench.report import formatting
 from raybench.report.charts import (
@@ -58,7 +58,7 @@ _PARTS = {
 def ranking_figure(data: ChartData) -> Figure | None:
     """Return bars of the points of each case that has two or more, the best first; 12 at most.
 
-    None if no case has two points, and if no metric ranks them.
+    None if no case has two points, or if the metric that ranks them was not measured.
     """
     metric = answer_metric(data.summary)
     every = [
@@ -88,8 +88,8 @@ def ranking_figure(data: ChartData) -> Figure | None:
 def gains_figure(data: ChartData) -> Figure | None:
     """Return bars of the speed-up over the baseline, by the settings that the baseline names.
 
-    None if no point but the baseline's has one, if the baseline names a number of ranks, and if the
-    largest batch is known.
+    None if no point but the baseline's has one, if the baseline names a number of ranks, or if the
+    largest batch is known. The note names points without one.
     """
     baseline, ranks = data.summary.run.baseline, data.ranks
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
@@ -138,13 +138,13 @@ def gains_figure(data: ChartData) -> Figure | None:
 def operations_figure(data: ChartData) -> Figure | None:
     """Return bars of TFLOP/s, the largest products first, with panels for each precision.
 
-    None if no point has TFLOP/s, and if any point has a throughput. The first 72 are drawn; what is
-    no product is sorted by TFLOP/s.
+    None if no point has TFLOP/s, or if any point has a throughput. The first 72 are drawn. If not
+    all have numbers m, n and k, they are sorted by TFLOP/s.
     """
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):
         return None
-    is_product = all(name in row.params for row in known for name in _SHAPE)
+    is_product = all(is_numeric(known, name) for name in _SHAPE)
 
     def size(row: ScaledRow) -> float:
         return math.prod(float(row.params[name]) for name in _SHAPE) if is_product else 0.0
@@ -195,9 +195,9 @@ def operations_figure(data: ChartData) -> Figure | None:
 
 
 def parts_figure(data: ChartData) -> Figure | None:
-    """Return a stacked bar per point of where its step goes: computation, communication, waits.
+    """Return a stacked bar for each point with a breakdown: its parts as shares of the step.
 
-    None if no point with a throughput has a breakdown.
+    None if none of them has a throughput. The first 72 are drawn.
     """
     known = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
     if not any(row.throughput is not None for row in known):
@@ -270,7 +270,7 @@ def parts_figure(data: ChartData) -> Figure | None:
 
 
 def times_figure(data: ChartData) -> Figure | None:
-    """Return bars of the median steps; None if nothing was measured, or `time_figure` applies."""
+    """Return bars of median steps in ms; None if nothing was measured, or `time_figure` applies."""
 
     def marks(row: ScaledRow, name: str) -> list[Mark]:
         """Return the bar of a median step, with a line from the least to the 95th percentile."""

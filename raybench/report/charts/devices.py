@@ -159,7 +159,7 @@ def columns_of_a_map(rows: Sequence[ScaledRow]) -> int:
 
 
 def rank_times_figure(data: ChartData) -> Figure | None:
-    """Return heat maps of step times; None where no point with several ranks has samples."""
+    """Return heat maps of step times, of 64 ranks at most; None if all `rank_times` are empty."""
     mapped = [one for one in data.rank_times if not one.times_ms.empty]
     if not mapped:
         return None

@@ -114,7 +114,7 @@ class Figure:
 
 
 def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
-    """Return the encoding of a quantitative axis, linear from zero or logarithmic to base `log`.
+    """Return a quantitative channel without field, linear from zero or logarithmic to base `log`.
 
     settings: of the axis in Vega-Lite, such as `format`; `scale` is a mapping of its scale's.
     """
@@ -137,7 +137,7 @@ SIZE_LABELS = (
 
 
 def names_axis(names: Sequence[str], **settings: Any) -> Spec:
-    """Return the encoding of an axis with a place for each name, in this order.
+    """Return a nominal channel without field, whose axis has a place for each name, in this order.
 
     settings: of the axis in Vega-Lite.
     """
@@ -160,9 +160,9 @@ def by_series(
 ) -> Spec:
     """Return the encoding that gives each series (`line`) its colour or shape, and one legend.
 
-    A single series has no legend. channel: "color" or "shape". values: colours or shapes, instead
-    of the usual ones. symbol: shape of the legend's keys. room, offset: the width of the legend,
-    and how far it is above the plot, in px.
+    names: the values of `line`, in the order of the legend; a single one has none. channel: "color"
+    or "shape". values: one for each name, instead of the usual ones, which repeat after seven.
+    symbol: shape of the legend's keys. room: its width in px. offset: px between it and the plot.
     """
     usual = [f"var(--s{place % MOST_LINES + 1})" for place in range(len(names))]
     if channel == "shape":
@@ -210,8 +210,8 @@ def line_panel(
     marks: each with `x`, `y`, `line` and, for its point, `tip`; optional `low` and `high` (an
     interval) and `number` (written beside the end of the highest line and of the lowest). A mark
     whose `y` is None is a cross on the axis of x. lines: the values of `line` in the order of the
-    legend; a single one has no legend. ideal: points (x, y) of a dashed line. level: the y of a
-    dashed line across the chart, and its label. below: layers that are drawn first.
+    legend; a single one has no legend. x, y: of `axis`. ideal: points (x, y) of a dashed line.
+    level: the y of a dashed line across the chart, and its label. below: layers drawn first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     # The legend stands above the title of the axis.
@@ -269,8 +269,8 @@ def bar_panels(
     `tip`; optional `low` and `high` (an interval), `text` (written at its end), `line` (its
     series). The marks of a bar stand beside each other; with `is_stacked`, each is the part of
     the bar from `x` to `x2`, for which a `scale` of `x` must make room.
-    series: the values of `line` in the order of the legend. colors: of the series, instead of the
-    usual ones. level: the x of a dashed line across the charts, and its label.
+    x: of `axis`. series: the values of `line` in the order of the legend. colors: of the series,
+    instead of the usual ones. level: the x of a dashed line across the charts, and its label.
     """
     groups: dict[str, list[tuple[str, Sequence[Mark]]]] = {}
     for title, name, marks in bars:
@@ -372,8 +372,8 @@ def heat_panel(
 ) -> Panel:
     """Return a panel of coloured cells, with the legend of `color`.
 
-    cells: at least one, each with `x`, `y`, `tip` and the field of `color`. All or none have `x2`
-    (x is a range to it); any may have `text` (written into it) and `is_marked` (it is outlined).
+    cells: at least one, each with `x`, `y`, `tip` and the field of `color`. All have `x2` (x is a
+    range to it), or any may have `text` (written into it) and `is_marked` (it is outlined).
     x, y: Vega-Lite channels, whose field is added. height: of the plot, in px. inverse: a Vega
     expression that is true for cells whose text has the colour of the page.
     """
@@ -406,10 +406,10 @@ def scatter_panel(
 ) -> Panel:
     """Return a panel of points without lines.
 
-    marks: at least one, each with `x`, `y`, `line` and `tip`. kinds: value of `line` -> its shape
-    and colour, in the order of the legend, which is left out if only one occurs. height: in px,
-    without axes and legend. level: the x of a dashed line across the chart, and its label. below:
-    layers that are drawn first.
+    marks: at least one, each with `x`, `y`, `line` and `tip`. x, y: as of `heat_panel`. kinds: each
+    value of `line` -> its shape and colour, in the order of the legend, which is left out if only
+    one occurs. height: of the plot, in px. level: the x of a dashed line across the chart, and its
+    label. below: layers that are drawn first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     used = [name for name in kinds if any(mark["line"] == name for mark in marks)]
@@ -422,9 +422,9 @@ def scatter_panel(
 
 
 def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
-    """Return the encoding that colours cells from blue to brown, with a scale as its legend.
+    """Return the encoding that colours cells from blue to brown, with a titled scale as its legend.
 
-    steps: six values of `field`, ascending, at which the colour changes. title: of the legend.
+    field: has shares, of which 0.1 is written +10%. steps: six, ascending, where colours change.
     """
     return {
         "field": field,
