@@ -60,12 +60,12 @@ SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variable
 class Comparison(Document):
     """Two sides, compared: a document (see `raybench.report.documents`).
 
-    base, new: the runs of each side, the newest last. words: how the user named them.
-    points: as `raybench.analysis.compare.compare` gives them. changes: of the environment, from the
-    newest of `base` to the newest of `new`. beside: point_id -> what else changed there, between
-    these two. left_out: id of a run that has the tag of a side, but differs from it by more than
-    its start, so that it is not compared -> what differs. impossible: the figures of these two that
-    cannot be: "base" or "new" with the point, and the sentence.
+    base, new: the runs of each side, one or more, the newest last. words: how the user named them.
+    threshold, points: as `raybench.analysis.compare.compare` takes and gives them. changes: of the
+    environment, from the newest of `base` to the newest of `new`. beside: point_id -> what else
+    changed there, between these two. left_out: id of a run that has the tag of a side, but is not
+    compared, as more than its start differs -> what differs. impossible: figures of these two that
+    cannot be true: ("base POINT_ID" or "new POINT_ID", why).
     """
 
     base: Sequence[Run]
@@ -80,17 +80,17 @@ class Comparison(Document):
 
     @cached_property
     def rows(self) -> list[ComparedPoint]:
-        """Return the points: slower, faster, unclear (each by size of change), same, no verdict."""
+        """Return slower, faster, unclear points (each largest change first), same, no verdict."""
         return sorted(self.points, key=_urgency)
 
     @cached_property
     def compared(self) -> list[ComparedPoint]:
-        """Return the points that have a step time on both sides."""
+        """Return the points that have a step time on both sides, in the order of `rows`."""
         return [row for row in self.rows if row.verdict is not None]
 
     @property
     def verdicts(self) -> Counter[str]:
-        """Return how many points have each verdict."""
+        """Return how many of `compared` have each verdict; 0 for one that none has."""
         return Counter(row.verdict for row in self.compared if row.verdict)
 
     @property
@@ -108,15 +108,15 @@ class Comparison(Document):
 
     @property
     def has_one_run(self) -> bool:
-        """Return whether points are compared, but none has two runs a side: there is no verdict."""
+        """Return whether points are compared, but none has two ok runs a side: all are unclear."""
         counts = [min(row.base_runs, row.new_runs) for row in self.compared]
         return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
-        """Return whether a point of BASE may be slower by more than `change` (0.1: 10 %) unseen.
+        """Return whether a point may be slower by more than `change` (0.1: 10 %) unseen.
 
-        It may be if its interval allows it, and without one, as a point that NEW did not measure;
-        but what is called slower, or is `broken`, is seen.
+        It may be if its interval allows it, or it has none, as a point that NEW did not measure.
+        What is called slower or is `broken` is seen; points that BASE did not measure do not count.
         """
         return any(share > change for share in self._unseen())
 
@@ -132,16 +132,13 @@ class Comparison(Document):
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Return why points ran on other devices or node counts; empty where none did."""
+        """Return `other device: A, then B` where runs of a point differ, each once; () if none."""
         reasons = (row.why for row in self.compared if row.why and row.why.startswith("other "))
         return tuple(dict.fromkeys(reasons))
 
     @property
     def title(self) -> str:
-        """Return the answer in a sentence.
-
-        That it `is_blind` to 10 % comes first, unless no point has two runs a side.
-        """
+        """Return the answer, "Blind" first if `is_blind(0.1)` and a point has two runs a side."""
         rows, verdicts = self.compared, self.verdicts
         broken = f"; {len(self.broken)} failing now" if self.broken else ""
         if not rows:
@@ -167,18 +164,15 @@ class Comparison(Document):
         return f"{blind}{found}{broken}{median}."
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the runs, what changed around the points, and the table of points."""
+        """Yield the least change seen, advice, obstacles, runs, changes, points and failures."""
         rows = self.compared
         if known := [row for row in rows if row.least_seen is not None]:
-            sides = []
-            for side in ("base", "new"):
-                runs = sorted({int(getattr(row, f"{side}_runs")) for row in known})
-                noun = "run" if runs == [1] else "runs"
-                sides.append(f"{span(str(runs[0]), str(runs[-1]))} {noun} of {side}")
+            counts = zip(*((row.base_runs, row.new_runs) for row in known), strict=True)
+            base, new = (span(str(min(runs)), str(max(runs))) for runs in counts)
             seen = sorted(row.least_seen or 0.0 for row in known)
             least = span(f"{seen[0]:.1%}", f"{seen[-1]:.1%}")
             alone = f"a point that alone is slower by {least} or more would be called."
-            yield Line(text=f"By {' and '.join(sides)}, {alone}")
+            yield Line(text=f"By {base} runs of base and {new} runs of new, {alone}")
         if text := self._one_sided():
             yield Line(text=text)
         yield from (Line(text=text, tone="advice") for text in self._advice())
@@ -285,8 +279,8 @@ class Comparison(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        base, new (lists of runs, the newest last), threshold, left_out, comparable (false where
-        there are obstacles, which say why), changes, verdicts, impossible, points (all columns of
+        base, new (lists of runs, the newest last), threshold, left_out, comparable (false with
+        obstacles), obstacles (their texts), changes, verdicts, impossible, points (all columns of
         `raybench.analysis.compare.compare`, and what else changed there as beside).
         """
         points = [
@@ -328,7 +322,7 @@ def _runs_words(runs: Sequence[Run]) -> str:
 
 
 def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
-    """Return a listing of the changes of the environment, each with its values before and now."""
+    """Return a listing of each change, its values cut to 60 characters; SAME_AROUND if none."""
     lines = [(one.name, before_and_now(one, _MOST_CHARS)) for one in changes]
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=SAME_AROUND)
 
@@ -343,7 +337,7 @@ def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
 
 
 def percent(relative: float | None) -> str:
-    """Return a change as text, `+2.13%`; "" for None."""
+    """Return a relative change (0.0213) as `+2.13%`, from 10 % on as `+12.3%`; "" for None."""
     return "" if relative is None else f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
 
@@ -410,5 +404,5 @@ def before_and_now(change: Change, most: int) -> str:
 
 
 def hidden_line(hidden: int) -> Line:
-    """Return the line that counts the unchanged points that are not shown."""
+    """Return the line that counts unchanged points or figures not shown. hidden: above 0."""
     return Line(text=f"and {hidden} more that are the same; `--format json` has all")

@@ -170,7 +170,7 @@ ColumnOf = tuple[Column, Callable[[T], str | Cell]]
 
 
 def column(title: str, cell: Callable[[T], str | Cell], **facts: Any) -> ColumnOf[T]:
-    """Return (column, cell) for `make_table`. cell: returns the cell of a row. facts: of Column."""
+    """Return (Column, cell) for `make_table`. cell: makes a row's cell. facts: fields of Column."""
     return Column(title=title, **facts), cell
 
 
@@ -189,7 +189,7 @@ def make_table(
 ) -> Table:
     """Return a table: one row for each of `rows`, a column for each of `columns` (see `column`).
 
-    Columns whose cells are all empty are left out, except those that are settings.
+    Columns whose cells are all empty are left out, but for settings; with none left, no rows.
     """
     filled = [(column, [cell(row) for row in rows]) for column, cell in columns]
     kept = [
@@ -205,7 +205,7 @@ def make_table(
 
 
 def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
-    """Yield for each table a paragraph of the sentences in its legend that no earlier one has."""
+    """Yield a paragraph per table: sentences that no earlier legend has; none where all are old."""
     said: set[str] = set()
     for table in tables:
         new = [sentence for sentence in table.legend() if sentence not in said]
@@ -217,7 +217,7 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
 def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int | None) -> Column:
     """Return the column of a metric. unit: of times. drop: as of `Column`.
 
-    words: values for {ranks} and {baseline} in its meaning; "items": what a step finishes.
+    words: for {ranks} and {baseline} in its meaning (else left so); "items": what a step finishes.
     """
     meaning = metric.meaning or metric.description
     for name, word in words.items():
@@ -251,7 +251,7 @@ class Document(ABC):
 
     @abstractmethod
     def members(self) -> Mapping[str, Any]:
-        """Return the members of its JSON object."""
+        """Return the members of its JSON object, as `format_object` takes them."""
 
 
 def format_document(
@@ -302,18 +302,19 @@ def escape(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return the text as a code span, in which no mention or issue number becomes a link."""
+    """Return the text on one line as a code span, without links; not for tables: | ends a cell."""
     one_line = plain(text)
     longest = max((len(run) for run in _BACKTICKS.findall(one_line)), default=0)
     fence = "`" * (longest + 1)
-    pad = " " if one_line.startswith("`") or one_line.endswith("`") else ""
+    pad = " " if not one_line or one_line != one_line.strip("`") else ""
     return f"{fence}{pad}{one_line}{pad}{fence}"
 
 
 def format_object(**members: Any) -> str:
-    """Return a JSON object of the members and the schema version, for other programs.
+    """Return a JSON object of `schema_version` and the members, as text that ends in a line break.
 
-    It has no NaN, times in ISO 8601 and no rounding. It is ASCII: nothing controls a terminal.
+    Values are as of `jsonable`, not rounded; TypeError for one that JSON cannot hold, as a set. It
+    is ASCII: nothing controls a terminal.
     """
     content = jsonable({"schema_version": SCHEMA_VERSION, **members})
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
@@ -341,9 +342,9 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def jsonable(value: Any) -> Any:
     """Return the value as JSON can hold it.
 
-    NaN, NaT and infinities become None, times ISO 8601, arrays and tuples lists, numbers of numpy
-    plain ones, keys text, members of a StrEnum or IntEnum their values, dataclasses objects of
-    their fields. All else stays as it is.
+    NaN, NaT and infinities become None, datetimes ISO 8601, arrays and tuples lists, numbers of
+    numpy plain ones, keys text, members of a StrEnum or IntEnum their values, dataclasses objects
+    of their fields. All else stays as it is, but NA of pandas raises TypeError (see `records`).
     """
     if isinstance(value, str | bool | int) or value is None:
         return value.value if isinstance(value, Enum) else value
@@ -376,12 +377,16 @@ _STYLES: dict[Tone, str] = {
 
 
 def render(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) -> str:
-    """Return the blocks as text; without colour it has no escape sequence."""
+    """Return the blocks as text that ends in a line break; without colour no escape sequence."""
     return render_parts(_parts(blocks, width), width, color)
 
 
 def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Return what rich draws, prose at most 100 wide; without colour no line ends in blanks."""
+    """Return what rich draws; without colour no line ends in blanks.
+
+    All but a Text with `no_wrap` and a table with `min_width` is at most 100 wide. parts: rich
+    reads a str as its markup and keeps escape sequences: give Text of `one_line`.
+    """
     target = io.StringIO()
     console = Console(
         file=target,
@@ -454,8 +459,8 @@ def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
 def fit(table: Table, width: int) -> tuple[Table, list[str]]:
     """Return the table made to fit `width`, and the titles of the columns left out.
 
-    Columns with a `drop` are left out one by one; if that is not enough, `narrower` is taken, and
-    the titles are of its columns alone. The result may still be too wide.
+    Columns with a `drop` are left out, the lowest first; if that is not enough, `narrower` is made
+    to fit instead, and the titles are of its columns alone. The result may still be too wide.
     """
     left_out = []
     for column in sorted(

@@ -22,7 +22,7 @@ _GIB = 2**30
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
-    """Return speed-ups over ranks; None if the baseline has no world_size or no line two points."""
+    """Return speed-ups over ranks; None if baseline lacks world_size or no line has two points."""
     base = data.summary.run.baseline.get("world_size")
     if base is None:
         return None
@@ -41,7 +41,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return efficiencies over ranks; None if the baseline has no world_size or no line has two."""
+    """Return efficiency over ranks; None if baseline lacks world_size or no line has two points."""
     if "world_size" not in data.summary.run.baseline:
         return None
     return _over_ranks(
@@ -144,7 +144,7 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def time_figure(data: ChartData) -> Figure | None:
-    """Return the figure of step times in µs over sizes; None if no line has two with bandwidth."""
+    """Return step times in µs over sizes; None if no line has two sizes with a bandwidth."""
     return _over_size(
         data,
         lambda row: (row.step_ms_p50 or 0.0) * 1000 if row.busbw_gb_s or row.memory_gb_s else None,
@@ -160,7 +160,7 @@ def _over_size(
 ) -> Figure | None:
     """Return a `line_figure` of a value over the size; None without two points on a line.
 
-    Each operation and precision is a line. rest: further arguments of `line_figure`.
+    Each operation is a line, each precision a panel. rest: further arguments of `line_figure`.
     """
     known = [row for row in data.measured if value(row) and size_of(row)]
     # Parameters that are no numbers, as an operation, tell the lines apart.
@@ -198,9 +198,9 @@ def throughput_figure(data: ChartData) -> Figure | None:
 
 
 def memory_figure(data: ChartData) -> Figure | None:
-    """Return the figure of peak memory over the batch size.
+    """Return the figure of peak memory in GiB over the batch size.
 
-    None if no point ran out of memory, and if no line has two batch sizes with a known peak.
+    None if no point ran out of memory, or if no line has two batch sizes with a known peak.
     """
     if all(row.status != Status.OOM for row in data.rows):
         return None

@@ -415,7 +415,7 @@ BAD = "\N{REPLACEMENT CHARACTER}"
         (partial(shorten, most=6), "abcdef", "abcdef"),
         (partial(shorten, most=6), "abcdefg", "abcde…"),
         # A code span of Markdown holds any backticks.
-        (documents.code, "a", "`a`"),
+        (documents.code, "", "`  `"),
         (documents.code, "`a", "`` `a ``"),
         (documents.code, "a``b", "```a``b```"),
     ],
