@@ -73,7 +73,7 @@ class ComparedPoint:
     where a step finishes no samples (`rate_unit`), so 0.94 means 6 % fewer. *_low, *_high: their
     90 % intervals.
     least_seen: from this change on, of this point alone, either figure would have been called.
-    q_value: the smallest level at which `slower` or `faster` holds over all points.
+    q_value: the smallest level at which `slower` or `faster` holds over all points, else None.
     verdict: `slower` (or `faster`) where the step or the time for a sample changed by more than the
     threshold and q_value is at most FALSE_VERDICTS. `same` where the intervals of both lie within
     the threshold. `unclear` where neither holds; `why` says what is missing.
@@ -125,7 +125,8 @@ def compare(
     """Return each point of two sides with its verdict: those of `new`, then those only in `base`.
 
     Each in the order in which it first occurs. Controls are left out. `ComparedPoint` defines the
-    verdicts: None where a side has no ok run, `unclear` where it has only one.
+    verdicts: None where a side has no ok run, `unclear` where one has a single one, or where
+    devices or numbers of nodes differ.
     base, new: for each run of the side, the newest last, its rows of the table `points`, with
     POINT_COLUMNS at least. threshold: a relative change up to this counts as none (0.015: 1.5 %).
     """
@@ -379,7 +380,7 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
 
     Names are such as `driver`, `code FILE` or `variable NAME`. What is not known is left out. Where
     devices differ, the text lists their values, sorted, with commas. Hashes are cut to 12 digits.
-    devices: the rows of the run in the table `devices`, with all its columns.
+    devices: the rows of the run in the table `devices`, as `reader.load` returns them.
     """
     commit, plus, changed = (run.git_commit or NONE).partition("+")
     models = sorted(Counter(devices["name"]).items())
@@ -438,7 +439,7 @@ def _merge(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
 def _join(values: Iterable[Any]) -> str:
     """Return the known values once each, sorted, with commas; `none` where none is known."""
     # An integer column with nulls holds floats.
-    texts = (f"{v:g}" if isinstance(v, float) else str(v) for v in values if not pd.isna(v))
+    texts = (f"{v:.15g}" if isinstance(v, float) else str(v) for v in values if not pd.isna(v))
     return ", ".join(sorted(set(texts))) or NONE
 
 
@@ -540,7 +541,7 @@ class HistoryRow(PointRow):
 
     machine: counts from 0, a number for each model and count of nodes. level_ms: geometric mean of
     the runs between two steps. step: relative change from the level before (`find_steps`), in the
-    first run of a new level; None in the others.
+    first run of a new level; None in the others, and in the first level of a machine.
     """
 
     machine: int

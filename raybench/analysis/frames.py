@@ -50,14 +50,14 @@ def load(
     their 95 % intervals, the losses by cause, and `why_not`: why an ok point has no speed-up.
     `summary`: one row per point with the 27 columns that most questions need; also `params.NAME`
     of each parameter and each setting not at its default, and `metrics.NAME`, with their types.
-    run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
+    run_id: an id, its unique prefix, a job, `latest`, or a path; None or "" for all runs.
     params: `columns` puts a column `params.hidden` in place of {"hidden": "4096"}, with numbers or
     truth values if all its values are such; ResultsError for tables but points and scaling.
 
     Columns are those of today's schema, also for parts of an older one (missing: null). Types do
     not depend on the content (Int64, boolean, string, float64, times in UTC; maps are dicts, lists
-    arrays), but for `params.*` and `metrics.*`. Units: `raybench.units`. Raises ResultsError for a
-    table or run that does not exist and, where one run is asked for, for a damaged file; among all
+    arrays), but for `params.*` and `metrics.*`. Units: `raybench.units`. Raises ResultsError where
+    root, table or run does not exist and, where one run is asked for, for a damaged file; among all
     runs a damaged one is left out, with a ResultsWarning. `samples`, `modules` and `regions` may
     hold an attempt without a row of `points`, when its driver was killed before it wrote that.
     """
@@ -79,9 +79,7 @@ def load(
         stored = reader.read_table(root, table, run_id)
         frame = stored.to_pandas(maps_as_pydicts="strict", types_mapper=types.get)
     else:
-        folder = Path(root)
-        if run_id is not None:
-            folder, run_id = reader.find_run(root, run_id)
+        folder, run_id = reader.find_run(root, run_id) if run_id else (Path(root), None)
         frame = (_scaling if table == SCALING else _summary)(folder, run_id)
     return _with_columns(frame) if params == "columns" else frame
 

@@ -43,9 +43,10 @@ _SETTINGS = ("workload", "scaling", *EXECUTION)
 class Prediction:
     """A point at a number of devices that was not measured; times in milliseconds.
 
-    measured: the row of the largest measured world of its series.
-    low, high: a 95 % interval. speed_up and efficiency: over the smallest measured world, which is
-    `base_world`. No efficiency is above 100 %, or above what was measured where that is more.
+    measured: the row of the largest world of its series among the points that `predict` uses;
+    base_world is the smallest, base_ms its step. comm_exposed_ms: the exposed part of `step_ms`.
+    *_low, *_high: a 95 % interval. speed_up and efficiency: over base_world. No efficiency is above
+    100 %, or above what was measured where that is more.
     """
 
     measured: PointRow
@@ -94,13 +95,13 @@ class Prediction:
 def predict(
     points: Sequence[PointRow], world_sizes: Sequence[int], devices_per_node: int
 ) -> tuple[list[Prediction], list[str]]:
-    """Return a prediction for each series and world size, and why each other series has none.
+    """Return predictions by series, then world size, and why each other series has none.
 
     A series: points that differ in the number of devices alone, in the order of the points. Those
     that are not ok or imprecise (`is_imprecise`) are not used. points: rows of the table `points`
     of one run. world_sizes: one or more, above the measured ones; the largest decides whether a
-    series can be predicted. devices_per_node: in the cluster of the run. Raises ResultsError, with
-    the first reason, where no series can be predicted, and for no points.
+    series can be predicted. devices_per_node: the most that a node has. Raises ResultsError,
+    with the first reason, where no series can be predicted, and for no points.
     """
     trials = Trials(points)
     series: dict[tuple[Any, ...], list[PointRow]] = {}

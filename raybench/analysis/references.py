@@ -78,9 +78,9 @@ class Quantity(_Strict):
 
     @cached_property
     def key(self) -> object:
-        """Return a hashable key: the metric and the settings, sorted, without fabric.
+        """Return a hashable key: the metric and the settings, sorted, without fabric and unit.
 
-        Without a built-in workload's parameters at their default: one added later keeps the key.
+        A built-in workload's parameters at their default are left out: new ones change no key.
         """
         defaults = _defaults(self.of.get("workload", ""))
         given = ((name, text) for name, text in self.of.items() if defaults.get(name) != text)
@@ -306,7 +306,7 @@ class References:
         self._own = {file.model: file for file in pool(own)}
 
     def entries(self, model: str) -> list[Entry]:
-        """Return all entries of a model, those of the site first; empty for an unknown model."""
+        """Return all entries of a model (`NVIDIA H200`), the site's first; empty if not known."""
         files = filter(None, (self._own.get(model), shipped(model)))
         return [entry for file in files for entry in file.quantities]
 
@@ -333,7 +333,7 @@ class Standing:
     entry: Entry
 
     def share_of(self, value: float) -> float:
-        """Return the speed of a value as a share of the reference: above 1 is faster."""
+        """Return the speed of a value, in the entry's unit, as a share of it: above 1 is faster."""
         return self.entry.value / value if is_time(self.entry.unit) else value / self.entry.value
 
     @property
@@ -389,17 +389,17 @@ def standings(measured: Iterable[Measurement], references: References) -> list[S
 
 @cache
 def shipped(model: str) -> ReferenceFile | None:
-    """Return the references that come with raybench for a model of device; None without any."""
+    """Return the references that come with raybench for a model (`NVIDIA H200`), or None."""
     name = re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_")
     path = resources.files("raybench").joinpath("references", f"{name}.yaml")
     return parse_references(path.read_text("utf-8"), str(path)) if path.is_file() else None
 
 
 def load_files(path: Path) -> list[ReferenceFile]:
-    """Return the content of a reference file, or of each YAML file of a folder, sorted by name.
+    """Return the content of a reference file, or of each YAML file in a folder, sorted by name.
 
-    An impossible entry (`why_impossible`) is left out, with a ResultsWarning. Raises UsageError
-    where a folder has no YAML file, and where a file cannot be read or breaks the schema.
+    No subfolder is read. An impossible entry (`why_impossible`) is left out with a ResultsWarning.
+    Raises UsageError for a folder without YAML files, and an unreadable or invalid file.
     """
     # Path's own would raise for a name that is too long.
     paths = sorted(path.glob("*.y*ml")) if os.path.isdir(path) else [path]  # noqa: PTH112
@@ -426,7 +426,7 @@ def parse_references(text: str, name: str) -> ReferenceFile:
     except ValidationError as error:
         one = error.errors()[0]
         raise UsageError(f"{name}: {key_text(one['loc']) or 'the file'}: {rule_of(one)}") from error
-    except (YAMLError, ValueError, LookupError, OverflowError, RecursionError) as error:
+    except (YAMLError, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise UsageError(f"{name}: is not YAML: {' '.join(str(error).split())}") from error
 
 
@@ -445,8 +445,8 @@ def format_references(file: ReferenceFile) -> str:
 def peak_of(model: str, of: Mapping[str, str]) -> float | None:
     """Return the datasheet's peak: TFLOP/s of gemm, GB/s of memory.
 
-    None for another workload or test, and for a model whose datasheet is not known. of: as in
-    `Quantity`.
+    None for another workload or test, and for a model or precision that no datasheet is known of.
+    of: as in `Quantity`.
     """
     words = [*of.get("test", "").split(), of.get("workload", ""), of.get("precision", "")]
     if words[0] == "gemm":
@@ -457,7 +457,7 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 def why_impossible(model: str, entry: Entry) -> str:
     """Return why an entry is impossible (its rate is above the datasheet's peak), else "".
 
-    Never of times, of arrays below LARGER_THAN_CACHES, or without a known peak (`peak_of`).
+    Never of times, of a `size_bytes` below LARGER_THAN_CACHES, or without a peak (`peak_of`).
     """
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, and then beat the memory.
@@ -530,7 +530,7 @@ def impossible_figures(
 
 
 def impossible_among(warnings: Iterable[str]) -> list[str]:
-    """Return the warnings that come from `impossible_figures`, out of all of a point."""
+    """Return the warnings of a point that begin with "cannot be: " (`impossible_figures`)."""
     return [text for text in warnings if text.startswith(_MARK)]
 
 

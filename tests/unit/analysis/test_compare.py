@@ -297,17 +297,17 @@ NEW_CODE = run_on(raybench_sha256="a" * 64, workload_files=CODE | {"net.py": "2"
         (run_on(), run_on({"driver_version": "590.2"}), [("driver", "580.1", "590.2")]),
         (run_on(), RING, [("variable NCCL_ALGO", "none", "Ring")]),
         (run_on(), CHANGED, [("git commit", "a" * 12, "b" * 12 + "+changes")]),
-        # Code is named by its file, but not where one run tells of none.
         (OLD_CODE, NEW_CODE, [("code net.py", "1" * 12, "2" * 12)]),
-        (run_on(), OLD_CODE, []),
-        # A worker on the CPU has another name in each process.
+        (run_on(), OLD_CODE, []),  # one run tells of no code
+        (run_on(), run_on({"memory_bytes": 7**9}), [("memory bytes", "150000000000", "40353607")]),
         (run_on(), run_on({"uuid": "GPU-9"}), [("device UUIDs", "GPU-0", "GPU-9")]),
-        (run_on({"kind": "cpu"}), run_on({"kind": "cpu", "uuid": "b"}), []),
+        (run_on({"kind": "cpu"}), run_on({"kind": "cpu", "uuid": "b"}), []),  # names a process
     ],
 )
 def test_environments_are_told_apart_by_what_differs(tmp_path, base, new, told):
     for name, (of_device, of_run) in (("base", base), ("new", new)):
-        write(tmp_path, name, [], [make_device(0, **of_device)], **of_run)
+        both = (of_device, of_device | {"memory_bytes": None})
+        write(tmp_path, name, [], [make_device(0, **one) for one in both], **of_run)
     runs = reader.read_runs(tmp_path)
     known = [facts(run, reader.load(tmp_path, "devices", run.run_id)) for run in runs]
     assert [(one.name, one.base, one.new) for one in changes(*known)] == told

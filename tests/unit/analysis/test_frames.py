@@ -75,7 +75,7 @@ def test_scaling_holds_each_point_once_with_its_speed_up(results):
 
 
 def test_scaling_of_all_runs_takes_the_baseline_of_each(results):
-    frame = raybench.load(results, "scaling").set_index(["run_id", "world_size"])
+    frame = raybench.load(results, "scaling", "").set_index(["run_id", "world_size"])
     assert frame.loc[("run-a", 1), "speed_up"] == 1.0
     assert frame.loc[("run-b", 2), "speed_up"] == 1.0
     assert frame.loc[("run-b", 1), "speed_up"] == pytest.approx(0.5, rel=0.01)
