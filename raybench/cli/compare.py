@@ -55,7 +55,7 @@ _MOST_TAGGED = 300
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),
-    help="regression: exit with 1 where a point is slower, or was measured and fails now; else "
+    help="regression: exit with 1 where a point is slower, or fails in more of its rounds; else "
     "with 5 where a side has one run, or where a point may be slower by more than --blind. "
     "unclear: exit with 1 as above, else with 5 where a point is unclear.",
 )
@@ -84,11 +84,12 @@ def compare_command(
     """Tell what changed from BASE to NEW, and whether that is more than chance.
 
     Each side is one or more runs: RUN as of `raybench report`; several RUNs with commas between
-    them; or a tag as in driver=580, for the newest run with it and those that are alike. A
-    verdict needs two runs a side, and three are better: runs of the same thing differ, and one
-    run does not tell by how much.
+    them; or a tag as in driver=580, for the newest run with it and those with it that have the same
+    job, software, settings and device models. A verdict needs two runs a side, and three are
+    better: one run does not tell by how much runs of the same thing differ.
 
     Of health checks the newest of each side is compared, each figure by the limit of its test.
+    --fail-on then exits with 1 where a figure is slower, or a subject is no longer healthy.
     """
     source = click.get_current_context().get_parameter_source("blind")
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:
@@ -197,7 +198,7 @@ def _compare_health(base: Found, new: Found, threshold: float) -> HealthComparis
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what was read
 class Found:
-    """A run in a results folder; its row and its facts are read once, when they are needed."""
+    """A run of the results folder `root`, by its whole id; its row and facts are read once."""
 
     root: Path
     run_id: str
@@ -221,7 +222,7 @@ class Found:
         return facts(self.run, reader.load(self.root, "devices", self.run_id))
 
     def points(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return these columns of the run's rows in `points`; ResultsError if unreadable."""
+        """Return these columns of the run's `points`, all attempts; raises as `read_table` does."""
         from raybench.results import reader
 
         read = reader.read_table(self.root, "points", self.run_id, columns)
@@ -238,10 +239,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """BASE or NEW: the newest of its runs and the others, the oldest first.
+    """BASE or NEW: its newest run, `own`, and the others, the oldest first.
 
-    words: how the user named it. left_out: runs with its tag that differ from it by more than
-    their start, hosts and which devices of the model they had; of at most 300 before it.
+    words: how the user named it. left_out: runs with its tag that differ from `own` by more than
+    their start, hosts and which devices of the model they had, the newest first. Of a tag only the
+    300 runs before `own` are looked at.
     """
 
     own: Found
@@ -258,9 +260,8 @@ class Side:
 def _find_side(results: Path, text: str) -> Side:
     """Return the side that `text` means.
 
-    text: as RUN of `report`; several of these with commas; or NAME=VALUE, the newest run with that
-    tag and those with the tag that differ from it by nothing but their start. Raises ResultsError
-    where there is none.
+    text: as RUN of `report`; several of these with commas; or the tag NAME=VALUE, as of
+    `_runs_with_tag`. Raises ResultsError where there is none.
     """
     # Path's would raise for a name that no file can have.
     if os.path.exists(text):  # noqa: PTH110
@@ -301,12 +302,8 @@ def _runs_with_tag(results: Path, text: str) -> Side:
         there = f"there are: {', '.join(known[:5])}" if known else "no run has tags"
         raise ResultsError(f"{results}: no run with the tag {text!r}; {there}")
     others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
-    # Of the same job, with no more changed than their start and devices of one model.
-    same = {
-        run.run_id
-        for run in others
-        if run.run.job_sha256 == own.run.job_sha256 and not lasting_changes(run.facts, own.facts)
-    }
+    # Their facts have the job too.
+    same = {run.run_id for run in others if not lasting_changes(run.facts, own.facts)}
     return Side(
         own=own,
         words=text,
@@ -346,6 +343,7 @@ def history_command(
 
     Runs on other devices, or on another number of nodes, are apart from each other. A step that
     one run alone shows may be undone by the next one. Health checks are left out: --health.
+    --filter is as for `raybench sweep`; points without a setting that it names are left out.
     """
     from raybench.analysis.compare import history
     from raybench.health.comparison import HealthHistory, trace_figures
@@ -491,8 +489,9 @@ def _read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple
 def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind: str) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
-    RUN is as for `raybench report`. More devices of its nodes are predicted from any run; more
-    nodes only from a run over several nodes. Needs no cluster.
+    RUN is as for `raybench report`, with ok points of two numbers of devices. A run on one node
+    predicts up to the devices of that node, a run over several nodes up to four times as many as it
+    measured; the largest N decides whether a point is predicted at all. Needs no cluster.
     """
     from raybench.analysis.prediction import predict
     from raybench.analysis.rows import point_rows

@@ -46,8 +46,8 @@ def export_command(
     """Give other programs the points of RUN, rounds as one, or what a health check found.
 
     A health check goes as csv, json, junit or reference. RUN is as for `raybench report`, and
-    `latest` where none is given. With --format reference it may be a YAML file of references too:
-    all are pooled.
+    `latest` where none is given. For --format reference it may also be a YAML file of references:
+    all are pooled, and must be of GPUs of one model.
 
     \b
     raybench export --format csv -o points.csv

@@ -184,7 +184,7 @@ def health_command(
     raybench health --address auto --healthy-devices healthy.txt
 
     Exit code: 0 healthy, 1 something is suspect or bad, 2 a mistake in the command, 3 something
-    could not be tested, 130 interrupted.
+    could not be tested, no cluster or its devices cannot be had, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.progress import ConsoleListener

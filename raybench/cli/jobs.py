@@ -58,7 +58,7 @@ def schema_command() -> None:
 )
 @click.option("--list", "is_list", is_flag=True, help="List the jobs, and what each of them asks.")
 def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
-    """Write an annotated job file to a new FILE (job.yaml), with job.schema.json beside it.
+    """Write an annotated job, named after its new FILE (job.yaml), with job.schema.json beside it.
 
     \b
     raybench init my_job.yaml

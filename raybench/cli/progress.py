@@ -25,10 +25,10 @@ _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 
 @contextmanager
 def show_phase(console: Console, what: str) -> Iterator[None]:
-    """Show `what` while the block runs: a spinner on a terminal, a line elsewhere."""
+    """Show a plain text while the block runs: a spinner on a terminal, a line elsewhere."""
     if not console.is_interactive:
         say(console, what)
-    with console.status(what):
+    with console.status(Text(what)):
         yield
 
 
@@ -43,12 +43,12 @@ class ConsoleListener:
         self._name_of = name_of
 
     def tell(self, line: str) -> None:
-        """Print one line, neither wrapped nor coloured."""
+        """Print one line, neither wrapped nor coloured; any thread may call it."""
         say(self._console, line)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
         """Return a context in which a spinner shows `what`; nothing where it is no terminal."""
-        return self._console.status(what)
+        return self._console.status(Text(what))
 
     def progress(self, plan: Plan, trials: int) -> PointProgress:
         """Return a context that shows a sweep of this plan. trials: as of `PointProgress`."""

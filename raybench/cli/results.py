@@ -173,7 +173,7 @@ def format_page(root: Path, found: Summary | HealthReport) -> str:
 def list_command(
     results: Path, last: int | None, is_all: bool, is_long: bool, as_json: bool
 ) -> None:
-    """List the runs in the results, the newest last."""
+    """List the runs in the results, the newest last; --long is for the table, not for JSON."""
     from raybench.report.show import RunList
     from raybench.results import reader
 

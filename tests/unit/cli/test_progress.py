@@ -6,7 +6,7 @@ import pytest
 from builders import make_failed, make_measurement, make_point, make_record
 from rich.console import Console
 
-from raybench.cli.progress import PointProgress
+from raybench.cli.progress import ConsoleListener, PointProgress, show_phase
 from raybench.job.plan import Plan
 from raybench.records import Status
 from raybench.sweep.loop import PointAdded, PointFinished, PointRetried, PointStarted
@@ -16,11 +16,9 @@ LONG = "rank 3 (a-node-with-a-long-name, cuda:3): " + "CUDA out of memory. " * 3
 
 
 def console_of(kind):
-    terminal = kind != "pipe"
-    environment = {"TERM": "dumb" if kind == "dumb" else "xterm"}
-    return Console(
-        file=io.StringIO(), force_terminal=terminal, width=80, height=24, _environ=environment
-    )
+    file, is_terminal = io.StringIO(), kind != "pipe"
+    variables = {"TERM": "dumb" if kind == "dumb" else "xterm"}
+    return Console(file=file, force_terminal=is_terminal, width=80, height=24, _environ=variables)
 
 
 def written(console):
@@ -35,15 +33,17 @@ def show_all(progress):
             if index == 5:
                 record = make_failed(point, error_message=LONG)
             if index == 6:
-                record = make_failed(
-                    point, status=Status.SKIPPED, error_message="needs [b]8\x1b[2J"
-                )
+                told = "needs [b]8\x1b[2J"
+                record = make_failed(point, status=Status.SKIPPED, error_message=told)
             progress.show(PointFinished(index=index, record=record))
 
 
 @pytest.mark.parametrize(("kind", "is_redrawn"), [("pipe", False), ("dumb", False), ("tty", True)])
 def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(kind, is_redrawn):
     console = console_of(kind)
+    with ConsoleListener(console).waiting("[/x]"), show_phase(console, "[/y]"):
+        pass
+    assert ("[/x]" in written(console)) is is_redrawn
     with PointProgress(PLAN, console) as progress:
         progress.show(PointStarted(index=0, point=PLAN.points[0], devices=()))
     assert ("0 of 40 points" in written(console)) is is_redrawn
