@@ -102,8 +102,8 @@ def number(value: float | None, digits: int = 4) -> str:
     """
     if not has_value(value):
         return ""
-    if value == 0:
-        return "0"
+    if value == 0 or math.isinf(value):
+        return f"{value:z.0f}"
     if abs(value) < 1e-5:  # six decimals would show one digit, or none
         return f"{value:.2e}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -229,8 +229,8 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 
 def amount(count: int) -> str:
-    """Return a number of parameters as text: 1,025, 134 M, 1.5 B."""
-    for unit, of_unit in (("B", 1e9), ("M", 1e6)):
+    """Return a number of parameters as text: 1,025, 134 M, 1.5 B, 1.2 T."""
+    for unit, of_unit in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if count >= 0.9995 * of_unit:  # else 999,600,000 would be 1e+03 M
             return f"{count / of_unit:.3g} {unit}"
     return f"{count:,}"
