@@ -24,7 +24,7 @@ _BREAKS = re.compile("[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
 
 def plain(value: Any) -> str:
-    """Return text on one line without control characters; several blanks become one."""
+    """Return a value as `printable` text on one line: one blank between words, none at the ends."""
     return printable(" ".join(str(value).split()))
 
 
@@ -36,17 +36,17 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text on one line, without characters that control a terminal; blanks are kept."""
+    """Return the text on one line, `printable`; line breaks and tabs in a row become one blank."""
     return text if text.isprintable() else printable(_BREAKS.sub(" ", text))
 
 
 def plain_lines(text: str) -> list[str]:
-    """Return the lines of a text without control characters, and without blanks at their ends."""
+    """Return the lines of a text, `printable`, tabs as blanks; blanks at the end of a line go."""
     return [printable(line.expandtabs()).rstrip() for line in text.splitlines()]
 
 
 def shorten(text: str, most: int) -> str:
-    """Return at most `most` characters of a text; the last is `…` where it was cut."""
+    """Return at most `most` characters (1 or more) of a text; the last is `…` where it was cut."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -56,7 +56,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def span(*texts: str) -> str:
-    """Return texts in the order given, as `57.2% to 87.0%`; equal ones once."""
+    """Return texts in the order given, as `57.2% to 87.0%`; equal ones once; "" for none."""
     return " to ".join(dict.fromkeys(texts))
 
 
@@ -85,12 +85,14 @@ def has_value(value: T | None) -> TypeGuard[T]:
 
 
 def failure(status: str, error_type: str | None, message: str) -> str:
-    """Return on one line why a point failed; status `error` with its type, as `SystemExit: 3`."""
+    """Return on one line why a point failed, as `rank 0 (host, cuda:0): SystemExit: 3`.
+
+    Status `error` alone adds the type, unless the message has it. Control characters are kept.
+    """
     text = " ".join(message.split())
     place = _PLACE.match(text)
     start = place.group() if place else ""
-    is_exception = status == "error" and error_type is not None
-    if not is_exception or text[len(start) :].startswith(str(error_type)):
+    if status != "error" or error_type is None or text[len(start) :].startswith(error_type):
         return text
     return f"{start}{error_type}: {text[len(start) :]}".removesuffix(": ")
 
@@ -102,8 +104,8 @@ def number(value: float | None, digits: int = 4) -> str:
     """
     if not has_value(value):
         return ""
-    if value == 0:
-        return "0"
+    if value == 0 or math.isinf(value):
+        return f"{value:z.0f}"
     if abs(value) < 1e-5:  # six decimals would show one digit, or none
         return f"{value:.2e}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -117,7 +119,7 @@ def step_time(row: PointRow) -> str:
 
 
 def duration(time_ms: float) -> str:
-    """Return a time with its unit: in µs below 0.1 ms, else in ms."""
+    """Return a time with its unit, as `9.635 µs`: in µs below 0.1 ms, else in ms."""
     return f"{number(time_ms * 1000)} µs" if is_short(time_ms) else f"{number(time_ms)} ms"
 
 
@@ -152,10 +154,7 @@ def relative_half_width(low: float | None, value: float | None, high: float | No
 
 
 def step_uncertainty(row: PointRow) -> float | None:
-    """Return half of the step's 95 % interval over rounds, as a share of the step.
-
-    None for one round, and for a row that is no ScaledRow, which alone has the interval.
-    """
+    """Return half of the step's 95 % interval as a share; None for one round or no ScaledRow."""
     low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
     return relative_half_width(low, row.step_ms_p50, high)
 
@@ -167,17 +166,17 @@ def _precision(row: PointRow) -> str:
 
 
 def half_width(share: float) -> str:
-    """Return half of an interval, a share of its middle, as `±1.2%`; `±>100%` from 100 % on."""
+    """Return half of an interval, a share of its middle: `±1.2%`, `±0.85%`; `±>100%` from 1 on."""
     return "±>100%" if share >= 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
 def widest_half_width(share: float) -> str:
-    """Return the widest of several as `±1.2% or less`; `some ±>100%` from 100 % on."""
+    """Return the widest of several half widths as `±1.2% or less`; `some ±>100%` from 1 on."""
     return f"some {half_width(share)}" if share >= 1 else f"{half_width(share)} or less"
 
 
 def part(value_ms: float | None, unit: Unit) -> str:
-    """Return a part of a step in `unit`: three digits, three decimals at most; "" for None."""
+    """Return a part of a step in `unit`, unnamed: 3 digits, 3 decimals below 1; "" for None."""
     if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
@@ -185,7 +184,7 @@ def part(value_ms: float | None, unit: Unit) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Return a speed-up with two decimals, or two digits below 0.1; "" for None."""
+    """Return a speed-up with two decimals, or two significant digits below 0.1; "" for None."""
     if not has_value(value):
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
@@ -202,7 +201,7 @@ def gib(value: float | None) -> str:
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Return the value of a metric in its format, no unit but %; "" if unknown. unit: of times."""
+    """Return a value in a metric's format, no unit but %; "" if unknown. unit: to put times in."""
     if shown.format == "choices":
         # What NCCL ran, without the collectives and their sizes: RING LL, 8 channels.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
@@ -214,7 +213,7 @@ def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
 
 
 def rate(shown: Metric, value: float) -> str:
-    """Return a rate as `    750.0 GB/s busbw`, padded to the left to stand below others."""
+    """Return a rate as `    750.0 GB/s busbw`: the number in 9 characters, the unit, the title."""
     noun = shown.title.removesuffix(shown.unit)
     return f"{metric(shown, value):>9} {shown.unit} {noun}".rstrip()
 
@@ -229,8 +228,8 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 
 def amount(count: int) -> str:
-    """Return a number of parameters as text: 1,025, 134 M, 1.5 B."""
-    for unit, of_unit in (("B", 1e9), ("M", 1e6)):
+    """Return a number of parameters as text: 1,025, 134 M, 1.5 B, 1.2 T."""
+    for unit, of_unit in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if count >= 0.9995 * of_unit:  # else 999,600,000 would be 1e+03 M
             return f"{count / of_unit:.3g} {unit}"
     return f"{count:,}"
@@ -246,7 +245,7 @@ def size(count: float | None) -> str:
 
 
 def setting(name: str, value: Any) -> str:
-    """Return the value of a setting as text; sizes in bytes with their unit; "" for None."""
+    """Return a setting as text: `true`, 4096 or "4096" of `*_bytes` as `4 KiB`; "" for None."""
     digits = "" if value is None else str(value)
     if name.endswith("_bytes") and digits.isdecimal():
         return size(int(digits))
@@ -259,14 +258,16 @@ def heading(name: str) -> str:
 
 
 def setting_words(name: str, value: Any, ranks: str) -> str:
-    """Return a setting with a value for a sentence: `4 GPUs`, `batch 64`, `bf16`, `hidden=8`."""
+    """Return a setting with a value for a sentence: `4 GPUs`, `batch 64`, `bf16`, `hidden=8`.
+
+    value: not None. ranks: as for `ranks_words`. A `batch_size` is written as other names are.
+    """
     if name == "world_size":
         return ranks_words(int(value), ranks)
     text = setting(name, value)
     if name == "batch":
         return f"batch {int(text):,}" if text.isdecimal() else f"batch {text}"
-    speaks_for_itself = name in ("workload", "precision", "operation")
-    return text if speaks_for_itself else f"{heading(name)}={text}"
+    return text if name in ("workload", "precision", "operation") else f"{heading(name)}={text}"
 
 
 def ranks_words(count: int, ranks: str) -> str:
@@ -286,7 +287,7 @@ def when(time: datetime) -> str:
 
 
 def run_time(run: Run) -> str:
-    """Return how long a run took without pauses; `unfinished`; `unknown` if the clock went back."""
+    """Return a run's time without pauses, `2 min 3 s`; or `unfinished`; `unknown` if negative."""
     if run.finished_at is None:
         return "unfinished"
     total_s = (run.finished_at - run.started_at).total_seconds() - (run.paused_s or 0.0)
@@ -294,7 +295,7 @@ def run_time(run: Run) -> str:
 
 
 def long_time(total_s: float) -> str:
-    """Return seconds, rounded to whole ones, as `1 h 2 min 3 s`; parts that are 0 are left out."""
+    """Return seconds, 0 or more, as `1 h 2 min 3 s`, rounded; parts that are 0 are left out."""
     minutes, seconds = divmod(round(total_s), 60)
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (seconds, "s"))
@@ -314,14 +315,17 @@ def title(run: Run) -> str:
 
 
 def course(run: Run) -> str:
-    """Return how long a run took, and whether it was interrupted or resumed."""
+    """Return a run's time, as `interrupted after 5 min, resumed after 1 h` (all pauses)."""
     word = "interrupted after " if run.status == "interrupted" else ""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
     return word + run_time(run) + pause
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:
-    """Return `36 points: 35 ok, 1 failed, 0 skipped`. statuses: one for each point with rows."""
+    """Return `4 points: 2 ok, 1 failed, 0 skipped, 1 not run`; also cancelled, ended without rows.
+
+    statuses: one for each point with rows; all but ok, skipped and cancelled count as failed.
+    """
     ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
     failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
     ended = run.points_ok + run.points_failed + run.points_skipped
@@ -357,7 +361,7 @@ def versions(found: Mapping[str, str]) -> str:
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """Return settings as `name=value` with blanks between, in this order; a bool as `true`."""
+    """Return settings as `name=value` with blanks between; a bool as `true`, all else by `str`."""
     words = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()}
     return " ".join(f"{name}={word}" for name, word in words.items())
 
@@ -369,14 +373,10 @@ def program() -> str:
 
 
 def name_program(text: str) -> str:
-    """Return a message in which each "`raybench " is replaced by how raybench was called."""
+    """Return a text in which commands in backticks, as `raybench show`, begin with `program()`."""
     return text.replace("`raybench ", f"`{program()} ")
 
 
 def command(*words: str) -> str:
-    """Return a command of raybench with these words, quoted for a shell.
-
-    A character that cannot be printed becomes a question mark: the command is another one then.
-    """
-    text = f"{program()} {shlex.join(words)}"
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    """Return `program()` and these words, quoted for a shell; unprintable characters become `?`."""
+    return "".join(c if c.isprintable() else "?" for c in f"{program()} {shlex.join(words)}")

@@ -46,7 +46,7 @@ class History(Document):
     """The step times of points over several runs: a document (see `raybench.report.documents`).
 
     rows: as `raybench.analysis.compare.history` gives them, one or more.
-    causes: (point_id, run_id of the run with the step) -> what changed in its environment.
+    causes: (point_id, run_id of the run with the step) -> what changed since the run before.
     """
 
     rows: Sequence[HistoryRow]
@@ -62,7 +62,7 @@ class History(Document):
         return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
 
     def blocks(self) -> Iterator[Block]:
-        """Yield tables of points, or of the runs of a single one, then steps and what changed."""
+        """Yield tables of up to 40 points, or of the runs of one alone; then steps and causes."""
         series = _series(self.rows)
         if len(series) == 1:
             yield Line(text=_bars(series[0]), is_apart=True)
@@ -96,7 +96,7 @@ class History(Document):
 
 
 def sparkline(times: Sequence[float]) -> str:
-    """Return bars for the last 24 times (one or more, above 0), on a scale of 5 % or more."""
+    """Return bars of the last 24 times (one or more, above 0); the log scale spans 5 % or more."""
     values = np.log(np.asarray(times[-_MAX_BARS:], dtype=np.float64))
     span = max(float(np.ptp(values)), _MIN_RANGE)
     low = (values.max() + values.min() - span) / 2
