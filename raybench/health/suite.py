@@ -85,7 +85,7 @@ class HealthTest:
 
     @property
     def is_time(self) -> bool:
-        """Return whether the figure is a time, of which less is better; else it is a rate."""
+        """Return whether less of the figure is better: of times, not of rates. Not for facts."""
         return is_time(self.unit)
 
     @property
@@ -95,7 +95,7 @@ class HealthTest:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as a whole number of GiB, MiB, MB or KiB, else in bytes: `256 MiB`, `8 B`."""
+    """Return a size in the first of GiB, MiB, MB, KiB that divides it, `256 MiB`; else as `8 B`."""
     for name, unit in (("GiB", 2**30), ("MiB", _MIB), ("MB", 10**6), ("KiB", 2**10)):
         if size_bytes % unit == 0:
             return f"{size_bytes // unit} {name}"
@@ -324,13 +324,13 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The devices that are checked, in the order of their ranks."""
+    """The devices that are checked, all of one kind, in the order of their ranks."""
 
     devices: tuple[Device, ...]
 
     @property
     def kind(self) -> DeviceKind:
-        """Return "cuda" or "cpu": all devices are of one kind, and there must be one."""
+        """Return "cuda" or "cpu". Raises IndexError where there is no device."""
         return self.devices[0].kind
 
     @cached_property
@@ -340,7 +340,7 @@ class Fleet:
 
     @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks of each node, in the order of their first ranks."""
+        """Return the ranks of each node, ascending; nodes in the order of their first ranks."""
         found: dict[str, list[int]] = {}
         for rank, device in enumerate(self.devices):
             found.setdefault(device.node_id, []).append(rank)
@@ -349,16 +349,15 @@ class Fleet:
     def probe(self, test: HealthTest, **participants: Scalar) -> Probe:
         """Return the test with a point of it over all devices.
 
-        participants: parameters of the workload that say which devices take part; other parameters
-        are those of the test, else the defaults of the workload. With one device a
-        test that `reads` the parts of a step reads "ranks".
+        test: one with a workload, else UsageError is raised. participants: parameters that say
+        which devices take part, not checked; the others are those of the test, else the workload's
+        defaults. With one device a test that `reads` the parts of a step reads "ranks".
         """
         batch_size, world_size = test.batch_size, len(self.devices)
+        params = {**_defaults(test.workload), **test.params, **participants}
         point = Point(
             workload=test.workload,
-            params=dict(
-                sorted({**_defaults(test.workload), **test.params, **participants}.items())
-            ),
+            params=dict(sorted(params.items())),
             world_size=world_size,
             precision=test.precision,
             batch_size=batch_size,
@@ -372,7 +371,7 @@ class Fleet:
 
 
 def device_subject(device: Device) -> Subject:
-    """Return one device as a subject, with a name as "node7 GPU 3", for a CPU "node7 worker 3"."""
+    """Return a device as a subject, by its own uuid and index: "node7 GPU 3", "node7 worker 3"."""
     noun = "GPU" if device.kind == "cuda" else "worker"
     return Subject(
         kind="device",
@@ -400,10 +399,11 @@ def device_subjects(devices: Iterable[Device]) -> tuple[Subject, ...]:
 
 
 def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> tuple[Probe, ...]:
-    """Return the probes of these stages on these devices, in the order in which they are run.
+    """Return the probes of these stages on one or more devices, in the order of `SUITE`.
 
-    A test that needs more devices than there are is left out. serial: one pair of devices per
-    probe, so that no pair shares a path with another.
+    A test that needs more devices or nodes than there are is left out; "facts" has no probes. Ask
+    for the burn-in by itself: it can have points that other stages have too. serial: one pair of
+    devices per probe, so that no pair shares a path with another.
     """
     return tuple(
         fleet.probe(test, **participants)
@@ -433,9 +433,8 @@ def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping
                 for at_once in [[pair] for pair in pairs] if serial else [pairs]:
                     yield {"partners": pairs_text(at_once)}
         case "groups by node" | "one group" | "one group over nodes":
-            together = (
-                fleet.nodes if run_on == "groups by node" else (tuple(range(len(fleet.devices))),)
-            )
+            everyone = tuple(range(len(fleet.devices)))
+            together = fleet.nodes if run_on == "groups by node" else (everyone,)
             # All groups at the same time.
             groups = tuple(ranks for ranks in together if len(ranks) > 1)
             if groups and (run_on != "one group over nodes" or len(fleet.nodes) > 1):
@@ -473,7 +472,8 @@ _PREFIXES = {"local_rank": "local rank ", "wait": "wait "}
 def title(point: Point) -> str:
     """Return the title of a point: workload, precision but fp32, parameters not at their default.
 
-    Sizes, direction and transport are always in it: `host_copy d2h local rank 1 128 MiB`.
+    Direction, transport, m and sizes are always in it: `host_copy d2h local rank 1 128 MiB`. Equal
+    values stand once, as in `gemm 512` of 512 x 512 x 512. Other run settings are not in it.
     """
     precision = () if point.precision is Precision.FP32 else (point.precision.value,)
     usual = _defaults(point.workload)

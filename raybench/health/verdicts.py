@@ -70,9 +70,9 @@ def judge(
     """Return a finding for each subject in each test, with its root cause and what to do about it.
 
     Group by group (`group_readings`), each with one about its model if all are slow alike. Last a
-    model without known figures (no references, no earlier checks), other programs, and what slows
-    pairs: a device, a node, a path. docs/explanation/health.md has the rules. devices: those that
-    were checked. past: (run id, finding) of earlier checks; only healthy ones with a value count.
+    model without figures (no reference, under three earlier checks), other programs, and what slows
+    pairs: a device, a node, a path. docs/explanation/health.md has the rules. devices: all that
+    were checked, by rank. past: (run id, finding) of earlier checks; only healthy values count.
     """
     readings = list(readings)
     known = devices_by_uuid(devices)

@@ -61,8 +61,8 @@ def job_from_text(
 ) -> Job:
     """Return the job of a text that is in no file, checked as by `load_job`.
 
-    name: stands for the file in messages. options: path of a value -> the command-line option that
-    gave it, which messages name in place of the file. Imports and raises as `load_job` does.
+    name: stands for the file in messages and in `Job.folder`. options: path of a value -> the
+    command's option that gave it, for messages in place of the file. Imports, raises as `load_job`.
     """
     return _load(parse_source(name, text, overrides, options))
 

@@ -135,7 +135,7 @@ class WorkloadSection(Section):
 
     @property
     def parameters(self) -> Mapping[str, bool | int | float | str]:
-        """The parameters that the file and `--set` give; defaults are not added."""
+        """The parameters as the file and `--set` give them, sizes in bytes; without defaults."""
         return self.__pydantic_extra__
 
 
@@ -280,14 +280,14 @@ class Measure(Section):
 
     @property
     def least_timed_s(self) -> float:
-        """The least timed seconds of a repeat: min_seconds, at most two thirds of max_seconds."""
+        """The least timed seconds if no count is fixed: min_seconds, at most 2/3 of max_seconds."""
         return min(self.min_seconds, self.max_seconds * 2 / 3)
 
     @property
     def least_s(self) -> float:
         """The least seconds of a repeat: `least_timed_s`, and half of it for the warm-up.
 
-        A part whose count is fixed adds none.
+        A part whose count is fixed adds none. `iterations.max` may end a repeat before.
         """
         timed_s = 0.0 if self.iterations.is_fixed else self.least_timed_s
         return timed_s + (0.0 if self.warmup.is_fixed else self.least_timed_s / 2)
@@ -433,22 +433,23 @@ class Job(Section):
         default="continue", description="What to do after a point that failed."
     )
 
-    # Given by `raybench.job.loading`.
+    # Given by `raybench.job.loading`, not by `validate`: without the source text, folder, explain
+    # and error raise AttributeError, without the settings `settings` does.
     _source: YamlSource = PrivateAttr()
     _settings: dict[str, registry.Setting] = PrivateAttr()
     _workload_class: type = PrivateAttr(default=object)
 
     def set_source(self, source: YamlSource) -> None:
-        """Keep the source, for messages, the text and the folder of the job."""
+        """Keep the source, for messages, `text` and `folder`."""
         self._source = source
 
     def set_workload(self, settings: dict[str, registry.Setting], workload_class: type) -> None:
-        """Keep what the workload makes of the job: name -> setting, and its class."""
+        """Keep name -> setting, for all settings of its points, and the class of the workload."""
         self._settings, self._workload_class = settings, workload_class
 
     @property
     def text(self) -> str:
-        """The job file as it was read, without the overrides."""
+        """The job file as it was read, or as a command's options made it; without the overrides."""
         return self._source.text
 
     @property
@@ -459,7 +460,7 @@ class Job(Section):
 
     @property
     def axes(self) -> Mapping[str, tuple[Scalar, ...]]:
-        """Axis of `matrix` -> its values; for a search only the batch size that it starts with."""
+        """Axis of `matrix` -> its values as given, sizes in bytes; of a search only its start."""
         return {
             name: (values.start,) if isinstance(values, BatchSearch) else values
             for name, values in self.matrix.items()
@@ -467,35 +468,36 @@ class Job(Section):
 
     @property
     def varied(self) -> set[str]:
-        """The names of all settings in matrix, zip and include."""
+        """The names of all settings in matrix, zip and include; not the variables of env."""
         return set(self.matrix).union(*self.zip, *self.include)
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that `answer.metric` can name, those of the workload first."""
+        """The names of metrics that `answer.metric` can have, those of the workload first."""
         own = registry.entries(self._workload_class, "metrics", "name", "unit")
         return [*(one.name for one in own), *ANSWER_METRICS]
 
     @property
     def folder(self) -> Path:
-        """The folder of the job file, as its path was given; `.` for a job made from options."""
+        """The folder of the job file, as its path or name was given; `.` for a job of options."""
         return Path() if self._source.options else Path(self._source.name).parent
 
     @property
     def settings(self) -> Mapping[str, registry.Setting]:
-        """Name -> setting, for all settings that a point of this job can have."""
+        """Name -> setting, for all that a point of this job can have, variables of env too."""
         return self._settings
 
     @property
     def workload_class(self) -> type:
-        """The class of the workload; `object` if there is no such class."""
+        """The class of the workload; `object` before `set_workload`."""
         return self._workload_class
 
     @property
     def meaning_sha256(self) -> str:
-        """SHA-256, in hex, of all that defines what is run, with the overrides, without comments.
+        """SHA-256, in hex, of the job with its overrides and with defaults for what it leaves out.
 
         The keys of NOT_MEASURED and the number of rounds do not count: a run can go on with others.
+        Nor do the order of axes, the defaults of a workload, and the content of a script.
         """
         left_out: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
@@ -503,11 +505,11 @@ class Job(Section):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def explain(self, problem: Problem) -> str:
-        """Return the message of `problem` with its place in the job file, in one line."""
+        """Return the message of `problem` with its place, in one line: see `YamlSource.explain`."""
         return self._source.explain(problem)
 
     def error(self, problems: Sequence[Problem]) -> JobError:
-        """Return one error, a line with place and message for each of the first 50 problems."""
+        """Return an error to raise: a line for each of the first 50 problems, as of `explain`."""
         return JobError(self._source.explain_all(problems))
 
 
@@ -524,12 +526,12 @@ _MODELS: Mapping[str, type[BaseModel]] = {
 
 
 def job_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the job file."""
+    """Return the JSON Schema of the job file; it takes any parameter of a workload, any axis."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
 
 
 def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
-    """Return (job without source and workload, []), or (None, problems) if the data is invalid."""
+    """Return (job, []), or (None, problems) of the YAML data by the rules that need no workload."""
     try:
         return Job.model_validate(data), []
     except ValidationError as error:
@@ -562,6 +564,7 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
     job_text, overrides: the run's job file and its values of `--set`. varying: the settings that
     differ between its points; `over` has those of them that are asked for, all if none is named,
     and is empty where none varies. Imports the workload's module. Ignores what cannot be read.
+    The metric need not exist: it is as the file names it.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):

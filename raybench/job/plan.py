@@ -60,9 +60,7 @@ def varying_settings(points: Sequence[Point]) -> list[str]:
     """
     told = [point.settings_as_given for point in points]
     names = dict.fromkeys(name for settings in told for name in settings)
-    return [
-        name for name in names if any(settings.get(name) != told[0].get(name) for settings in told)
-    ]
+    return [name for name in names if len({settings.get(name) for settings in told}) > 1]
 
 
 def make_plan(job: Job) -> Plan:
@@ -81,8 +79,8 @@ def make_plan(job: Job) -> Plan:
 def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
     """Return the plan, and the problems for which it must not be run; [] if it may.
 
-    The plan has the points without problems. job: with valid values in all that makes points, else
-    it raises pydantic's ValidationError. UsageError where a class method of the workload raises.
+    The plan has the points without problems. job: with source and settings, and valid values in
+    what makes points: else pydantic's ValidationError. UsageError where a workload's method raises.
     """
     wanted, unused = _not_excluded(job)
     problems: dict[KeyPath, Problem] = {}
@@ -324,8 +322,8 @@ def select_points(
     """Return the points for which `expression` is true, in their order.
 
     It is a Python expression without functions, as "world_size > 1 and precision == 'bf16'"; its
-    names are the settings of a point. option: the command's option that gave it, for messages.
-    Raises UsageError when it cannot be evaluated, is no bool for a point, or keeps no point.
+    names are those of `Point.settings`. option: the command's option that gave it, for messages.
+    Raises UsageError when it names what a point lacks, fails, gives no bool, or keeps no point.
     """
     # Here, so that a sweep without a filter does not load it.
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
@@ -352,13 +350,11 @@ def select_points(
         except NameNotDefined as error:
             # Most often a text lacks its quotes.
             name = error.name
-            of = [key for one in points for key, value in one.settings.items() if value == name]
+            of = next((k for one in points for k, v in one.settings.items() if v == name), "")
             unknown = say_unknown("setting", name, point.settings)
             message = f"{unknown}; a text needs quotes: {name!r}"
             if of:
-                message = (
-                    f"{name} is a value of {of[0]}, and a text needs quotes: {of[0]} == {name!r}"
-                )
+                message = f"{name} is a value of {of}, and a text needs quotes: {of} == {name!r}"
             raise UsageError(f"{label}: {message}") from error
         except Exception as error:
             # The expression is the user's, and so is whatever Python says to it.
@@ -374,7 +370,7 @@ def select_points(
 
 
 def script_path(job: Job) -> Path | None:
-    """Return the file of the parameter `path`; None if there is no such file or parameter.
+    """Return the file of `workload.path`, relative if given so; None if there is none.
 
     It is looked for in the current directory, then in the folder of the job file.
     """
