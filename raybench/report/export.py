@@ -35,7 +35,7 @@ _NOT_FIGURES = {
 _MAPS = ("params", "workload_metrics")
 # What a spreadsheet takes for a formula, unless a quote is before it; a number is none.
 # https://owasp.org/www-community/attacks/CSV_Injection
-_BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_BEGINS_FORMULA = ("=", "+", "-", "@", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -62,7 +62,7 @@ class ExportedPoint:
 
 
 def exported_points(summary: Summary) -> list[ExportedPoint]:
-    """Return the points of a run, their rounds as one, in the order of the summary."""
+    """Return the points of a run, their rounds as one, in the order of `summary.rows`."""
     points = []
     for scaled in summary.rows:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)
@@ -89,7 +89,7 @@ def exported_points(summary: Summary) -> list[ExportedPoint]:
 
 
 def facts_of_run(summary: Summary) -> dict[str, str]:
-    """Return machine, git_commit (if known), version.NAME and tag.NAME of a run, for trackers."""
+    """Return name -> text of a run: machine, git_commit if known, version.NAME and tag.NAME."""
     run = summary.run
     return {
         "machine": summary.machine,
@@ -100,12 +100,12 @@ def facts_of_run(summary: Summary) -> dict[str, str]:
 
 
 def export_csv(summary: Summary) -> str:
-    """Return a line per point: the columns of `points` and what the report derives.
+    """Return names, then a line per point: the columns of `points` and what the report derives.
 
     A parameter of the workload is a column `params.NAME`, a metric of its own a column
     `workload_metrics.NAME`; other maps are JSON (`workload_headings` is left out), a list is joined
-    by "; ", null is empty. A comma is between cells, a full stop in numbers. A text that a
-    spreadsheet would take for a formula begins with a quote.
+    by "; ", null is empty. A comma is between cells, a full stop in numbers. An unprintable
+    character is `�`. A text that a spreadsheet would take for a formula begins with `'`.
     """
     rows = []
     more: set[str] = set()
@@ -120,7 +120,10 @@ def export_csv(summary: Summary) -> str:
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return these columns of some rows as CSV, below their names; cells are as in `export_csv`."""
+    """Return CSV: the names, then their values in each row, written as `export_csv` says.
+
+    rows: name -> value as of `jsonable`; one that a row lacks is empty, others are left out.
+    """
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     writer.writerow(map(_csv_cell, names))
@@ -140,7 +143,7 @@ def _csv_cell(value: Any) -> Any:
         return value
     # Somebody will look at it in a terminal.
     lines = "\n".join(map(printable, value.splitlines()))
-    is_formula = value.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(value)
+    is_formula = lines.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(lines)
     return f"'{lines}" if is_formula else lines
 
 
@@ -149,7 +152,7 @@ def export_github(summary: Summary) -> str:
 
     For the action `benchmark-action/github-action-benchmark`, which draws them over the commits of
     a repository and warns when one is worse; its tool is `customSmallerIsBetter`. A name holds the
-    job and all settings of the point, so that it is the same in every run of the job.
+    job and `defining_settings` of the point, so that it is the same in every run of the job.
     Raises ResultsError where no point is ok: the action takes no empty list.
     https://github.com/benchmark-action/github-action-benchmark#examples
     """
@@ -176,9 +179,10 @@ def export_github(summary: Summary) -> str:
 
 
 def export_json(summary: Summary) -> str:
-    """Return a JSON object of run, devices, units (of the columns of points) and points.
+    """Return a JSON object of schema_version, run, devices, units and points.
 
-    points: one each, its rounds as one, with all columns and what the report derives.
+    points: one each, its rounds as one, with all columns and what the report derives. units: column
+    of the table `points` -> unit, "" for none; what is derived is not in it.
     """
     return format_object(
         run=asdict(summary.run),
@@ -190,7 +194,7 @@ def export_json(summary: Summary) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JUnitCase:
-    """A test case. All text is made harmless when it is written.
+    """A test case; one that is ok shows no message. All text is made harmless when it is written.
 
     outcome: `output` is a case that passed with something to say. kind, text: of an error or
     failure, its type and the lines below its message. seconds: None where nobody knows.
@@ -209,9 +213,9 @@ class JUnitCase:
 def export_junit(summary: Summary) -> str:
     """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
 
-    The figures of a point are its properties (`raybench.units` has the units of most); `time` is
-    what its last ok round took, or its worst one if none is ok. In a search for the largest batch
-    no memory left is no error.
+    Its id and figures are its properties (`raybench.units("points")` has most units); `time` is the
+    seconds of its last ok round, or its worst one if none is ok; 0 if unknown. In a search for the
+    largest batch a point without enough memory passes, and its output says so.
     """
     run, cases = summary.run, []
     for point in exported_points(summary):
@@ -239,7 +243,8 @@ def junit_text(
     """Return the XML of one suite with these cases in their order, and their counts.
 
     The form is what the readers of Jenkins and GitLab have in common; there is no standard.
-    name: of the suite. run: has its time and host. properties: of the suite.
+    name, properties: of the suite. run: its start, in UTC, and host are the suite's. Values of
+    properties are written by `str`: None is "None". Without seconds of any case it has no time.
     https://github.com/testmoapp/junitxml
     """
     outcomes = [case.outcome for case in cases]

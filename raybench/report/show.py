@@ -29,7 +29,7 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
-from raybench.results.tables import Run, is_slowed_by_one_rank
+from raybench.results.tables import Run, is_slowed_by_one_rank, units
 from raybench.stats.shares import fast_devices
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ _APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
 class RunList(Document):
     """Runs, the newest last: a document (see `raybench.report.documents`).
 
-    machines: what each run was measured on, by run_id. leads: what each run found, by run_id, for a
-    paragraph per run; None for the short form, a table with a line per run.
+    machines: run_id -> what it was measured on. leads: run_id -> what it found, for a paragraph per
+    run; None for a table with a line per run. Runs may be missing in both; JSON has neither.
     """
 
     runs: Sequence[Run]
@@ -111,13 +111,13 @@ class RunList(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointList(Document):
-    """The points of a run, by `latest_trials`: a document (see `raybench.report.documents`)."""
+    """A run's points as of `latest_trials`, one row per round or control of each: a document."""
 
     run_id: str
     points: Sequence[PointRow]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the table: the settings that vary among the points, and what was measured.
+        """Yield a table of the settings that vary and what was measured, or a line for no points.
 
         Where it is too wide, it is shown without further metrics, then without reasons of failures,
         without the rate, and without a status that is ok everywhere.
@@ -189,10 +189,10 @@ class PointDetails(Document):
     step_ms_interval: 95 % interval of the step over the rounds; its ends are None where unknown.
     is_precision_unknown: it ran a script whose job sets no precision, so that the one of its row is
     a default that did nothing.
-    attempts: all of them, in order. ranks, modules, regions: as the functions of
-    `raybench.analysis.rounds` give them; empty where modules were not profiled or the step names no
-    regions. traces: paths. wrote_logs: whether there is text of its ranks. standings: figures of
-    the point beside their references.
+    attempts: all of them, in order, with controls. ranks, modules, regions: by `rank_steps`,
+    `slowest_modules` and `slowest_regions`; empty where no step was timed, modules were not
+    profiled or the step names no regions. traces: paths. wrote_logs: whether there is text of its
+    ranks. standings: figures of the point beside their references.
     """
 
     row: PointRow
@@ -208,10 +208,7 @@ class PointDetails(Document):
     standings: Sequence[Standing] = ()
 
     def members(self) -> Mapping[str, Any]:
-        """Return the members of the JSON object.
-
-        point, ranks, modules, regions, traces, attempts, references.
-        """
+        """Return for JSON point (`row`), ranks, modules, regions, traces, attempts, references."""
         return {
             "point": self.row,
             "ranks": records(self.ranks),
@@ -223,7 +220,7 @@ class PointDetails(Document):
         }
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the step over all rounds, all that is known of the point, and its attempts."""
+        """Yield step, facts, error, references, attempts, methods, tables, logs, traces: if any."""
         row, (low, high) = self.row, self.step_ms_interval
         if self.rounds > 1 and row.step_ms_p50:
             text = f"Step {formatting.number(row.step_ms_p50)} ms over {self.rounds} rounds"
@@ -259,16 +256,13 @@ class PointDetails(Document):
             yield table
             yield from [Line(text=table.note)] if table.note else []
         if self.wrote_logs:
-            text = "What its ranks wrote: the same command with --logs"
-            yield Line(text=text, is_apart=True)
+            yield Line(text="What its ranks wrote: the same command with --logs", is_apart=True)
         if self.traces:
             yield Line(text="Traces, for ui.perfetto.dev", tone="strong", is_apart=True)
             yield from (Line(text=path, is_whole=True) for path in self.traces)
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         """Yield each column that holds a value, with its text, then the workload's own metrics."""
-        from raybench.results.tables import units
-
         unit_of = units("points")
         for name, value in vars(self.row).items():
             text = _value(value, unit_of.get(name, ""))
@@ -335,7 +329,7 @@ def _in_few_digits(value: Any) -> Any:
 
 
 def format_logs(logs: Sequence[RankLog]) -> str:
-    """Return what ranks wrote, under a heading for each attempt and rank.
+    """Return what ranks wrote, made printable, under a heading per attempt and rank; "" for none.
 
     Ranks of an attempt with the same text share one. logs: those of an attempt follow each other.
     """
@@ -364,10 +358,11 @@ class Advice:
 
 
 def advise_run(summary: Summary) -> Iterator[Advice]:
-    """Yield which shares are best by a run's points, else which settings, or the largest batches.
+    """Yield which shares are best by a run's points, if it compared any; may yield nothing.
 
-    If one rank slowed points with equal shares down, it estimates what other shares would gain, by
-    the point with the largest global batch on each number of ranks.
+    Then for each number of ranks what other shares would gain, an estimate: by the point with the
+    largest global batch of those without uneven shares in which one rank is slow. Last, if no
+    shares were compared, which settings are best, or the largest batches, if several competed.
     """
     from raybench.report.run_report import lead, ranking
     from raybench.report.sections import fleet_name, verdict  # loads pandas
@@ -380,9 +375,8 @@ def advise_run(summary: Summary) -> Iterator[Advice]:
     slowed: dict[int, ScaledRow] = {}
     for row in measured:
         if not row.share_by_rank and row.local_step_ms_by_rank and is_slowed_by_one_rank(row):
-            best = slowed.setdefault(row.world_size, row)
-            if (row.global_batch_size or 0) > (best.global_batch_size or 0):
-                slowed[row.world_size] = row
+            best = slowed.get(row.world_size, row)
+            slowed[row.world_size] = max(best, row, key=lambda one: one.global_batch_size or 0)
     for row in slowed.values():
         local_ms = row.local_step_ms_by_rank or ()
         slowest_ms = max(local_ms)
@@ -409,7 +403,7 @@ class AdviceList(Document):
         return self.run_id
 
     def blocks(self) -> Iterator[Block]:
-        """Yield each advice with the rows that it rests on."""
+        """Yield each advice with the rows that it rests on, or a line that there is none."""
         for one in self.advice:
             lines = [(one.about, one.text), ("from", ", ".join(one.rows))]
             yield Listing(lines=lines, is_quoted=True)
@@ -422,11 +416,11 @@ class AdviceList(Document):
 
 
 def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
-    """Return what shares by speed and the fast devices alone would gain at most, in words.
+    """Return in words by how much shares by speed, or the fast devices alone, raise throughput.
 
-    speeds: of the devices, in any unit. exchange: time of the exchange of gradients, as a share of
-    the slowest device's own step. Upper bounds: steps are taken to have no fixed costs. "" if no
-    gain is worthwhile.
+    Over equal shares, at most: steps are taken to have no fixed costs. "" if neither gains 2 %.
+    speeds: of one device or more, above 0, in any unit. exchange: time of the exchange of gradients
+    over that of the slowest device's own step; 0 without one.
     """
     are_fast = fast_devices(speeds)
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
