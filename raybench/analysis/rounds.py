@@ -83,7 +83,7 @@ def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     memory is the largest. Number, start and duration of the attempt are those of the last ok round.
     `throttled` and `host_bound` are true if one is, `stable` if half are. A warning of one round is
     kept; a round that is not ok adds one. Without an ok round it is the worst row (by `Status`).
-    The step's interval is that of the samples alone. points: all attempts; controls are left out.
+    The interval is of the samples alone. points: all attempts in table order; controls are ignored.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):
@@ -189,9 +189,9 @@ class Trials:
         return self._rounds.get((row.run_id, row.point_id), {})
 
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
-        """Return round -> logarithm of row's throughput over base's, for the rounds that both have.
+        """Return round -> ln(throughput of row / that of base), for rounds in which both have one.
 
-        Empty if both have a throughput in no round. If the baseline is in another block
+        Of base and row only the ids of run and point count. If the baseline is in another block
         (world_size), half of the drift that the control at the end of row's block shows is removed.
         """
         of_base, found = self.rounds(base), {}
@@ -214,8 +214,8 @@ class Trials:
     def drifts(self) -> Iterator[tuple[int, int, float]]:
         """Yield (round, block, relative change of the step time) of each control that moved.
 
-        A control moved if it differs by more than LARGEST_DRIFT, and by more than the intervals of
-        the two step times. Above 0: slower. block: its world_size.
+        It moved if its step differs from that of its point in this round by more than LARGEST_DRIFT
+        and than half their intervals, added in quadrature. Above 0: slower. block: its world_size.
         """
         for (run_id, number, block), control in self._controls.items():
             drift = -self._drift((run_id, number, block))
@@ -248,9 +248,9 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
     """Return the timed samples of a point in ms, by rank (index) and iteration (columns).
 
     samples: rows of that table of one attempt, or of several by `join_rounds` (else it takes means
-    of them); warm-up is left out. Empty without timed samples; NaN if a rank lacks an iteration. If
-    there are more than `columns` iterations, a column stands for several in a row: per rank the
-    time farthest from the point's median, under the index of the first, counted over all repeats.
+    of them); warm-up is left out. Empty without timed samples; NaN if a rank lacks an iteration. Of
+    more than `columns` (1 or more) iterations, a column stands for several in a row: per rank the
+    time farthest from the point's median, under the index of the first, from 0 over all repeats.
     """
     import pandas as pd
 
@@ -356,7 +356,7 @@ class RankStep:
 def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
     """Return the step of each rank of a point, by rank; a rank without a share is left out.
 
-    Empty for one rank, and without a breakdown that may be shown (`why_no_breakdown`).
+    Empty if one rank alone works, and without a breakdown that may be shown (`why_no_breakdown`).
     """
     own, device = row.local_step_ms_by_rank or (), row.device_ms_by_rank
     if len(own) < 2 or row.step_ms_p50 is None or why_no_breakdown(row):
@@ -380,7 +380,7 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
 def ranks_to_show(ranks: Sequence[RankStep]) -> list[RankStep]:
     """Return all of up to MOST_RANKS ranks; of more the first, quickest and slowest by `own_ms`.
 
-    ranks: sorted by rank, as is the result. Two where the first is also quickest or slowest.
+    ranks: sorted by rank, as is the result. Each comes once, so all equally quick give one.
     """
     if len(ranks) <= MOST_RANKS:
         return list(ranks)

@@ -22,9 +22,10 @@ _Row = TypeVar("_Row")
 
 
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
-    """Return the rows of a frame of the table `points`, which may lack columns: `typed_rows`.
+    """Return the rows of a frame of the table `points`, as `typed_rows` reads them.
 
-    Raises ResultsError for a null status or started_at, and for an unknown status.
+    It may lack all columns but run_id, point_id, attempt, status and started_at. Raises
+    ResultsError for a null status or started_at, and for an unknown status.
     """
     return typed_rows(frame, PointRow)
 
@@ -32,8 +33,8 @@ def point_rows(frame: pd.DataFrame) -> list[PointRow]:
 def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
     """Return the rows of a frame as dataclasses of this kind; other columns are left out.
 
-    kind: its fields are columns of the same name; one that the frame lacks must have a default.
-    Null is read as by `from_row`. Raises ResultsError where a field cannot have the value.
+    kind: its fields are columns of the same name; TypeError where the frame lacks one without a
+    default. Null is read as by `from_row`. Raises ResultsError where a field cannot have the value.
     """
     values: dict[str, list[Any]] = {}
     for column in columns_of(kind):
@@ -225,42 +226,37 @@ class HasSettings(Protocol):
 
     @property
     def params(self) -> Mapping[str, str]:
-        """Parameters of the workload and variables of env, as text."""
+        """Return the workload's parameters and the variables of env: name -> text."""
 
     @property
     def scaling(self) -> str | None:
-        """`weak`, `strong` (also if all ranks share their work), or None without a batch size."""
+        """Return weak, strong (also if all ranks share their work), else None: no batch size."""
 
 
 def setting(row: HasSettings, name: str) -> Any:
-    """Return the value of a setting: a field, or the text of a parameter; None if there is none."""
-    return getattr(row, name) if name in _fields_of(row) else row.params.get(name)
-
-
-def _fields_of(row: Any) -> Collection[str]:
-    names: Collection[str] = type(row).__dataclass_fields__
-    return names
+    """Return the text of a parameter, else the field of that name; None if there is neither."""
+    return row.params[name] if name in row.params else getattr(row, name, None)
 
 
 def batch_column(row: HasSettings) -> str | None:
-    """Return `batch_size` for weak scaling, `global_batch_size` for strong; None without either."""
+    """Return `batch_size` if weak, `global_batch_size` (may be null) if strong; else None."""
     return _BATCH.get(row.scaling or "")
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
     """Return a sort key of a setting's value: numbers by size, then precisions, then by text.
 
-    A text that is a number counts as one. Precisions are sorted from the widest.
+    A text that is a number counts as one, but not "nan". Precisions are sorted from the widest.
     """
     number = number_of(value)
-    if number is not None:
+    if number is not None and number == number:
         return (0, number, "")
     precisions = [precision.value for precision in Precision]
     return (1, precisions.index(value), "") if value in precisions else (2, 0.0, str(value))
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number (no bool) or its text, also "nan", as float; None for all else."""
+    """Return float(value) of a number or text, also "nan", "1_0"; None if it fails, and of bool."""
     if isinstance(value, bool):
         return None
     try:
@@ -283,19 +279,19 @@ def varying(
 ) -> list[str]:
     """Return the names of the settings in which rows differ: those of SETTINGS, then parameters.
 
-    but: settings to leave out. always: settings to return also if the rows do not differ.
-    params_first: whether parameters come before all settings but the workload.
-    For rows without a field `batch` (table `points`) it is batch_size if all of them scale weakly,
-    else global_batch_size.
+    Values are compared as text. but: names of the result to leave out, even of `always`: names of
+    settings or parameters to return also if the rows do not differ. params_first: whether
+    parameters come before all settings but the workload. For rows without a field `batch` (table
+    `points`) it is batch_size if all of them scale weakly, else global_batch_size.
     """
     params = dict.fromkeys(name for row in rows for name in row.params)
     is_weak = all(row.scaling == "weak" for row in rows)
     stored = "batch_size" if is_weak else "global_batch_size"
     fixed = [
-        stored if name == "batch" and rows and "batch" not in _fields_of(rows[0]) else name
+        stored if name == "batch" and rows and not hasattr(rows[0], "batch") else name
         for name in SETTINGS
     ]
-    names = [fixed[0], *params, *fixed[1:]] if params_first else [*fixed, *params]
+    names = dict.fromkeys([fixed[0], *params, *fixed[1:]] if params_first else [*fixed, *params])
     return [
         name
         for name in names

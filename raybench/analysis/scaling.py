@@ -53,10 +53,10 @@ Derived = dict[str, Any]  # fields of a ScaledRow
 def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[ScaledRow]:
     """Return one row per point (`mean_of_rounds`) with its speed-up against its baseline point.
 
-    points: of one run. baseline: settings of the baseline points; a series is all points that are
-    equal in every other setting (weak: batch_size, strong: global_batch_size; weak and strong
-    apart). Without settings there is no baseline. speed_up is None for a point that is not ok or
-    has no throughput; `why` tells why another ok point has none.
+    points: all attempts of one run, with controls. baseline: settings of the baseline points, none
+    if empty; a series is all points that are equal in every other setting (weak: batch_size,
+    strong: global_batch_size; weak and strong apart). speed_up is None for a point that is not ok
+    or has no throughput; `why` tells why another ok point has none.
 
     * Intervals (`*_low`, `*_high`) are over the rounds of the run, those of speed-up and efficiency
       by the ratios within each round, see `raybench.stats.summary`.
@@ -506,7 +506,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
 
 
 def typed_value(text: str) -> bool | int | float | str:
-    """Return the finite number or truth value that a text reads as, also a str's "64"; else it."""
+    """Return the bool or finite number that a text is in JSON, also a str's "64"; else the text."""
     try:
         value = json.loads(text)
         is_number = isinstance(value, bool | int | float) and math.isfinite(value)

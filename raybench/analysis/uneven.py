@@ -22,8 +22,9 @@ from raybench.stats.shares import fast_devices
 class RankOfStep:
     """One rank's part of an uneven step, in ms.
 
-    wait_ms: for the rank whose own step is longest; None where not known.
+    wait_ms: for the rank whose own step is longest; None where not known, and without a share.
     slow_ratio: measured speed of an emulated device, as a share of its own; None: not emulated.
+    is_fast: not emulated; where none is, by the probes (`fast_devices`), True without them.
     """
 
     rank: int
@@ -92,7 +93,10 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Throughput of one scenario / another's - 1, with half of its 95 % interval; 0 if unknown."""
+    """Throughput of one scenario / another's - 1, with half of its 95 % interval.
+
+    A scenario whose `half_width` is not known counts as exact.
+    """
 
     gain: float
     half_width: float
@@ -160,7 +164,7 @@ class Fleet:
     def crossover_batch(self) -> float | None:
         """Return the global batch in samples above which all devices, by speed, beat the fast ones.
 
-        None if they never do, or it is not known.
+        0: at any batch. None if they never do, if all are fast, or it is not known.
         """
         rows = (one.row for one in self.scenarios.values())
         return next((r.crossover_batch for r in rows if r.crossover_batch is not None), None)
@@ -170,7 +174,7 @@ def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
     """Return the fleets that were measured with at least two kinds of shares.
 
     The fewest devices come first, then the fewest slow ones, then the largest `slow_ratio`. Points
-    that are not ok or have no throughput are left out. rows: of one run, as `scaling` returns them.
+    not ok, or without throughput or step time, are left out. rows: of one run, by `scaling`.
     """
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:
