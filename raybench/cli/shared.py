@@ -68,7 +68,7 @@ file_option = click.option(
 def read_share(_: click.Context, option: click.Parameter, text: str) -> float:
     """Return the share that the text of an option means, 0.05 for "5%" and for "0.05".
 
-    Raises UsageError for any other text, and for 100% and more.
+    Raises UsageError for any other text, and for 100% and more, as "1" and "5" are.
     """
     if found := re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)", text.strip()):
         value = float(found[1]) / (100 if found[2] else 1)
@@ -137,9 +137,9 @@ device_option = partial(
 def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "terminal") -> Option:
     """Return a decorator for `--format` and `--json`, which give a command the argument `kind`.
 
-    kinds: the choices of `--format`. meaning: its help. usual: the value of `kind` if neither
-    option is given and the name of the option `output` does not end in one of `kinds`, as in
-    page.html. The command raises UsageError if both are given and differ.
+    kinds: the choices of `--format`, one of them json. meaning: its help. usual: the value of
+    `kind` if neither option is given and no path `output` whose name ends in one of `kinds`, as in
+    page.html. The command raises UsageError if they differ. `click.pass_context` must stand below.
     """
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,10 +219,10 @@ def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return `latest` and the run ids, the newest first, as far as they begin with `incomplete`.
+    """Return `latest` and the run ids that begin with `incomplete`, the newest first.
 
-    Runs of results folders inside the results come last, as `examples/RUN`. If no run begins so
-    and there is a slash, the one item is of type "dir": the shell completes a path.
+    In the folder of --results, else --output; those of folders inside it last, as `examples/RUN`.
+    If no run begins so and there is a slash, the one item is of type "dir": a path is completed.
     """
     inside = [f"{folder}/{name}" for folder in _inside(ctx) for name in _runs(ctx, folder)]
     names = [name for name in (_LATEST, *_runs(ctx), *inside) if name.startswith(incomplete)]
@@ -234,9 +234,9 @@ def complete_run(
 def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of points of the run that was typed that begin with `incomplete`, in plan order.
+    """Return ids of stored points that begin with `incomplete`, of the command's argument `run`.
 
-    Empty unless exactly one run matches: `latest`, its id or a unique prefix of it.
+    Empty unless exactly one run matches: `latest`, its id, a unique prefix, or `examples/RUN`.
     """
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_inside(ctx)):
@@ -252,7 +252,7 @@ def complete_point(
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of points of all runs that begin with `incomplete`, the newest run first."""
+    """Return point ids that begin with `incomplete`, newest run first; not of folders inside."""
     return _point_ids(_results(ctx), _runs(ctx), incomplete)
 
 
@@ -314,7 +314,7 @@ def write_result(text: str) -> None:
     """Write the text to stdout, and no line break after it. Raises ResultsError where it cannot.
 
     Letters that the encoding of stdout lacks become "?"; ANSI codes go to a terminal alone.
-    Nothing is raised where stdout is closed or the reader of a pipe has left (`| head`).
+    Nothing is raised where the shell closed stdout or the reader of a pipe has left (`| head`).
     """
     try:
         try:
@@ -353,9 +353,7 @@ def append_to_github_summary(markdown: str) -> None:
     """
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
-        raise UsageError(
-            "--github: GITHUB_STEP_SUMMARY is not set; it is in a step of GitHub Actions"
-        )
+        raise UsageError("--github: GITHUB_STEP_SUMMARY is not set; GitHub Actions sets it")
     try:
         with Path(name).open("a", encoding="utf-8") as summary:
             summary.write(markdown)
@@ -371,7 +369,7 @@ def color() -> bool:
 
 
 def width() -> int:
-    """Return the width of the terminal in characters, COLUMNS if set; 80 where it is piped."""
+    """Return the width of stdout in characters: COLUMNS if set, else its terminal's, else 80."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
@@ -381,7 +379,7 @@ def text_width() -> int:
 
 
 def scalar_text(value: object) -> str:
-    """Return a value as a job file has it: `true`, `none`, `64`; unprintable characters as `�`."""
+    """Return a scalar as in a job file, without quotes: `true`, `none`, `64`; made `printable`."""
     from raybench.report.formatting import printable
 
     if isinstance(value, bool):
@@ -390,7 +388,7 @@ def scalar_text(value: object) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return an object as JSON text: indented by 2, with a newline at its end."""
+    """Return an object as indented JSON and a line break; NaN, which JSON lacks, as `NaN`."""
     return json.dumps(value, indent=2) + "\n"
 
 
@@ -402,8 +400,8 @@ def write_document(
 ) -> None:
     """Write a document to the file `path`, or to stdout for None.
 
-    kind: terminal, md, json, or html, for which `make_page` returns the page; a line on stderr then
-    names the file. Raises as `write_result` and `write_file` do, and what `make_page` raises.
+    kind: terminal, md, json, or html: then `make_page` must be given, which returns the page, and a
+    line on stderr names a file. Raises as `write_result`, `write_file` and `make_page` do.
     """
     from raybench.report.documents import format_document
 
@@ -420,9 +418,9 @@ def write_document(
 
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as text that ends in a line break, coloured as `color`.
+    """Return a table as text that ends in a line break, in colour if `color()`.
 
-    It is folded to the terminal, but for ids and parameters.
+    rows: a cell for each title. To fit `width()` cells are folded, except `parameter`, `point_id`.
     """
     from raybench.report.documents import SETTING_CHARS, Column, Table, render
 
@@ -446,7 +444,10 @@ def make_console() -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print one line, neither wrapped nor coloured; commands in it as raybench was called."""
+    """Print the text as one line, neither wrapped nor coloured; line breaks in it become `�`.
+
+    A command "`raybench ..." in it begins with the name by which raybench was called.
+    """
     from raybench.report.formatting import name_program, printable
 
     console.print(printable(name_program(text)), markup=False, highlight=False, soft_wrap=True)
@@ -462,11 +463,9 @@ class _LossyFile(io.FileIO):
         """
         left = memoryview(data).cast("B")
         size = len(left)
-        try:
+        with suppress(OSError):
             while left:
                 left = left[super().write(left) or 0 :]
-        except OSError:
-            return size
         return size
 
 

@@ -154,7 +154,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     EXPR compares settings of a point, as in "world_size > 1 and precision == 'bf16'".
 
     Exit code: 0 all points ok or skipped (or out of memory in a batch search), 1 a point failed, 2
-    a mistake in job or command, 3 no cluster, none that fits or devices in use, 130 interrupted.
+    a bad job, command or results folder, 3 no cluster that fits or devices in use, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.job.plan import make_plan
@@ -378,8 +378,8 @@ _MOST_EXPLAINED = 3
 def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan:
     """Return the plan with only the points for which `expression` is true; unchanged for None.
 
-    option: the command's option that has the expression, for messages. Raises UsageError where the
-    expression is wrong or selects no point.
+    expression: as of `select_points`. option: the command's option that has it, for messages.
+    Raises UsageError where it is wrong or selects no point.
     """
     if expression is None:
         return plan

@@ -50,11 +50,11 @@ class Cluster(Protocol):
         """Other sweeps that had the devices at the start, in words; () where none is known of."""
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start up to `count` workers, and wait for those that come soon; see `pending`.
+        """Start up to `count` workers, and wait for those that come soon: see `pending`. Call once.
 
-        With a device list it starts one on each listed device. strategy: which devices are taken
-        where there are more. Raises ClusterError when none comes, one cannot be used or, without
-        `wait_s`, a listed device is missing, DevicesInUseError when another sweep has the devices.
+        count: 1 at least. With a device list it is unused: each of these gets one. strategy: which
+        devices are taken where there are more. Raises ClusterError when none comes, one cannot be
+        used or, without `wait_s`, a listed one is missing, DevicesInUseError when others have them.
         """
 
     def refresh(self, timeout_s: float) -> None:
@@ -65,7 +65,7 @@ class Cluster(Protocol):
         """
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """Run a point; return one answer per rank, in order: a Failure where it died or hangs.
+        """Run a point; return one answer per rank, in order: a Failure where it fails or hangs.
 
         worker_ids: one of each rank, in order. Several threads may call it at once for disjoint
         workers. It returns when the workers are fit for their next point, or lost. Raises
@@ -75,7 +75,7 @@ class Cluster(Protocol):
     def restart(self) -> None:
         """Replace the processes of all workers that have run a point; none may run meanwhile.
 
-        A worker that can have no new process is lost. Raises ClusterError when the cluster is gone.
+        A worker that gets none is lost. Raises ClusterError when the cluster is gone or closed.
         """
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
@@ -112,7 +112,8 @@ def connect(
 ) -> Cluster:
     """Join the Ray cluster at `address`, or start a private one, and return it.
 
-    No worker is started yet: call `start`, and `close` at the end.
+    No worker is started yet: call `start`, and `close` at the end. A process can have one cluster
+    at a time. Called in the main thread, it replaces the handler of SIGTERM, as `ray.init` does.
 
     address: HOST:PORT, `local` (private) or `auto`: RAY_ADDRESS, else the cluster of `ray start` on
     this host, else private. device: `auto` is cuda if the cluster has a GPU. wanted: devices that

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from raybench.records import Device, RankInfo
 
-Strategy = Literal["pack", "spread", "rail"]
+Strategy = Literal["pack", "spread", "rail"]  # as the help of `Placement.strategy` says
 Isolation = Literal["cluster", "node", "device"]
 
 
@@ -34,7 +34,7 @@ def counts_by_node(
     """Return node id -> how many devices to take from it, `count` in all, or all if fewer are free.
 
     Nodes that give none are left out. Chooses as `DeviceAllocator` with isolation `cluster`, all
-    idle, but takes the indices on each node for 0, 1, ..., and may take other nodes or racks of
+    idle, but as if the indices on each node were 0, 1, ..., and may take other nodes or racks of
     equal size. free: node id -> number of free devices. racks: node id -> rack; others form one.
     """
     there: dict[str, dict[str, list[_Place]]] = {}
@@ -87,7 +87,7 @@ def _in_turn(groups: Iterable[Sequence[_Place]]) -> list[_Place]:
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
     """Return rank, local rank and node rank for each device of a point, as torchrun has them.
 
-    devices: in rank order.
+    devices: in rank order, which also numbers the nodes. A local rank is not `Device.index`.
     """
     sizes = Counter(device.node_id for device in devices)
     nodes = {node: place for place, node in enumerate(sizes)}
@@ -108,7 +108,7 @@ def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
 
 
 def devices_shared(devices: Sequence[Device]) -> list[str]:
-    """Return the UUIDs of devices that more than one worker owns: the workers share their time."""
+    """Return the UUIDs of devices that several workers own, each once. devices: of all workers."""
     owners = Counter(device.uuid for device in devices)
     return [uuid for uuid, count in owners.items() if count > 1]
 
