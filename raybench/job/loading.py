@@ -194,7 +194,7 @@ def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[Problem]:
             message = "must be the name of a variable, as in NCCL_ALGO"
         elif name in _OURS or name.startswith(_OUR_PREFIXES):
             message = "is set by raybench itself; leave it out"
-        elif name in settings or name in RUN_SETTINGS:
+        elif name in {*settings, *RUN_SETTINGS, "grad_accumulation"}:
             message = "is the name of a setting; a variable cannot have it"
         if message:
             yield Problem(path=("env", name), at_key=True, message=message)

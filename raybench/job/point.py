@@ -56,9 +56,7 @@ class Precision(StrEnum):
 
 
 # Those that mean something to every workload.
-USUAL_PRECISIONS: tuple[Precision, ...] = tuple(
-    one for one in Precision if one is not Precision.FLOAT8
-)
+USUAL_PRECISIONS = tuple(one for one in Precision if one != Precision.FLOAT8)
 
 
 class SlowBy(StrEnum):
@@ -79,7 +77,7 @@ _NUMBERS = re.compile(r"\d+(/\d+)*")
 
 
 def are_devices(value: str) -> bool:
-    """Return True for a valid setting `devices`. Raises ValueError with the rule for another."""
+    """Return True for a setting `devices`; ValueError if it is blank or has a number twice."""
     numbers = device_numbers(value)
     if value.strip() and len(set(numbers)) == len(numbers):
         return True
@@ -87,7 +85,7 @@ def are_devices(value: str) -> bool:
 
 
 def device_numbers(devices: str) -> tuple[int, ...]:
-    """Return the device numbers in a setting `devices`: (0, 2) for 0/2; () for a model or any."""
+    """Return the device numbers in a setting `devices`: (2, 0) for 2/0; () for a model or any."""
     return tuple(map(int, devices.split("/"))) if _NUMBERS.fullmatch(devices) else ()
 
 
@@ -96,7 +94,7 @@ def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
 
     devices: "any", a part of a model's name in any case, or numbers as in "2/0", which keep their
     order; numbers beyond the cluster are left out. Without numbers the order is ascending.
-    models: of all devices, by number.
+    models: of all devices, by number (by node, then by index).
     """
     if numbers := device_numbers(devices):
         return [number for number in numbers if number < len(models)]
@@ -272,7 +270,7 @@ class Point(Execution):
 
     @property
     def point_id(self) -> str:
-        """Twelve hex digits that stay the same as long as what is timed stays the same."""
+        """Twelve hex digits of all but `scaling` and `global_batch_size`; 1 differs from 1.0."""
         meaning: dict[str, object] = {
             "workload": self.workload,
             "params": dict(self.params),
@@ -293,25 +291,25 @@ class Point(Execution):
 
     @property
     def settings(self) -> dict[str, Scalar]:
-        """Return name -> value of all settings, as filters use them; None is left out."""
+        """Name -> value of all but `workload`, with params and env, for filters; without None."""
         given = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
         known = {name: value for name, value in given.items() if value is not None}
         return {**known, **self.params, **self.env}
 
     @property
     def settings_as_given(self) -> dict[str, Scalar]:
-        """`settings` with one of both batch sizes: the global one if scaling is strong."""
+        """`settings` with only one batch size: batch_size if scaling is weak, else the global."""
         derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
         return {name: value for name, value in self.settings.items() if name != derived}
 
     @property
     def devices_needed(self) -> int:
-        """Return the fewest devices that a cluster must have for the point."""
+        """The fewest devices that a cluster must have for the point, of whatever model."""
         return max(self.world_size, *(number + 1 for number in device_numbers(self.devices)), 0)
 
     @property
     def grad_accumulation(self) -> int:
-        """Forward passes per optimizer step."""
+        """Forward passes per optimizer step: the parameter of this name, 1 without it."""
         return int(self.params.get("grad_accumulation", 1))
 
 
@@ -319,7 +317,7 @@ class Point(Execution):
 class RunSetting:
     """A setting of points that does not depend on the workload.
 
-    kind: what a value is made with. annotation: how pydantic checks what a job gives.
+    kind: what makes a value; bool takes no text. annotation: how pydantic checks what a job gives.
     default: None where there is none.
     """
 
@@ -330,7 +328,7 @@ class RunSetting:
     about: About
 
     def restore(self, stored: Any) -> Any:
-        """Return a table's value in its type; the default for None, NaN; TypeError without one."""
+        """Return a table's value as `kind`; the default for None, NaN; TypeError without one."""
         return self.kind(self.default if stored is None or stored != stored else stored)
 
 
@@ -373,7 +371,7 @@ _BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces
 def names_in(text: str) -> list[str]:
     """Return the names of settings in a text's braces, each once, in their order.
 
-    Raises ValueError, with the rule, where braces hold anything but a name.
+    Raises ValueError, with the rule, where braces hold anything but a name or are not in pairs.
     """
     try:
         fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
@@ -394,7 +392,7 @@ def render(text: str, settings: Mapping[str, Scalar]) -> str:
 
 
 def split_arguments(text: str) -> list[str]:
-    """Return the words of a command line, split as a shell does.
+    """Return the words of a command line, split as a shell does; $X, * and # stay as they are.
 
     Raises ValueError for a quote that is not closed, and for a backslash at the end.
     """

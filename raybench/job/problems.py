@@ -45,7 +45,7 @@ class Problem:
 
 
 def key_text(path: KeyPath) -> str:
-    """Return a path as text: `matrix.batch_size[1]`, "" for (); a key that is no word is quoted."""
+    """Return a path as text: `matrix.batch_size[1]` (from 0), "" for (); odd keys are quoted."""
     text = ""
     for key in path:
         if isinstance(key, int):
@@ -74,7 +74,7 @@ def quote(value: object) -> str:
 
 
 def rule_of(error: ErrorDetails) -> str:
-    """Return pydantic's error in words: the rule, the value given, the nearest allowed name."""
+    """Return one of pydantic's errors in words: the rule, and mostly the value and a near name."""
     if error["type"] == "missing":
         return "required, but not given"
     if error["type"] == "too_short":
@@ -88,13 +88,13 @@ def rule_of(error: ErrorDetails) -> str:
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the known name nearest to `given`; "" if none is near."""
+    """Return `; did you mean 'x'?` with the name nearest to `given`, or "". The case counts."""
     near = difflib.get_close_matches(str(given), list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def say_unknown(what: str, given: object, known: Iterable[str]) -> str:
-    """Return `unknown axis 'x'` (what: axis) with the nearest known name, else the first 16."""
+    """Return `unknown axis 'x'` (what: axis) and the nearest known name, else the first 16."""
     names = list(known)
     hint = did_you_mean(given, names)
     if not hint and names:

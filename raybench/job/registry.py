@@ -132,13 +132,13 @@ class Setting:
         return None
 
     def accept(self, value: object) -> Scalar:
-        """Return a `value` without complaint in the declared type: 1.0 for 1 if that is float."""
+        """Return a value that has no `complaint`, in the declared type: 1.0 for 1 of a float."""
         accepted: Scalar = self.adapter.validate_python(value)
         return accepted
 
 
 def load(kind: str) -> type:
-    """Return the class of the workload `kind`; imports its module.
+    """Return the class of the workload `kind`, of any base (`as_workload`); imports its module.
 
     kind: as of `module_and_class`. The current directory is put first into `sys.path`, as `python
     -m` does, unless it is there. Raises UsageError, in one line, when there is no such class, it is
@@ -196,9 +196,9 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def settings(workload_class: type) -> dict[str, Setting]:
-    """Return name -> setting, for all settings that a point of this workload can have.
+    """Return name -> setting: the `RUN_SETTINGS` that this workload takes, then its parameters.
 
-    Raises UsageError as `parameters` does.
+    Axes that a script names itself are not there. Raises UsageError as `parameters` does.
     """
     absent = (
         *(() if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES),
@@ -217,7 +217,7 @@ def run_setting(name: str) -> Setting:
 def parameters(workload_class: type) -> tuple[Setting, ...]:
     """Return the parameters that a class declares: the keyword-only arguments of its `__init__`.
 
-    With those of an unpacked TypedDict. UsageError, in one line, if one or its default is invalid.
+    With those of an unpacked TypedDict. UsageError if one, its default or `__init__` is invalid.
     """
     found = []
     with _one_line("the class of the workload"):
@@ -227,11 +227,9 @@ def parameters(workload_class: type) -> tuple[Setting, ...]:
                 raise UsageError(f"{where} has a name that is raybench's own; choose another")
             if annotation is None:
                 raise UsageError(f"{where} has no type; declare one, as in {name}: int = 1")
-            # The meaning of grad_accumulation is fixed by global_batch_size, so its range is too.
-            kind = Size if name == "grad_accumulation" else annotation
             try:
                 description = FieldInfo.from_annotation(annotation).description or ""
-                setting = make_setting(name, kind, default, " ".join(description.split()))
+                setting = make_setting(name, annotation, default, " ".join(description.split()))
             except (PydanticUserError, UsageError, TypeError) as error:
                 raise UsageError(f"{where} must be an int, float, bool, str or Literal") from error
             if setting.default is not None and (rule := setting.complaint(setting.default)):
@@ -286,7 +284,7 @@ def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
 
 
 def entries(workload_class: type, name: str, *attributes: str) -> list[Any]:
-    """Return what the class lists as `name`, or has there alone; only those with `attributes`."""
+    """Return those with all `attributes` in class attribute `name` (a list or one entry), or []."""
     found = getattr(workload_class, name, ())
     listed = found if isinstance(found, tuple | list) else (found,)
     return [one for one in listed if all(hasattr(one, name) for name in attributes)]
@@ -295,11 +293,14 @@ def entries(workload_class: type, name: str, *attributes: str) -> list[Any]:
 def make_setting(name: str, annotation: Any, default: Any = None, description: str = "") -> Setting:
     """Return a setting of this type; it is required if the default is PydanticUndefined.
 
-    Raises UsageError, TypeError or an error of pydantic if JSON writes values of the type otherwise
-    than as a boolean, number, string or null, or if its constraints do not fit it.
+    That of grad_accumulation is a Size in any case. The default is not checked. Raises UsageError,
+    TypeError or an error of pydantic if JSON writes values of the type otherwise than as a boolean,
+    number, string or null, or if its constraints do not fit it.
     """
     config = ConfigDict(strict=True, allow_inf_nan=False)
-    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=config)
+    # The meaning of grad_accumulation is fixed by global_batch_size, so its range is too.
+    kind = Size if name == "grad_accumulation" else annotation
+    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=config)
     words = _type_in_words(adapter.json_schema())
     if words is None:
         raise UsageError("not a scalar type")
@@ -321,8 +322,8 @@ def shares_work(workload_class: type) -> bool:
 def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
     """Return how many ranks of a point with these settings finish the same items together.
 
-    All ranks if it `shares_work`, 1 if the class does not say. settings: with world_size. Raises
-    UsageError, in one line, when its method `ranks_per_item` raises or returns no number.
+    All ranks if it `shares_work`, 1 if its method `ranks_per_item` is missing or returns None or 0.
+    settings: world_size and the parameters. Raises UsageError when it raises or returns no number.
     """
     if shares_work(workload_class):
         return int(settings["world_size"])
@@ -333,8 +334,8 @@ def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
 def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
     """Return why the class refuses a point with these settings; None if it accepts it.
 
-    Any class refuses float8 unless it says `takes_float8`, and one that denies `takes_precision`
-    all but fp32; else its method `why_not` decides, if any. Raises UsageError when that raises.
+    settings: as `Point.settings`. A class refuses float8 unless it says `takes_float8`, and all but
+    fp32 if it denies `takes_precision`; else its method `why_not` decides. UsageError if it raises.
     """
     precision, name = settings.get("precision", Precision.FP32), workload_class.__name__
     if precision != Precision.FP32 and not getattr(workload_class, "takes_precision", True):
@@ -374,8 +375,8 @@ _CHANGES: tuple[tuple[str, Scalar], ...] = (
 def estimate(point: Point, **changes: Scalar) -> int | None:
     """Return the estimated device memory of a rank in bytes; None without an estimate.
 
-    None too if the class refuses the point or its estimate raises or is infinite. changes: values
-    in place of the point's settings. Raises as `load`.
+    None too if the class refuses the point or its estimate raises or is not finite. changes: values
+    in place of the point's settings; no other setting follows them. Raises as `load`.
     """
     workload_class, settings = load(point.workload), {**point.settings, **changes}
     try:

@@ -52,8 +52,8 @@ _UNITS = {
     **{f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)},
     **{f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("kMGT", start=1)},
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|[kMGT]?B|)")
-_RANGE = re.compile(r"([^:]+):([^:]+):x(\d+)")
+_SIZE = re.compile(r"(\d{1,19}(?:\.\d+)?) ?([KMGT]iB|[kMGT]?B|)")
+_RANGE = re.compile(r"([^:]+):([^:]+):x(\d{1,19})")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,8 +79,8 @@ class YamlSource:
     def explain(self, problem: Problem) -> str:
         """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
 
-        If options of a command made the text, the option that gave the value stands first:
-        `--script train.py: message`.
+        If options of a command made the text: `--script train.py: message` with the option that
+        gave the value, or `name: dotted.key: message` where none did.
         """
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
@@ -94,9 +94,9 @@ class YamlSource:
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
     def explain_all(self, problems: Iterable[Problem]) -> str:
-        """Return a line per problem, in the order of the file, overrides last.
+        """Return a line per problem, each once, in the order of the file, overrides last.
 
-        Of more than 50 the 50 first, and how many more there are.
+        Of more than 50 lines the 50 first, and how many more there are; "" for no problem.
         """
 
         def order(problem: Problem) -> tuple[bool, Position]:
@@ -212,7 +212,7 @@ def _encodable(text: str) -> str:
 
 
 def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
-    """Return the file at `path`, parsed by `parse_source`.
+    """Return the file at `path`, parsed by `parse_source`; its name is the path.
 
     Raises JobError as that does, and where the file cannot be read, is too long, no regular file,
     or not UTF-8.
@@ -256,9 +256,9 @@ def parse_source(
 ) -> YamlSource:
     """Return the YAML text as data, with the overrides (`KEY=VALUE`) applied in their order.
 
-    options: as in `YamlSource`. Raises JobError where the text is no YAML or no mapping, and where
-    an override cannot be applied. Other mistakes are in `problems`; `data` has None, 0 or a text in
-    place of a value that cannot be read.
+    name: for messages. options: as in `YamlSource`. Raises JobError where the text is no YAML or no
+    mapping, and where an override cannot be applied. Other mistakes are in `problems`; `data` has
+    None, 0 or a text in place of a value that cannot be read.
     """
     source = parse_yaml(text, name)
     source.options = options or {}
@@ -370,9 +370,9 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
 
 
 def read_bytes(text: str) -> float | None:
-    """Return the bytes that a text such as 4KiB or 1.5MB means; None for another text.
+    """Return the bytes that a text such as 4KiB, 1.5MB or 64 means; None for another text.
 
-    None too for 0 and above 2^63 - 1. They are not whole if the text means a part of a byte.
+    KiB is 1024, kB 1000, KB nothing. None too for 0 and above 2^63 - 1. Parts of bytes are kept.
     """
     found = _SIZE.fullmatch(text)
     if found is None:
@@ -408,8 +408,9 @@ def _read_sizes(value: Any) -> Any:
 def with_sizes(group: object) -> object:
     """Return a copy of a mapping with its settings `*_bytes` in bytes, ranges as lists of them.
 
-    A range is a text such as "8:1GiB:x2". Lists of lists or ranges become one flat list. Any other
-    value stays as it is, for its type to refuse; so does what is no mapping.
+    A size is a text as of `read_bytes` that means whole bytes; a range is a text such as
+    "8:1GiB:x2", both ends included. Lists of lists or ranges become one flat list. Any other value
+    stays as it is, for its type to refuse; so does what is no mapping.
     """
     if not isinstance(group, dict):
         return group

@@ -494,8 +494,7 @@ def test_any_axis_that_a_text_names_is_one_of_the_job(load_script):
         "matrix: {world_size: [1, 2], batch_size: 8, lr: [0.1, 1e-3], flag: [--a, '--b 1']}\n"
     )
     points = make_plan(job).points
-    assert len(points) == 8
-    assert {point.settings["lr"] for point in points} == {0.1, 1e-3}
+    assert sorted(point.settings["lr"] for point in points) == [1e-3] * 4 + [0.1] * 4
     assert len(select_points(points, "lr < 0.01 and flag == '--a'")) == 2
     assert script_path(job) == Path("jobs/train.py")
 
@@ -516,15 +515,16 @@ def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load_script):
     assert lines[1].endswith("step_of, B, D, A, E, C; or name {hidden} in args or env")
     lines = script_problems(load_script, text.replace(' {"', '"'))
     assert "unknown setting 'bacth_size'; did you mean 'batch_size'?, in braces" in lines[0]
-    text = "workload: {kind: script, path: train.py, args: '{batch_size}'}"
-    lines = script_problems(load_script, text)
+    text = "workload: {kind: script, path: train.py, args: '{batch_size} {grad_accumulation}'}\n"
+    lines = script_problems(load_script, text + "matrix: {grad_accumulation: 0}")
     assert "the job gives no batch size; put batch_size into matrix" in lines[0]
-    lines = script_problems(load_script, "workload: {kind: script, path: trian.py}")
-    assert "workload.path: no such file, given 'trian.py'; it is not in" in lines[0]
-    lines = script_problems(load_script, f"workload: {{kind: script, path: {'x' * 300}}}")
-    assert "workload.path: no such file, given 'xxx" in lines[0]
-    lines = script_problems(load_script, SCRIPT + '"it\'s"}\nmatrix: {batch_size: 8}')
-    assert "a quote is not closed" in lines[0]
+    assert "must be greater than or equal to 1, given 0" in lines[1]
+    lines += script_problems(load_script, text + "env: {grad_accumulation: x}")
+    assert "env.grad_accumulation: is the name of a setting" in lines[-1]
+    for name, told in (("trian.py", "trian.py'; it is not in"), ("x" * 300, "xxx")):
+        lines = script_problems(load_script, f"workload: {{kind: script, path: {name}}}")
+        assert f"workload.path: no such file, given '{told}" in lines[0]
+    assert "a quote is not closed" in script_problems(load_script, SCRIPT + '"it\'s"}')[-1]
     text = "workload: {kind: script, path: train.py, items_per_step: '{x} * 2'}\nmatrix: {x: [a]}"
     with pytest.raises(JobError, match=r"items_per_step: must be a whole number, .*given 'a \* 2'"):
         make_plan(load_script(text))
