@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def warm_s(self) -> float:
-        """Seconds of the warm-up so far, without the cold step."""
+        """Seconds of warm-up steps and drifted samples so far, without the cold step."""
         return (sum(self.warmup_ns[1:]) + self.inner * sum(self.drifted_ns)) / _NS_PER_S
 
     @property
@@ -46,18 +46,18 @@ class Progress:
 
     @property
     def expected_ns(self) -> Sequence[float]:
-        """What a whole sample of `inner` steps took so far, or by warm-up steps would take, in ns.
+        """How long each sample so far took as a whole: its `inner` steps together, in ns.
 
-        Of the timed samples, else of those that drifted, else of warm-up steps without the cold
-        one. Empty if only the cold step was run.
+        Of the timed samples, else of those that drifted, else `inner` times each warm-up step
+        after the cold one. Empty if no step but the cold one was run.
         """
         known_ns = self.sample_ns or self.drifted_ns or self.warmup_ns[1:]
         return [self.inner * ns for ns in known_ns]
 
     def level_change(self) -> LevelChange | None:
-        """Return the change of level late in warm-up and samples; None if there are too few.
+        """Return the change of level late in warm-up and samples; None for fewer than 25 in all.
 
-        Warm-up steps count only where the samples are single eager steps too.
+        Warm-up steps count only after the cold one, and if samples are single eager steps too.
         """
         warmup_ns = self.warmup_ns[1:] if self.inner == 1 and not self.is_graph else ()
         return level_change([*warmup_ns, *self.drifted_ns, *self.sample_ns])
@@ -126,10 +126,10 @@ class StoppingPolicy:
         """Return how many iterations the next block of warm-up has; 0 ends the warm-up.
 
         step_ns: durations of the iterations so far; the first, cold one runs alone, and counts
-        neither in the budget, half of `max_seconds`, nor as steady. at_least: iterations that are
-        needed in all, whatever job and budget say. is_limited: whether clocks were limited in the
-        last block: then one more follows while the budget lasts, except in quick runs and where
-        the job fixes the length.
+        neither in the budget nor as steady. The budget, half of `max_seconds`, cuts a count that
+        the job fixes too. at_least: iterations needed in all, whatever job and budget say.
+        is_limited: whether clocks were limited in the last block: then one more block follows
+        while the budget lasts, except in quick runs and where the job fixes the length.
         """
         settings, span, done = self.settings, self.settings.warmup, len(step_ns)
         if done == 0:
@@ -185,9 +185,9 @@ class StoppingPolicy:
         return self._limit(wanted - done, progress.expected_ns, left_s, at_least=at_least)
 
     def has_settled(self, progress: Progress) -> bool | None:
-        """Return whether the step time stayed at one level; None if there are too few steps.
+        """Return whether the step time stayed at one level; None where `level_change` is None.
 
-        Only the last two thirds of warm-up and samples are looked at. False if a drift like theirs
+        Of the steps that count there it looks at the last two thirds. False if a drift like theirs
         changes a whole series by more than `target_ci`, and by more than chance explains.
         """
         change = progress.level_change()
@@ -198,8 +198,8 @@ class StoppingPolicy:
     def lead_in(self, progress: Progress) -> int:
         """Return how many untimed samples to run at the beginning of a block, 2 or 0.
 
-        The device's queue is empty then. 0 if a sample is expected to take more than 0.25 s. Raises
-        StatisticsError if `progress` has no iteration.
+        The device's queue is empty then. 0 if a sample is expected to take more than 0.25 s, by the
+        cold step if that is all. Raises StatisticsError if `progress` has no iteration.
         """
         expected_ns = progress.expected_ns or progress.warmup_ns
         return self.lead_in_samples if statistics.median(expected_ns) <= self.slow_ns else 0
@@ -207,8 +207,8 @@ class StoppingPolicy:
     def inner_iterations(self, step_ns: Sequence[float], *, graph: bool) -> int:
         """Return how many steps make a sample of 1 ms, at most 1000, or 100 with `graph`.
 
-        With `graph` these steps are captured in one CUDA graph. step_ns: durations of
-        earlier steps, of which the later half counts. Raises StatisticsError for none.
+        With `graph` these steps are captured in one CUDA graph. step_ns: durations of earlier
+        steps, of replays with `graph`; the later half counts. Raises StatisticsError for none.
         """
         settled = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
         typical_ns = max(1.0, statistics.median(settled))
@@ -218,7 +218,7 @@ class StoppingPolicy:
     def breakdown_steps(self, step_ns: Sequence[float]) -> int:
         """Return how many steps of each of four kinds fit a tenth of `max_seconds`, 3 to 10.
 
-        step_ns: durations of earlier steps on the slowest rank. Raises StatisticsError for none.
+        step_ns: of earlier steps, each on its slowest rank. Raises StatisticsError for none.
         """
         budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S
         fits = int(budget_ns / self.breakdown_variants / max(1.0, statistics.median(step_ns)))

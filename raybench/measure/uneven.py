@@ -89,7 +89,8 @@ class Idle(Workload):
 class UnevenStep:
     """A rank's part of an uneven step.
 
-    context, params: what its workload is built with. shares: samples of each rank.
+    context, params: what its workload is built with, inside of `workload_stream(context)`.
+    shares: samples of each rank, in rank order. warnings: sentences for the user.
     """
 
     context: Context
@@ -99,7 +100,7 @@ class UnevenStep:
     warnings: tuple[str, ...]
 
     def build(self, make: BuildWorkload) -> Workload:
-        """Return the workload of this rank's share; an `Idle` if it has none."""
+        """Return a new workload, an `Idle` without a share; all ranks must call it and close it."""
         return make(self.context, self.params) if self.share.items else Idle()
 
 
@@ -113,9 +114,10 @@ def share_out(
     """Return this rank's part of the step of a point that `is_uneven`; all ranks must call it.
 
     The devices are probed first, unless `known`, alike on all ranks, has the probe of a point with
-    the same steps; a new one is added. group: a hashable name of these ranks, whose devices the
-    probe is for. Raises UsageError where the step cannot be shared, or devices slowed, as asked,
-    and what the workload raises: torch.OutOfMemoryError where its or an equal share does not fit.
+    the same steps; a new one is added. group: a hashable name of these ranks and their devices.
+    context: of this rank among all, without emulation. A process group formed here stays. Raises
+    UsageError where the step cannot be shared or devices slowed as asked, and what the workload
+    raises: torch.OutOfMemoryError where its or an equal share does not fit.
     """
     rank = context.rank
     # The last ranks are slow.
@@ -125,9 +127,8 @@ def share_out(
         elif context.device.type != "cuda":
             raise UsageError("slow_by: sms needs CUDA devices; take slow_by: compute")
         else:
-            device = torch.cuda.get_device_properties(context.device)
-            sms = max(1, round(point.slow_ratio * device.multi_processor_count))
-            context = replace(context, sms=sms)
+            count = torch.cuda.get_device_properties(context.device).multi_processor_count
+            context = replace(context, sms=max(1, round(point.slow_ratio * count)))
     maker = StepMaker(make=make, context=context, point=point)
     execution = {**point.execution, "shares": point.shares == BY_ACCUMULATION}
     key = (group, point.workload, *point.params.items(), point.batch_size, *execution.values())
@@ -195,7 +196,7 @@ def _choose_shares(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, t
 def has_other_gradients(error: float | None, precision: Precision) -> bool:
     """Return whether gradients differ from those of one process by more than rounding.
 
-    error: their relative difference; True for NaN, False for None (unknown).
+    That is 1e-4 in fp32, else 0.03. error: relative; True for NaN, False for None (unknown).
     """
     most = _GRADIENT_TOLERANCE.get(precision, _LOOSE_GRADIENT_TOLERANCE)
     return error is not None and not error <= most
@@ -255,7 +256,7 @@ class StepMaker:
     """Builds and times the step of a point with any number of samples on this rank.
 
     make: builds the workload. context: of this rank among all, with the emulation that it is to
-    have.
+    have. items: samples of a step, a multiple of its passes; with shares by accumulation of `unit`.
     """
 
     make: BuildWorkload
@@ -294,9 +295,9 @@ class StepMaker:
 
     @contextmanager
     def build(self, context: Context, params: Parameters, items: int) -> Iterator[Workload]:
-        """Yield the workload for `items` samples, an `Idle` for 0, on its stream; then close it.
+        """Yield a workload, an `Idle` for 0 `items`, on its stream; then close it.
 
-        Raises what the workload raises where it is made.
+        context, params: as `context_among` and `size` give them. Raises what the workload raises.
         """
         with workload_stream(context):
             workload = self.make(context, params) if items else Idle()
@@ -313,8 +314,8 @@ class StepMaker:
 
         shares: samples of each rank, 0 for none. The context has rank and world size among the
         ranks with a share, and the batch size and loss weight of this share. If only some, but more
-        than one, have a share, they get a new process group. The context of a rank without a share
-        is only for an `Idle`: its rank is the old one, and it emulates no slower device.
+        than one, have a share, they get a new process group, which the caller destroys. The context
+        of a rank without a share is only for an `Idle`: it has the old rank, and no emulation.
         """
         ranks = [rank for rank, items in enumerate(shares) if items]
         group = dist.new_group(ranks) if 1 < len(ranks) < len(shares) else None
@@ -331,14 +332,13 @@ class StepMaker:
         )
 
     def probe_group(self) -> GroupProbe:
-        """Probe the devices and the exchange of gradients; all ranks must call it.
+        """Return what a probe of devices and gradient exchange measures; all ranks must call it.
 
         If slow devices are emulated, the first ranks are the fast ones, else those above the
         largest gap in speed, all if none is above 3 %. Raises torch.OutOfMemoryError where an equal
         share does not fit.
         """
         probes = gather_objects(self._probe())
-        everybody = (True,) * len(probes)
         if self.point.slow_ratio == 1:
             # By steps of an equal share, which are known better than lines.
             are_fast = fast_devices([1 / probe.equal_s for probe in probes])
@@ -346,14 +346,13 @@ class StepMaker:
             first_slow = len(probes) - self.point.slow_count
             are_fast = tuple(rank < first_slow for rank in range(len(probes)))
         equal_s = [probe.equal_s for probe in probes]
-        exchange_s = self._time_exchange(everybody, equal_s)
+        exchange_s = self._time_exchange((True,) * len(probes), equal_s)
+        fast_exchange_s = exchange_s if all(are_fast) else self._time_exchange(are_fast, equal_s)
         return GroupProbe(
             probes=tuple(probes),
             are_fast=are_fast,
             exchange_s=exchange_s,
-            fast_exchange_s=(
-                exchange_s if are_fast == everybody else self._time_exchange(are_fast, equal_s)
-            ),
+            fast_exchange_s=fast_exchange_s,
         )
 
     def _probe(self) -> Probe:
@@ -397,7 +396,8 @@ class StepMaker:
     def time_alone(self, items: int, context: Context) -> tuple[float, int]:
         """Return the median seconds of a step of `items` samples on this rank alone.
 
-        Also the peak bytes of torch's allocator, which is reset before; 0 on a CPU.
+        Also the peak bytes of torch's allocator, which is reset before; 0 on a CPU. context: of
+        this rank, slowed or not. Raises torch.OutOfMemoryError where the step does not fit.
         """
         batch_size, params = self.size(items)
         alone = replace(context, batch_size=batch_size, rank=0, world_size=1)

@@ -75,7 +75,7 @@ class Metric:
     heading: of its column in reports, the unit included; empty: `name`, with the unit behind it.
     meaning: what the legend of a report says, without a capital and a full stop; {ranks} is what a
     rank runs on, {baseline} the settings of the baseline. Empty: `description`.
-    format: how a report writes the value.
+    format: how a report writes the value. With `time` it adds its own unit to the heading.
 
     Of a workload's own metric the tables keep the heading and the meaning; reports write it as a
     number.
@@ -106,7 +106,7 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """The heading of its column: `heading`, else its name in words and the unit."""
+        """`heading`, else its name in words and the unit, as in "bubble ms"."""
         words = self.name.removesuffix(f"_{self.unit}").replace("_", " ")
         return self.heading or f"{words} {self.unit}".rstrip()
 
@@ -629,8 +629,8 @@ class Record:
 def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
     """Return point_id -> its status over all rounds. statuses: of the latest attempt at each trial.
 
-    Controls are left out. It is the first failure, else ok if one round is ok, else skipped if one
-    is, else cancelled. A status of a later version counts as a failure.
+    Controls are left out. It is the first failure in the order of `statuses`, else ok if one round
+    is ok, else skipped if one is, else cancelled. An unknown status counts as a failure.
     """
     severity = {str(one): place for place, one in enumerate(Status) if not one.is_failure}
     found: dict[str, _Text] = {}

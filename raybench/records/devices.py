@@ -21,7 +21,7 @@ from raybench.errors import UsageError
 from raybench.records import Column, Device
 
 _GPU = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_WORKER = re.compile(r"(?P<host>[^\s:#/]+):(?P<number>\d{1,6})")
+_WORKER = re.compile(r"(?P<host>[^\s:#/]+):(?P<number>0|[1-9][0-9]{0,5})")
 _SHOWN = 60
 
 
@@ -106,7 +106,7 @@ class DeviceList:
     source: str
 
     def cpu_workers(self) -> Mapping[str, int]:
-        """Return host -> CPU workers that it must have: one more than its highest number here."""
+        """Return host -> CPU workers that it must have: its highest number + 1; GPUs add none."""
         counts: Counter[str] = Counter()
         for name in self.names:
             if found := _WORKER.fullmatch(name):
@@ -115,12 +115,12 @@ class DeviceList:
 
 
 def read_device_list(path: Path) -> DeviceList:
-    """Return the devices named in a file, each once; text after `#` is ignored.
+    """Return the devices that a file names, one a line; repeats and text after `#` are ignored.
 
     Raises UsageError where the file cannot be read, names no device, or a line is no name.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text in UTF-8"
         raise UsageError(f"--devices {path}: {reason}") from None
@@ -142,8 +142,8 @@ def read_device_list(path: Path) -> DeviceList:
 def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> None:
     """Write the names of devices into a file, one a line; replaces what was in it.
 
-    comment: lines to stand above the names, without `#`. Raises UsageError where the file cannot be
-    written.
+    `read_device_list` refuses a file without any. comment: lines to stand above the names, without
+    `#`. Raises UsageError where the file cannot be written.
     """
     lines = [f"# {line}" for line in comment.splitlines()]
     lines += [
@@ -253,5 +253,5 @@ class Finding:
 
 
 def is_time(unit: str) -> bool:
-    """Return whether less of a test's figure is better: of all but rates (/s); not for "facts"."""
+    """Return whether less is better of a test in `unit`: not of rates (/s). Not for "facts"."""
     return not unit.endswith("/s")

@@ -15,13 +15,12 @@ SECOND = "GPU-aaaaaaaa-2222-3333-4444-555555555555"
 
 
 def read(folder: Path, text: str) -> tuple[str, ...]:
-    path = folder / "healthy.txt"
-    path.write_text(text)
+    (path := folder / "healthy.txt").write_text(text, encoding="utf-8")
     return read_device_list(path).names
 
 
 def test_names_come_in_their_order_without_comments_blank_lines_and_repeats(tmp_path):
-    text = f"# of node7\n\n  {SECOND}  # GPU 3\n{FIRST}\nalpha-1.net:0\n{SECOND}\n"
+    text = f"\ufeff# of node7\n\n  {SECOND}  # GPU 3\n{FIRST}\nalpha-1.net:0\n{SECOND}\n"
     assert read(tmp_path, text) == (SECOND, FIRST, "alpha-1.net:0")
 
 
@@ -50,6 +49,7 @@ def test_each_host_needs_workers_up_to_the_last_that_is_named(tmp_path):
         (f"{FIRST}\n\nGPU-12\n", ":3: expected the UUID of a GPU"),
         (f"{FIRST} {SECOND}\n", ":1: expected the UUID of a GPU"),
         ("0\n", "got '0'"),
+        ("alpha:1\nalpha:01\n", ":2: expected the UUID of a GPU"),
         ("x" * 500, f"got '{'x' * 60}'"),
     ],
 )
