@@ -47,7 +47,8 @@ def reap_orphans_of_worker() -> None:
     """Start a watcher that kills what this worker leaves behind when it ends.
 
     It also kills the worker 5 s after its raylet has ended. Before Linux 5.3 there is no watcher.
-    The worker must have been started with MARK in its environment; it becomes a group leader.
+    Call it once, in a child of the raylet that was started with MARK in its environment, else
+    KeyError; it becomes a group leader.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -58,8 +59,9 @@ def reap_orphans_of_worker() -> None:
 def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
     """Return a context; a watcher kills the processes started in it 5 s after this process ends.
 
-    Also those that it has when the context ends; none while one forked without exec lives. folder:
-    absolute; it is then removed, unless it has a file KEPT. Before Linux 5.3 there is no watcher.
+    Also all children that this process has when the context ends. The watcher waits for the end of
+    a child that was forked in the context without exec. folder: absolute, "" for none; it is then
+    removed, unless it has a file KEPT. Before Linux 5.3 there is no watcher.
     """
     # Not at the top: the watcher runs this file alone.
     import psutil

@@ -47,10 +47,7 @@ _FREE_WITHIN_BYTES = 256 * 1024**2
 
 
 class NodeAgent(DeviceLocks):
-    """The actor that runs beside the workers of a node; all are children of one raylet.
-
-    It holds the locks of their devices.
-    """
+    """The actor beside the workers of a node, children of one raylet; it holds device locks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,9 +75,9 @@ class NodeAgent(DeviceLocks):
                     process.kill()
 
     def sample(self, devices: Sequence[Device]) -> None:
-        """Start to sample these devices of this node in a thread; `drain` returns the samples.
+        """Sample these devices of this node once a second from now on; `drain` returns the samples.
 
-        None of them may be sampled yet. Those that NVML does not know are left out.
+        None of them may be sampled yet. Those that NVML does not know, as CPUs, are left out.
         """
         from raybench.hardware.devices import Sampler
 
@@ -92,13 +89,13 @@ class NodeAgent(DeviceLocks):
         return read_node_use(devices, self, holder)
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """Return the samples since the last call."""
+        """Return the samples since the last call; those of one call of `sample` oldest first."""
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Return state and error counters of these devices of this node, in their order.
 
-        Errors that the driver reports are collected from the first call on.
+        As `FactReader.read`; `new_xids` are those since the first call with the device.
         """
         if self._facts is None:
             from raybench.hardware.devices import FactReader
@@ -107,9 +104,9 @@ class NodeAgent(DeviceLocks):
         return tuple(self._facts.read(devices))
 
     def outputs(self, process_ids: Sequence[int], is_new: bool = False) -> dict[int, str]:
-        """Return process id -> the end of what the worker wrote to stdout and stderr.
+        """Return process id -> the end of what the worker wrote, as `new_output` does, "" for none.
 
-        is_new: only what it wrote since the last call with `is_new`.
+        is_new: only what it wrote since the last such call or `end_point`; else from its start.
         """
         from ray._private.worker import _global_node
 
@@ -121,9 +118,9 @@ class NodeAgent(DeviceLocks):
     def end_point(
         self, process_ids: Sequence[int], spans_ns: Mapping[str, Sequence[SpanNs]]
     ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
-        """Return process id -> what the worker wrote since the last call, and UUID -> SM clocks.
+        """Return process id -> its new output, as `outputs` with `is_new`, and UUID -> SM clocks.
 
-        spans_ns: UUID -> spans of time; the clocks are in MHz, as `clocks_within` finds them.
+        spans_ns: UUID -> spans of time. Both are as of `Sampler.sm_clocks_mhz`, clocks in MHz.
         """
         clocks = {
             uuid: max((s.sm_clocks_mhz(uuid, spans) for s in self._samplers), key=len, default=())
@@ -132,23 +129,23 @@ class NodeAgent(DeviceLocks):
         return self.outputs(process_ids, is_new=True), clocks
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
-        """Return UUID -> how many more bytes of the GPU are in use than when this agent started.
+        """Return UUID -> bytes of the GPU in use now, minus those when this agent started.
 
-        GPUs whose use NVML does not report are left out.
+        GPUs whose use NVML does not report now are left out; one not reported then counts from 0.
         """
         from raybench.hardware.devices import memory_in_use_bytes
 
-        now = memory_in_use_bytes()
-        before = self._used_before_bytes
+        now, before = memory_in_use_bytes(), self._used_before_bytes
         return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
 
 
 def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
     """Return what a worker wrote after `read_to`, at most the last 32 KiB of each stream.
 
-    The lines of a stream follow its name, as `[stdout]`. Colours, empty lines and Ray's own lines
-    are left out. "" if nothing is left, or it has no log. folder: the logs of Ray's session on this
-    node. read_to: name of a log -> its bytes that were read before; it is updated in place.
+    Each begins with its name, as `[stdout]`, and a note of bytes not kept. Colours, empty lines,
+    Ray's own, and a line's text before a carriage return are left out. "" if nothing is left, or it
+    has no log. folder: the logs of Ray's session on this node. read_to: name of a log -> its bytes
+    read before, {} for none; it is updated in place.
     """
     blocks = []
     for stream, kind in (("stdout", "out"), ("stderr", "err")):
@@ -215,8 +212,9 @@ class NodeAgents:
     def start(self, node_ids: Iterable[str]) -> None:
         """Start an agent on each of these nodes that has none, and wait 30 s at most for them.
 
-        Call it before workers have devices: agents note then how much memory others use. Raises
-        ClusterError where the head of the cluster or this host's Ray is gone.
+        Call it before workers have devices: agents note then how much memory others use. node_ids:
+        of `ray_nodes`, else KeyError. Raises ClusterError where, while it waits, the head of the
+        cluster or this host's Ray is gone; not for an agent that is late.
         """
         with self._lock:
             unknown = set(node_ids) - self._nodes.keys()
@@ -239,9 +237,9 @@ class NodeAgents:
             self._monitor.check()
 
     def watch(self, devices: Sequence[Device]) -> None:
-        """Make the agents sample these devices; starts agents on nodes that have none.
+        """Make the agents sample these devices, if they do not; starts agents that are missing.
 
-        Raises ClusterError as `start` does.
+        Only on their nodes does `drain` take samples, and `stop` release locks. Raises as `start`.
         """
         by_node = _by_node(devices)
         self.start(by_node)
@@ -257,9 +255,10 @@ class NodeAgents:
     def silent_nodes(self) -> frozenset[str]:
         """Return the ids of nodes whose agent has not answered for 8 s, or whose Ray has ended.
 
-        A starting agent, or one with nothing to `watch` yet, has 180 s. It looks four times a
-        second at most, else it returns what it found last. Call it about once a second while
-        waiting. Raises ClusterError where the head of the cluster or this host's Ray is gone.
+        A starting agent, or one with nothing to `watch` yet, has 180 s. A node that answers again
+        is not among them. It looks four times a second at most, else it returns what it found last.
+        Call it about once a second: more than 1.5 s between two calls count as 1.5 s. Raises
+        ClusterError where the head of the cluster or this host's Ray is gone.
         """
         self._monitor.check()
         with self._lock:
@@ -315,7 +314,7 @@ class NodeAgents:
             self._monitor.check(afresh=True)
 
     def has_ended(self, node_id: str, *, asks_ray: bool = True) -> bool:
-        """Return whether Ray on this node has ended; False if that is not known.
+        """Return whether Ray on this node has ended; False if unknown, or no agent was started.
 
         It has if its raylet refuses connections or, with `asks_ray`, if Ray says that it is dead.
         Waits 0.1 s at most for the raylet; Ray, asked, may take longer.
@@ -334,7 +333,10 @@ class NodeAgents:
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock them as `DeviceLocks.lock` does; return a device of each node, and its result."""
+        """Lock them as `DeviceLocks.lock`; return the first device of each node, and its result.
+
+        Waits 10 s at most: `problem` says where no agent answered, or none was started.
+        """
         limit_s = timeouts.AGENT_LOCK_S
         results = self._ask(
             "lock", devices, lambda here: (list(map(lock_name, here)), holder, shared), limit_s
@@ -346,13 +348,14 @@ class NodeAgents:
         return [(here[0], results.get(node, silent)) for node, here in by_node.items()]
 
     def unlock(self, devices: Sequence[Device]) -> None:
-        """Release all locks on the nodes of these devices."""
+        """Release all locks of this sweep on the nodes of these devices; waits 10 s at most."""
         self._ask("close", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
-        """Look who else uses the devices; return a function to call after the use.
+        """Have agents look who else uses the devices; return a function to call after the use.
 
-        It names who else used them meanwhile, or a host that does not tell; () before `lock`.
+        It names who else was seen at either look or kept processors busy in between, and hosts that
+        did not answer, unless silent before the first. Waits 4 s at most. () before `lock`.
         """
         holder = self._holder
         if holder is None:
@@ -377,22 +380,22 @@ class NodeAgents:
     def kill(self, devices: Sequence[Device]) -> None:
         """Send SIGKILL to the processes of the workers that own these devices.
 
-        Waits at most a second for the agents. Nothing is done on a node that is gone.
+        Waits at most a second for the agents. Does nothing on nodes that are silent or have none.
         """
         limit_s = timeouts.AGENT_KILL_S
         self._ask("kill", devices, lambda here: ([one.process_id for one in here],), limit_s)
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
-        """Return each worker's last 60 lines (stdout, then stderr); "" if its agent is silent."""
+        """Return each worker's last 60 lines of `new_output`; "" also if its agent is silent."""
         read = self._ask("outputs", devices, lambda here: ([one.process_id for one in here],))
         outputs = [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
         return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
-        """Wait until devices, whose workers are gone, use at most 256 MiB more than at the start.
+        """Wait until devices of ended workers use at most 256 MiB more than at the agents' start.
 
-        Return a sentence for each where it is not after `timeout_s`. CPUs, and GPUs whose use NVML
-        or the agent does not report, are not waited for.
+        Return a sentence for each where it is not after `timeout_s`. CPUs, and GPUs whose use
+        NVML or the agent does not report, are not waited for.
         """
         gpus = [device for device in devices if device.kind == "cuda"]
         deadline_s = time.monotonic() + timeout_s
@@ -411,7 +414,7 @@ class NodeAgents:
             time.sleep(_POLL_S)
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """Return the samples since the last call; those of a slow agent come with a later call."""
+        """Return the samples since the last call, a slow agent's later; one thread at a time."""
         with self._lock:
             nodes = [node for node in self._nodes.values() if node.devices]
             nodes = [node for node in nodes if node.node_id not in self._silent]
@@ -431,10 +434,9 @@ class NodeAgents:
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Return state and error counters of each device, in order.
 
-        `unread` says so if the agent of its node does not answer.
+        `unread` says so if the agent of its node does not answer in 20 s.
         """
-        limit_s = timeouts.AGENT_FACTS_S
-        answers = self._ask("device_facts", devices, lambda here: (here,), limit_s)
+        answers = self._ask("device_facts", devices, lambda here: (here,), timeouts.AGENT_FACTS_S)
         by_uuid = {one.device.uuid: one for facts in answers.values() for one in facts}
         now = datetime.now(UTC)
         unread = "the agent of its node does not answer"
@@ -444,10 +446,10 @@ class NodeAgents:
         )
 
     def complete(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
-        """Return the answers, each with what its worker wrote during the point.
+        """Return copies of the answers, each with what its worker wrote since its last one.
 
-        Measurements also get the SM clocks of their GPU in the timed spans. Both are empty if an
-        agent does not answer. answers, devices: in rank order.
+        Measurements also get the SM clocks (MHz) of their GPU in the timed spans. Both are empty if
+        an agent does not answer in 0.5 s. answers, devices: in rank order.
         """
         spans = {
             device.uuid: answer.timed_at_ns
@@ -472,7 +474,7 @@ class NodeAgents:
         return completed
 
     def stop(self) -> None:
-        """Release all locks of devices, and end the agents of all nodes. Waits 0.5 s at most."""
+        """Release all locks of devices, in 0.5 s, and end all agents; the head must be alive."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
             self._ask("close", devices, lambda _: ())
@@ -531,7 +533,7 @@ def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
 
 
 def start_on_node(actor: type, node_id: str) -> Any:
-    """Start an actor of this class on the node, without a device; return its handle, at once."""
+    """Start `actor()` on the node, without a device; return its handle at once, started or not."""
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     environment = {
         # Ray's nice 15 lets a busy node look like a dead one.
@@ -551,5 +553,5 @@ def start_on_node(actor: type, node_id: str) -> Any:
 
 
 def node_address() -> str:
-    """Return the IP address of this node by which the others reach it."""
+    """Return the IP address by which others reach this node; call it in a process of Ray."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

@@ -97,8 +97,8 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
 def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
     """Reserve devices in Ray, and return a slot for each. Waits 2 s at most.
 
-    wanted: node id -> number of devices. If a node does not have so many free any more, none of it
-    is reserved.
+    wanted: node id -> number of devices, at least 1. If a node does not have so many free any more,
+    none of it is reserved. `remove_placement_group` gives all slots of a node back.
     """
     asked = {
         node: placement_group(
@@ -121,10 +121,7 @@ def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
 
 
 def _racks() -> dict[str, str]:
-    """Return the rack by node id, as `ray start --labels rack=NAME` names it.
-
-    Nodes without that label are left out.
-    """
+    """Return node id -> NAME of `ray start --labels rack=NAME`; nodes without it are left out."""
     labels = {node["NodeID"]: node.get("Labels") or {} for node in ray_nodes()}
     return {node: its[_RACK] for node, its in labels.items() if _RACK in its}
 
@@ -178,7 +175,7 @@ class WorkerPool:
 
     @property
     def pending(self) -> int:
-        """Number of workers that were asked for and may still come."""
+        """Number of workers that may still come; with a list of GPUs, some on other GPUs too."""
         with self._lock:
             is_waiting = time.monotonic() < self._wait_until_s
             return len(self._starting) + (self._missing if is_waiting else 0)
@@ -200,10 +197,11 @@ class WorkerPool:
     def start(self, count: int, strategy: Strategy) -> None:
         """Start workers on free devices, and wait for those that come soon.
 
-        `refresh` adds those that come later. count: how many at most; not used with a device list.
-        strategy: which devices are taken if there are more. Raises ClusterError where no worker
-        comes, one cannot start, has other versions or the device of another worker, a listed device
-        is missing without --wait, or the cluster is gone; DevicesInUseError where others have one.
+        Call it once, and `close` even if it raises. `refresh` adds those that come later. count:
+        how many at most; not used with a device list. strategy: which devices are taken if there
+        are more. Raises ClusterError where no worker comes, one cannot start, has other versions or
+        the device of another worker, a listed device is missing without --wait and none is still
+        starting, or the cluster is gone; DevicesInUseError where other sweeps have one.
         """
         self._count, self._strategy = count, strategy
         if self._only:  # one on each GPU there is finds those of the list
@@ -232,7 +230,7 @@ class WorkerPool:
             self._log(f"{len(came)} of {wanted} workers are there, up to {more} may come")
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that came and note lost ones; wait at most `timeout_s` for one.
+        """Add workers that came and note lost ones; wait at most `timeout_s` for a pending one.
 
         Takes longer where it starts workers on devices that are free now. Raises ClusterError where
         the head of the cluster or this host's Ray is gone.
@@ -254,9 +252,10 @@ class WorkerPool:
     def replace(self, worker_ids: Collection[int]) -> None:
         """Kill the processes of these workers and start new ones, and wait for all of them.
 
-        Lost ones stay lost. The device stays: Ray keeps a GPU for our placement group. Where one
-        does not start with variables of the job, one without them is started, and `refusal` is set.
-        A worker whose new process does not start, or has another GPU, is lost. Raises as `refresh`.
+        None may run a point; their groups break. Lost ones stay lost. The device stays (Ray keeps
+        it for our placement group) and is read anew. Where one does not start with variables of the
+        job, one without them is started, and `refusal` is set. A worker whose new process does not
+        start, or has another GPU, is lost. Raises as `refresh`.
         """
         self.lose(self._agents.silent_nodes())
         workers = [self._workers[worker_id] for worker_id in worker_ids]
@@ -315,7 +314,7 @@ class WorkerPool:
             self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost")
 
     def close(self) -> None:
-        """Kill all workers and give their devices back to Ray."""
+        """Kill all workers, give their devices back to Ray, and forget them; the head must live."""
         with self._lock:
             _let_go([*self._workers, *self._starting, *self._unlisted])
             self._workers, self._unlisted = [], []
@@ -466,10 +465,7 @@ class WorkerPool:
         return ended
 
     def _is_listed(self, worker: WorkerHandle, device: Device | None) -> bool:
-        """Give the worker the device with which it came up; return False where that is None.
-
-        It is not in the list of devices then, and stays held, or it came again.
-        """
+        """Give the worker its device; return False for None: not in the list, it stays held."""
         if device is None:
             self._unlisted.append(worker)
             return False
@@ -537,10 +533,7 @@ def _check_devices(devices: Sequence[Device]) -> None:
 
 
 class _Worker:
-    """The actor around a `Worker`, which is told by Ray where it is and which GPU it has.
-
-    It has no device before `attach_device`.
-    """
+    """The actor around a `Worker`, without a device before `attach_device`, which asks Ray."""
 
     def __init__(self, search_path: str) -> None:
         if search_path not in sys.path:
@@ -589,7 +582,7 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
     """Start a worker process on the device of this slot; return Ray's handle of its `_Worker`.
 
     Does not wait. Call its `attach_device` next. environment: variables of the job; they replace
-    those that are forwarded from this process or set here.
+    those that are forwarded from this process or set here, except the mark of `reaper`.
     """
     there = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
@@ -640,8 +633,8 @@ def _why_no_start(error: Exception) -> str:
 def how_it_died(told: str) -> str:
     """Return how a process ended, as a phrase such as "died by SIGSEGV". told: text of Ray's error.
 
-    Without code or signal: "ended without a word: ..." where only a connection broke, else "died: "
-    and the first line of the reason given.
+    Or "ended with exit code 1". Without both: "ended without a word: ..." where only a connection
+    broke, else "died: " and the first line of the reason given, which may be empty.
     """
     if found := _EXIT_CODE.search(told):
         code, signal = found.groups()
@@ -651,11 +644,9 @@ def how_it_died(told: str) -> str:
             "ended without a word: by os._exit, or by a signal as SIGKILL, which the kernel sends "
             "out of memory"
         )
-    for mark in ("Worker exit detail:", "The actor died because", "The actor is dead because"):
-        if mark in told:
-            reason = told.split(mark, 1)[1].strip().splitlines()[0]
-            return f"died: {reason.split(' Some common causes', 1)[0]}"
-    return f"died: {told.strip().splitlines()[0]}"
+    marks = ("Worker exit detail:", "The actor died because", "The actor is dead because")
+    reason = next((told.split(mark, 1)[1] for mark in marks if mark in told), told).strip()
+    return "died: " + reason.partition("\n")[0].partition(" Some common causes")[0]
 
 
 def _was_killed(error: Exception) -> bool:

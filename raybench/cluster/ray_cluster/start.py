@@ -103,7 +103,8 @@ def connect(
 ) -> Connection:
     """Join the Ray cluster at `address`, or start a private one, and return the connection.
 
-    Parameters and errors are those of `raybench.cluster.connect`; end: None for `end_process`.
+    Parameters and errors are those of `raybench.cluster.connect`; end: None for `end_process`. At
+    the end the caller calls `ray.shutdown`, and removes the connection's `folder`, if any.
     """
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
     # stdout is ours. The row of a point names its dead worker.
@@ -221,7 +222,7 @@ def _why_no_head(address: str, option: str) -> str | None:
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """Return Ray's own dict of each node, dead ones too, with `NodeID`, `Alive`, `Resources`."""
+    """Return Ray's dict (`NodeID`, `Alive`, ...) of each node, dead ones too; after `connect`."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
@@ -240,9 +241,9 @@ def _drop(*_: object, **__: object) -> None:
 def find_own_cluster() -> tuple[str, str]:
     """Return (HOST:PORT, "") of the head of the Ray cluster that this host belongs to.
 
-    It must belong to this user or root. ("", reason) if an address was found that must not be
-    joined, ("", "") if none was found. A cluster in Ray's usual folder comes before one in another
-    (`ray start --temp-dir`). Raises ClusterError where several could be meant.
+    Its raylet here must be this user's or root's; the head itself may be gone. ("", reason) if the
+    address in Ray's usual folder has no such raylet, ("", "") if none was found. A cluster in that
+    folder comes before others (`ray start --temp-dir`). Raises ClusterError for several others.
     """
     usual = Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
     raylets = set()
@@ -340,8 +341,8 @@ def make_private_folder() -> Path:
     It is made in RAY_TMPDIR, TMPDIR or /tmp, the first whose path is short enough for Ray's
     sockets. The caller removes it. Raises ClusterError where it cannot be made there.
     """
-    places = (os.environ.get("RAY_TMPDIR"), os.environ.get("TMPDIR"), "/tmp")
-    bases = [Path(place).resolve() for place in places if place]
+    places = (os.environ.get("RAY_TMPDIR"), os.environ.get("TMPDIR"))
+    bases = [*(Path(place).resolve() for place in places if place), Path("/tmp")]
     longest = _SOCKET_PATH_BYTES - _FOLDER_BYTES - _RAYS_SOCKET_BYTES
     base = next(base for base in bases if len(os.fsencode(base)) <= longest)
     try:
@@ -414,7 +415,8 @@ class HeadMonitor:
     def gone(self, *, afresh: bool = False) -> str:
         """Return in words which program did not answer twice in a row; "" while all answer.
 
-        Asks now if `afresh`, else once a second at most, and never again once one was gone.
+        Asks now if `afresh`, else once a second at most, and never again once one was gone. Takes
+        up to 2 s for each program that is slow, and a second more where one is silent.
         """
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
@@ -444,7 +446,10 @@ class HeadMonitor:
 
 
 def why_not_listening(address: str, timeout_s: float) -> Exception | None:
-    """Return the error of connecting to HOST:PORT; None if something listens there."""
+    """Return the error of connecting to HOST:PORT; None if any program listens there.
+
+    ConnectionRefusedError where the port is closed. timeout_s: for each IP address of the host.
+    """
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
@@ -454,7 +459,7 @@ def why_not_listening(address: str, timeout_s: float) -> Exception | None:
 
 
 def end_process(reason: str) -> None:
-    """Write the reason to stderr and end this process at once, with the code of a ClusterError."""
+    """Write the reason to stderr; end this process, without clean-up, with ClusterError's code."""
     with suppress(OSError):  # stderr may be full, or closed
         os.write(2, f"{reason}\n".encode(errors="replace"))
     os._exit(ClusterError.exit_code)
@@ -468,9 +473,9 @@ def start_guard(
 ) -> Iterator[None]:
     """Return a context that calls `end` if Ray is gone and the block does not end by itself.
 
-    gone: returns in words what is gone, "" while all is there. patience_s: how long the block may
-    still take once something is gone. end: gets what is gone, and must end this process. Both are
-    called in a thread.
+    gone: returns in words what is gone, "" while all is there; it may not raise, and the end of the
+    block waits for its call. patience_s: how long the block may still take once something is gone.
+    end: gets what is gone, and must end this process. Both are called in a thread.
     """
     is_over = threading.Event()
 

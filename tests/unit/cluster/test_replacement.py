@@ -127,7 +127,7 @@ def test_a_new_worker_that_is_killed_while_it_starts_is_started_again_and_not_fo
     replaced, calls
 ):
     reason = f"cuda:1 on {GPU.host} is lost: a worker could not start"
-    assert replaced(RayActorError()).lost_because.startswith(reason)
+    assert replaced(RayActorError(error_msg="")).lost_because.startswith(reason)
     assert calls.count("new takes cuda:1") == 3
 
 
