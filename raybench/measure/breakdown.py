@@ -57,7 +57,7 @@ from raybench.measure.marks import (
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, WallTimes
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, PartTimes, Workload
-from raybench.workloads.script import RunningScript, ScriptEndedError
+from raybench.workloads.script import ScriptEndedError
 
 # Registers a communication hook with the models of a workload; with None they have none again.
 SetHook = Callable[[Any], None]
@@ -107,6 +107,7 @@ _WALL_METHODS = {
     "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
 }
 _WALL_ON_CPU = "none: on a CPU nothing goes on behind the host's clock"
+_NOT_QUEUED = "unknown: the steps of a script cannot be queued beforehand"
 _NO_GAP_ON_CPU = "none: on a CPU the host computes"
 
 # The first step with another hook, and two that fill the queue of the device.
@@ -131,8 +132,8 @@ _CALIBRATION_CYCLES = 10_000_000
 class Extent:
     """How many steps a breakdown runs.
 
-    steps: timed samples of most kinds. most_local_steps: about the most of those without
-    communication, repeated until the ranks can be told apart. inner: steps in a sample, as timed.
+    steps: timed samples of most kinds, at least one. most_local_steps: about the most of those
+    without communication, repeated until ranks can be told apart. inner: steps in each sample.
     """
 
     steps: int
@@ -145,7 +146,7 @@ class _Instrumented:
     """A workload whose instrumented steps are run, and how many of them."""
 
     workload: Workload
-    timer: Timer | ScriptTimer
+    timer: Timer
     context: Context
     extent: Extent
 
@@ -176,9 +177,7 @@ class _Instrumented:
         return self.time_block(loop_step(step, self.extent.inner), self.extent.steps)
 
 
-def break_down(
-    workload: Workload, timer: Timer | ScriptTimer, context: Context, extent: Extent
-) -> Breakdown:
+def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
     """Run instrumented steps, and return where time and memory go; all ranks must call it.
 
     A time that could not be measured is None or (), with the reason in `methods`; for a CUDA graph
@@ -242,7 +241,7 @@ def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], 
 def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
     """Return the median ms of a step by the host's clock: until it returns, and until it is done.
 
-    Runs `steps` steps, each on an idle device. wait: blocks until the device is idle.
+    Runs `steps` (above 0) steps, each on an idle device. wait: blocks until the device is idle.
     """
     issued_ns, done_ns = [], []
     for _ in range(steps):
@@ -336,7 +335,8 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
     """Return a function that registers a communication hook for gradients, or why there is none.
 
-    It is the workload's own `set_comm_hook`, else it acts on the models which the context wrapped.
+    It is the workload's own `set_comm_hook`, else that of `context.replicas`; all ranks must call
+    it, and with None DDP reduces as it does without a hook. Why: text for `Breakdown.methods`.
     """
     own: SetHook | None = workload.set_comm_hook
     return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
@@ -415,12 +415,12 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
 def time_queued_steps(
     step: Step, optimizer: OptimizerMarks, local_ms: float, steps: int, around: Around = nullcontext
 ) -> float | None:
-    """Return the median time in ms of a step on the GPU, without the gaps left by a slow host.
+    """Return the median time in ms of `steps` steps on the GPU, without the gaps of a slow host.
 
     All ranks must call it. If the host is not much faster than the device, whose step takes
     local_ms, the device is held back before each step for 1.5 times as long as the host needs to
-    issue it. None on all ranks if that is longer than a second on one of them.
-    optimizer: notes the optimizers of these steps. around: as of `_time_local_steps`.
+    issue it, as five steps before show. None on all ranks if that is above a second on one of them.
+    optimizer: gets an ended step for each of `steps`. around: is entered for the five, then anew.
     A step that waits for the device keeps the gap behind its wait, and one with more launches
     than the driver queues (about 1000) some of its gaps.
     """
@@ -450,9 +450,9 @@ def time_queued_steps(
 
 @cache
 def cycles_per_ms() -> float:
-    """Return the cycles that torch's spin kernel counts in a ms.
+    """Return the cycles that `torch.cuda._sleep` counts in a ms.
 
-    Measured once in a process, at the GPU's clock of the first call, which waits for all its work.
+    Measured once in a process, on the GPU that is current at the first call, which waits for it.
     """
     mark = make_marker(torch.device("cuda"))
     # The first launch of a kernel loads it.
@@ -464,16 +464,16 @@ def cycles_per_ms() -> float:
     return _CALIBRATION_CYCLES / elapsed_ms(start, end)
 
 
-def break_down_script(
-    script: RunningScript, timer: ScriptTimer, context: Context, extent: Extent
-) -> Breakdown:
-    """Run instrumented steps of a script on all ranks, and return where their time goes.
+def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> Breakdown:
+    """Run instrumented steps of the timer's script, and return where their time goes.
 
-    All ranks must call it. With several ranks, steps with timed reductions come first; from then on
-    DDP does not reduce the script's gradients any more. If the script ends, a step reduces none, or
-    parts cannot be timed on some rank, the breakdown has only `methods` with the reason. Raises
-    ScriptFailedError where the script fails, ScriptAbortedError where another rank's has.
+    All ranks must call it, once for a script. With several ranks, steps with timed reductions come
+    first; then DDP does not reduce its gradients any more. If the script ends, a step reduces none,
+    or parts cannot be timed on some rank, there are only `methods` with the reason. Of the extent
+    only `steps` counts. Raises ScriptFailedError where the script fails, ScriptAbortedError where
+    another rank's has.
     """
+    script = timer.script
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
 
     def time_steps() -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
@@ -509,11 +509,7 @@ def break_down_script(
         methods={
             "local_step_ms": "step with DDP's noop_hook" if has_peers else _PLAIN_STEP,
             "compute_ms": f"local step less optimizer_ms{gaps}",
-            "host_gap_ms": (
-                "unknown: the steps of a script cannot be queued beforehand"
-                if on_gpu
-                else _NO_GAP_ON_CPU
-            ),
+            "host_gap_ms": _NOT_QUEUED if on_gpu else _NO_GAP_ON_CPU,
             "optimizer_ms": f"{'CUDA events' if on_gpu else 'host clock'} around Optimizer.step",
             **(_REDUCED if has_peers else {}),
         },

@@ -51,7 +51,7 @@ class Collective:
 
 
 def add_up(collectives: Sequence[Collective]) -> tuple[Traffic, ...]:
-    """Return the traffic per kind and size of group, in the order of the first calls."""
+    """Return the traffic of a step by kind and size of group, in the order of the first calls."""
     keys = dict.fromkeys((one.kind, one.ranks) for one in collectives)
     return tuple(
         Traffic(
@@ -74,9 +74,10 @@ def replace_collectives(handler: Handler) -> Iterator[None]:
     """Call the handler instead of each collective of this process inside the `with` block.
 
     Also of each send and recv. A Python object that another rank broadcasts, scatters or sends
-    becomes None, and its bytes count on that rank. The handler must not issue real collectives. A
-    call of torch's own kernels from Python holds the interpreter's lock; threads of gloo and NCCL
-    wait for that lock while they hold locks of their own, so that both would wait for ever.
+    becomes None, and its bytes count on that rank. The handler, such as LocalCopies, returns work
+    that is complete; it must not issue real collectives. A call of torch's own kernels from Python
+    holds the interpreter's lock; threads of gloo and NCCL wait for that lock while they hold locks
+    of their own, so that both would wait for ever.
     """
     with torch.library._scoped_library("c10d", "IMPL") as library, _replace_functions():
         # Torch warns of kernels that are replaced.

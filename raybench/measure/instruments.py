@@ -173,9 +173,9 @@ class MemoryUse:
     """What torch's allocator counted in the timed steps; all fields are None on a CPU.
 
     allocated_bytes: peak of the steps between `restart` and `paused`. reserved_bytes: peak of all
-    the time until the last `paused`, without its blocks. retries: allocations that failed until
-    cached memory was given back. device_allocs: calls of cudaMalloc. Both are of `counting`; they
-    stop the device, and a step in a steady state needs neither.
+    the time until the last `restart` or `paused`. Both are None before these. retries: allocations
+    that failed until cached memory was given back. device_allocs: calls of cudaMalloc. Both are
+    of `counting`; they stop the device, and a step in a steady state needs neither.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -197,9 +197,9 @@ class MemoryUse:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the `with` block out of the peak of allocated memory; take in the peak before it.
+        """Leave the `with` block out of both peaks of memory; take in the peaks before it.
 
-        Memory that is still allocated at its end counts from then on.
+        Memory that is still allocated, or reserved, at its end counts from then on.
         """
         self._read_reserved()
         if self._is_counted:
@@ -210,7 +210,7 @@ class MemoryUse:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Add what happens inside the `with` block to `retries` and `device_allocs`."""
+        """Add those of the `with` block to `retries` and `device_allocs`; nothing on a CPU."""
         if self.retries is None or self.device_allocs is None:
             yield
             return
@@ -235,7 +235,7 @@ class MemoryUse:
 class StepsEndedError(Exception):
     """The script ended on a rank before all steps were timed; raised on all ranks.
 
-    repetition: the steps that it made, equally many on each rank.
+    repetition: the steps that it made, equally many on each rank; at most half as warm-up.
     """
 
     def __init__(self, repetition: Repetition) -> None:
@@ -257,7 +257,7 @@ class ScriptTimer(MemoryUse):
     def __init__(self, script: RunningScript, device: torch.device) -> None:
         """Make a timer. script: its steps are timed. device: on which ranks exchange counts."""
         super().__init__(torch.device("cpu"))
-        self._script, self._agree_on = script, device
+        self.script, self._agree_on = script, device
         self._blocks: list[Samples] = []
         self._warmup_iterations = 0
 
@@ -266,15 +266,15 @@ class ScriptTimer(MemoryUse):
     ) -> Samples:
         """Return the durations of iterations that the script runs and times.
 
-        All ranks must call it. step, parts: not used. Raises StepsEndedError where the script ends
-        before so many iterations, ScriptFailedError where it fails or ends before the first timed
-        one, and ScriptAbortedError where another rank's has failed.
+        All ranks must call it. iterations: above 0. step, parts: not used. Raises StepsEndedError
+        where a rank's script ends before so many, ScriptFailedError where it fails or ends before
+        the first timed iteration, and ScriptAbortedError where another rank's has failed.
         """
         try:
-            samples = self._script.run_steps(iterations, lead_in=lead_in)
+            samples = self.script.run_steps(iterations, lead_in=lead_in)
         except ScriptEndedError:
             samples = Samples()
-        allocated_bytes, reserved_bytes = self._script.peaks
+        allocated_bytes, reserved_bytes = self.script.peaks
         if allocated_bytes is not None and reserved_bytes is not None:
             self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
             self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
@@ -298,7 +298,7 @@ class ScriptTimer(MemoryUse):
     def restart(self) -> None:
         """Count all iterations until now as warm-up; forget the peak of allocated memory."""
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
-        self._script.forget_memory()
+        self.script.forget_memory()
         self.allocated_bytes = None
 
 
@@ -318,9 +318,9 @@ def workload_stream(context: Context) -> Iterator[None]:
     """Make the workload's stream the current one inside the `with` block.
 
     It is a new stream if the steps will be captured in a CUDA graph; else, if `context.sms` limits
-    the multiprocessors, the one of this process for so many; else the current stream stays. Raises
-    UsageError for a CUDA graph on a device that is not CUDA, and where torch or the driver cannot
-    limit the multiprocessors.
+    the multiprocessors (CUDA only), this process's stream for that number; else the current stream
+    stays. Raises UsageError for a CUDA graph on a device that is not CUDA, and where torch or the
+    driver cannot limit the multiprocessors.
     """
     if context.cuda_graph and context.device.type != "cuda":
         raise UsageError(
@@ -408,7 +408,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def align_ranks(device: torch.device) -> None:
-    """Block until all ranks have called this, and on a GPU until the work queued before is done."""
+    """Block until all ranks have called this, and on a GPU until the work queued on it is done."""
     if dist.is_initialized():
         dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
@@ -418,7 +418,7 @@ def align_ranks(device: torch.device) -> None:
 def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
     """Return on all ranks what `decide` returns on rank 0; it is called on rank 0 only.
 
-    All ranks must call this. `decide` must not raise: the others would wait.
+    All ranks must call this, each with its device. `decide` must not raise: others would wait.
     """
     if not dist.is_initialized():
         return decide()
@@ -429,14 +429,14 @@ def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> in
 
 
 def any_rank(condition: bool, device: torch.device) -> bool:
-    """Return whether the condition is true on any rank; all ranks must call it."""
+    """Return whether it is true on any rank; all ranks must call it, each with its device."""
     return bool(max_over_ranks([int(condition)], device)[0])
 
 
 def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
-    """Return at each position the largest value of any rank.
+    """Return at each position the largest value of any rank; `values` without a process group.
 
-    All ranks must call it and give equally many values. Without a process group: `values`.
+    All ranks must call it, each with its device, and give equally many.
     """
     if not dist.is_initialized():
         return list(values)
@@ -449,7 +449,7 @@ def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
 def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
     """Return each rank's `step_ns`, in rank order; without a process group this rank's alone.
 
-    All ranks must call it and give equally many.
+    All ranks must call it, each with its device, and give equally many.
     """
     if not dist.is_initialized():
         return [list(step_ns)]
@@ -462,7 +462,7 @@ def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[
 def gather_objects(value: Any) -> list[Any]:
     """Return the value of each rank, in rank order; without a process group `[value]`.
 
-    All ranks must call it, with picklable values.
+    All ranks must call it, with picklable values. NCCL sends them through the current device.
     """
     if not dist.is_initialized():
         return [value]

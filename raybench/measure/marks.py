@@ -40,7 +40,7 @@ Mark = torch.cuda.Event | int
 def make_marker(device: torch.device) -> Callable[[], Mark]:
     """Return a function that returns a mark of the present moment, for `elapsed_ms`.
 
-    On a GPU that is when the device is done with the work queued on the current stream so far.
+    On a GPU, the current one, that is when the work queued on its current stream so far is done.
     """
 
     def record_event() -> torch.cuda.Event:
@@ -138,10 +138,7 @@ class BucketMarks(_StepMarks[_Bucket]):
                 # DDP itself waits for what follows the mark.
                 assert bucket.reduced is not None, "a step returned before its bucket was reduced"
                 first = buckets[0].ready
-                ready_ms, reduced_ms = (
-                    elapsed_ms(first, m) for m in (bucket.ready, bucket.reduced)
-                )
-                times.append((ready_ms, reduced_ms))
+                times.append((elapsed_ms(first, bucket.ready), elapsed_ms(first, bucket.reduced)))
             steps.append(tuple(times))
         return tuple(steps)
 
@@ -234,8 +231,8 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         """Return the median ms of each region over the last `steps` ended steps; forget all steps.
 
         In the order in which regions were entered; a step that did not enter one counts with 0 ms.
-        step_ms: duration of a step, for the regions' shares of it. The device must be done with the
-        steps.
+        steps: above 0. step_ms: duration of a step, for the regions' shares of it. The device must
+        be done with the steps.
         """
         spans_ms: list[dict[str, list[float]]] = []
         for step in self._take_ended()[-steps:]:
@@ -289,7 +286,10 @@ class ScriptMarks:
         return COMPILED if count_compiled_frames() else ""
 
     def time_gradients(self) -> None:
-        """Register a hook that averages gradients as DDP does without one, and notes the times."""
+        """Register a hook that averages gradients as DDP does without one, and notes the times.
+
+        Call it once, after `hook_gradients` has returned "" on all ranks.
+        """
         for model in self._models:
             model.register_comm_hook(None, self._hook)
 
@@ -303,9 +303,10 @@ class ScriptMarks:
         self._optimizers.end_step()
 
     def take(self, steps: int) -> dict[str, Any]:
-        """Return times of the last `steps` ended steps in ms, and forget all steps.
+        """Return times of the last `steps` (above 0) ended steps in ms, and forget all steps.
 
-        optimizer_ms: one per step, 0 without optimizer. comm_ms, tail_ms: only of reducing steps.
+        The device must be done with them. optimizer_ms: one per step, 0 without optimizer. comm_ms,
+        tail_ms: only of steps that reduce gradients after `time_gradients`.
         """
         buckets = self._buckets.take()[-steps:]
         return {
@@ -324,9 +325,9 @@ class ScriptMarks:
 def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | None:
     """Run two steps, and return what the peak of memory is made of in the second.
 
-    None, after one step, if the device has neither weights of a module nor a tensor that an
-    optimizer stepped in it. All modules made since `gc.freeze` count: a workload may hold its own
-    in collections, objects and closures. device: of CUDA, with its index; its peaks are reset.
+    None if the device has neither weights of a module nor a tensor that an optimizer stepped in the
+    first. All modules made since `gc.freeze` count: a workload may hold its own in collections,
+    objects and closures. device: of CUDA, with its index; its peaks are reset.
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
     hook = register_optimizer_step_pre_hook(lambda one, *_: optimizers.setdefault(one))
@@ -343,6 +344,7 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     buffers = [buffer for module in modules for buffer in module.buffers()]
     weights = [t for t in (*dict.fromkeys(stepped + held), *buffers) if t.device == device]
     if not weights:
+        step()  # as often as on other ranks, which may wait for this one
         return None
     torch.cuda.reset_peak_memory_stats(device)
     begin, gradients = torch.cuda.memory_allocated(device), _GradientsAtPeak(weights, device)

@@ -121,8 +121,8 @@ def measure(
     All ranks must call it. began_s: when the set-up began, by `time.perf_counter`; None: now.
     rested: the device's counters when the work before ended; None: now. profile: also run the last
     workload under the profiler. nccl_choices: runs a step and returns what NCCL chose in it. Raises
-    what the workload raises, and UsageError where a CUDA graph cannot be captured; with one rank, a
-    gradient comparison, breakdown or profile that fails is only a warning.
+    what the workload, `workload_stream` and `capture_graph` raise; with one rank, a gradient
+    comparison, breakdown or profile that fails is only a warning.
     """
     began_s = time.perf_counter() if began_s is None else began_s
     run = _PointRun(
@@ -363,8 +363,8 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
 
     def take_apart() -> Breakdown:
         """Return the breakdown; the run gets what NCCL and torch's attention chose in a step."""
-        if isinstance(workload, RunningScript) and isinstance(run.timer, ScriptTimer):
-            return break_down_script(workload, run.timer, context, extent)
+        if isinstance(run.timer, ScriptTimer):
+            return break_down_script(run.timer, context, extent)
         # First, before gradients go other ways than in a timed step.
         if context.world_size > 1:
             run.fields["nccl_choices"] = run.nccl_choices(workload.step)

@@ -60,9 +60,9 @@ _FLOP_PER_TFLOP = 1e12
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
     """Run steps, and return their Chrome trace (gzip) and the times of the model's modules.
 
-    All ranks must call it. Runs `steps` steps with timed modules, if the workload has a `model`,
-    and as many under the profiler, after one that is not in the trace. The communication hook of
-    `break_down` is removed before. The process launches kernels more slowly afterwards.
+    All ranks must call it, with `steps` above 0. It removes the hook of `break_down`, and runs two
+    steps to warm up, `steps` with timed modules if the workload has a `model`, and as many under
+    the profiler after one that is not in the trace. Afterwards kernels launch more slowly.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):
@@ -94,7 +94,7 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
 def module_times(
     model: nn.Module, step: Callable[[], None], device: torch.device, steps: int
 ) -> tuple[ModuleTime, ...]:
-    """Return the time in each module that ran in every step, median over `steps` steps.
+    """Run `steps` (above 0) steps; return the median time per step in each module that ran in all.
 
     A module's time includes its children. It is taken from hook to hook: on a GPU by CUDA events,
     with the gaps that the host leaves, which the hooks make longer. Backward runs from the gradient
@@ -279,7 +279,7 @@ _OPERATORS = {
 def attention_kernels(step: Step) -> tuple[str, ...]:
     """Run a step, and return those of torch's attention kernels that it calls; () if none.
 
-    They are flash, efficient, cudnn and math. Torch chooses by device, shapes, mask and its own
+    In this order: flash, efficient, cudnn, math. Torch chooses by device, shapes, mask and its own
     settings, so the same job may run another kernel elsewhere. Calls are seen in compiled code, in
     custom operators and in the backward pass. FlexAttention is not seen, nor is `math` where
     torch.compile decomposes it.

@@ -194,13 +194,13 @@ class _Steps:
     def take(self) -> dict[str, Any] | None:
         """Return the samples of a block, for a message, with the times of parts in ms.
 
-        None if no iteration has begun.
+        None if no iteration has begun. Without samples, no parts: nothing waited for the device.
         """
         if self._clock is None:
             return None
         samples = self._clock.take(self._origin_ns)
         count = len(samples["step_ns"])
-        return {**samples, "parts": {} if self._marks is None else self._marks.take(count)}
+        return {**samples, "parts": self._marks.take(count) if self._marks and count else {}}
 
     def _obey(self, clock: _Clock) -> None:
         """Do what messages of the parent ask, until one asks for steps."""

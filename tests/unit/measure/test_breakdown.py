@@ -117,24 +117,20 @@ def spins(monkeypatch):
     return asked
 
 
-def test_the_device_is_held_back_for_longer_than_the_host_needs(spins):
+def test_the_device_is_held_back_for_longer_than_the_host_needs_unless_it_is_ahead(spins):
+    breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=400, steps=3)
+    assert spins == []
     device_ms = breakdown.time_queued_steps(
         lambda: time.sleep(0.004), OptimizerMarks(CPU), local_ms=4.0, steps=3
     )
     assert device_ms >= 4
-    assert len(spins) == 3
-    assert spins[0] >= 6000
+    assert [cycles >= 6000 for cycles in spins] == [True] * 3
 
 
 def test_the_host_clock_stops_when_a_step_is_issued_and_again_when_it_is_done():
     found = time_by_wall_clock(lambda: time.sleep(0.002), 3, wait=lambda: time.sleep(0.02))
     assert 2 <= found.unsynced_ms < 20
     assert found.synced_ms >= 22
-
-
-def test_the_device_is_not_held_back_where_the_host_is_ahead(spins):
-    breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=400, steps=3)
-    assert spins == []
 
 
 @pytest.mark.parametrize(("issue_ms", "others_ns"), [(0.0, 1_100_000_000), (1000.0, 0)])

@@ -40,9 +40,7 @@ def test_each_iteration_has_its_own_duration_and_start(clock):
     timer = instruments.Timer(CPU)
     clock.spend(100)
     samples = timer.time_block(lambda: clock.spend(next(durations)), 3, PartTimes())
-    assert samples.step_ns == (5, 7, 11)
-    assert samples.start_ns == (100, 105, 112)
-    assert samples.host_ns == samples.step_ns
+    assert samples == Samples(start_ns=(100, 105, 112), step_ns=(5, 7, 11), host_ns=(5, 7, 11))
     # A second block goes on from the same origin.
     clock.spend(1_000)
     assert timer.time_block(lambda: clock.spend(10), 1, PartTimes()).start_ns == (1_123,)
@@ -72,23 +70,18 @@ def test_a_loop_of_steps_is_one_sample_of_their_mean_and_untimed_ones_lead_into_
 
     loop = instruments.loop_step(step, 4)
     block = instruments.Timer(CPU).time_block(loop, 2, parts, lead_in=1)
-    samples = instruments.per_step(block, 4)
-    assert samples.step_ns == (10, 10)
-    assert samples.host_ns == (10, 10)
-    assert samples.part_ns == {"data": (3, 3)}
-    assert samples.start_ns == (388, 428)
+    assert instruments.per_step(block, 4) == Samples(
+        start_ns=(388, 428), step_ns=(10, 10), host_ns=(10, 10), part_ns={"data": (3, 3)}
+    )
     assert instruments.loop_step(step, 1) is step
 
 
 def test_blocks_join_to_one_row_of_iterations():
     first = Samples(start_ns=(0,), step_ns=(5,), host_ns=(4,), part_ns={"data": (1,)})
     second = Samples(start_ns=(9, 12), step_ns=(3, 3), host_ns=(2, 2))
-    row = instruments.join_blocks([first, second])
-    assert row.start_ns == (0, 9, 12)
-    assert row.step_ns == (5, 3, 3)
-    assert row.host_ns == (4, 2, 2)
-    assert row.part_ns == {"data": (1, 0, 0)}
-    assert row.throttled == ()
+    assert instruments.join_blocks([first, second]) == Samples(
+        start_ns=(0, 9, 12), step_ns=(5, 3, 3), host_ns=(4, 2, 2), part_ns={"data": (1, 0, 0)}
+    )
     assert instruments.join_blocks([]) == Samples()
     # Throttling is known of a phase when it is of all its blocks.
     marked = Samples(start_ns=(0,), step_ns=(5,), host_ns=(4,), throttled=(True,))
@@ -148,10 +141,8 @@ class Lagging(Workload):
 
     def __init__(self, rank: int) -> None:
         self._pause_s = SLOW_S * rank
-        self.steps = 0
 
     def step(self) -> None:
-        self.steps += 1
         time.sleep(self._pause_s)
 
 

@@ -196,6 +196,12 @@ def test_gradients_are_those_that_are_there_when_memory_is_largest(allocator, wh
     assert not any(p._post_accumulate_grad_hooks for p in trains.model.parameters())
 
 
+def test_a_rank_without_a_model_steps_as_often_as_its_peers():
+    steps: list[None] = []
+    assert watch_peak(lambda: steps.append(None), torch.device("cpu", 7)) is None
+    assert len(steps) == 2
+
+
 class Bare(Workload):
     def step(self) -> None: ...
 

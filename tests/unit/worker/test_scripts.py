@@ -13,6 +13,7 @@ from raybench.job.model import Measure
 from raybench.measure import phases
 from raybench.records import Breakdown, Measurement, Status, Task
 from raybench.worker.worker import Worker
+from raybench.workloads import script_child
 from raybench.workloads.script import RunningScript
 from tests.script_files import write_script
 
@@ -124,6 +125,12 @@ def test_a_script_that_ends_before_gives_what_it_had(tmp_path, end):
     assert answer.breakdown.methods["local_step_ms"] == "unknown: the script ended by itself before"
 
 
+def test_parts_are_not_read_where_nothing_has_waited_for_the_device():
+    steps = script_child._Steps(None, "")
+    steps._clock, steps._marks = script_child._Clock(None), object()
+    assert steps.take()["parts"] == {}
+
+
 def test_a_script_that_catches_what_ends_programs_is_ended_all_the_same(tmp_path):
     text = """
         import atexit, signal
@@ -173,7 +180,7 @@ def test_the_peak_memory_of_a_script_that_writes_much_is_that_of_all_repeats(tmp
     def keep(script, _):
         return script in peaks or peaks.update({script: next(in_turn)})
 
-    def take_apart(script, timer, context, extent):
+    def take_apart(timer, context, extent):
         timer.allocated_bytes = timer.reserved_bytes = 9
         return Breakdown()
 
