@@ -62,7 +62,7 @@ class MessageGroup:
     where: str = ""
 
     def shortened(self, most: int) -> str:
-        """Return the text, cut to `most` characters, then the places in brackets."""
+        """Return the text, cut to `most` characters (1 or more); then `where`, if any, in ()."""
         return shorten(self.text, most) + (f" ({self.where})" if self.where else "")
 
 
@@ -70,7 +70,7 @@ _MAX_GROUPS = 20
 
 
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
-    """Return (`4 x`, message) for each of the first 20 groups, then how many texts others have."""
+    """Return (`4 x`, `shortened(300)`) for each of 20 groups; one more line counts other texts."""
     lines = [(f"{one.count} x", one.shortened(300)) for one in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
         lines.append((f"{more} x", "others; `--format json` has all"))
@@ -78,7 +78,7 @@ def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
 
 
 def doubts(row: ScaledRow) -> tuple[str, ...]:
-    """Return doubts about a point, as ("unsteady", "quick"); marks h, s and b are left out."""
+    """Return `marks` but h, s and b in words, as ("quick", "against an unsteady point"), or ()."""
     found = marks(row)
     words = [MARKS[mark].partition(",")[0] for mark in found if mark in "uwtcnq"]
     if row.is_base_unsteady and "u" not in found:
@@ -87,7 +87,7 @@ def doubts(row: ScaledRow) -> tuple[str, ...]:
 
 
 def marks(row: ScaledRow) -> str:
-    """Return a letter for each doubt about a point; MARKS explains them."""
+    """Return the letters of MARKS, in its order, that apply to a point; "" for none."""
     is_ok = row.status == "ok"
     # A GPU at work runs at its power cap: only heat, a fault or an unknown reason is a doubt.
     limits = set(row.throttle_reasons or ("unknown",)) - NORMAL_LIMITS
@@ -109,9 +109,10 @@ def marks(row: ScaledRow) -> str:
 def group_messages(
     texts: Iterable[str], rows: Sequence[PointRow] | None = None
 ) -> tuple[MessageGroup, ...]:
-    """Return each text once, with the range of its figures, in the order of the first ones.
+    """Return groups of texts that differ in figures only, with each figure as range, `3 to 5 GiB`.
 
-    Texts that differ in figures only are one. rows: the failed point of each text, for `where`.
+    In the order of their first texts. The rank that a text begins with (`rank 3 …`) is no figure.
+    rows: the failed point of each text, as many as texts, for `where`.
     """
     alike: dict[tuple[str, ...], list[tuple[str, PointRow | None]]] = {}
     for place, text in enumerate(texts):
@@ -161,7 +162,7 @@ def _places(rows: Sequence[PointRow]) -> str:
 
 
 def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
-    """Return how the points that are not ok ended, and why. rows: of the table `points`."""
+    """Return how rows of the table `points` that are not ok ended, and why; each attempt counts."""
     failed, texts = [row for row in rows if row.status != "ok"], []
     for row in failed:
         message = "no reason known" if row.error_message is None else row.error_message
@@ -173,11 +174,10 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
 
 
 def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[MessageGroup, ...]:
-    """Return what makes figures doubtful, the most harmful first.
+    """Return what makes figures doubtful, the most harmful first, of equal harm the most frequent.
 
-    Those on a missing speed-up or on the power cap alone are left out, and further ones on one
-    fact. trials: of the run; each control that moved between the ends of a block gives one. ranks:
-    `GPUs` or `workers`.
+    Warnings of `rows` but on `why` and power caps; other clocks or attention kernels than at the
+    baseline point; `trials.drifts()`. trials: of the run. ranks: `GPUs` or `workers`.
     """
 
     def harm(group: MessageGroup) -> tuple[int, int]:
@@ -195,7 +195,7 @@ def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[Mes
     for row in rows:
         texts = [text for text in row.warnings if text != row.why and not _POWER_CAP.search(text)]
         unsteady = [text for text in texts if _UNSTEADY.match(text)]
-        # One fact gives one warning: the first says it. That rates are lower than the step is more.
+        # A point is called unsteady once. That some steps are much longer is told besides.
         found += [t for t in texts if t not in unsteady[1:] or t.startswith("some steps are much")]
         if (ratio := row.clock_ratio) is not None:
             part = "is due to them" if ratio > 1 else "is lost by them"

@@ -66,7 +66,7 @@ _COLORS = {SLOWER: "var(--bad)", FASTER: "var(--s3)", UNCLEAR: "var(--s5)", SAME
 
 
 def format_page(data: ChartData) -> str:
-    """Return the page of a run as HTML, with all of its charts that apply."""
+    """Return the page of a run as HTML, with its `main_figure` and `other_figures`, if any."""
     summary, run = data.summary, data.summary.run
     report = RunReport(summary=summary)
     points = _point_table(in_order(data.rows), summary)
@@ -118,7 +118,7 @@ def format_page(data: ChartData) -> str:
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """Return the page of a comparison of two sides of runs as HTML."""
+    """Return the page of a comparison as HTML, with a bar for each of the 36 largest changes."""
     found = list(comparison.blocks())
     lines = [one for one in found if isinstance(one, Line)]
     newest = comparison.new[-1]
@@ -139,7 +139,8 @@ def format_comparison(comparison: Comparison) -> str:
 def render(template: str, **values: Any) -> str:
     """Return the page of a template of html/, with the style, script and policy of all pages.
 
-    values: what the template names besides these; a missing one raises jinja2's UndefinedError.
+    values: what the template names besides these, escaped but for Markup; a missing one raises
+    jinja2's UndefinedError.
     """
     environment = Environment(
         loader=FunctionLoader(_asset),

@@ -38,9 +38,9 @@ class _Row(HasSettings, Protocol):
 
 
 def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
-    """Return the settings that tell the points apart.
+    """Return the settings that tell points apart, in the order of `varying`. rows: one per point.
 
-    Optional settings are left out if the others suffice: small messages are replayed from a graph
+    OPTIONAL settings are left out if the others suffice: small messages are replayed from a graph
     and large ones not, but their size tells them apart. So is a setting that follows from a preset.
     """
     names = varying(rows)
@@ -60,8 +60,9 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
 def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
     """Return settings in short, the layout first, as `FSDP 2, full checkpointing`.
 
-    Left out are values of false, degrees of 1, `compile` and checkpointing that are off, and the
-    number of ranks if the layout tells it. `plain` if nothing is left; "" for no names.
+    Left out are unknown values, false, degrees of 1, `compile` and checkpointing that are off, and
+    the number of ranks if the layout tells it. True is written as the name. `plain` if nothing is
+    left; "" for no names. ranks: as for `settings_words`.
     """
     degrees = {name: number_of(setting(row, name)) or 1 for name in DEGREES if name in names}
     is_said = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1
@@ -82,20 +83,18 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
-    """Return `fp32, batch 64, 4 GPUs, hidden=8`; no batch if None. ranks: `GPUs` or `workers`."""
-    values = ((name, setting(row, name)) for name in names)
-    # Ranks that share their work may have no batch.
-    given = (one for one in values if one[0] != "batch" or formatting.has_value(one[1]))
+    """Return known settings as `fp32, batch 64, 4 GPUs, hidden=8`. ranks: `GPUs` or `workers`."""
+    given = [(name, v) for name in names if formatting.has_value(v := setting(row, name))]
     return ", ".join(formatting.setting_words(name, value, ranks) for name, value in given)
 
 
 def setting_columns(
     rows: Sequence[_Row], names: Sequence[str] | None = None, ranks: str = ""
 ) -> list[ColumnOf[Any]]:
-    """Return a column for each setting that tells the rows apart, the parameters first.
+    """Return a column for each setting in which the rows differ, the parameters first; or [].
 
     For rows of several workloads there are two: the workload, and the settings that vary in it.
-    names: these settings instead. ranks: the head of world_size.
+    names: these settings instead, in this order. ranks: the head of world_size; "" for its name.
     """
     if names is None and _are_of_several(rows):
         of_workload = {
@@ -133,7 +132,7 @@ def setting_columns(
 
 
 def point_names(rows: Sequence[_Row]) -> list[str]:
-    """Return a name for each point, from the settings that vary; its id if none does."""
+    """Return names of the points by the settings that vary, as `gemm k=256`; else their ids."""
     columns = setting_columns(rows)
     if _are_of_several(rows):
         return [" ".join(filter(None, (str(cell(row)) for _, cell in columns))) for row in rows]

@@ -33,7 +33,7 @@ _INTERVAL = (
 class Forecast(Document):
     """The predictions of a run: a document (see `raybench.report.documents`).
 
-    predictions: one or more. left_out: why, for each series of which nothing is predicted.
+    predictions (one or more), left_out: as of `predict`. devices_per_node: most on a node.
     """
 
     run: Run
@@ -49,7 +49,7 @@ class Forecast(Document):
 
     @property
     def title(self) -> str:
-        """Return the run and the model of its devices."""
+        """Return the run's `formatting.title` and the model of the first prediction's devices."""
         measured = self.predictions[0].measured
         return f"{formatting.title(self.run)}, {measured.device_name}"
 
@@ -67,17 +67,14 @@ class Forecast(Document):
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the answer for the most devices asked for, the table, and the assumptions."""
+        """Yield the answer for the most devices, the table, notes, and what is not predicted."""
         found = self.predictions
         most = max(one.world_size for one in found)
         largest = [one for one in found if one.world_size == most]
         base = span(*(counted(n, self.ranks) for n in sorted({one.base_world for one in largest})))
         shares, halves = (
             span(formatting.percent(min(values)), formatting.percent(max(values)))
-            for values in (
-                [one.efficiency for one in largest],
-                [one.half_interval for one in largest],
-            )
+            for values in zip(*((p.efficiency, p.half_interval) for p in largest), strict=True)
         )
         yield Line(
             text=f"{counted(most, self.ranks)} would reach an efficiency of {shares} over {base}, "
@@ -122,7 +119,7 @@ class Forecast(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        run, assumptions, left_out (reasons), predictions: the settings of each point, its id,
+        run, assumptions, left_out (reasons), predictions: settings and id of the measured point,
         measured_world_size and baseline_world_size, and what is predicted at its world_size.
         """
         return {

@@ -61,7 +61,7 @@ _MIN_SHARE = 0.01
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class RunReport(Document):
-    """A document (see `raybench.report.documents`) of one run."""
+    """A document (`raybench.report.documents`) of one run. is_short: `blocks` is, `members` not."""
 
     summary: Summary
     is_short: bool = False
@@ -112,7 +112,7 @@ class RunReport(Document):
 
     @property
     def listings(self) -> list[Listing]:
-        """Return the lists of findings that apply, beginning with a verdict on slow devices."""
+        """Return the lists of findings that apply; the one on slow devices, if any, is first."""
         found = [one for _, blocks in self.sections for one in blocks if isinstance(one, Listing)]
         first = found[: bool(self.summary.fleets)]
         return [*first, *_listings(self.summary), *found[len(first) :]]
@@ -128,7 +128,7 @@ class RunReport(Document):
 
     @property
     def messages(self) -> list[Listing]:
-        """Return what went wrong, is missing or is doubtful."""
+        """Return lists of failed and skipped points, missing speed-ups, warnings; no empty ones."""
         found = {
             "Failed and skipped points": self.summary.failures,
             "Without speed-up": self.summary.without_speed_up,
@@ -219,10 +219,9 @@ class RunReport(Document):
         """Return the members of the JSON object.
 
         run, machine, lead, answer (what was asked, and the points of each case, the best first:
-        value is that of `Summary.ranked_by`), lost_nodes, points (all columns and those of
-        `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus (what
-        intervals hold over), more_rounds (`MoreRounds` or None), references (figures beside them),
-        regions (of the step, by point).
+        value is that of `Summary.ranked_by`), lost_nodes, points (`ScaledRow`), largest_batches,
+        failures, warnings, plus_minus (over which rounds intervals are), more_rounds (`MoreRounds`
+        or None), references (`Standing.members`), regions (of the step, by point_id).
         """
         summary = self.summary
         of_region = ("region", "calls", "region_ms", "share_pct")
@@ -279,14 +278,12 @@ class Insight:
         """Return `±1.2%`, for a range `±1.2% or less`; empty where it is not known."""
         if self.half_width is None:
             return ""
-        is_range = len(self.rows) > 1
-        return (formatting.widest_half_width if is_range else formatting.half_width)(
-            self.half_width
-        )
+        write = formatting.widest_half_width if len(self.rows) > 1 else formatting.half_width
+        return write(self.half_width)
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return in words what makes the number doubtful; for a range, what all points share."""
+        """Return `messages.doubts` of its point; of several those of all, as ("all quick",)."""
         if len(self.rows) == 1:
             return doubts(self.rows[0])
         shared = doubts(self.rows[0]) if self.rows else ()
@@ -296,7 +293,9 @@ class Insight:
 def insights(summary: Summary) -> list[Insight]:
     """Return the numbers that answer a run's question, the largest or best first; [] without any.
 
-    Speed-ups over numbers of devices are in the order of the points.
+    Largest batches; else speed-ups (of scaling those on the most devices, in the order of points);
+    else the points of the only case, or the best of each case in which points compete; else of each
+    case with the largest message or array, of all_reduce if it ran.
     """
     if summary.largest_batches:
         return _largest_batches(summary)
@@ -306,7 +305,7 @@ def insights(summary: Summary) -> list[Insight]:
 
 
 def lead(summary: Summary) -> str:
-    """Return what the points show, as a sentence without full stop; "" if nothing was measured."""
+    """Return what points show, slow devices apart, without full stop; "" if nothing is measured."""
     if not summary.largest_batches and not summary.compared:
         return ranking(summary)
     found = insights(summary)
@@ -513,8 +512,8 @@ def _ranked(summary: Summary) -> list[Insight]:
 def ranking(summary: Summary) -> str:
     """Return, in plain text, the best point of each case, or the setting that wins most of them.
 
-    The latter for more than three cases. The range of the values if no case has two points; "" if
-    nothing was measured.
+    The latter for more than three cases. If no best is certain, it says so. The range of the values
+    if no case has two points; "" if nothing was measured.
     """
     metric, cases = answer_metric(summary), summary.cases
     if metric is None or not cases:
@@ -591,10 +590,7 @@ def _winner(summary: Summary, metric: Metric, contested: Sequence[Case]) -> str:
     # Of settings that are the best equally often, the one with the best value.
     most = max(
         decided,
-        key=lambda case: (
-            wins[case.best.name],
-            case.best.value if is_most else _gain(summary, case),
-        ),
+        key=lambda one: (wins[one.best.name], one.best.value if is_most else _gain(summary, one)),
     )
     undecided = counted(count - len(decided), "case")
     open_cases = f"; {undecided} not decided" if len(decided) < count else ""

@@ -116,7 +116,8 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
 def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     """Return which shares were best most often, and where they gained most; "" for no fleets.
 
-    Only fleets count in which no other shares may be as good; if there is none, it says so.
+    Only fleets count in which no other shares may be as good; if there is none, it says so. fleets:
+    of one run. ranks: `GPUs` or `workers`.
     """
     if not fleets:
         return ""
@@ -145,9 +146,10 @@ def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
 
 
 def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
-    """Return `1 of 2 GPUs at 0.48 of the speed`, as the devices were probed.
+    """Return `1 of 2 GPUs at 0.48 of the speed`, as devices were probed, or `2 GPUs, none slow`.
 
-    The settings follow that tell it from others of `fleets` for which this is the same.
+    The settings follow that tell it from others in `fleets` (which include it) for which this is
+    the same. ranks: `GPUs` or `workers`.
     """
     all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
     slow = f"{count} of {all_} at {fleet.probe_ratio:.2f} of the speed"
@@ -162,7 +164,11 @@ def _apart(fleet: Fleet, fleets: Sequence[Fleet]) -> list[str]:
 
 
 def verdict(fleet: Fleet) -> str:
-    """Return which shares are best, by how much, and below which batch they are not."""
+    """Return the best shares, their gains over equal and fast, and others that may be as good.
+
+    Then, where known, those predicted to be best, if others, and the global batch below which the
+    fast devices alone should be faster.
+    """
     best = fleet.best
     gains = [
         f"{_gain(gain_over(best, fleet.scenarios[name]))} over {name}"
@@ -217,8 +223,8 @@ def table_of_points(
 ) -> Table:
     """Return a table with a row for each line: the settings of its point, then `columns`.
 
-    lines: (point, item), the items being what `columns` show. kind: what the table shows, and the
-    unit of its times.
+    lines: (point of the summary, item), the items being what `columns` show. kind, note: as of
+    `Table`. Settings are one column `layout` if a degree of parallelism varies.
     """
     names = summary.table_settings
     if any(name in DEGREES for name in names):
@@ -240,8 +246,8 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
     """Return the table of the points with their steps, the answer of the run, and other rates.
 
     If it is too wide, the answer is never left out, and throughput last. limit: with more points,
-    it has at most `limit` of those that finished on the most devices: the first of each case in
-    `Summary.ordered`, then the second of each, and so on.
+    at most `limit` of the ok ones (of all, if none is ok) on the most devices, in the order of
+    `Summary.ordered`. The first of each case are chosen, then the second of each, and so on.
     """
     rows, unit = summary.ordered, summary.unit
     if limit is not None and len(rows) > limit:
@@ -461,7 +467,7 @@ _REGIONS_NOTE = (
 
 
 def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
-    """Return the columns of a region: its name, its calls, its time in `unit`, and its share."""
+    """Return the columns of a region: name, calls, time in `unit`, share of its timed step."""
     return [
         column("region", lambda one: one.region, is_text=True, min_chars=20),
         column("calls", lambda one: str(one.calls)),
@@ -494,8 +500,8 @@ def _references(summary: Summary) -> Iterator[Listing]:
 def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield (name, text): how many figures are within their reference, then the slowest outside it.
 
-    Up to four are all shown, a single one without a count. Without a reference: how to make one.
-    Nothing if no GPU point is ok.
+    Up to four are all shown (`! ` before the name: outside), a single one without a count. If no
+    figure has a reference: how to make one. Nothing if no GPU point is ok.
     """
     if not any(row.status == "ok" and row.device_type == "cuda" for row in summary.rows):
         return

@@ -39,7 +39,7 @@ from raybench.report import documents, formatting
 from raybench.report.documents import format_document, legend_paragraphs
 from raybench.report.formatting import plain, plain_lines, printable, shorten
 from raybench.report.messages import group_messages
-from raybench.report.point_settings import point_names, setting_columns
+from raybench.report.point_settings import point_names, setting_columns, settings_words
 from raybench.report.run_report import RunReport
 from raybench.report.show import AdviceList, PointDetails, PointList, RunList, advise_run
 from raybench.report.summary import Summary, load_summary
@@ -445,7 +445,7 @@ def test_points_of_several_workloads_have_one_column_of_what_is_theirs_and_a_lon
     expected = {"workload": ["gemm", "gemm", "smoke"], "settings": ["k=256", "k=512", ""]}
     assert cells_of(rows) == expected
     assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
-    # One without others has its id.
+    assert settings_words(rows[2], ["workload", "k", "batch_size"], "GPUs") == "smoke"
     assert point_names([setting_row("mlp", 64)]) == ["mlp-1"]
 
 
