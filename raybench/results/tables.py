@@ -119,7 +119,7 @@ class AttemptKey:
 
 
 def setting_column(name: str) -> Column:
-    """Return the column of one of RUN_SETTINGS, as `raybench.job.point` declares it."""
+    """Return the column of a setting as RUN_SETTINGS has it; KeyError for another name."""
     about = RUN_SETTINGS[name].about
     return Column(about.unit, about.column)
 
@@ -223,8 +223,8 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     """Return the row in `points` of an attempt; None: not known, or does not apply.
 
     measure: what the job asked for; the row gets a warning if the measurement fell short of it.
-    code: what the workers had loaded; None if it was not checked.
-    Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
+    code: what the workers had loaded; None if it was not checked. Raises ValueError where ranks
+    differ in their numbers of timed or instrumented steps: our bug, never the user's.
     """
     point, devices, rank = record.point, record.devices, record.error_rank
     settings: dict[str, Any] = {
@@ -269,9 +269,10 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
 
 
 def point_metrics(record: Record) -> dict[str, Any]:
-    """Return column -> value of an ok record, as computed from its measurements.
+    """Return column -> value of those columns of `points` that an ok record's measurements give.
 
-    None: not known, or does not apply. Raises ValueError where ranks differ in their sample counts.
+    None: not known, or does not apply; columns on shares are missing where no share is uneven.
+    Raises ValueError as `point_row` does.
     """
     shares = [m.share for m in record.measurements if m.share is not None]
     # Ranks without a share of an uneven step take no time.
@@ -391,8 +392,8 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
 def why_no_breakdown(row: PointRow) -> str | None:
     """Return why the parts of a point's step must not be shown; None if they may.
 
-    They must not if their sum (on a GPU without data_ms), the local step or the wait exceeds the
-    step by more than 10 %. None too if the step time or the parts are not known.
+    They must not if compute, optimizer, host gap, exposed communication and on a CPU data together,
+    or local step or wait alone, exceed the step by more than 10 %. None too if these are unknown.
     """
     step_ms = row.step_ms_p50
     # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
@@ -413,7 +414,8 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
     """Return whether one rank is slower than the others by its own steps; False if unknown.
 
     By `stands_out`: by more than 2 % of the step and three standard errors. In the mean of several
-    rounds the rank is what they name most often, and the excess their mean.
+    rounds the rank is what they name most often, which may be none, and the excess their mean.
+    A breakdown that contradicts the step (`why_no_breakdown`) is not checked for.
     """
     excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
     if row.slowest_rank is None or excess_ms is None or not step_ms:
@@ -575,7 +577,11 @@ def _row_type(table: str) -> pa.StructType:
 
 
 def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return these rows with the table's schema: a missing key is null, another one ignored."""
+    """Return rows, as `to_row` makes them, with the table's schema; texts are made `storable`.
+
+    A missing key is null, also one that readers require; a key without a column is ignored. Raises
+    KeyError for no such table, and an ArrowException for a value of another type.
+    """
     import pyarrow as pa
 
     # One conversion of whole rows: Table.from_pylist makes one for each column.
@@ -636,10 +642,7 @@ def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterabl
 
 
 def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the rows of `modules`: one per profiled rank and module of its model, in rank order.
-
-    Empty without a profile.
-    """
+    """Return the rows of `modules`, one per profiled rank and module, in rank order, or []."""
     return [
         {**keys_of(run_id, record), "rank": measurement.rank, **to_row(module)}
         for measurement in record.measurements

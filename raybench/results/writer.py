@@ -69,7 +69,7 @@ _WRITTEN = ("points", "samples", "devices", "runs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStore:
-    """Writes one run. What writes raises ResultsError when the folder cannot be written.
+    """Writes one run. What writes raises ResultsError if it cannot, or the run's folder is gone.
 
     measure: what the job asks for; points that fall short of it get a warning.
     code: what the workers load, which each point names; None: not known.
@@ -102,36 +102,29 @@ class RunStore:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
-        """Write the row of the run, in place of an earlier one. Raises ResultsError on failure."""
+        """Write the row of the store's run, in place of an earlier one."""
         self._write("runs", "run", arrow_table("runs", [to_row(run)]))
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
-        """Write devices of the run, in place of a part of this name; nothing for no devices.
+        """Write devices beside those of other parts of the run; nothing for no devices.
 
-        Raises ResultsError where they cannot be written, or the run's folder is gone.
+        part: the file's name without `.parquet`; it replaces one of this name.
         """
         self._write_of_run("devices", part, devices)
 
     def write_health(self, findings: Sequence[Finding]) -> None:
-        """Write the findings of a health check, in place of earlier ones; nothing for none.
-
-        Raises ResultsError where they cannot be written, or the run's folder is gone.
-        """
+        """Write the findings of a health check, in place of earlier ones; nothing for none."""
         self._write_of_run("health", "health", findings)
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
-        """Write the summary of the run, in place of an earlier one; nothing for no rows.
-
-        Raises ResultsError where it cannot be written, or the run's folder is gone.
-        """
+        """Write the summary of the run, in place of an earlier one; nothing for no rows."""
         self._write_of_run("summary", "summary", rows)
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
         """Write attempts with samples, profiles and logs; return their records as they were kept.
 
-        A record of which no row can be made is kept with the status error. batch: (index, record),
-        the index being the place among all trials, by which parts sort. Raises ResultsError where
-        they cannot be written, or the run's folder is gone.
+        In order; one of which no row can be made has the status error and no measurements. batch:
+        (index, record), the index being the place among all trials, by which parts sort.
         """
         import pyarrow as pa
 
@@ -188,8 +181,8 @@ class RunStore:
     ) -> None:
         """Write the samples of devices taken until these attempts ended; nothing for none.
 
-        Samples from between two points are in the part of the second. batch: one attempt or more,
-        which name the part. Raises ResultsError as `write_records` does.
+        Samples from between two points are in the part of the second. batch: as `write_records` got
+        it, one attempt or more, which name the part.
         """
         import pyarrow as pa
 
@@ -252,8 +245,8 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
     Makes the run's folder in `runs`, with the lock file. The system frees the lock when the process
     dies. On a file system without locks nothing is held. Raises ResultsError for an id that has
     other characters than a-z, A-Z, 0-9, '.', '_' and '-', begins with one of these three, is all
-    digits or `latest`; when another driver holds the run for more than a second; where one of the
-    run's folders is a link out of `root`; and where the folder cannot be written.
+    digits or `latest`; when the run is held already, also by the caller, for more than a second;
+    where one of the run's folders is a link out of `root`; and where the folder cannot be written.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):
@@ -305,10 +298,10 @@ def check_writable(root: Path) -> None:
 
 
 def clear_leftovers(root: Path, run_id: str) -> None:
-    """Delete unfinished files, and those of attempts without a row in `points`, but for telemetry.
+    """Delete unfinished files, and files on attempts none of which has a row in `points`.
 
-    The run must be held (`hold_run`). Raises ResultsError for damaged parts, where `points` of the
-    run cannot be seen, and for a file that cannot be deleted.
+    Their telemetry stays. The run must be held (`hold_run`). Raises ResultsError for damaged parts,
+    where `points` of the run cannot be seen, and for a file that cannot be deleted.
     """
     points = root / "points" / run_id
     try:  # else all attempts would be without a row

@@ -57,7 +57,8 @@ class Straggler:
     """The slowest rank compared with another one, whether it stands out or not.
 
     rank: the one with the largest median step. other: the one with the lower median of all other
-    medians. excess_ms: median of `rank` less that of `other`. error_ms: its standard error.
+    medians. Both are places in the list given, which are not ranks if it leaves ranks out.
+    excess_ms: median of `rank` less that of `other`. error_ms: its standard error.
     """
 
     rank: int
@@ -67,7 +68,7 @@ class Straggler:
 
 
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
-    """Return the slowest rank compared with a typical one; None for one rank, or one without steps.
+    """Return the slowest rank beside a typical one; None below two ranks, or if one has no steps.
 
     ranks: for each rank, in rank order, its steps in ms, in blocks. The error is the largest of
     three: that of two medians of independent steps; that of two ranks whose pace wanders, by the
@@ -119,7 +120,7 @@ def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
 def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
     """Return whether a rank's excess is above both 2 % of the step and three standard errors.
 
-    excess_ms: as returned by `borne_out_ms`. step_ms: the point's median step.
+    excess_ms: of own steps by `borne_out_ms`, of timed ones as it is. step_ms: the point's median.
     """
     return excess_ms > max(MARK_SHARE * step_ms, MARK_ERRORS * error_ms)
 
@@ -153,7 +154,8 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
     """Return the ms that a step takes longer because now one and now another rank is late.
 
     Median over steps of the maximum over ranks, less the largest of the ranks' medians; at least 0.
-    None for one rank, and if a rank has no steps or another number of them.
+    None for fewer than two ranks, and if a rank has no steps or another number of them. ranks: as
+    for `find_straggler`, the n-th steps of all ranks being one step of the point.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
     counts = {len(steps) for steps in series}
@@ -170,8 +172,9 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
     show by their own steps how far they differ: the slowest has to stand out of the others, without
     their slowest eighth, by Student's t for their number (F. E. Grubbs, "Procedures for detecting
     outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks the medians
-    of eight parts of the timed steps are taken, with a larger t for more ranks; 0 below 32 steps.
-    ranks: local steps in ms, by rank. step_series_ms: the point's step times, a series per repeat.
+    of eight parts of the timed steps are taken, with a larger t for more ranks; 0 where no series
+    has 32 steps. ranks: as for `find_straggler`, one or more, each with steps. step_series_ms: the
+    point's step times, a series per repeat.
     """
     if len(ranks) < _ENOUGH_RANKS:
         confidence = 1 - 2 * _CHANCE / len(ranks)
@@ -254,7 +257,7 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     """Return how each subject compares with the median of its peers, pass by pass.
 
     values: [passes, subjects], NaN where a pass has none; at least LEAST_ALIKE subjects must have
-    one (fewer: `compare_few`). is_time: whether less is better. floor: the noise of a healthy
+    one (fewer: `compare_few`). is_time: they are times, else rates. floor: the noise of a healthy
     device, as a share above 0; a smaller spread counts as this.
 
     If the subjects fall into two groups that lie apart by more than the limit, each of at least two
@@ -312,8 +315,8 @@ def compare_few(
     """Return each subject's time over that of the fastest, and a mask of the slow subjects.
 
     For fewer than `LEAST_ALIKE` subjects, whose median and spread say nothing. values: [passes,
-    subjects], NaN without a value. is_time: whether less is better. floor: the noise of a healthy
-    device, as a share. A subject without a value has the ratio NaN and is not slow.
+    subjects], NaN without a value. is_time: they are times, else rates. floor: the noise of a
+    healthy device, as a share. A subject without a value has the ratio NaN and is not slow.
     A subject is slow if its ratio is above a limit in the median of the passes, and above the limit
     less one floor in each pass. The limit is `bad_ratio` if that is above BAD_RATIO; else it is 1.1
     or one plus seven floors, whichever is more, but not above `bad_ratio`.

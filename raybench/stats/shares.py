@@ -26,8 +26,8 @@ Shares = tuple[int, ...]
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return (intercept, slope) of a line by least squares of relative differences.
 
-    points: (x, y), both above 0. The intercept is at least 0, and 0 for one point. Raises
-    ValueError for no points.
+    points: (x, y), both above 0, no x twice. The intercept is at least 0, and 0 for one point; the
+    slope is above 0. Raises ValueError for no points.
     """
     if not points:
         raise ValueError("a line needs a point")
@@ -46,7 +46,7 @@ class DeviceSpeed:
     """How long a step takes one device alone.
 
     fixed_s: seconds of a step of no items. items_per_s: rate of further items.
-    most: items that its memory holds; None where there is no limit.
+    most: items that its memory holds, which `step_s` does not heed; None where there is no limit.
     steps: measured (items, seconds), sorted by items. Between them times are interpolated; below
     the first from fixed_s, or from the least seconds if these are less. Beyond the last items_per_s
     counts. Steps of GPUs grow by stairs: one line through all of them is right at none.
@@ -69,7 +69,7 @@ class DeviceSpeed:
         return float(np.interp(items, known, seconds)) + beyond / self.items_per_s
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
-        """Return the speed with one more measured step; it replaces one of as many items."""
+        """Return the speed with a measured step of 1 or more items, in place of one of as many."""
         return replace(self, steps=tuple(sorted({**dict(self.steps), items: seconds}.items())))
 
     @cached_property
@@ -83,7 +83,7 @@ class DeviceSpeed:
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
     """Return the items of each device: equal shares, of which the first ones may be a unit larger.
 
-    Raises ValueError where the batch is not a multiple of the unit.
+    Raises ValueError if the batch is no multiple of the unit, ZeroDivisionError for no devices.
     """
     each, more = divmod(_units(batch, unit), devices)
     return tuple(unit * (each + (place < more)) for place in range(devices))
@@ -92,8 +92,8 @@ def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
 def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
     """Return for each device whether its speed is above the largest gap between two speeds.
 
-    A gap is the ratio of neighbours in the order of speed. If none is above 3 %, all are fast.
-    Raises IndexError for no devices.
+    A gap is the ratio of neighbours in the order of speed. If none is above 3 %, all are fast; of
+    equal gaps the last counts. speeds: above 0, in any unit. Raises IndexError for no devices.
     """
     ordered = sorted(set(speeds))
     gaps = [(fast / slow, fast) for slow, fast in pairwise(ordered)]
@@ -144,7 +144,8 @@ def balance(
 
     Of all shares that were tried, it takes those whose slowest device is the quickest. Equal shares
     that memory holds count as tried, with the steps that the speeds predict. time_steps: measures
-    each device's own step in s for given shares, 0 without one. Raises as `shares_by_speed` does.
+    each device's own step in s for given shares, 0 without one; called four times at most. Raises
+    as `shares_by_speed` does, and ZeroDivisionError for no devices.
     """
     equal = equal_shares(len(speeds), batch, unit)
     fits = all(
@@ -177,8 +178,8 @@ def crossover_batch(
     """Return the global batch above which all devices together beat the fast ones alone.
 
     In items, by fixed_s and items_per_s: all have shares by speed, the fast ones alone equal ones.
-    None if the fast ones are never beaten, and if all are fast. exchange_s, fast_exchange_s: the
-    seconds that the exchange of gradients adds to a step, among all and among the fast ones.
+    None if the fast ones are never beaten, and if all or none are fast. exchange_s,
+    fast_exchange_s: seconds that the exchange of gradients adds to a step, among all or the fast.
     """
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     if len(fast) == len(speeds):
