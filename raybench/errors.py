@@ -84,10 +84,10 @@ def brief(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the error's traceback; at most 4,000 characters: `shorten_start` cuts a longer one."""
-    with suppress(Exception):
-        return shorten_start("".join(traceback.format_exception(error)), DETAIL_CHARACTERS)
+    """Return the error's traceback with its causes; `shorten_start` cuts it to 4,000 characters."""
     lines = [*traceback.format_tb(error.__traceback__), brief(error)]
+    with suppress(Exception):
+        lines = traceback.format_exception(error)
     return shorten_start("".join(lines), DETAIL_CHARACTERS)
 
 
@@ -98,7 +98,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mentions(error: BaseException, *words: str) -> bool:
-    """Return whether one of `words` is a substring of the error's text, uncut, without notes."""
+    """Return whether the error's text, uncut, without notes, has one of `words` in it."""
     text = _text(error)
     return any(word in text for word in words)
 

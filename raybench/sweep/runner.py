@@ -49,24 +49,24 @@ _INTERRUPTED = 130
 
 
 class PointSource(Protocol):
-    """Makes the points of a run while it runs, from its devices and records.
+    """Makes the points of a run while it runs, from its devices and records; in the main thread.
 
-    devices_wanted: how many devices to wait for, and to start a private cluster with.
+    devices_wanted: devices to wait for, and of a private cluster; unused with a device list.
     """
 
     devices_wanted: int
 
     def rounds(self, cluster: Cluster) -> Rounds:
-        """Return the first rounds, on a cluster whose workers have started."""
+        """Return the first rounds, on a cluster whose workers have started; called first, once."""
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return how to measure a point; None for the settings of the job."""
+        """Return how to measure a point; None: as the job says, no breakdown after round 1."""
 
     def note(self, record: Record) -> None:
-        """Use the record of an attempt; a trial that was lost may have several."""
+        """Use the record of an attempt that ended or was skipped; a trial may have two, if lost."""
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of one more round with this number; empty ends the run."""
+        """Return the points of round `number`, when all before are over; empty ends the run."""
 
 
 def run_sweep(
@@ -78,12 +78,13 @@ def run_sweep(
 ) -> Run:
     """Run what is left of a run on a cluster, and return the run as it ended.
 
-    For the main thread: it takes SIGINT and SIGTERM. A resumed run must be held, and have points
-    left. source: makes the points, on all devices; `start` then has none. Raises ClusterError where
-    no cluster can be had or used, it is gone, has other models than a resumed run, or fits no point
-    of a new one, DevicesInUseError where another sweep has the devices, ResultsError where rows
-    cannot be written, UsageError for a malformed address or a batch search without a maximum on CPU
-    workers, KeyboardInterrupt before the workers start or after the end.
+    For the main thread: it takes SIGINT and SIGTERM, and may end the process, as `Interrupts`.
+    `start` must have points left, and a resumed run must be held. source: makes the points instead,
+    on all devices; `start` then is new and has none. Raises ClusterError where no cluster can be
+    had or used, it is gone, has other models than a resumed run, or fits no point of a new one,
+    DevicesInUseError where another sweep has the devices, ResultsError where rows cannot be
+    written, UsageError for a malformed address or a batch search without a maximum on CPU workers,
+    KeyboardInterrupt before the workers start or after the end.
     """
 
     def close() -> None:
@@ -93,7 +94,6 @@ def run_sweep(
             interrupts.say_farewell()
             raise
 
-    wanted = _devices_wanted(job, start, where, source)
     with ExitStack() as at_the_end:
         interrupts = at_the_end.enter_context(Interrupts(listener))
         terms = ReservationTerms(
@@ -108,7 +108,7 @@ def run_sweep(
             cluster = connect(
                 where.address,
                 where.device,
-                wanted,
+                _devices_wanted(job, start, where, source),
                 end=interrupts.end,
                 wait_s=where.wait_s,
                 oversubscribe=job.placement.oversubscribe,
@@ -188,8 +188,9 @@ def record_run(
 ) -> Run:
     """Start the workers, run all points, write how the run ended, and return it.
 
-    After an interrupt it ends early, and the user is told how to resume. Raises as `run_sweep` once
-    there is a cluster. The run is then `failed`; for DevicesInUseError see `RunRows.forget`.
+    cluster: not started yet; it is left open. rows: of a run whose row is written. interrupts: must
+    be entered; a signal ends it early, and the user is told how to resume. Raises as `run_sweep`
+    once there is a cluster. The run is then `failed`; for DevicesInUseError see `RunRows.forget`.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
@@ -311,7 +312,7 @@ class Interrupts:
         self._writer.close()
 
     def take_signals(self) -> None:
-        """Install the signal handlers; call it again after `ray.init`, which sets its own."""
+        """Install the signal handlers again: `ray.init` in the `with` block has set its own."""
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
 
@@ -328,8 +329,9 @@ class Interrupts:
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
         """Return a context in which an interrupt is raised at its end, a second one at once.
 
-        most_s: after an interrupt the process may be ended if the block takes longer. With inf
-        nothing is raised in the block, and the process is ended soon after a second interrupt.
+        For the main thread. most_s: after an interrupt the process may be ended if the block takes
+        longer, and more than 1.5 s. With inf nothing is raised in the block, and the process is
+        ended soon after a second interrupt.
         """
         self._holds_s.append(most_s)
         try:
@@ -339,7 +341,7 @@ class Interrupts:
             self._raise_if_due()
 
     def say_farewell(self) -> None:
-        """Tell the user how to resume, before an interrupt ends the process at once."""
+        """Call `farewell`, or tell the user "interrupted" where it is None; the process goes on."""
         if self.farewell:
             self.farewell("ended at once")
         else:
@@ -376,9 +378,7 @@ class Interrupts:
                 numbers = self._reader.recv(64)
             except BlockingIOError:
                 return
-            for number in numbers:
-                if number not in (signal.SIGINT, signal.SIGTERM):
-                    continue
+            for number in (n for n in numbers if n in (signal.SIGINT, signal.SIGTERM)):
                 is_first, self._asked = self._asked == 0, self._asked + 1
                 if is_first and self._points_run and number == signal.SIGINT:
                     continue

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -143,25 +143,24 @@ class Schedule:
 
     @property
     def is_done(self) -> bool:
-        """Whether no attempt waits any more."""
+        """Whether no attempt waits; others may still run."""
         return not any(self._waiting.values())
 
     @property
     def is_stopped(self) -> bool:
-        """Whether `stop` was called, after which nothing else is tried."""
+        """Whether `stop` was called: `next` then skips whatever waits or is added."""
         return self._stopped_by is not None
 
     def update_cluster(
         self, devices: Sequence[Device], capacity: int, lost: frozenset[int], pending: int
     ) -> None:
-        """Set the state of the cluster, by which `next` decides.
+        """Set the state of the cluster, by which `next` decides; call it before the first `next`.
 
         devices: of every worker. capacity: most devices of a point. lost: ids of unusable workers.
         pending: number of workers that may still come. All as in `Cluster`.
         """
         self._capacity, self.pending = capacity, pending
-        # The tuples are made anew at each look, and comparing them costs no more than comparing the
-        # ids of their items.
+        # The tuples are new at each look, but hold the same items: they are compared by their ids.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
@@ -169,9 +168,12 @@ class Schedule:
         self._allocators = {}
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt, at the end of its block in its round; a new try in place of the first."""
+        """Add an attempt, at the end of its block in its round.
+
+        One with the round and index of an earlier one is a new try, and gets that one's place.
+        """
         trial = attempt.round, attempt.index
-        if trial not in self._ranks:  # another try keeps the place of the first
+        if trial not in self._ranks:
             most = 0 if self._isolation == "cluster" else -attempt.point.world_size
             block = self._blocks.setdefault((attempt.round, attempt.block), len(self._blocks))
             self._ranks[trial] = (attempt.round, most, block, len(self._ranks))
@@ -182,8 +184,8 @@ class Schedule:
     def next(self) -> Decision | None:
         """Take the next attempt off the queue, and return what to do with it.
 
-        Its workers count as busy until `free`. None if no attempt waits, or none can begin before
-        a point that runs has ended or a worker has come.
+        The workers of an `Assign` count as busy until `free`. None if no attempt waits, or none can
+        begin before a point that runs has ended or a worker has come.
         """
         if self._isolation == "cluster" and self._running:
             return None
@@ -206,11 +208,11 @@ class Schedule:
         return None
 
     def free(self, attempt: Attempt) -> None:
-        """Note that the workers of this attempt are idle again."""
-        self._running.pop(attempt.index, None)  # one that was skipped has none
+        """Note that this attempt's workers are idle again; does nothing if it was skipped."""
+        self._running.pop(attempt.index, None)
 
     def note_oom(self, point: Point) -> None:
-        """Make `next` skip larger batches of this point's series: it ran out of memory."""
+        """Make `next` skip points that differ from this one only in a larger batch: it was oom."""
         if point.batch_size is not None:
             series = _series(point)
             smallest = self._smallest_oom.get(series, point.batch_size)
@@ -283,16 +285,10 @@ def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
     A series is the points that differ in their batch size only. A batch that runs out of memory
     then spares the larger ones.
     """
-    places: defaultdict[_Series, list[int]] = defaultdict(list)
-    for place, attempt in enumerate(attempts):
-        places[_series(attempt.point)].append(place)
-    ordered = list(attempts)
-    for series in places.values():
-        of_series = [attempts[place] for place in series]
-        by_batch = sorted(of_series, key=lambda one: one.point.batch_size or 0)
-        for place, attempt in zip(series, by_batch, strict=True):
-            ordered[place] = attempt
-    return ordered
+    by_batch: defaultdict[_Series, deque[Attempt]] = defaultdict(deque)
+    for attempt in sorted(attempts, key=lambda one: one.point.batch_size or 0):
+        by_batch[_series(attempt.point)].append(attempt)
+    return [by_batch[_series(attempt.point)].popleft() for attempt in attempts]
 
 
 def _series(point: Point) -> _Series:
@@ -318,18 +314,19 @@ class Rounds:
 
     @property
     def first_free_index(self) -> int:
-        """The first index after all trials of all rounds, for added points; without a search."""
+        """The first index after all trials of all rounds; not for a plan with a batch search."""
         return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
         """Return the attempts of a round, in the order in which a `Schedule` is to get them.
 
-        number: of the round, from 1. ended: how trials ended so far. A point that failed (but was
-        not lost) or was skipped in an earlier round is left out. With a search for batch sizes the
-        first round searches, and the others measure the largest batch of each series that fits.
-        With one round the order is that of the plan, smaller batches of a series first. With more,
-        points are in random order within blocks of one world size. A control, the baseline point
-        once more, ends each block; not in a round that searches, or where no such point is left.
+        number: of the round, from 1. ended: how trials ended so far; those of this round stay in.
+        A point that failed (but was not lost) or was skipped in an earlier round is left out. With
+        a batch search the first round has the plan's points, to which the search adds; the others
+        measure the largest batch of each series that fits. With one round the order is that of the
+        plan, smaller batches of a series first. With more, points are in random order in blocks of
+        one world size. A control, the baseline point once more, ends each block; not in a round
+        that searches, or where no such point is left. The `number` of each attempt is 1.
         """
         points: Sequence[Point] = self.plan.points
         if self.plan.batch_search is not None and number > 1:
@@ -387,8 +384,8 @@ Step = int | str | None
 def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
     """Return the batch size to try next; None if the largest that fits is known.
 
-    A text if the search ended without it: the reason. start: the batch size to begin with. most:
-    the largest to try. outcomes: batch size -> how its point ended, of this series alone.
+    A text if the search ended without it: the reason. start: the batch size to begin with, at most
+    `most`, the largest to try. outcomes: batch size -> how its point ended, of this series alone.
     """
     ran_out = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
     below = {b: status for b, status in outcomes.items() if ran_out is None or b < ran_out}
@@ -406,7 +403,7 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
 
 
 def is_largest_known(fits: int, ran_out: int) -> bool:
-    """Return whether a search is over: `ran_out` is at most 1 %, or one item, above `fits`."""
+    """Return whether `ran_out` is at most 1 %, or one item, above `fits` (0: none fits so far)."""
     return ran_out - fits <= max(1, int(_RESOLUTION * fits))
 
 
@@ -424,8 +421,9 @@ def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
 def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
     """Return the plan of a job with the points that the searches of its run added, at the end.
 
-    The batch that a search wants next is added too. statuses: point_id -> how its latest attempt in
-    the first round ended, in the order of the rows. Without a search the plan is unchanged.
+    The batch that a search wants next is added too. plan: without such points. statuses: point_id
+    -> how its latest attempt in the first round ended, in the order of the rows, which the added
+    points get. Without a search the plan is unchanged.
     """
     search = plan.batch_search
     if search is None:
@@ -439,7 +437,8 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
 def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
     """Return for each series the point with the largest batch that was ok so far.
 
-    A series without one is left out. plan: has a search. outcomes: point_id -> status in round 1.
+    A series without one is left out. plan: must have a search; the points that it added may be
+    missing. outcomes: point_id -> status in round 1.
     """
     search = plan.batch_search
     assert search is not None, "only a search finds batches"
@@ -454,7 +453,7 @@ def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
 class BatchSearches:
     """The searches of all series, in the first round; without one in the plan nothing follows.
 
-    plan: of `with_probes`. statuses: by point_id, of its points that are not tried again.
+    plan: of `with_probes`. statuses: by point_id, in round 1, of points that are not tried again.
     """
 
     def __init__(self, plan: Plan, statuses: Mapping[str, Status]) -> None:
@@ -466,6 +465,7 @@ class BatchSearches:
         """Note how a point ended; return the next point of its series, or ().
 
         () if the search is over, or its next point was returned before or is one of the plan.
+        record: the last one of a trial of round 1, no control.
         """
         search = self._plan.batch_search
         if search is None:
@@ -477,7 +477,7 @@ class BatchSearches:
         return new
 
     def endings(self) -> Iterator[str]:
-        """Yield a line with the reason for each search that ended without the largest batch."""
+        """Yield the reason, in a line, of each search that ended without the largest that fits."""
         search = self._plan.batch_search
         if search is None:
             return
