@@ -205,7 +205,7 @@ def test_damage_to_another_run_costs_a_whole_one_at_most_a_warning(
         ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
         ("-2+3", "'-2+3"),
         ("@SUM(A1)", "'@SUM(A1)"),
-        ("\t=1", "'\ufffd=1"),
+        ("\t=1", "\ufffd=1"),
         ("\uff1d1", "'\uff1d1"),
         ("-1.5", "-1.5"),
         ("+1e-3", "+1e-3"),
