@@ -41,7 +41,7 @@ from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.errors import JobError
 from raybench.job.model import answer_of_run
-from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
+from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.job.registry import Answer
 from raybench.job.source import overrides_in, parse_source
 from raybench.records import Cause, Metric, Status, TrialKey, by_point
@@ -103,7 +103,7 @@ class Summary:
     def rows(self) -> list[ScaledRow]:
         """Return one row per point with its speed-up over its baseline (`analysis.scaling`).
 
-        Figures that are impossible are among the warnings of a point.
+        In the order of `points`. Figures that are impossible are among the warnings of a point.
         """
         return [
             replace(row, warnings=(*row.warnings, *texts)) if texts else row
@@ -115,7 +115,7 @@ class Summary:
 
     @cached_property
     def standings(self) -> list[Standing]:
-        """Return the figures that have a reference, each with it."""
+        """Return those `measurements` of `rows` that have a reference, each with it."""
         return standings(measurements(self.rows), self.references)
 
     @cached_property
@@ -163,12 +163,12 @@ class Summary:
 
     @cached_property
     def settings(self) -> list[str]:
-        """Return the settings that tell the points apart."""
+        """Return the names of settings that tell the points apart: `distinguishing_settings`."""
         return distinguishing_settings(self.rows)
 
     @cached_property
     def case_settings(self) -> list[str]:
-        """Return the settings that are not compared: each combination of values is a case.
+        """Return those of `settings` that are not compared: each combination of values is a case.
 
         Compared are the settings for which the job asks, but sizes of the problem; without such
         ones all settings but sizes. Batch and accumulation are compared if it asks for nothing
@@ -186,12 +186,12 @@ class Summary:
 
     @cached_property
     def table_settings(self) -> list[str]:
-        """Return the settings that tell the points apart; those that make cases come first."""
+        """Return `settings`, those of `case_settings` first."""
         return sorted(self.settings, key=lambda name: name not in self.case_settings)
 
     @cached_property
     def ordered(self) -> list[ScaledRow]:
-        """Return `rows` case by case; in each the best first, and those without a value last.
+        """Return `rows` case by case; in each the best first, last what is not ok or has no value.
 
         In the order of their settings if the answer is a ratio to the baseline or not measured.
         """
@@ -229,14 +229,14 @@ class Summary:
 
     @property
     def is_precision_unknown(self) -> bool:
-        """Return whether a script ran whose job sets no precision, so that its rows' is made up."""
+        """Return whether a script ran whose job sets no precision: ignore the one in its rows."""
         texts = (self.run.job_text, *overrides_in(self.run.argv))
-        is_set = any(re.search(r"(?m)^[^#\n]*(?<![\w-])precision\s*[:=]", one) for one in texts)
+        is_set = any(re.search(r"(?m)^[^#\n]*(?<![\w-])precision[\"' ]*[:=]", one) for one in texts)
         return bool(self.points) and self.points[0].workload == "script" and not is_set
 
     @cached_property
     def is_batch_search(self) -> bool:
-        """Return whether the job searched for the largest batch, which memory ends."""
+        """Return whether the job searched for the largest batch: out of memory is a result then."""
         with suppress(JobError):
             job = parse_source("job", self.run.job_text, overrides_in(self.run.argv)).data
             matrix = job.get("matrix")
@@ -257,8 +257,10 @@ class Summary:
 
     @cached_property
     def answer(self) -> Answer:
-        """Return what the job asks, or what its workload answers."""
-        # A job file names the batch by the column that it fixes.
+        """Return what the job asks, else its workload: `answer_of_run`. The metric may be unknown.
+
+        `over` has names as in `settings`: `batch`, where a job file names the column that it fixes.
+        """
         batch = next(filter(None, map(batch_column, self.rows)), "batch")
         asked = [batch if name == "batch" else name for name in varying(self.rows)]
         found = answer_of_run(self.run.job_text, overrides_in(self.run.argv), asked)
@@ -266,13 +268,12 @@ class Summary:
 
     @cached_property
     def fleets(self) -> Sequence[Fleet]:
-        """Return scenarios of devices of different speed; empty where the run has none."""
-        are_uneven = any(row.shares != EQUAL for row in self.rows)
-        return fleets(self.rows) if are_uneven else ()
+        """Return the devices that did a step with two kinds of shares or more; may be empty."""
+        return fleets(self.rows)
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:
-        """Return point_id -> the regions of its last attempt with any; without the other points."""
+        """Return point_id -> the regions of its last attempt with any: see `regions_by_point`."""
         return regions_by_point(typed_rows(self.region_rows, RegionRow))
 
     @cached_property
@@ -280,7 +281,7 @@ class Summary:
         """Return the largest batch that fits of each series in which it is known.
 
         It is known if a batch just above it ran out of memory, as a search finds it; not if a job
-        lists batch sizes with wide gaps. Weak scaling only.
+        lists batch sizes with wide gaps. Weak scaling only. In the order of their settings.
         """
         series: dict[tuple[str, ...], list[ScaledRow]] = {}
         names = varying(self.rows, ("scaling", "batch"), always=("precision", "world_size"))
@@ -291,16 +292,15 @@ class Summary:
         found = []
         for rows in series.values():
             ran_out = min((row.batch_size or 0 for row in rows if row.status == "oom"), default=0)
-            sizes = [row.batch_size or 0 for row in rows if row.status == "ok"]
-            fits = max((size for size in sizes if size < ran_out), default=None)
+            fitting = {row.batch_size or 0: row for row in rows if row.status == "ok"}
+            fits = max((size for size in fitting if size < ran_out), default=None)
             if fits is not None and is_largest_known(fits, ran_out):
-                row = next(r for r in rows if r.batch_size == fits and r.status == "ok")
                 found.append(
                     LargestBatch(
-                        settings={name: setting(row, name) for name in names},
+                        settings={name: setting(fitting[fits], name) for name in names},
                         batch_size=fits,
                         ran_out=ran_out,
-                        peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
+                        peak_mem_allocated_bytes=fitting[fits].peak_mem_allocated_bytes,
                     )
                 )
         found.sort(key=lambda one: [setting_order(value) for value in one.settings.values()])
@@ -323,9 +323,9 @@ class Summary:
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Return the cases in the order of their settings, in each the points, the best first.
+        """Return the cases in the order of their settings, in each its points, the best first.
 
-        Empty if no ok point has the metric of `ranked_by`.
+        Only ok points that have the metric of `ranked_by`; empty if there are none.
         """
         metric, of_cases = find_metric(self.rows, self.ranked_by.metric), self.case_settings
         if metric is None:
@@ -367,7 +367,7 @@ class Summary:
 
     @cached_property
     def machine(self) -> str:
-        """Return the devices: `4 x NVIDIA H200 on 1 node; P2P/CUMEM`; if not known, the cluster."""
+        """Return devices, transports: `4 x NVIDIA H200 on 1 node; P2P/CUMEM`; else the cluster."""
         devices = self.devices
         if devices.empty:
             return self.run.cluster
@@ -445,9 +445,8 @@ class Summary:
 
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
-        """Return why points have no speed-up."""
+        """Return why points have no speed-up; baseline points only where no other lacks one."""
         without = [row for row in self.rows if row.why is not None]
-        # Why baseline points have none only if nothing else.
         others = [row for row in without if not row.is_baseline] or without
         return messages.group_messages(row.why or "" for row in others)
 
@@ -494,11 +493,10 @@ _TIMES = ("step_ms_p50", "step_ms_mean")
 _RATES = ("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct", "gemm_share_pct", "throughput")
 
 
-def load_summary(results: Path, run: str, references: References | None = None) -> Summary:
-    """Return the summary of a run. run: as `raybench report` takes it.
+def load_summary(results: Path, run: str, references: References = SHIPPED) -> Summary:
+    """Return the summary of a run. run: as `reader.find_run` takes it.
 
-    references: None for those that come with raybench. Raises ResultsError if there is no such run
-    or it cannot be read.
+    Raises ResultsError if `run` means none or several, or the run cannot be read.
     """
     root, run_id = reader.find_run(results, run)
     return Summary(
@@ -507,7 +505,7 @@ def load_summary(results: Path, run: str, references: References | None = None) 
         devices=reader.load(root, "devices", run_id),
         points=point_rows(reader.load(root, "points", run_id)),
         region_rows=reader.load(root, "regions", run_id),
-        references=references or SHIPPED,
+        references=references,
     )
 
 
@@ -529,7 +527,7 @@ class Candidate:
 
     @property
     def half_width(self) -> float | None:
-        """Return half of the interval as a share of the value; None if it is not known."""
+        """Return half of the interval as a share of the value; None if unknown, or the value 0."""
         return formatting.relative_half_width(self.low, self.value, self.high)
 
     @property
@@ -578,12 +576,12 @@ class LargestBatch:
 
 
 def find_metric(rows: Iterable[ScaledRow], name: str) -> Metric | None:
-    """Return the metric of this name; None if no ok point has a value of it."""
+    """Return the metric of this name, a workload's own first; None if no ok point has a number."""
     measured = [row for row in rows if row.status == "ok"]
     own = {metric.name: metric for metric in workload_metrics(measured)}
     found = own.get(name) or BY_NAME.get(name)
-    has_value = found is not None and any(value_of(row, found) is not None for row in measured)
-    return found if has_value else None
+    values = [value_of(row, found) for row in measured] if found else []
+    return found if any(isinstance(value, int | float) for value in values) else None
 
 
 def answer_metric(summary: Summary) -> Metric | None:
@@ -599,7 +597,7 @@ def metric_noun(summary: Summary, metric: Metric) -> str:
 
 
 def amount(summary: Summary, metric: Metric, value: float) -> str:
-    """Return a value with its unit: `587,718 samples/s`, `11.60 µs`, `1.50 GiB`."""
+    """Return a value, as the tables have it (ms, bytes), with a unit: `11.60 µs`, `1.50 GiB`."""
     if metric.name == "throughput":
         return f"{formatting.number(value)} {summary.answer.items}/s"
     if metric.name.endswith("_ms") or metric.name.startswith("step_ms"):
@@ -636,7 +634,7 @@ def size_of(row: ScaledRow) -> int:
 
 
 def follows_step_time(metric: Metric) -> bool:
-    """Return whether a metric is proportional to the step time."""
+    """Return whether a metric is the step time, or its ms per something: titled `ms/token`."""
     return metric.name in _TIMES or metric.title.startswith("ms/")
 
 
@@ -646,7 +644,7 @@ def rows_compared(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
 
 
 def with_most_ranks(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
-    """Return the points that are compared on the largest number of ranks."""
+    """Return those of `rows_compared` on the largest number of ranks."""
     compared = rows_compared(rows)
     most = max((row.world_size for row in compared), default=0)
     return [row for row in compared if row.world_size == most]
@@ -658,11 +656,11 @@ _BURST = "burst_tflops_per_device"
 
 
 def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterator[Measurement]:
-    """Yield for each point its main rate or step time and, if it has one, its burst rate.
+    """Yield for each row its main rate or step time and, if it has one, its burst rate.
 
-    Points that are not ok, not on GPUs of one model, quick, or had neighbours are left out. uuids:
-    of all devices of the run. A measurement names them if the point had one ("a/b": one of these)
-    or all ("a+b") of them: which devices a point had is not kept.
+    Rows that are not ok, not on GPUs of one model, quick, or had neighbours are left out; controls
+    and attempts that were repeated are not. uuids: of all devices of the run. A measurement names
+    them if the row had one ("a/b": one of these) or all ("a+b"): which it had is not kept.
     """
     for row in rows:
         model = row.device_name or ""
@@ -689,12 +687,14 @@ def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterato
 
 
 def defining_settings(row: PointRow) -> dict[str, str]:
-    """Return name -> text of the settings that define a point, without options at defaults."""
+    """Return name -> text of the settings that define a point, without OPTIONAL at defaults.
+
+    Also without what is not known. The batch has the name of its `batch_column`.
+    """
     values: dict[str, Any] = {"workload": row.workload, **row.params}
     for name in OPTIONAL:
         if (value := setting(row, name)) != RUN_SETTINGS[name].default:
             values[name] = value
     for name in filter(None, ("precision", batch_column(row), "world_size")):
         values[name] = getattr(row, name)
-    known = {name: setting_text(value) for name, value in values.items() if value is not None}
-    return {plain(name): plain(text) for name, text in known.items()}
+    return {plain(n): plain(setting_text(v)) for n, v in values.items() if v is not None}

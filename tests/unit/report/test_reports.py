@@ -169,6 +169,7 @@ def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
     [
         ("workload: {kind: script}  # not precision: bf16", "as the script has it"),
         ("matrix: {precision: bf16}", "bf16"),
+        ('matrix: {"precision": bf16}', "bf16"),
         ("workload: {kind: script, args: --precision=bf16}", "as the script has it"),
     ],
 )
@@ -177,8 +178,7 @@ def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told
     summary = Summary(run=make_run(job_text=job), devices=pd.DataFrame(), points=[row])
     nothing = {"ranks": pd.DataFrame(), "modules": pd.DataFrame(), "traces": []}
     details = PointDetails(row=row, is_precision_unknown=summary.is_precision_unknown, **nothing)
-    text = format_document(details, "terminal")
-    assert re.search(rf"^precision +{told}$", text, re.MULTILINE)
+    assert re.search(rf"(?m)^precision +{told}$", format_document(details, "terminal"))
 
 
 def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory():
