@@ -359,7 +359,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return what devices and libraries did; None if no rank knows, the clock if any does not."""
+    """Return what devices and libraries did; None if no rank tells, the clock unless all do."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)

@@ -236,7 +236,7 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
-    """Return one table as a frame: nulls by `isna` (of numbers NaN), maps dicts, lists arrays.
+    """Return a table as a frame: nulls for `isna` to find (numbers: NaN), maps dicts, lists arrays.
 
     run_id: as `find_run` takes it; None or "": all runs. table: a stored one, not `scaling`. Raises
     ResultsError where there is no such folder, table or run, or a part of the run cannot be read;
