@@ -253,7 +253,7 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
 
 
 def write_time(*times_ms: float, digits: int = 3) -> str:
-    """Return times as text: `1.2 ms`, of several `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`.
+    """Return one or more times as text: `1.2 ms`, `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`.
 
     The longest decides the unit of all. digits: significant ones, 3 or more; from 1,000 s on all.
     """

@@ -70,7 +70,7 @@ class TableColumn:
     null: Any
 
     def value_of(self, stored: Any) -> Any:
-        """Return the value of the field for that of the table; None is null.
+        """Return the value of the field for that of the table; None is null, NaN is not.
 
         Raises ResultsError where the field cannot have it, as null or an unknown status.
         """
@@ -185,8 +185,8 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
     """Return a row as a dataclass; a column that is null or missing gets the default of its field.
 
     Without a default it is None where the field may be that, else "", 0 or False by its type.
-    Other columns of the row are ignored. Raises ResultsError where a field of another type has no
-    value, and where a value cannot be read, as of an enum without it.
+    Other columns of the row are ignored; fields without a Column must have defaults, which they
+    get. Raises ResultsError where a field of another type has no value, or an enum not that value.
     """
     values: dict[str, Any] = {}
     for name, column in _own_columns(cast("Hashable", kind)):
@@ -268,7 +268,7 @@ def entries_of(folder: Path) -> list[os.DirEntry[str]]:
 def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
     """Return the parts of a run in a table, sorted by name, without hidden ones; [] for none.
 
-    Raises ResultsError where the folder cannot be listed.
+    run_id: the whole id. Raises ResultsError where the folder cannot be listed.
     """
     found = entries_of(root / table / run_id)
     files = [entry for entry in found if not entry.is_dir(follow_symlinks=False)]
@@ -380,9 +380,9 @@ def _no_rows(wanted: pa.Schema) -> pa.Table:
 def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
     """Return each row as column -> value, with maps as dicts and times as datetimes in UTC.
 
-    Imports neither pandas, which pyarrow takes to make datetimes, nor pyarrow.compute: `raybench
-    list` shall not wait for them.
+    Times must be in microseconds, as those of `arrow_type`, and not inside lists or maps.
     """
+    # Neither pandas, which pyarrow takes for datetimes, nor pyarrow.compute: `list` must be quick.
     import pyarrow as pa
 
     times = [field.name for field in found.schema if pa.types.is_timestamp(field.type)]
@@ -398,9 +398,9 @@ def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
 
 
 def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]:
-    """Return (point_id, attempt) of all attempts in these parts.
+    """Return (point_id, attempt) of all attempts in these parts. table: one with these columns.
 
-    Raises UnreadablePartsError, a ResultsError, where a file cannot be read.
+    Raises UnreadablePartsError, a ResultsError, where `read_parts` does.
     """
     import pyarrow as pa
 

@@ -92,7 +92,7 @@ class StepColumns:
 
 
 def step_columns(record: Record) -> StepColumns:
-    """Return the columns on step times. record: with at least one measurement.
+    """Return the columns on step times. record: of one or more ranks, all with a share of the step.
 
     Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
     """
@@ -173,7 +173,7 @@ def is_imprecise(row: StepColumns) -> bool:
     """Return whether half of the step time's interval is more than 10 % of it.
 
     Predictions leave such a point out, reports mark it. False with fewer than ten samples, whose
-    interval is wide though nothing is wrong, and if it is unknown.
+    interval is wide though nothing is wrong, and if the interval is unknown.
     """
     half_width = half_interval(row)
     is_enough = row.iterations is None or row.iterations >= _ENOUGH_SAMPLES
@@ -359,7 +359,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return what devices and libraries did; None if unknown, the SM clock also if a rank's is."""
+    """Return what devices and libraries did; None if no rank tells, the clock unless all do."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
@@ -443,9 +443,8 @@ def memory_columns(record: Record) -> MemoryColumns:
 
 
 def dense_peak_tflops(device_name: str, precision: str) -> float | None:
-    """Return the datasheet's peak rate in TFLOP/s, without sparsity.
+    """Return the datasheet's peak rate in TFLOP/s without sparsity; None if it is not in the table.
 
-    None for a device or a precision that is not in the table.
     device_name: as `torch.cuda.get_device_name` gives it. precision: as in job files.
     """
     return _datasheet(device_name)[0].get(precision)

@@ -1,7 +1,7 @@
 """The runs of a results folder: which a word means, how they stand, and their tables as frames.
 
-The ids that raybench gives tell the job and the start, so that few rows are read to find a run: in
-a folder of 10,000 the rows take seconds. Of a run with another id the row is read.
+The ids that raybench gives tell the job and the start: to read the rows of 10,000 runs would take
+seconds. Of a run with another id the row is read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
 
     text: an id in `root`, a unique prefix of one, the name of a job (its newest run), `latest`, one
     of these after a results folder, inside `root` (`examples/gemm`) or by its path, or the path of
-    a run in a table. Raises ResultsError, naming the candidates, when it means none or several.
+    a run in a table. A newest run whose row cannot be read is passed over with a ResultsWarning.
+    Raises ResultsError, naming the candidates, when it means none or several; also without runs.
     """
     folder, name = _separate(Path(root), text)
     jobs = {run_id: job for run_id, (_, job) in _origins(folder).items()}
@@ -60,11 +61,10 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     if not ids:
         raise ResultsError(no_runs_message(folder))
     if name not in jobs:
-        of_job = ids if name == LATEST else [one for one in ids if jobs[one] == name]
+        of_job = ids if name == LATEST else [one for one in ids if name and jobs[one] == name]
         if of_job:  # the newest whose row can be read; where there is none, the newest
-            return folder, next(
-                (i for i in reversed(of_job) if _read_origin(folder, i)), of_job[-1]
-            )
+            readable = (one for one in reversed(of_job) if _read_origin(folder, one))
+            return folder, next(readable, of_job[-1])
         if name and name in _run_folders(folder / "points"):
             raise ResultsError(f"{folder}: {_no_row_of(folder, name)}")
     way_out = "; give more of the id, or the name of a job for its newest run"
@@ -96,8 +96,8 @@ def _separate(root: Path, text: str) -> tuple[Path, str]:
 def run_ids(root: Path) -> list[str]:
     """Return the ids of the runs in a results folder, oldest first; those of unknown start first.
 
-    Warns (ResultsWarning) if an id does not tell the start and its row cannot be read. Raises
-    ResultsError where there is no such folder.
+    Warns (ResultsWarning) if an id does not tell the start and its row cannot be read, and of a run
+    that is left out as its folder cannot be listed. Raises ResultsError for no such folder.
     """
     return list(_origins(root))
 
@@ -199,7 +199,10 @@ def _no_row_of(root: Path, run_id: str) -> str:
 
 
 def no_runs_message(root: Path) -> str:
-    """Return the message that a folder has no runs; it names folders inside that have some."""
+    """Return the message that a folder has no runs; it names folders inside that have some.
+
+    Raises ResultsError where the folder cannot be listed.
+    """
     inside = [name for name in _run_folders(root) if name not in TABLE_NAMES]
     counts = dict.fromkeys(inside, 0)
     for name in inside:
@@ -233,7 +236,7 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
-    """Return one table as a frame: numbers' nulls are NaN, maps dicts, lists arrays.
+    """Return a table as a frame: nulls for `isna` to find (numbers: NaN), maps dicts, lists arrays.
 
     run_id: as `find_run` takes it; None or "": all runs. table: a stored one, not `scaling`. Raises
     ResultsError where there is no such folder, table or run, or a part of the run cannot be read;
@@ -246,7 +249,7 @@ def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFram
 def read_table(
     root: str | Path, table: str, run_id: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return one stored table as an Arrow table, its rows by run and part.
+    """Return one stored table as an Arrow table, its rows by run_id and name of the part.
 
     columns: names of those to read, None for all; raises KeyError for an unknown one. run_id: as of
     `load`. Raises ResultsError as `load` does, and warns as it does.
@@ -277,9 +280,9 @@ def rows_of_attempts(
 ) -> Iterator[pd.DataFrame]:
     """Yield a frame for each of these attempts (point_id, attempt), in order; empty without rows.
 
-    table: one that has these two columns. run_id: of one run, as `find_run` takes it. columns: as
-    of `read_table`. Files are read while iterating, as the whole table may not fit into memory; so
-    it is then that it raises, as `read_table` does.
+    table: one that has these two columns; KeyError for others. run_id: of one run, as `find_run`
+    takes it. columns: as of `read_table`. Files are read while iterating, as the whole table may
+    not fit into memory; so it is then that it raises, else as `read_table` does.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -305,7 +308,7 @@ def rows_of_attempts(
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
-    """Return the trace files of a profiled attempt at a point, in rank order; empty without any."""
+    """Return the trace files of an attempt, in rank order; [] without any. Takes whole ids only."""
     name = f"*-{point_id}-{attempt}-rank*.json.gz"
     return sorted((root / "traces" / run_id).glob(name), key=lambda path: (len(path.name), path))
 
@@ -423,7 +426,7 @@ def _read_stored_run(root: Path, run_id: str) -> Run:
 def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
     """Return run_id -> settings of its baseline points, as text; of one run, or of all for None.
 
-    A run without a baseline of its own has {}. Raises ResultsError as `load` does.
+    A run without its own has {}, one without a row is left out. Raises ResultsError as `load` does.
     """
     rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
     return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}
@@ -474,9 +477,7 @@ def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
     status, and where there is no such run.
     """
     columns = ["point_id", "attempt", "status", "round", "control_of"]
-    rows = sorted(
-        read_table(root, "points", run_id, columns).to_pylist(), key=lambda row: row["attempt"]
-    )
+    rows = read_table(root, "points", run_id, columns).sort_by("attempt").to_pylist()
     try:
         return {
             TrialKey(row["point_id"], row["round"] or 1, row["control_of"] or 0): Latest(

@@ -33,12 +33,12 @@ from raybench.results.writer import RunStore, check_writable, hold_run
 
 @pytest.fixture
 def results(tmp_path):
-    """Two runs: run-old with an ok and a failed point, run-new with one point that was skipped."""
+    """Two runs: run-old with an ok and a failed point, run-new of no job, with a skipped point."""
     root = tmp_path / "results"
     old = [make_record(make_point(world_size=2)), make_failed()]
     write_run(root, "run-old", old, [make_device(0), make_device(1)])
     skipped = make_failed(status=Status.SKIPPED, devices=(), error_type=None)
-    write_run(root, "run-new", [skipped], started_at=START + timedelta(1))
+    write_run(root, "run-new", [skipped], started_at=START + timedelta(1), job_name="")
     return root
 
 
