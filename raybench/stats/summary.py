@@ -67,7 +67,7 @@ def summarize(samples: ArrayLike) -> Summary:
 def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
     """Return the 95 % interval of the median of all samples, in their unit.
 
-    None for fewer than MIN_SAMPLES samples, and if a sample is 0 or negative.
+    None for fewer than MIN_SAMPLES samples in all, and if a sample is 0 or negative.
     repeats: the samples of each in the order in which they were taken; empty ones are left out.
     Student's t over the logarithms of the medians of batches: the method of batch means (A. M.
     Law, "Simulation modeling and analysis", 2015, section 9.5.3). Samples within a batch may be
@@ -94,7 +94,7 @@ def _batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
 
 
 def student_t(degrees: float, confidence: float = 0.95) -> float:
-    """Return the two-sided quantile of Student's t: half the width of its central interval."""
+    """Return half the width of Student's t's central interval; NaN for 0 degrees or fewer."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, (1 + confidence) / 2))
@@ -114,7 +114,7 @@ class LevelChange:
     degrees: int
 
     def exceeds(self, least: float, errors: float) -> bool:
-        """Return whether a rise or fall is above `least` and above `errors` standard errors.
+        """Return whether a rise or fall of `size` is above `least` and `errors` standard errors.
 
         `errors` is for a normal distribution (3: by chance in 1 of 370 series); the equally likely
         multiple for Student's t is taken.
@@ -147,21 +147,18 @@ def level_change(step_ns: Sequence[float]) -> LevelChange | None:
     )
 
 
-# In all functions below `ranks` has a sequence of samples for each rank, equally long; they raise
-# ValueError where the lengths differ, which is a bug of ours.
-
-
 def step_time(ranks: Sequence[ArrayLike]) -> float:
-    """Return the step time of a point, in the unit of the samples: the median of `step_series`."""
+    """Return a point's step time: the median of `step_series`. Unit and errors are as there."""
     return float(np.median(step_series(ranks)))
 
 
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
     """Return the point's time of each iteration, in the unit of the samples.
 
+    ranks: the samples of each rank. Raises ValueError for none, or unequal numbers of them.
     If the ranks' medians agree within 1 % (lockstep), it is the median over the ranks: all see the
     same steps, with a jitter of their ends. Else it is the time of the rank with the largest
-    median. The maximum over ranks would add their jitter. Raises ValueError for unequal lengths.
+    median. The maximum over ranks would add their jitter.
     """
     values = _by_rank(ranks)
     medians = np.median(values, axis=1)
@@ -170,34 +167,40 @@ def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 
 
 def per_iteration_max(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Return the maximum over ranks of each iteration; raises ValueError for unequal lengths."""
+    """Return the maximum over ranks of each iteration; raises as `step_series`."""
     return np.asarray(_by_rank(ranks).max(axis=0))
 
 
 def median_skew(ranks: Sequence[ArrayLike]) -> float:
-    """Return the median over iterations of the slowest rank's time less the fastest one's."""
+    """Return the median over iterations of the largest time of any rank less the smallest.
+
+    0 for one rank. ranks, and what it raises: as of `step_series`.
+    """
     return float(np.median(np.ptp(_by_rank(ranks), axis=0)))
 
 
 def median_of_smallest(ranks: Sequence[Sequence[float]]) -> float | None:
-    """Return the median of steps' minima; None if a rank has none, ValueError if unequal."""
+    """Return the median over steps of the smallest value of any rank; None if a rank has no steps.
+
+    Raises ValueError for no rank, and else for unequal numbers of steps.
+    """
     return float(np.median(_by_rank(ranks).min(axis=0))) if all(ranks) else None
 
 
 def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each rank the median over steps of its value - the smallest of any rank.
+    """Return for each rank, in order, the median over steps of its value - the smallest of any.
 
-    Raises ValueError for unequal numbers of steps.
+    Raises ValueError for no steps, or unequal numbers of them.
     """
     values = _by_rank(ranks)
     return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
 
 
 def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Return an array of [ranks, iterations]; raises ValueError where their lengths differ."""
+    """Return an array of [ranks, iterations]; raises ValueError as `step_series` says."""
     counts = sorted({np.size(samples) for samples in ranks})
-    if len(counts) != 1:
-        raise ValueError(f"ranks must have equally many samples, got {counts}")
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(f"ranks must have samples, and equally many, got {counts}")
     return np.asarray(ranks, dtype=np.float64)
 
 
@@ -209,10 +212,9 @@ def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 # all points, the more so the more the points are alike (G. K. Smyth, "Linear models and empirical
 # Bayes methods for assessing differential expression in microarray experiments", Stat. Appl. Genet.
 # Mol. Biol. 3(1), 2004). Points of one start may all be moved by the same cause, and then together
-# say hardly more than one of them: the degrees of freedom that the other points add are limited to
-# those of the points that are independent, and to those of the point itself.
+# say hardly more than one: others add degrees of freedom only as far as they are independent.
 
-# All other points together count at most as much as the point's own starts: else the interval of
+# All other points together add at most as many as the point's own starts have: else the interval of
 # a point that is much noisier than the rest would be far too narrow.
 _MOST_OTHERS = 1.0
 

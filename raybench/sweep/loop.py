@@ -189,14 +189,8 @@ def sweep(
     these points until the caller closes the cluster. Events and writes come on the caller's thread;
     each point runs on a thread of its own, so that an interrupt does not wait for a stuck cluster.
     """
-    loop = _Loop(
-        rounds=rounds,
-        settings=settings,
-        cluster=cluster,
-        write=write,
-        earlier=earlier or EarlierSweeps(),
-        callbacks=callbacks or LoopCallbacks(),
-    )
+    earlier, callbacks = earlier or EarlierSweeps(), callbacks or LoopCallbacks()
+    loop = _Loop(rounds, settings, cluster, write, earlier, callbacks)
     try:
         yield from loop.events()
     except (KeyboardInterrupt, GeneratorExit):
@@ -207,9 +201,9 @@ def sweep(
         raise
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class _Loop:
-    """The state of one sweep. The fields are the parameters of `sweep`."""
+    """The state of one sweep. The fields are the parameters of `sweep`, in the same order."""
 
     rounds: Rounds
     settings: SweepSettings
@@ -341,11 +335,10 @@ class _Loop:
             self._schedule.free(attempt)
         if ended:
             self.write([(attempt.index, record) for attempt, record in ended])
-        stopping = self.callbacks.stopping
         for attempt, record in ended:
             # A trial that was lost on devices: they are to blame more often than the point.
             is_lost = record.status is Status.LOST and record.devices
-            if is_lost and attempt.tries == 1 and not stopping():
+            if is_lost and attempt.tries == 1 and not self.callbacks.stopping():
                 self._schedule.add(replace(attempt, tries=attempt.tries + 1))
                 yield PointRetried(index=attempt.index, record=record)
                 continue
@@ -357,7 +350,7 @@ class _Loop:
             if self.settings.stop_on_error and record.status.is_failure and not is_searched:
                 self._schedule.stop(attempt.point.point_id)
             yield PointFinished(index=attempt.index, record=record)
-            if not stopping() and attempt.round == 1 and not attempt.control_of:
+            if not self.callbacks.stopping() and attempt.round == 1 and not attempt.control_of:
                 yield from self._add(self.callbacks.follow_ups(record), attempt.round)
 
     def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
@@ -406,7 +399,7 @@ class InFlight:
     ) -> None:
         """Run the attempt on the workers with these ids, in a thread; does not wait.
 
-        worker_ids, devices: in rank order.
+        worker_ids, devices: in rank order. The index and the workers must not be in use already.
         """
         running = RunningAttempt(attempt=attempt, devices=devices, started_at=datetime.now(UTC))
         for node_id in dict.fromkeys(device.node_id for device in devices):
@@ -435,8 +428,8 @@ class InFlight:
     def next_finished(self, timeout_s: float | None) -> list[tuple[Attempt, Record]]:
         """Wait until an attempt ends; return all that have ended, at most 64, in that order.
 
-        Empty if none ends in `timeout_s`; None waits for ever. Raises what `Cluster.run` raised;
-        that attempt then stays in `running`.
+        Empty if none ends in `timeout_s`; None waits for ever, also where none runs. Raises what
+        `Cluster.run` raised, after those that ended well; that attempt stays in `running`.
         """
         ended: list[tuple[Attempt, Record]] = []
         with suppress(Empty):
@@ -464,7 +457,7 @@ def make_unmeasured(
 ) -> Record:
     """Return the record of an attempt without answers: status of `cause`, message `reason`.
 
-    neighbours: ids of points that ran beside it.
+    started_at: with a time zone; it ends now. neighbours: ids of points that ran beside it.
     """
     return Record(
         point=attempt.point,
@@ -537,7 +530,7 @@ def make_record_of(running: RunningAttempt) -> Record:
 
 
 def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
-    """Return the answers of a point's ranks; a Failure in place of one that cannot be kept.
+    """Return the answers of a point's ranks in their order, a Failure for one that cannot be kept.
 
     All become Failures if the ranks have not timed the same steps, or their clocks stood still.
     """

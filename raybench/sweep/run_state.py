@@ -49,7 +49,7 @@ class Progress(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def show(self, event: Event) -> None:
-        """Show one more event."""
+        """Show one more event, inside the `with` block."""
 
 
 class Listener(Protocol):
@@ -59,7 +59,7 @@ class Listener(Protocol):
         """Show the user one line, which stays visible; any thread may call it."""
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context during which the user is shown that the sweep waits for `what`."""
+        """Return a context in which the user is shown `what` goes on, as "connecting to Ray"."""
 
     def progress(self, plan: Plan, trials: int) -> Progress:
         """Return the progress of a sweep of `plan`. trials: how many will finish, in all rounds."""
@@ -92,7 +92,7 @@ DeviceKey = tuple[str, str, int]
 def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
     """Return a key that a device keeps over all sweeps of a run.
 
-    The uuid of a CPU worker names a process, so its host and index are used.
+    For CPUs it is host and index (a uuid names a process), so two nodes of a host may share it.
     """
     return (kind, uuid, 0) if kind == "cuda" else (kind, host, index)
 
@@ -125,7 +125,10 @@ class RunState:
 
     @property
     def todo(self) -> tuple[TrialKey, ...]:
-        """The trials that this sweep has to run; a batch search changes them while it runs."""
+        """The trials that this sweep has to run, in order, as far as is known before it begins.
+
+        A batch search adds some; of a point that fails or is skipped, later rounds are left out.
+        """
         kept = self.earlier.kept
         rounds = (self.rounds.attempts(n, kept) for n in range(1, self.rounds.count + 1))
         return tuple(attempt.key for attempts in rounds for attempt in self.earlier.left(attempts))
@@ -147,9 +150,8 @@ def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     statuses = by_point(ended)
     run = reader.count_points(run, statuses)
     failures = {status for status in statuses.values() if status.is_failure}
-    if plan.batch_search and failures <= {Status.OOM}:
-        return replace(run, status=RunStatus.OK)
-    return run
+    is_ok = plan.batch_search and failures <= {Status.OOM}
+    return replace(run, status=RunStatus.OK) if is_ok else run
 
 
 class RunRows:
@@ -189,9 +191,9 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write records of attempts, (index, record), new devices, and the devices' samples.
+        """Write one record or more as (index, record), new devices, and the devices' new samples.
 
-        A record that cannot be kept is written as failed, which is told. Raises as `keep_devices`.
+        One that cannot be kept is written as failed, and the user told. Raises as `keep_devices`.
         """
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
@@ -237,8 +239,8 @@ class RunRows:
     def close(self, status: RunStatus | None = None) -> Run:
         """Write how the run ended, and its summary; return it. status: None: by its points.
 
-        Only in its row, a run that was cut short stays `interrupted` while `--filter` leaves out
-        what has not ended. Raises ResultsError where the folder cannot be written.
+        The row of a run that was cut short stays `interrupted`, unlike what is returned, while
+        trials that `--filter` leaves out have not ended. Raises ResultsError if it cannot write.
         """
         run = finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
@@ -247,7 +249,7 @@ class RunRows:
         return run
 
     def forget(self) -> None:
-        """Delete the run, in which nothing was measured; a resumed run is closed as interrupted."""
+        """Delete a new run with all that is in it; `close` a resumed one as interrupted."""
         if self.start.is_resumed:
             self.close(RunStatus.INTERRUPTED)
         else:
@@ -269,9 +271,8 @@ class RunRows:
             points = "point is" if count == 1 else "points are"
             each = ", ".join(f"{count} {word}" for word, count in told.items() if count)
             ended = f" ({each})" if run.points_ok < count else ""
-            words = ("report", self.store.run_id, "--results", str(self.store.root))
-            see = f"`raybench {shlex.join(words)}`"
-            text = f"{what}: {count} finished {points} kept{ended}; see: {see}"
+            words = ("raybench", "report", self.store.run_id, "--results", str(self.store.root))
+            text = f"{what}: {count} finished {points} kept{ended}; see: `{shlex.join(words)}`"
         if self.left:
             self.listener.tell(f"go on with: {self.start.resume_command}")
         self.listener.tell(text)
@@ -285,9 +286,10 @@ def start_run(
     tags: Mapping[str, str],
     resume_command: Callable[[str], str],
 ) -> RunState:
-    """Return a new run with a new id, of which nothing is done yet. Writes nothing.
+    """Return the state of a new run with a new id, of which nothing is done. Writes nothing.
 
-    resume_command: returns what resumes the run of an id. Raises UsageError as `code_of_job`.
+    argv: the command line, whose `--set` a resumed run takes over. resume_command: returns what
+    resumes the run of an id. Raises UsageError as `code_of_job`.
     """
     code = code_of_job(job)
     now = datetime.now(UTC)
@@ -323,7 +325,7 @@ def start_run(
 
 
 def rounds_of_job(job: Job, plan: Plan) -> Rounds:
-    """Return the rounds that the job asks for, with the order of seed 0."""
+    """Return the rounds that the job asks for; seed 0, in place of which a run puts its own."""
     has_controls = job.placement.isolation == "cluster"
     return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)
 
@@ -331,7 +333,8 @@ def rounds_of_job(job: Job, plan: Plan) -> Rounds:
 def code_of_job(job: Job) -> Code:
     """Return the source files of the job's workload and of raybench; imports nothing.
 
-    Raises UsageError for a kind that is neither built in nor of the form package.module:Class.
+    Of a script that is not found, those of its class in raybench. Raises UsageError for a kind that
+    is neither built in nor of the form package.module:Class.
     """
     script = script_path(job) if job.workload.kind == SCRIPT else None
     return code_of_script(script) if script else code_of(module_and_class(job.workload.kind)[0])
@@ -341,10 +344,10 @@ def code_of_job(job: Job) -> Code:
 
 
 def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
-    """Return the results folder and the run that `text` names, as `find_run` reads it.
+    """Return the results folder and the run that `text` names in `output`, as `find_run` reads it.
 
-    output: the results folder. Raises ResultsError when there is no such run, or its folder has
-    another name; UsageError when `job` is not the job of the run.
+    The folder is another one where `text` has a path. Raises ResultsError when no run or several
+    are meant, or the run's folder has another name; UsageError when `job` is not its job.
     """
     root, run_id = reader.find_run(output, text)
     run = reader.read_run(root, run_id)
@@ -379,9 +382,10 @@ def check_code(run: Run, code: Code) -> None:
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
-    """Return the plan with the points that a search for batch sizes has added to the run.
+    """Return the plan with the points that a search for batch sizes has added to the run, if any.
 
-    The point that it wants next is in it too. Raises ResultsError where the rows cannot be read.
+    The point that it wants next is in it too. plan: of the job, without a filter. run_id: the whole
+    id. Raises ResultsError where the rows cannot be read.
     """
     latest = reader.latest(root, run_id)
     first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}
@@ -403,7 +407,8 @@ def resume_run(
 
     run: as it was read before that, which tells when it ended. root: the results folder. rounds:
     those of the job, with the plan of `plan_of_run`; the run's seed is put in. chosen: ids of the
-    points that may be run. retry_failed: run failed trials again too. tags: added to the run's.
+    points that may be run. retry_failed: run failed trials again, not only those that were lost,
+    skipped or cancelled. tags: added to the run's, in place of equal names. code: of `code_of_job`.
     Raises ResultsError where the rows of the run cannot be read.
     """
     latest = reader.latest(root, run.run_id)
@@ -452,7 +457,7 @@ def resume_run(
 
 
 def nothing_left_message(start: RunState) -> str:
-    """Return the message that nothing is left to do, and what could be tried again."""
+    """Return the message for a run without `todo`, and what could be tried again."""
     text = f"run {start.run.run_id}: nothing to do"
     if any(status.is_failure for status in start.ended.values()):
         text += "; the points that failed: --retry-failed"

@@ -65,15 +65,15 @@ def test_a_summary_of_known_samples():
 
 def test_ranks_of_equally_many_steps_are_told_apart_by_their_medians_and_spread():
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
-    assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]
-    assert stats.median_skew(ranks) == 8
+    assert (*stats.per_iteration_max(ranks), stats.median_skew(ranks)) == (9, 9, 9, 9, 8, 8)
     # The smallest is taken step by step.
     ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0]]
     assert (stats.median_of_smallest(ranks), stats.median_of_smallest([[1.0], []])) == (2.0, None)
     assert stats.median_above_smallest(ranks) == [0.0, 0.0]
     assert stats.median_above_smallest([[5.0, 6.0, 7.0], [1.0, 2.0, 3.0]]) == [4.0, 0.0]
-    with pytest.raises(ValueError, match=r"equally many samples, got \[1, 2\]"):
-        stats.per_iteration_max([[1.0], [1.0, 2.0]])
+    for wrong, told in (([[1.0], [1.0, 2.0]], r"\[1, 2\]"), ([[], []], r"\[0\]"), ([], r"\[\]")):
+        with pytest.raises(ValueError, match=f"equally many, got {told}"):
+            stats.per_iteration_max(wrong)
 
 
 def marked(step_ns, least=0.01):
