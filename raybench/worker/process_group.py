@@ -60,10 +60,10 @@ class GroupGoneError(Exception):
 
 
 class ProcessGroup:
-    """The group that this worker is a member of, at most one, on its device.
+    """The group that this worker is a member of, at most one, as torch's default group.
 
-    When one rank fails, the others are stuck in a collective. So a thread of each process waits for
-    a key of the store, which ends the group on all ranks.
+    device: a GPU must be the current one of the thread that joins. When one rank fails, the others
+    are stuck in a collective. So a thread of each process waits for a key of the store.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,8 +80,9 @@ class ProcessGroup:
         """End the current group and form `group`, if it is another; set torchrun's variables.
 
         The current group ends on all its ranks. All ranks of `group` must call this; it waits for
-        them until `group` is ended. group: None for a point of one rank, which has none. Raises
-        GroupGoneError where another rank or the driver has ended `group`, else what torch raises.
+        them until `group` is ended. None, for a point of one rank, forms none. task: torch's time
+        limit is a minute more than its own. Raises GroupGoneError where `group` was left or ended,
+        by this rank, another or the driver, else what torch raises.
         """
         set_torchrun_variables(rank_info, group)
         if group is not None and group in (self._ended, self._broken):
@@ -97,10 +98,10 @@ class ProcessGroup:
     def free_buffers(self, held_bytes: Callable[[], int]) -> None:
         """Wait until NCCL has freed the buffers of finished collectives; all ranks must call it.
 
-        It ends when `held_bytes` is 0 on all ranks, at most after 20 tries of 20 ms; at once
-        without NCCL. Buffers of collectives for which the host never waited, such as DDP's, are
-        kept until NCCL's watchdog, which looks ten times a second, has seen their end, and then
-        until the next collective.
+        It ends when `held_bytes()`, those of this rank, is 0 on all ranks, or after 20 tries, 20 ms
+        apart; at once without NCCL or a group. Buffers of collectives for which the host never
+        waited, such as DDP's, are kept until NCCL's watchdog, which looks ten times a second, has
+        seen their end, and then until the next collective.
         """
         if self._is_nccl and self._group is not None:
             for _ in range(_FREE_TRIES):  # counted, not timed: no rank may stop before another
@@ -109,7 +110,7 @@ class ProcessGroup:
                 time.sleep(_FREE_WAIT_S)
 
     def is_broken(self, group: Group | None) -> bool:
-        """Return whether another rank, or the driver, has ended the group."""
+        """Return whether `group` is the last that another rank or the driver has broken."""
         return group is not None and group == self._broken
 
     def _form(self, group: Group, task: Task, rank_info: RankInfo) -> None:
@@ -131,7 +132,7 @@ class ProcessGroup:
         # No device_id: torch then splits communicators, which crashes after a second init
         # (pytorch#192109).
         dist.init_process_group(
-            "nccl" if self._device.type == "cuda" else "gloo",
+            "nccl" if self._is_nccl else "gloo",
             store=PrefixStore(group.name, store),
             rank=rank_info.rank,
             world_size=rank_info.world_size,
@@ -145,7 +146,7 @@ class ProcessGroup:
         align_ranks(self._device)
 
     def leave(self) -> None:
-        """Leave the process group; all its members must be alive and idle, and call it too."""
+        """Leave the group, if any; all its members must be alive and idle, and call it too."""
         with self._lock:
             if self._store is not None:
                 dist.destroy_process_group()
@@ -155,9 +156,9 @@ class ProcessGroup:
     def take_down(self, timeout_s: float) -> bool:
         """End the group; return whether it and the device's work ended in `timeout_s`.
 
-        True at once without a group. NCCL's is ended on all ranks: collectives that are going on
-        return garbage, without an error. gloo's connections close as soon as no workload holds the
-        group, and the peers' collectives raise.
+        True at once without a group; after False let the process end. NCCL's is ended on all ranks:
+        collectives that are going on return garbage, without an error. gloo's connections close as
+        soon as no workload holds the group, and the peers' collectives raise.
         """
         group = self._group
         if group is None:
@@ -194,8 +195,8 @@ class ProcessGroup:
     def drop_others(self) -> None:
         """Destroy all groups but that of `join`, the latest first; all ranks must call it, idle.
 
-        A workload's and raybench's own. At world size 1 one may be a default group, which would
-        keep the next point from forming its own.
+        Those are what a workload or raybench made beside it. At world size 1 one may be a default
+        group, which would keep the next point from forming its own.
         """
         for group in reversed([group for group in _world.pg_names if group is not self._ours]):
             if group in _world.pg_map:
@@ -250,7 +251,7 @@ class ProcessGroup:
 
 
 def break_group(store: TCPStore, group: Group) -> None:
-    """Tell all ranks of this group, by a key in the store, to end it. Does not wait."""
+    """Tell all ranks of `group`, in its store, to end it, without waiting; gloo's only note it."""
     store.set(_abort_key(group), _BROKEN)
 
 
@@ -277,8 +278,8 @@ def set_torchrun_variables(rank_info: RankInfo, group: Group | None) -> None:
 def serve_store(address: str) -> TCPStore:
     """Return a store, served on this address alone and on a port (`port`) that the system picks.
 
-    Threads of this process serve it as long as the object lives. Raises OSError if the address is
-    not one of this host.
+    address: an IP address, v4 or v6, not empty. Threads of this process serve it as long as the
+    object lives. Raises OSError if the address is not one of this host.
     """
     # A listener of our own: TCPStore's would be open on every network of this host.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -290,17 +291,16 @@ def serve_store(address: str) -> TCPStore:
 
 
 def choose_interface(address: str) -> None:
-    """Set GLOO_SOCKET_IFNAME to the interface that has `address`, unless it is set already.
+    """Set GLOO_SOCKET_IFNAME to the interface that has `address`, unless it is set, not empty.
 
-    Nothing is set where no interface has it as its first IPv4 address. gloo's own choice is the
-    address of this host's name: loopback on many hosts (Debian and Ubuntu write 127.0.1.1 into
-    /etc/hosts), or that of a network which others do not reach. All reach the address by which Ray
-    knows this node. NCCL's choice is left alone: it is part of the measurement, as with torchrun.
+    address: that by which Ray knows this node; all reach it. Call it before a group is formed. Sets
+    nothing where no interface has it as its first IPv4 address (IPv6, NAT). gloo itself takes that
+    of this host's name: loopback on many hosts (127.0.1.1 in /etc/hosts of Debian and Ubuntu), or
+    one that others do not reach. NCCL's choice, as with torchrun, is part of the measurement.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return
     for name, addresses in psutil.net_if_addrs().items():
-        # None has it as its first IPv4 address behind a NAT, or where it is one of IPv6.
         if [one.address for one in addresses if one.family == socket.AF_INET][:1] == [address]:
             os.environ["GLOO_SOCKET_IFNAME"] = name
             return
@@ -345,8 +345,8 @@ class NcclFile:
     def record(self) -> Iterator[None]:
         """Make NCCL log the connections of the group that is formed in the `with` block.
 
-        The group must communicate in it, and NCCL must not be used before. NCCL's variables are set
-        only in the block, so not for what a workload starts. Nothing is logged under NCCL_DEBUG.
+        The group must communicate in it, and NCCL must not be used before the first block. NCCL's
+        variables are set only there, so not for what a workload starts; none under NCCL_DEBUG.
         """
         self._known = frozenset()
         if self._file is None and os.environ.get("NCCL_DEBUG"):
@@ -361,7 +361,7 @@ class NcclFile:
             yield
 
     def routes(self) -> tuple[str, ...]:
-        """Return this rank's transports, as `P2P/CUMEM`, sorted; () if not known.
+        """Return this rank's transports, as `P2P/CUMEM`, sorted; () if none or not known.
 
         All since the last `record` began, those of a workload's own groups included.
         """
@@ -374,7 +374,7 @@ class NcclFile:
         """Run a step; return what NCCL ran, each once: `AllReduce 4 B: RING LL, 2 channels`, ...
 
         Only collectives of groups in which this rank is the first. () before `record`, if the user
-        has switched NCCL's log on, and if NCCL cannot change its log. The step runs in any case.
+        has switched the log on, or NCCL cannot change it. Always runs the step; raises its error.
         """
         read_again = self._find_read_again() if self._file is not None else None
         if self._file is None or read_again is None:

@@ -54,7 +54,7 @@ _COMPILER_CONFIGS = (
 
 
 class Setting(NamedTuple):
-    """A setting of the process.
+    """A setting of the process, or of the thread that calls its functions; `write` may raise.
 
     read: returns a value that compares equal while nothing has changed. write: sets such a value.
     """
@@ -160,15 +160,15 @@ class ProcessState:
         self.begin()
 
     def begin(self) -> None:
-        """Note the threads and child processes that exist before a workload starts."""
+        """Note the threads and child processes of now; call it before each workload."""
         self._threads, self._children = _threads(), _children()
 
     def restore(self) -> tuple[str, ...]:
         """Put the settings back and forget compiled code; return what a workload left behind.
 
         That is a noun phrase for each setting that cannot be put back, for threads and child
-        processes that were started since `begin`, and for memory of the device, whose error is
-        raised. Waits half a second at most for threads to end, and as long for child processes.
+        processes started since `begin`, which go on, and for `held_bytes`, raising as it does.
+        Waits half a second at most for threads to end, and as long for child processes.
         """
         _forget_compiled_code()
         # First: a context manager that the collector ends puts its own settings back.
@@ -201,9 +201,10 @@ class ProcessState:
         return tuple(left)
 
     def held_bytes(self) -> int:
-        """Give free memory back to the device; return the bytes reserved since this was made.
+        """Wait for the device, give free memory back; return what torch reserves, in bytes.
 
-        0 if it is 2 MiB or less, and on a CPU.
+        Only what is more than when this was made; 0 if that is 2 MiB or less, and on a CPU. Raises
+        the error of a device that has failed.
         """
         held_bytes = self._release_memory() - self._reserved_bytes
         return held_bytes if held_bytes > _SMALL_SEGMENT_BYTES else 0

@@ -107,8 +107,8 @@ class Worker:
         """Run the point as this rank, clean up, and return the answer.
 
         All ranks of `group` must call it. The group is formed if it is not that of the last point;
-        None for one rank. Whatever the workload raises is returned as a Failure. A rank that takes
-        longer than the time limit of the point writes its stack to stderr.
+        None for one rank. What the workload raises is returned as a Failure. Call it no more after
+        an answer that is not `worker_reusable`. Over the time limit it writes its stack to stderr.
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()
@@ -120,7 +120,7 @@ class Worker:
             self._is_new = False
 
     def leave(self) -> None:
-        """Leave the process group; all its members must be alive and idle, and call it too."""
+        """Leave the group, if any; all its members must be alive and idle, and call it too."""
         self._group.leave()
 
     def _run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
@@ -309,8 +309,7 @@ class Worker:
         elif done.message_bytes is not None:
             counted = Counted(flops=None, method="none: a collective is no arithmetic")
         elif point.workload == SCRIPT:
-            method = "unknown: the operations of a script are not counted"
-            counted = Counted(flops=None, method=method)
+            counted = Counted(flops=None, method="unknown: operations of a script are not counted")
         else:
             # Once for each kind of point. With the group: a workload may communicate while it is
             # counted, so its ranks must either all count or all remember.
@@ -334,10 +333,10 @@ class Worker:
 
 
 def load() -> None:
-    """Load what a Worker needs before it has a device, and freeze it for Python's collector.
+    """Load what a Worker needs before it has a device; also called by each Worker.
 
-    The first optimizer of a process imports 800 modules of torch, which takes 1 to 3 s: this module
-    has imported them.
+    Excludes all objects of the process from Python's collector. The first optimizer of a process
+    imports 800 modules of torch, which takes 1 to 3 s: this module has imported them.
     """
     load_decisions()
     # Hashes the files as they are loaded now.

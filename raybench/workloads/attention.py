@@ -1,8 +1,8 @@
 """Kernels of attention, with the log-sum-exp to merge parts by, and attention divided over ranks.
 
 The kernels are torch's own. Shapes: query (1, heads, queries, head), key and value (1, heads, keys,
-head); output as query; log-sum-exp of each query over its keys (1, heads, queries), natural, in
-fp32 (fp64 for fp64).
+head), as many heads, none empty (a kernel may kill the process); output as query; log-sum-exp of
+each query over its keys (1, heads, queries), natural, in fp32 (fp64 for fp64).
 
 A sequence is divided over a grid of ranks, ring x ulysses, in which those of one ulysses group
 follow each other: rank = ring place * ulysses + ulysses place. Attention does not depend on the
@@ -38,8 +38,9 @@ Part: TypeAlias = tuple[Tensor, Tensor]
 def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
     """Return the kernel that is asked for; for auto the one that torch chooses for these tokens.
 
-    tokens: (1, heads, tokens, head), as query, key and value; all but their numbers matters, so
-    strides too. Raises UsageError for efficient and cudnn on a CPU.
+    tokens: (1, heads, tokens, head), for query, key and value; their values do not matter, but
+    shape, strides, type and device do. Raises UsageError for efficient and cudnn on a CPU; others
+    that are asked for are not checked. For auto RuntimeError where torch finds none.
     """
     if asked == "auto":
         choice = SDPBackend(torch._fused_sdp_choice(tokens, tokens, tokens))
@@ -49,7 +50,7 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
 
 
 def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
-    """Make torch's attention use this kernel from now on, in this process; auto: as it is.
+    """Make torch's attention use this kernel from now on, in this process; auto: as it is now.
 
     Compiled code and recomputed activations use it too; code compiled for another kernel is not
     taken from torch's cache. Does nothing on the meta device. Raises UsageError for efficient and
@@ -78,14 +79,12 @@ def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) ->
     """Return (output, log-sum-exp) of attention by this kernel, not causal.
 
     Shapes are those of the module's docstring. Raises UsageError for math, which computes no
-    log-sum-exp, and torch's RuntimeError where the kernel does not take the type or the device.
+    log-sum-exp, and torch's RuntimeError for a type, head width or device that the kernel lacks.
     """
     aten: Any = torch.ops.aten
-    if kernel == "flash" and query.device.type == "cpu":
-        found = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
-        return found[0], found[1]
     if kernel == "flash":
-        found = aten._scaled_dot_product_flash_attention(query, key, value)
+        name = "flash_attention_for_cpu" if query.device.type == "cpu" else "flash_attention"
+        found = getattr(aten, f"_scaled_dot_product_{name}")(query, key, value)
         return found[0], found[1]
     if kernel == "efficient":
         found = aten._scaled_dot_product_efficient_attention(query, key, value, None, True)
@@ -100,8 +99,8 @@ def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) ->
 def merge(parts: Iterable[Part]) -> Tensor:
     """Return the output of attention over all keys, in the type of the parts.
 
-    parts: as of `attention_part`, each over a part of the keys; at least one. Each is used as soon
-    as it comes. Computed in fp32 at least.
+    parts: at least one, as of `attention_part`, for the same queries, each over other keys; used
+    as they come. Computed in fp32 at least.
     """
     remaining = iter(parts)
     out, logsumexp = next(remaining)
@@ -122,9 +121,9 @@ RingKind = Literal["p2p", "allgather"]
 class SequenceParallel:
     """How the sequence is divided, and the groups that its ranks communicate in.
 
-    rank: of this process. ulysses, ring: the numbers of ranks of its two groups. The groups are
-    None for all ranks, and where there is nobody to communicate with. ring_kind: whether keys and
-    values go round the ring (p2p) or are gathered.
+    rank: of this process. ulysses, ring: the numbers of ranks of its two groups. A group is None
+    where it is torch's default one, of all ranks, and where it has one rank. ring_kind: whether
+    keys and values go round the ring (p2p) or are gathered.
     """
 
     rank: int
@@ -144,7 +143,7 @@ class SequenceParallel:
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """Return the tokens of all ranks, joined along dimension 0 by rank; all must call it."""
+        """Return all ranks' tokens, of one shape, joined along dimension 0; all must call it."""
         return tokens if self.degree == 1 else _all_gather(tokens, self.degree, None)
 
     def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -152,7 +151,7 @@ class SequenceParallel:
 
         All three and the output are (own tokens, heads, head width): as many tokens on each rank,
         and heads that `ulysses` divides. All ranks must call it. Raises as `attention_part`, for
-        math only in a ring that sends (`ring_kind` p2p).
+        math only where `ring` > 1 and `ring_kind` is p2p.
         """
         query, key, value = map(self._to_heads, (query, key, value))
         if self.ring > 1 and self.ring_kind == "p2p":
@@ -211,9 +210,10 @@ class SequenceParallel:
 def form_groups(
     rank: int, *, ulysses: int, ring: int, ring_kind: RingKind = "p2p"
 ) -> SequenceParallel:
-    """Return the division of a sequence over all ranks, ulysses * ring; this one is `rank`.
+    """Return the division of a sequence over ulysses * ring ranks; this one is `rank`.
 
-    All ranks must call it: it makes groups of torch.distributed, unless one group has all ranks.
+    They must be all ranks of torch's default group, or 1 (then `rank` is 0). All must call it: it
+    makes groups where both numbers are above 1.
     """
     world_size = ulysses * ring
     rows = [list(range(first, first + ulysses)) for first in range(0, world_size, ulysses)]
