@@ -75,7 +75,7 @@ class PartTimes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Return a context that adds the host time spent inside of it to part `name`."""
+        """Return a context that adds its block's host time, with inner parts, to part `name`."""
         start_ns = time.perf_counter_ns()
         try:
             yield
@@ -83,7 +83,7 @@ class PartTimes:
             self._spent_ns[name] += time.perf_counter_ns() - start_ns
 
     def take(self) -> dict[str, int]:
-        """Return part -> nanoseconds, of the parts entered since the last call; forget them."""
+        """Return part -> ns of parts that ended since the last call; forget them. For timers."""
         spent_ns, self._spent_ns = self._spent_ns, Counter()
         return spent_ns
 
@@ -108,10 +108,10 @@ class Regions:
         self._time: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that times its block as this region, inside of `timed_by` only.
+        """Return a context that times one block as this region, if called inside of `timed_by`.
 
-        Outside it does nothing, but sets `are_used`. In compiled code it does nothing, but adds the
-        name to `compiled`.
+        Called outside it does nothing, but sets `are_used`. In code for torch.compile it does
+        nothing; compiling adds the name to `compiled`.
         """
         if self._is_compiling():
             self._leave_out(name)
@@ -134,7 +134,7 @@ class Regions:
 _UNTIMED = nullcontext()
 
 
-# A communication hook of DistributedDataParallel.
+# A communication hook of DistributedDataParallel: (process group or None for all, bucket).
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
 COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
@@ -200,7 +200,7 @@ class Replicas:
         self._compiled_before = count_compiled_frames()
 
     def why_no_hook(self) -> str | None:
-        """Return why `set_comm_hook` must not be called, in words for a report; None if it may be.
+        """Return "unknown: " and why `set_comm_hook` must not be called; None if it may be.
 
         It must not if no model is wrapped, a model has a hook that was not set here, or code was
         compiled since the last `forget`, or since this object was made.
@@ -217,7 +217,7 @@ class Replicas:
         """Reduce gradients of all wrapped models by this communication hook; None: as DDP does.
 
         All ranks must call it, and only if `why_no_hook` returns None. Each DDP object is
-        initialised anew in place, and its gradients are set to None.
+        initialised anew in place: gradients are set to None, and hooks set on it are lost.
         """
         for ddp, wrapped in list(self.wrapped.items()):
             model, is_training = ddp.module, ddp.training
@@ -288,8 +288,8 @@ class Context(Execution):
         """Return the model wrapped by DistributedDataParallel; itself on one rank and on meta.
 
         The model must be on the device, and all ranks must call it. options: arguments of
-        DistributedDataParallel. raybench can tell comm_ms and wait_ms only of models that are
-        wrapped here, and of workloads with `set_comm_hook`.
+        DistributedDataParallel; device_ids and process_group are this context's unless given.
+        comm_ms and wait_ms are told only of models wrapped here, or with `Workload.set_comm_hook`.
         """
         if self.world_size == 1 or self.device.type == "meta":
             return model
@@ -311,8 +311,8 @@ class Context(Execution):
     def no_sync(self, model: Any) -> Iterator[None]:
         """Return a context in which backward passes add up gradients without reducing them.
 
-        Run the forward pass in it too. model: in DistributedDataParallel, or sharded by FSDP2, also
-        compiled; for others it does nothing. With static_graph in `ddp` the first one reduces.
+        Run the forward pass in it too. model: in DDP or sharded by FSDP2, also compiled; for other
+        modules it does nothing. With static_graph in `ddp` a model's first such context reduces.
         """
         from torch.nn.parallel import DistributedDataParallel
 
@@ -337,14 +337,14 @@ class Context(Execution):
     def region(self, name: str) -> AbstractContextManager[None]:
         """Return a context that times what its block issues to the device, as the region `name`.
 
-        It times in a few instrumented steps after the timed ones, not with cuda_graph; in others,
-        and in compiled code, it does nothing. Times of one name add up within a step, and an outer
-        region contains its inner ones.
+        Call it anew for each block. It times in a few instrumented steps after the timed ones; in
+        others, with cuda_graph and in compiled code, it does nothing. Times of one name add up
+        within a step, and an outer region contains its inner ones.
         """
         return self.regions.region(name)
 
     def generator(self) -> torch.Generator | None:
-        """Return a new random generator on the device, seeded by `seed` + `rank`; None on meta."""
+        """Return a generator on the device, seeded anew by `seed` + `rank`; None on meta."""
         import torch
 
         if self.device.type == "meta":
@@ -471,7 +471,7 @@ class Workload(ABC):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated peak of a rank's device memory in bytes; None if not known."""
+        """Return a rank's peak device memory in bytes, or None; for settings `why_not` accepts."""
         return None
 
     @classmethod
@@ -510,14 +510,14 @@ def builtin_class(kind: str) -> type[Workload] | None:
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
     """Return how many parameters the model of a built-in workload has.
 
-    None for a user's own workload, and for one that does not tell. params: as of the method.
+    None for a user's own workload, and for one that does not tell. params: all of it, as texts.
     """
     built_in = builtin_class(kind)
     return built_in.parameter_count(params) if built_in else None
 
 
 def apply_precision(precision: Precision) -> None:
-    """Set torch's TF32 switches for GPUs in this process: on for tf32, off for other precisions.
+    """Set all of torch's TF32 switches in this process: on for tf32, off for other precisions.
 
     | mode | fp32 matmul, convolution and RNN outside autocast | autocast |
     |---|---|---|

@@ -59,8 +59,8 @@ _LARGEST = 100
 def busbw_factor(kind: str, world_size: int) -> float:
     """Return bus bandwidth / algorithm bandwidth (busbw / algbw), as nccl-tests defines both.
 
-    kind: an operation of this module's table, or torch's name of another collective; for an unknown
-    one it is 1.0.
+    kind: an operation of this module's table, gather or scatter; 1.0 for any other text, also for
+    all_gather_into_tensor. world_size: ranks of the group, above 0.
     """
     share = (world_size - 1) / world_size
     if kind == "all_reduce":
@@ -71,8 +71,8 @@ def busbw_factor(kind: str, world_size: int) -> float:
 def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
     """Return the groups of ranks that a text such as "0-3,4-7" or "0+2,1+3" names, in its order.
 
-    Each group is ascending. Raises UsageError where the text is malformed, a group has fewer than
-    2 ranks, a rank is named twice, or a rank is not below world_size.
+    Each group is ascending. Raises UsageError where the text is empty or malformed, a group has
+    fewer than 2 ranks, a rank is named twice, or a rank is not below world_size.
     """
     rule = "groups: must be disjoint groups of ranks, as in 0-3,4-7 or 0+2,1+3"
     groups: list[tuple[int, ...]] = []
@@ -106,9 +106,9 @@ def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
 class Payload:
     """Random small integers that every rank can generate for every other rank; never zero.
 
-    The numbers depend on the seed, the sending rank and the position. They are so small that sums
-    over all ranks are exact in any dtype and in any order: up to 127 ranks by their range, and with
-    more (int8, bfloat16) because random signs keep sums small.
+    They depend on dtype, world_size and seed, the same on all ranks, on the sending rank and the
+    position. Sums over world_size ranks are exact in any dtype and in any order: up to 127 ranks by
+    the range of the numbers, with more (int8, bfloat16) because random signs keep sums small.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Payload:
         self._values = values.to(dtype).repeat(2).to(device)
 
     def fill(self, target: Tensor, rank: int) -> None:
-        """Write the message of `rank`, from its first element on, into a 1-d tensor."""
+        """Write the message of `rank`, from element 0 on, into a 1-d tensor of the dtype."""
         for start in range(0, len(target), _PERIOD):
             part = target[start : start + _PERIOD]
             part.copy_(self._message(rank, start, len(part)))
@@ -139,8 +139,8 @@ class Payload:
     ) -> tuple[int, float, float] | None:
         """Return (index, found value, expected value) of the first wrong element; None if none is.
 
-        received: 1-d; right is the sum of the messages of `ranks` from their element `start` on.
-        Waits for the device.
+        received: 1-d, of the payload's dtype and device; right is the sum of the messages of
+        `ranks`, at least one, from their element `start` on. Waits for the device.
         """
         import torch
 
@@ -350,7 +350,7 @@ def _prepare(
 def exchange(operations: list[dist.P2POp]) -> None:
     """Issue these sends and receives together; the current stream, with gloo the host, waits.
 
-    The peers must call it too, with the operations that match.
+    At least one, all of one group. The peers must call it too, with the operations that match.
     """
     import torch.distributed as dist
 

@@ -113,9 +113,9 @@ class Dit(Workload):
         from raybench.workloads.dit_model import TOLERANCES, difference_to_whole
 
         who, precision = f"rank {self._context.rank}: dit", self._context.precision
+        error, allowed = difference_to_whole(self._steps), TOLERANCES[precision]  # on all ranks
         if self.output is not None and not bool(self.output.isfinite().all()):
             raise WrongResultError(f"{who} in {precision} left an output that is not finite")
-        error, allowed = difference_to_whole(self._steps), TOLERANCES[precision]
         # Not `error > allowed`: what is not a number must fail too.
         if not error <= allowed:
             raise WrongResultError(

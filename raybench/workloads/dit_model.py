@@ -214,7 +214,7 @@ class Dit(nn.Module):
 
 
 def sinusoids(time: Tensor, count: int) -> Tensor:
-    """Return a time (1, 1) as cosines, then sines, of growing periods, (1, count); count: even."""
+    """Return 1000 x time (1, 1) as cosines, then sines, of growing periods, (1, even count)."""
     wide = torch.promote_types(time.dtype, torch.float32)
     places = torch.arange(count // 2, dtype=wide, device=time.device)
     rates = torch.exp(-math.log(_LONGEST_PERIOD) * places / (count // 2))
@@ -291,10 +291,10 @@ def _(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
 class Steps:
     """Builds the step of a scope over the ranks of `parallel`, on random inputs and weights.
 
-    rows, columns, text_tokens: tokens of one image and of its text; ranks divide both. device,
-    dtype, seed: of inputs and weights, on all ranks the same seed. attention: the kernel, or auto.
-    norm: value of the parameters of norms; others are normal random numbers. gain: their standard
-    deviation is gain / sqrt(inputs of the layer, for a bias its outputs); 0: it is 0.02.
+    rows, columns, text_tokens: tokens of an image and its text; the ranks must divide both, ulysses
+    the heads. device, dtype, seed: of inputs and weights, on all ranks the same seed. attention:
+    the kernel, or auto. norm: value of norms' parameters; others are normal random numbers. gain:
+    their deviation is gain / sqrt(inputs of the layer, for a bias its outputs); 0: it is 0.02.
     """
 
     shape: DitShape
