@@ -76,8 +76,8 @@ class Gemm(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last product is wrong by more than rounding explains.
 
-        It is compared with float64 where 64 random rows and columns cross. Afterwards the product
-        is NaN until the next step.
+        It is compared with float64 where 64 random rows and columns cross, the same ones each time.
+        Before the first step, and after a check until the next step, the product is NaN: wrong.
         """
         import torch
 
@@ -85,7 +85,6 @@ class Gemm(Workload):
             torch.randint(size, (64,), generator=torch.Generator().manual_seed(size))
             for size in self.product.shape
         )
-        rows, columns = rows.to(self._context.device), columns.to(self._context.device)
         exact = self.first[rows].double() @ self.second[:, columns].double()
         found = self.product[rows][:, columns].double()
         error = float((found - exact).abs().max()) / len(self.second) ** 0.5
@@ -147,7 +146,7 @@ class SameBits(Workload):
         torch.matmul(self._first, self._second, out=self.product)
 
     def check(self) -> None:
-        """Update the metrics from the last product; afterwards it is 0 until the next step.
+        """Update the metrics from the last product, which becomes 0; call it once after a step.
 
         `digest` stays the first one. The product is computed again, with rows in other places.
         """
@@ -163,10 +162,10 @@ class SameBits(Workload):
 
 
 def digest_of(tensor: Tensor) -> int:
-    """Return a 48-bit hash of a tensor's bytes; waits for the device, to copy it to the host."""
+    """Return a 48-bit hash of a tensor's bytes, whatever its shape; waits for the device."""
     import torch
 
-    content = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest())
 
 
@@ -210,7 +209,7 @@ class Launch(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the number on the device is not the count of steps.
 
-        Never in CUDA graphs: the host does not count steps that are replayed.
+        With cuda_graph it never raises: the host does not count steps that are replayed.
         """
         found = int(self.number)
         if self._counts and found != self._steps:
@@ -295,7 +294,7 @@ class Memory(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last output differs from float64 by more than rounding.
 
-        The error names the first such element. Afterwards the output is NaN until the next step.
+        The error names the first such element. Before a step and after a check the output is NaN.
         """
         import torch
 
@@ -324,6 +323,7 @@ def memory_gb_s(context: Context) -> float | None:
     """Return the device's memory bandwidth in GB/s (1e9 bytes), by 0.1 s of `memory`'s triad.
 
     None on the meta device. On a GPU it needs 3 GiB meanwhile, or raises torch.OutOfMemoryError.
+    On a CPU the arrays are 32 MiB each: a larger cache holds them, and the rate is then its own.
     """
     import torch
     from torch.utils.benchmark import Timer
@@ -411,9 +411,9 @@ class HostCopy(Workload):
         current.wait_stream(self._stream)
 
     def check(self) -> None:
-        """Raise WrongResultError if other bytes arrived than were sent.
+        """Raise WrongResultError if other bytes arrived on this rank than were sent.
 
-        Else it makes the targets wrong until the next step.
+        Targets are wrong before the first step, and after a check until the next step.
         """
         import torch
 

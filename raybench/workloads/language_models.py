@@ -79,15 +79,15 @@ class KeyValueCache:
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_layer(self, layer: int) -> KeyValueCache:
-        """Return the cache of one layer, a view of this memory, and a copy of its position."""
+        """Return a cache of one layer (from 0): a view of this memory, and its own position."""
         return KeyValueCache(self.memory[layer], self.position)
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write new keys and values of one layer at `position`; return those of all tokens so far.
 
-        new: (2, batch, heads, length, head). Returned are views of the cache, keys and values, each
-        (batch, heads, position + length, head). `position` stays. More than one token must be the
-        first ones. They must fit: one token too many is lost without an error.
+        new: (2, batch, heads, length, head), batch as in the cache. Returned are views of it, keys
+        and values, each (batch, heads, position + length, head). `position` stays. More than one
+        token must be the first ones. They must fit: one too many is lost without an error.
         """
         length = new.shape[3]
         # Else some of the new tokens would need a mask of their own.
@@ -155,8 +155,8 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
 
-        tokens: (batch, length). cache: of earlier tokens; if it has any, length is 1. `tokens` are
-        written into it, its `position` stays; returned are the last logits, (batch, 1, vocabulary).
+        tokens: (batch, length). cache: of all layers; it gets `tokens`; `position` stays. If it has
+        earlier tokens, length is 1. With a cache only the last logits come, (batch, 1, vocabulary).
         """
         begin, length = 0 if cache is None else cache.position, tokens.shape[1]
         here = slice(begin, begin + length)
@@ -165,11 +165,10 @@ class LanguageModel(nn.Module):
             x = self.tokens(tokens)
             if self.positions is None:
                 rotation = self.get_buffer("cosines")[here], self.get_buffer("sines")[here]
-            elif length == len(self.positions):
-                # A part of the parameter would cost a kernel more, in the backward pass another.
-                x = x + self.positions
             else:
-                x = x + self.positions[here]
+                # A part of the parameter would cost a kernel more, in the backward pass another.
+                is_whole = length == len(self.positions)
+                x = x + (self.positions if is_whole else self.positions[here])
         for layer, block in enumerate(self.blocks):
             x = block(x, rotation, None if cache is None else cache.of_layer(layer))
         if cache is not None:
@@ -200,7 +199,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the tokens after the block, (batch, length, width) as x; writes into the cache.
 
-        rotation: of these tokens; None for GPT-2. cache: of this layer; None in training.
+        rotation: of these tokens; None for GPT-2. cache: of this layer; None: x is all there is.
         """
         # Here and not around the block: compiled, what no gradient needs is not computed again.
         if self._checkpointing == "none":
@@ -258,7 +257,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, cache: KeyValueCache | None = None) -> Tensor:
         """Return attention's output, (batch, length, width) as x; writes into the cache.
 
-        rotation: of these tokens. cache: of this layer.
+        rotation: of these tokens. cache: of this layer; None: x is all, or `attend` has the rest.
         """
         # Heads are counted from what is here: tensor parallelism leaves a rank some of them.
         query, key, value = (
@@ -377,8 +376,8 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy over all positions of the batch, a scalar.
 
-    logits: (batch, length, vocabulary). targets: (batch, length), token ids. Under autocast the
-    softmax is in the type that torch chooses, else in fp32 at least, as in torchtitan.
+    logits: (batch, length, vocabulary). targets: (batch, length), int64, ids of the next tokens.
+    Under autocast the softmax is in the type that torch chooses, else in fp32 at least.
     """
     flat, device = logits.flatten(0, 1), logits.device.type
     # The meta device has no autocast.
@@ -388,7 +387,7 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
-    """Make all linear layers of the model multiply in float8, by torchao; in place.
+    """Make all linear layers inside the model, not the model itself, multiply in float8; in place.
 
     As torchtitan does: inputs, weights and gradients are scaled by the largest number of each
     tensor (torchao's recipe `tensorwise`), and the products are in bf16. Does nothing on the meta
@@ -426,9 +425,9 @@ def divide(
 ) -> nn.Module:
     """Divide the model over all ranks, in place, or wrap it by DDP; return the module to call.
 
-    It takes whole sequences, and returns the logits of `sequence_part`. Divided by tensor and
-    context parallelism and FSDP2, as `layout` says, which `why_not_divided` must accept. All ranks
-    must call it. options: all of LayoutOptions, by name. compiles: compile each block.
+    It takes whole sequences, and returns the logits of `sequence_part`. `layout` says how: tensor
+    and context parallelism and FSDP2; `why_not_divided` must accept its settings. All ranks must
+    call it, before they make the optimizer. options: all of LayoutOptions. compiles: each block.
     """
     device = context.device
     if not layout.is_divided:
@@ -499,7 +498,10 @@ def divide(
 
 
 def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
-    """Return the tokens, of (batch, seq_len), whose logits this rank computes, in its order."""
+    """Return the columns of `tokens`, (batch, seq_len), whose logits `rank` computes, in its order.
+
+    seq_len / (cp x tp) columns; `why_not_divided` tells which seq_len divides. rank: of all ranks.
+    """
     own = take_part(tokens, 1, layout.cp, layout.cp_place(rank))
     return own.chunk(layout.tp, dim=1)[rank % layout.tp]
 

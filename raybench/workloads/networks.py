@@ -79,7 +79,7 @@ class Mlp(Model):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return as in "MLP of 4 layers, 1,024 wide"; KeyError if `params` lack a size."""
+        """Return for example "MLP of 4 layers, 1,024 wide"; KeyError if `params` lack a size."""
         return f"MLP of {params['layers']} layers, {int(params['hidden']):,} wide"
 
     @classmethod
@@ -92,7 +92,7 @@ class Mlp(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated peak of a rank in bytes; None if `estimate_step` has none."""
+        """Return a rank's estimated peak in bytes; None: inference, cuda_graph or unequal ranks."""
         hidden, layers = settings["hidden"], settings["layers"]
         parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
         number = product_bytes(settings)
@@ -110,10 +110,8 @@ def linear_stack(hidden: int, layers: int) -> nn.Module:
     """Return `layers` linear layers of hidden x hidden with ReLU between, on the default device."""
     from torch import nn
 
-    modules: list[nn.Module] = [nn.Linear(hidden, hidden)]
-    for _ in range(layers - 1):
-        modules += [nn.ReLU(), nn.Linear(hidden, hidden)]
-    return nn.Sequential(*modules)
+    pairs = ((nn.Linear(hidden, hidden), nn.ReLU()) for _ in range(layers))
+    return nn.Sequential(*[module for pair in pairs for module in pair][:-1])
 
 
 # Inputs of the layer, which has one output.
@@ -242,7 +240,7 @@ def load_batches(
     The batches are on the device. Waiting for one adds to the part `data` of `context.parts`. The
     processes of the loader start here, and end when the iterator is closed or dropped. inputs,
     targets: rows in host memory, the same on all ranks. With `distributed_sampler` each rank gets a
-    part of the rows, else all; it must be enough for a batch.
+    part of the rows, else all; fewer than a batch raise RuntimeError when one is taken.
     """
     from torch import Generator
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -364,7 +362,7 @@ class ResNet(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated peak of a rank in bytes; None if `estimate_step` has none."""
+        """Return a rank's estimated peak in bytes; None: inference, cuda_graph or unequal ranks."""
         parameters, outputs = _SIZES[settings["preset"]]
         images, size = float(settings["batch_size"]), settings["image_size"]
         return estimate_step(
@@ -471,8 +469,8 @@ class Smoke(Workload):
     def check(self) -> None:
         """Raise WrongResultError if this rank's gradients are not those of most ranks.
 
-        NoMajorityError if no gradients are. WrongResultError also if the loss has not fallen since
-        the first step, after two steps or more. All ranks must call it, after a step.
+        NoMajorityError on all ranks if no gradients are. WrongResultError also if the loss has not
+        fallen since the first step, after two steps or more. All ranks must call it, after a step.
         """
         import torch
         import torch.distributed as dist
@@ -496,5 +494,5 @@ class Smoke(Workload):
             raise WrongResultError(f"rank {rank}: the loss went from {first:g} to {last:g}")
 
     def close(self) -> None:
-        """Drop the model and its data."""
+        """Drop the model and its data; no step can follow."""
         self.__dict__.clear()

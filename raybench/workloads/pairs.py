@@ -44,7 +44,7 @@ _TWICE = ("both", "round_trip")
 
 
 def turns(world_size: int) -> int:
-    """Return how many turns it takes until each rank was once the partner of each other rank."""
+    """Return how many turns 2 or more ranks take until each was once the partner of each other."""
     return world_size - 1 + world_size % 2
 
 
@@ -52,7 +52,7 @@ def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
     """Return the disjoint pairs of one turn (from 0), sorted, the lower rank first in each.
 
     After all `turns` each pair has come once; later turns repeat them. Of an odd number of ranks
-    one has no partner in each turn.
+    one has no partner in each turn; a single rank never has one. world_size: 1 or more.
     """
     even = world_size + world_size % 2
     circle = [even - 1, *((turn + step) % (even - 1) for step in range(even - 1))]
@@ -65,8 +65,8 @@ def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
 def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
     """Return the pairs that a text such as "0-3,1-2" names, in its order, lower rank first in each.
 
-    Raises UsageError where the text is malformed, a rank is named twice, or a rank is not below
-    world_size.
+    Spaces around a pair are ignored. Raises UsageError where the text is malformed or empty, a rank
+    is named twice, or a rank is not below world_size.
     """
     rule = "partners: must be disjoint pairs of ranks, as in 0-3,1-2"
     pairs: list[Pair] = []
@@ -83,7 +83,7 @@ def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
 
 
 def pairs_text(pairs: Iterable[Pair]) -> str:
-    """Return pairs of ranks as text, "0-3,1-2", which `parse_pairs` reads back."""
+    """Return one pair of ranks or more as text, "0-3,1-2", which `parse_pairs` reads back."""
     return ",".join(f"{low}-{high}" for low, high in pairs)
 
 
@@ -164,15 +164,16 @@ class Pairs(Workload):
     def step(self) -> None:
         """Issue the pair's messages once; on a GPU the current stream waits for them, not the host.
 
-        Both ranks of a pair must call it. Raises RuntimeError where CUDA refuses a copy.
+        Both ranks of a pair must call it; others do nothing. RuntimeError if CUDA refuses a copy.
         """
         self._issue()
 
     def check(self) -> None:
         """Raise WrongResultError, which names the pair, if the message arrived with other bytes.
 
-        Afterwards it is wrong until the next step. With transport send each receiver checks, with
-        copy the lower rank of the pair; on other ranks this does nothing.
+        Before a step and after a check it is wrong. With transport send each receiver checks, with
+        copy the lower rank of the pair; on other ranks this does nothing. With copy, wait for both
+        devices before it, and again before the next step.
         """
         import torch
 
@@ -233,10 +234,8 @@ class Pairs(Workload):
                 "transport: send"
             )
         (error,) = runtime.cudaDeviceEnablePeerAccess(there.index, 0)
-        if error not in (
-            runtime.cudaError_t.cudaSuccess,
-            runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled,
-        ):
+        codes = runtime.cudaError_t
+        if error not in (codes.cudaSuccess, codes.cudaErrorPeerAccessAlreadyEnabled):
             raise RuntimeError(f"cudaDeviceEnablePeerAccess: {error.name}")
         ends = (found.data_ptr(), found.device.index, source.data_ptr(), source.device.index)
 
@@ -308,7 +307,8 @@ _LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
 def main() -> None:
     """Do the collective, print lines of the host, then those of NCCL's log once each; exit with 0.
 
-    sys.argv: cuda (that of LOCAL_RANK), cuda:N or cpu, and a name for the keys in the store. Raises
+    sys.argv: cuda (that of LOCAL_RANK), cuda:N or cpu, and a name for the keys in the store, the
+    same on all ranks and used once; without it: transport. One rank does no collective. Raises
     KeyError without torchrun's variables, RuntimeError where a peer does not come in 60 s.
     """
     device, name = [*sys.argv[1:], "transport"][:2]
