@@ -119,8 +119,9 @@ class RunningScript(Workload):
 
     facts: what the process told of itself at its first step: `clock`, cuda or host, and `ranks`,
     the size of its process group. parts: times in the last block, as `ScriptMarks.take` has them;
-    empty before `mark_parts`. peaks: the most bytes of tensors, and the most that torch's allocator
-    reserved, since `forget_memory`; None on a CPU. has_ended: the script has ended by itself.
+    empty before `mark_parts`. peaks: most bytes of tensors, and most that torch's allocator
+    reserved, since `forget_memory`; None on a CPU. has_ended: the process ended by itself, other
+    than by an exception.
     """
 
     def __init__(
@@ -192,8 +193,8 @@ class RunningScript(Workload):
         """Run `lead_in` iterations, then return the times of `iterations` (above 0) more.
 
         Starts count from that of the script's process. Fewer, or none, if the script ends
-        meanwhile. Also sets `parts` and `peaks`. Raises ScriptEndedError when it has ended before,
-        ScriptFailedError where it fails, and ScriptAbortedError where another rank has.
+        meanwhile. Sets `parts` and `peaks` if any is timed. Raises ScriptEndedError if it has ended
+        before, ScriptFailedError where it fails, and ScriptAbortedError where another rank has.
         """
         if self.has_ended:
             raise ScriptEndedError
@@ -213,17 +214,17 @@ class RunningScript(Workload):
         )
 
     def forget_memory(self) -> None:
-        """Tell the script to reset its peaks of memory before its next step; does not wait.
+        """Tell the script to reset its memory peaks before its next step; neither waits nor raises.
 
         From then on no other optimizer becomes the one whose step ends an iteration.
         """
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> str:
-        """Have later steps fill `parts` as `ScriptMarks.take` does; return "", or why they cannot.
+        """Have later steps fill `parts` as `ScriptMarks.take` does; return "", or why not all.
 
         After the timed steps, once. module: name of the module of `ScriptMarks`. has_peers: also
-        find out whether `time_gradients` can follow, which times reductions. Raises as `run_steps`.
+        find out whether `time_gradients` can follow: if all ranks get "". Raises as `run_steps`.
         """
         if self.has_ended:
             raise ScriptEndedError
@@ -231,7 +232,7 @@ class RunningScript(Workload):
         return str(self._receive()["why_not"])
 
     def time_gradients(self) -> None:
-        """Time DDP's reductions in later steps; once, if `mark_parts` gave "" on all ranks."""
+        """Time DDP's reductions in later steps; once, after `mark_parts` said that it can."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:
@@ -239,7 +240,7 @@ class RunningScript(Workload):
         self._send(do="keep_gradients")
 
     def close(self) -> None:
-        """End the script, waiting 2 s at most, and kill all that it has started; call it once."""
+        """End the script within 2 s; kill its descendants and its process group; call it once."""
         started: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
             started = psutil.Process(self._process.pid).children(recursive=True)
@@ -256,7 +257,7 @@ class RunningScript(Workload):
         os.close(self._handle)
 
     def warnings(self, context: Context) -> list[str]:
-        """Return a sentence for each difference between how the script runs and what was asked."""
+        """Return a warning if the host times a GPU's steps, and one if not all ranks joined."""
         told = []
         if context.device.type == "cuda" and self.facts["clock"] == "host":
             told.append(

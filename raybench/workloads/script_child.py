@@ -237,12 +237,13 @@ class _Steps:
 
 
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
-    """Run the script in this process, tell the parent how it ended, and return its exit code.
+    """Run the script as `__main__` of this process, tell the parent its end, return its exit code.
 
-    If the script raises, the process exits with 1; the parent and stderr get the traceback.
+    Call it once. If the script raises anything but SystemExit, the process exits with 1, and the
+    parent and stderr get the traceback.
 
     descriptor: of the socket to the parent. options: JSON with `step_of`, the optimizer class whose
-    step ends an iteration or "", and `timeout_s`, after which the stacks are written to stderr.
+    step ends an iteration or "", and `timeout_s`, after which stderr gets the stacks, once.
     """
     # The system kills this process when the worker dies; it may have died already.
     parent = os.getppid()

@@ -120,9 +120,9 @@ def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
 
 
 def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
-    """Return the FLOPs that torch executes in training on `tokens` tokens, without recomputation.
+    """Return the FLOPs of training on `tokens` tokens, as FlopCounterMode counts them on meta.
 
-    Of matrix products and attention to the whole sequence; not of the token embedding.
+    Of matrix products and attention to the whole sequence; no token embedding, no recomputation.
     """
     products = shape.layers * shape.block_weights + shape.vocabulary * shape.width
     return tokens * (6.0 * products + _attention_flops(shape, seq_len))
@@ -209,18 +209,16 @@ class Layout:
 
     @classmethod
     def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
-        """Return the layout of `world_size` ranks; options: degrees by name (LayoutOptions).
+        """Return the layout of `world_size` ranks; options: degrees by name, other keys unused.
 
-        If dp_shard is -1, it gets the ranks that the other degrees leave; else dp_replicate does,
-        if it is not given. At least 1 each, so their product may differ from world_size.
+        A missing degree is 1. If dp_shard is -1, it gets the ranks that the others leave; else
+        dp_replicate does, if missing or None. At least 1: their product may differ from world_size.
         """
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
         if shard == -1:  # as torchtitan has it
-            replicate = replicate or 1
-            shard = world_size // (replicate * cp * tp)
-        # A degree of 0 is refused elsewhere.
-        shard = max(1, shard)
+            shard = world_size // ((replicate or 1) * cp * tp)
+        shard = max(1, shard)  # `why_not_divided` refuses 0
         rest = max(1, world_size // (shard * cp * tp))
         return cls(dp_replicate=replicate or rest, dp_shard=shard, cp=cp, tp=tp)
 
@@ -249,7 +247,7 @@ class Layout:
 
 
 def why_not_divided(settings: Mapping[str, Any]) -> str | None:
-    """Return why a training cannot be divided as the settings say, in a sentence; None if it can.
+    """Return why a training of `transformer` cannot be divided so, a sentence; None if it can.
 
     By dp_replicate, dp_shard, cp and tp, whose product must be world_size. One rank may be refused
     too: float8 without torchao, or an optimizer_dtype that does not fit the precision.
@@ -343,7 +341,7 @@ class DitShape:
         return self.heads * self.head_width
 
     def parameter_count(self, scope: str | None) -> int:
-        """Return the number of parameters of the block `scope`; of the model for another scope."""
+        """Return the number of parameters: of `scope` double_block or single_block, else of all."""
         width = self.width
         # Two streams: modulation, query, key and value, output, the MLP's layers, two norms.
         double_block = 2 * (18 * width**2 + 15 * width + 2 * self.head_width)
@@ -356,9 +354,9 @@ class DitShape:
         return round(self._of(scope, double_block, single_block, outside))
 
     def flops(self, scope: str, *, text: int, image: int) -> float:
-        """Return the FLOPs of products and attention, of the block `scope` or else of one pass.
+        """Return the FLOPs of products and attention in one forward pass for one image.
 
-        text, image: tokens of all ranks. A multiply-add is two operations.
+        scope: as of `parameter_count`. text, image: tokens of all ranks. A multiply-add is two.
         """
         width, tokens = self.width, text + image
         # For each token: query, key, value, output, and both layers of the MLP.

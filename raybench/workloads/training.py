@@ -134,6 +134,7 @@ class Model(Workload):
         """Prepare the steps: call `train`, or for inference `load` and `run_forward`.
 
         Arguments and errors are those of `train` and `load`; a forward pass takes a batch's inputs.
+        cast_weights: for inference only. recipe: for `train` only, which needs `loss`.
         """
         if mode == "train":
             self.train(context, make_model, batches, compile=compile, **recipe)
@@ -164,10 +165,10 @@ class Model(Workload):
         make_model: called with the device as torch's default and the same seed on all ranks.
         batches: of this rank, endless, batch_size items each. loss: function of the model's outputs
         and of the targets; their mean loss, a scalar. compile: compile the model as a whole, with
-        DDP around it. divide: distributes the model over the ranks and returns what is to be
-        called; by default Context.ddp. is_fused: the optimizer updates all weights in one kernel,
-        if the device has it. is_cast: the weights are used in the type of the precision already, so
-        there is no autocast.
+        DDP around it. divide: distributes the model over the ranks, in place, and returns what is
+        to be called; by default Context.ddp. is_fused: the optimizer updates all weights in one
+        kernel; not used on meta. is_cast: the weights are used in the type of the precision
+        already, so there is no autocast.
         """
         import torch
 
@@ -203,7 +204,7 @@ class Model(Workload):
         """Make the model for inference, the same on all ranks; `run_forward` must follow.
 
         Sets `model` and `items_per_step`. make_model: as for `train`. cast_weights: store the
-        weights in the type of the precision, and use no autocast.
+        weights as `compute_dtype` and use no autocast; inputs that are not integers must have it.
         """
         import torch
 
@@ -218,7 +219,7 @@ class Model(Workload):
         self.items_per_step = context.batch_size
 
     def run_forward(self, forward: Callable[[], object]) -> None:
-        """Make `step` call `forward` within `inference`; give unused memory back to CUDA."""
+        """After `load`: make `step` call `forward` in `inference`; give CUDA unused memory back."""
         import torch
 
         self._inference_pass = forward
@@ -250,8 +251,8 @@ class Model(Workload):
         """Return the largest relative error of a step's gradients over all parameters.
 
         Right are the gradients of one process over the samples of all ranks; the error is the norm
-        of the difference over the norm of the right gradient. Takes the batches of one step. All
-        ranks that train together must call it, between steps. None, no method, after `load`.
+        of the difference over that of the right gradient, NaN if one is not finite. Takes a step's
+        batches. All ranks that train together must call it, between steps. After `load` it is None.
         """
         import torch
         from torch import distributed as dist
@@ -347,9 +348,9 @@ def estimate_step(
     The peak is where the backward pass begins, where it ends, or in the optimizer. Measured points
     lie within a fifth of it. None for inference, in a CUDA graph, and for unequal shares or speeds.
 
-    settings: all those of the point. parameters: number of the model's. ranks: over how many they
-    are sharded. In bytes: saved: by the forward pass for the backward pass. at_loss: needed besides
-    at the loss. recomputed: of a block that is recomputed. data: of all inputs and targets.
+    settings: all those of the point. parameters: of the whole model. ranks: over how many they are
+    sharded. Bytes of a rank: saved: by a forward pass for its backward pass. at_loss: needed
+    besides at the loss. recomputed: of a block that is recomputed. data: all inputs and targets.
     """
     is_even = settings["shares"] == EQUAL and settings["slow_ratio"] == 1
     if settings["mode"] != "train" or settings["cuda_graph"] or not is_even:
@@ -396,7 +397,7 @@ def compute_dtype(context: Context) -> torch.dtype:
 
 
 def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forward:
-    """Return the model so that its first call compiles it; itself if not `wanted`, and on meta."""
+    """Return a wrapper whose first call compiles; the model if not `wanted`, and on meta."""
     import torch
 
     return torch.compile(model) if wanted and context.device.type != "meta" else model
@@ -405,11 +406,11 @@ def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forwar
 def compile_blocks(
     model: nn.Module, *kinds: type[nn.Module], options: dict[str, bool] | None = None
 ) -> None:
-    """Make all modules of these classes compile themselves at their first call, once per class.
+    """Make all modules of these classes compile themselves at their first call, in place.
 
-    options: as torch.compile takes them. What differs between two blocks of a kind must be an
-    argument of their forward: an attribute is a constant of the compiled code, and the next block
-    would be compiled anew.
+    Once per class and shape of inputs. Not to be called on meta. options: as torch.compile takes
+    them. What differs between two blocks of a kind must be an argument of their forward: an
+    attribute is a constant of the compiled code, and the next block would be compiled anew.
     """
     for module in model.modules():
         if isinstance(module, kinds):

@@ -190,10 +190,10 @@ class Transformer(Model):
         )
 
     def check(self) -> None:
-        """Set `output_error` in training: error of the logits against those in fp32.
+        """Set `output_error`: largest difference of logits from those in fp32, over the largest.
 
-        By the first 256 tokens of one sequence. It stays unset if the model is divided, compiled by
-        block, stored in bf16 or in float8. The precision of the process is restored.
+        By the first 256 tokens of one sequence. It stays unset in inference, and if the model is
+        divided, compiled by block, stored in bf16 or in float8. The process keeps its precision.
         """
         if self._compared is None:
             return
@@ -224,13 +224,13 @@ class Transformer(Model):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return as in "Llama shaped transformer, 1,024 tokens a sequence"; GPT-2 if not Llama."""
+        """Return "GPT-2 (or Llama) shaped transformer, 8 tokens a sequence"; needs seq_len."""
         kind = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
         return f"{kind} shaped transformer, {int(params['seq_len']):,} tokens a sequence"
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters; None for an unknown preset, KeyError without seq_len."""
+        """Return the number of parameters; None without known preset, KeyError without seq_len."""
         shape = LANGUAGE_PRESETS.get(params.get("preset", ""))
         if shape is None:
             return None
@@ -264,12 +264,11 @@ class Transformer(Model):
         # Bytes of a token that a block's backward pass reads, and those that are kept until then.
         needed = 2 * residual * shape.width + number * in_block
         kept = {"none": needed, "selective": needed / 2, "full": residual * shape.width}
-        checkpointing = _WORDS[settings["activation_checkpointing"]]
         return estimate_step(
             settings,
             parameters=parameters,
             ranks=layout.ranks_per_copy * layout.tp,
-            saved=shape.layers * tokens * kept[checkpointing]
+            saved=shape.layers * tokens * kept[_WORDS[settings["activation_checkpointing"]]]
             + (2.0 * parameters if is_autocast else 0.0),
             # The logits or their gradient; and, where code is not compiled, softmax and its
             # gradient in fp32.
@@ -426,7 +425,7 @@ class Transformer(Model):
 
 
 def random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> Tensor:
-    """Return random token ids, int64, on the device: others on each rank, the same in each call."""
+    """Return int64 token ids on the device: others on each rank, the same for equal arguments."""
     import torch
 
     return torch.randint(vocabulary, shape, generator=context.generator(), device=context.device)
