@@ -126,7 +126,7 @@ def compare(
 
     Each in the order in which it first occurs. Controls are left out. `ComparedPoint` defines the
     verdicts: None where a side has no ok run, `unclear` where one has a single one, or where
-    devices or numbers of nodes differ.
+    models of devices or numbers of nodes differ.
     base, new: for each run of the side, the newest last, its rows of the table `points`, with
     POINT_COLUMNS at least. threshold: a relative change up to this counts as none (0.015: 1.5 %).
     """

@@ -86,10 +86,12 @@ def compare_command(
     Each side is one or more runs: RUN as of `raybench report`; several RUNs with commas between
     them; or a tag as in driver=580, for the newest run with it and those with it that have the same
     job, software, settings and device models. A verdict needs two runs a side, and three are
-    better: one run does not tell by how much runs of the same thing differ.
+    better. --fail-on exits with 2 where models of devices or numbers of nodes differ, and where
+    no point was measured on both sides.
 
-    Of health checks the newest of each side is compared, each figure by the limit of its test.
-    --fail-on then exits with 1 where a figure is slower, or a subject is no longer healthy.
+    Of health checks the newest of each side is compared, each figure by the limit of its test, or
+    by --threshold where that is more. --fail-on then exits with 1 where a figure is slower, or a
+    subject is no longer healthy, and with 2 where no figure was read in both checks.
     """
     source = click.get_current_context().get_parameter_source("blind")
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:

@@ -124,7 +124,7 @@ def judge(
 
 
 def label(device: Device) -> str:
-    """Return how a device is called in a check: `alpha cuda:3`, or `alpha process 4711`."""
+    """Return a name for people, `alpha cuda:3` or `alpha process 4711`: as unique as host names."""
     number = f"cuda:{device.index}" if device.kind == "cuda" else f"process {device.process_id}"
     return f"{device.host} {number}"
 
@@ -392,21 +392,22 @@ def _costly_variables(facts: Facts) -> Iterator[Check]:
     text = resources.files("raybench.doctor").joinpath("variables.yaml").read_text("utf-8")
     for row in YAML(typ="safe", pure=True).load(text):
         name = row["name"]
-        given = {label(one): one.environment.get(name, "").strip() for one in facts.devices}
-        values = {owner: value for owner, value in given.items() if _is_costly(row["hurts"], value)}
+        given = [(label(one), one.environment.get(name, "").strip()) for one in facts.devices]
+        costly = [(owner, value) for owner, value in given if _is_costly(row["hurts"], value)]
+        owners, values = [owner for owner, _ in costly], [value for _, value in costly]
         if not values or (row.get("between_nodes") and len(facts.nodes) < 2):
             continue
         # CPU workers use neither CUDA nor NCCL; some machines without NVLink need peer-to-peer off.
         is_needed = name.startswith("NCCL_P2P") and not any(map(active_nvlinks, facts.devices))
         is_used = facts.is_cuda or name.startswith("TORCH_DISTRIBUTED")
-        where = "" if len(values) == len(facts.devices) else f" on {some(list(values))}"
+        where = "" if len(values) == len(facts.devices) else f" on {some(owners)}"
         yield judge(
             name,
-            f"{', '.join(dict.fromkeys(values.values()))}{where}: {row['cost']}"
+            f"{', '.join(dict.fromkeys(values))}{where}: {row['cost']}"
             + ("" if is_used else " (on GPUs)"),
             f"unset {name}, also where `ray start` was called",
             Verdict(row.get("verdict", "warn")) if is_used and not is_needed else Verdict.WARN,
-            devices=list(values),
+            devices=owners,
         )
 
 

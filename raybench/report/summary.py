@@ -585,7 +585,7 @@ def find_metric(rows: Iterable[ScaledRow], name: str) -> Metric | None:
 
 
 def answer_metric(summary: Summary) -> Metric | None:
-    """Return the metric by which points are ranked; None if it was not measured."""
+    """Return the metric of `ranked_by`, by which points are ranked; None if no ok point has it."""
     return find_metric(summary.rows, summary.ranked_by.metric)
 
 

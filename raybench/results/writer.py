@@ -84,7 +84,7 @@ class RunStore:
     def create(cls, root: Path, run: Run, measure: Measure, code: Code | None = None) -> RunStore:
         """Make the folders of a new run, write its row, and return its store.
 
-        The run must be held. Raises ResultsError also when it exists, or `hold_run` refuses its id.
+        The run must be held. Raises ResultsError if its row exists, or `hold_run` refuses its id.
         """
         _check_run_id(run.run_id)
         store = cls(root=root, run_id=run.run_id, measure=measure, code=code)

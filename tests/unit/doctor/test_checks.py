@@ -153,6 +153,9 @@ def test_how_bad_a_variable_is_depends_on_the_devices():
     off = {"NCCL_IB_DISABLE": "1"}
     between = facts(*(healthy(r, environment=off, node_id=f"n{r}") for r in range(2)))
     assert check_named("NCCL_IB_DISABLE", between).verdict == "fail"
+    # Two nodes that call themselves alike.
+    alike = facts(healthy(0, environment={"CUDA_LAUNCH_BLOCKING": "1"}), healthy(0, node_id="n1"))
+    assert check_named("CUDA_LAUNCH_BLOCKING", alike).found.startswith("1 on ")
     for changes in ({"topology": "NVLink x0, 1:SYS"}, {"kind": "cpu", "topology": None}):
         check = costly("NCCL_P2P_DISABLE", **changes)
         assert check.verdict == "warn"
