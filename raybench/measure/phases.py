@@ -154,7 +154,7 @@ def measure(
             try:
                 run.repetitions.append(_warm_up_and_time(workload, run))
             except StepsEndedError as ended:
-                run.repetitions.append(ended.repetition)
+                run.repetitions.append(_kept_of(ended, run.policy))
                 run.energies_j.append(None)
                 run.warnings.append(str(ended))
             run.peaks_bytes.append((run.memory.allocated_bytes, run.memory.reserved_bytes))
@@ -239,6 +239,13 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
         compiling_steps=compiling_steps,
         settled=policy.has_settled(progress),
     )
+
+
+def _kept_of(ended: StepsEndedError, policy: StoppingPolicy) -> Repetition:
+    """Return the steps of a script that ended early, and whether they stayed at one level."""
+    kept = ended.repetition
+    progress = Progress(warmup_ns=kept.warmup.step_ns, sample_ns=kept.timed.step_ns)
+    return replace(kept, settled=policy.has_settled(progress))
 
 
 def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:

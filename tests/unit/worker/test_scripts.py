@@ -125,6 +125,11 @@ def test_a_script_that_ends_before_gives_what_it_had(tmp_path, end):
     assert answer.breakdown.methods["local_step_ms"] == "unknown: the script ended by itself before"
 
 
+def test_of_a_script_that_ends_before_it_is_known_whether_its_steps_settled(tmp_path):
+    answer = run(tmp_path, "steps(60)", measure={"warmup": 4, "iterations": 100})
+    assert answer.repetitions[0].settled is not None
+
+
 def test_parts_are_not_read_where_nothing_has_waited_for_the_device():
     steps = script_child._Steps(None, "")
     steps._clock, steps._marks = script_child._Clock(None), object()
