@@ -41,7 +41,7 @@ from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.errors import JobError
 from raybench.job.model import answer_of_run
-from raybench.job.point import RUN_SETTINGS, setting_text
+from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
 from raybench.job.registry import Answer
 from raybench.job.source import overrides_in, parse_source
 from raybench.records import Cause, Metric, Status, TrialKey, by_point
@@ -269,7 +269,7 @@ class Summary:
     @cached_property
     def fleets(self) -> Sequence[Fleet]:
         """Return the devices that did a step with two kinds of shares or more; may be empty."""
-        return fleets(self.rows)
+        return fleets(self.rows) if any(row.shares != EQUAL for row in self.rows) else ()
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:
