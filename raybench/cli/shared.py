@@ -313,14 +313,15 @@ _STDERR = 2
 def write_result(text: str) -> None:
     """Write the text to stdout, and no line break after it. Raises ResultsError where it cannot.
 
-    Letters that the encoding of stdout lacks become "?"; ANSI codes go to a terminal alone.
-    Nothing is raised where the shell closed stdout or the reader of a pipe has left (`| head`).
+    Letters that the encoding of stdout lacks become "?", but UTF-8 is written in place of ASCII.
+    ANSI codes go to a terminal alone. Nothing is raised where stdout is closed or its reader left.
     """
     try:
         try:
             click.echo(text, nl=False)
-        except UnicodeEncodeError as error:
-            click.echo(text.encode(error.encoding, "replace").decode(error.encoding), nl=False)
+        except UnicodeEncodeError:  # it names most encodings "charmap"
+            name = sys.stdout.encoding
+            click.echo(text.encode(name, "replace").decode(name), nl=False)
     except BrokenPipeError:
         # What is still buffered must not fail again when the interpreter ends.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device, not a path

@@ -592,7 +592,7 @@ def _device_figure(compared: Sequence[Finding], unhealthy: Collection[str]) -> F
         {
             "y": short[one.subject.name],
             "x": round(min(one.ratio or 1.0, 100.0), 4),
-            "line": one.verdict.value if one.verdict.is_slow else _LIKE_THE_OTHERS,
+            "line": one.verdict.value if one.verdict.is_suspect_or_bad else _LIKE_THE_OTHERS,
             "tip": f"{formatting.plain(f'{one.subject.name}, {one.test}:')}\n"
             f"{number(one.value, 3)} {one.unit}, {one.ratio:.2f} times the time of similar devices",
         }

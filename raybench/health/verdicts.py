@@ -422,7 +422,7 @@ def _edge(pair: Finding, ends: Mapping[str, str]) -> _Edge:
 
 def _is_slow(finding: Finding) -> bool:
     """Return whether a figure is too slow: not where it only failed, or came out wrong."""
-    return finding.verdict.is_slow and finding.ratio is not None
+    return finding.verdict.is_suspect_or_bad and finding.ratio is not None
 
 
 def _causes(

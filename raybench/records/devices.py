@@ -188,8 +188,8 @@ class Verdict(StrEnum):
     HEALTHY = "healthy"
 
     @property
-    def is_slow(self) -> bool:
-        """Return whether the figure is beyond the limit of its test: suspect or bad."""
+    def is_suspect_or_bad(self) -> bool:
+        """Return whether it is suspect or bad: for a slow figure, or for a fault or a failure."""
         return self in (Verdict.SUSPECT, Verdict.BAD)
 
     @property

@@ -413,9 +413,9 @@ def why_no_breakdown(row: PointRow) -> str | None:
 def is_slowed_by_one_rank(row: PointRow) -> bool:
     """Return whether one rank is slower than the others by its own steps; False if unknown.
 
-    By `stands_out`: by more than 2 % of the step and three standard errors. In the mean of several
-    rounds the rank is what they name most often, which may be none, and the excess their mean.
-    A breakdown that contradicts the step (`why_no_breakdown`) is not checked for.
+    By `stands_out` of the `borne_out_ms`: more than 2 % of the step and three standard errors. In
+    the mean of several rounds the rank is what they name most often, which may be none, and the
+    excess their mean. A breakdown that contradicts the step (`why_no_breakdown`) is not checked.
     """
     excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
     if row.slowest_rank is None or excess_ms is None or not step_ms:

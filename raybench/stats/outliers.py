@@ -71,10 +71,10 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
     """Return the slowest rank beside a typical one; None below two ranks, or if one has no steps.
 
     ranks: for each rank, in rank order, its steps in ms, in blocks. The error is the largest of
-    three: that of two medians of independent steps; that of two ranks whose pace wanders, by the
-    scatter of up to six parts of the steps; two thirds of the amount by which the excess is smaller
-    in the part where it is smallest, so that a rank stands out only if half of its excess is there
-    in every part.
+    three, 0 (unknown) if both have one step: that of two medians of independent steps; from nine
+    steps on that of two ranks whose pace wanders, by the scatter of up to six parts of the steps;
+    two thirds of the amount by which the excess is smaller in the part where it is smallest, so
+    that a rank stands out only if half of its excess is there in every part.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
     if len(series) < 2 or not all(series):

@@ -127,7 +127,7 @@ class RunState:
     def todo(self) -> tuple[TrialKey, ...]:
         """The trials that this sweep has to run, in order, as far as is known before it begins.
 
-        A batch search adds some; of a point that fails or is skipped, later rounds are left out.
+        A batch search adds some; of a point whose status `is_lasting` later rounds are left out.
         """
         kept = self.earlier.kept
         rounds = (self.rounds.attempts(n, kept) for n in range(1, self.rounds.count + 1))
@@ -467,14 +467,18 @@ def nothing_left_message(start: RunState) -> str:
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return the run of which no trial is left, with the counts and status of its rows.
 
-    The run must be held. Writes it and its summary if it was cut short and each trial has ended,
-    also those that `--filter` left out. Raises ResultsError where it cannot be read or written.
+    The run must be held. Writes new tags; all of it, and its summary, if it was cut short and no
+    trial is missing or cancelled, even one left out by `--filter`. Raises ResultsError if it fails.
     """
     stored = reader.read_run(root, start.run.run_id)
-    ended = finish_run(stored, start.plan, start.ended)
+    tagged = replace(stored, tags=start.run.tags)
+    ended = finish_run(tagged, start.plan, start.ended)
+    store = RunStore(root=root, run_id=ended.run_id, measure=measure)
     if start.was_cut_short and _is_whole(start, stored, start.ended):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
-        _write_end(RunStore(root=root, run_id=ended.run_id, measure=measure), ended)
+        _write_end(store, ended)
+    elif tagged != stored:
+        store.write_run(tagged)
     return ended
 
 

@@ -178,9 +178,8 @@ class RayCluster(WorkerPool):
                 WorkerPool.close(self)
                 is_let_go.append(True)
 
-        # A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends the head
-        # too. In a thread, because Ray waits a minute for a head that has died, and then ends this
-        # process.
+        # A SIGTERM to the whole process group, as by `timeout` or a scheduler, ends the head too.
+        # In a thread: Ray waits a minute for a head that has died, and then ends this process.
         thread = threading.Thread(target=give_back, daemon=True)
         if not self._monitor.gone():
             thread.start()

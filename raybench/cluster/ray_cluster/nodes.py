@@ -386,7 +386,7 @@ class NodeAgents:
         self._ask("kill", devices, lambda here: ([one.process_id for one in here],), limit_s)
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
-        """Return each worker's last 60 lines of `new_output`; "" also if its agent is silent."""
+        """Return each worker's last 60 lines of any point; "" also if no agent answers in 0.5 s."""
         read = self._ask("outputs", devices, lambda here: ([one.process_id for one in here],))
         outputs = [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
         return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]

@@ -295,7 +295,7 @@ def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results):
 )
 def test_no_reader_nor_encoding_is_an_error_and_a_full_disk_is_one_line(results, words, told):
     command = f"{sys.executable} -m raybench {words.format(results)}"
-    encoding = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    encoding = {**os.environ, "PYTHONIOENCODING": "iso8859-2"}
     run = ["bash", "-o", "pipefail", "-c", command]
     done = subprocess.run(run, capture_output=True, text=True, env=encoding)
     assert (done.returncode, done.stderr) == (2 if told else 0, told)

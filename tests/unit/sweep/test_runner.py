@@ -486,9 +486,10 @@ def test_a_run_without_points_left_says_so_and_exits_by_its_rows(resume, options
 def test_a_driver_that_died_after_its_last_point_has_its_run_ended_by_resuming(
     resume, stored, points_total, status
 ):
-    asked = ("--filter", "batch_size == 1")
+    asked = ("--filter", "batch_size == 1", "--tag", "side=new")
     assert resume(Status.OK, *asked, points_total=points_total) is None
     assert stored("runs", "status") == [status]
+    assert dict(*stored("runs", "tags")) == {"rack": "7", "side": "new"}
 
 
 def test_a_run_has_not_ended_while_the_filter_leaves_out_what_was_cut_short(
