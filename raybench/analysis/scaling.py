@@ -240,11 +240,11 @@ def _is_same(found: Any, wanted: Scalar) -> bool:
 
 
 def why_not_comparable(row: PointRow, base: PointRow) -> str | None:
-    """Return why a point must not be compared with its baseline; None if it may.
+    """Return why the clocks of a point forbid comparing it with its baseline; None if they do not.
 
-    It must not if heat, a fault or what is not known limited the clocks of either; nor, on one
-    model, if the median SM clocks differ by over 1 % and no power cap explains the lower one: a
-    device with less work draws less power and clocks higher. Unknown clocks are no reason.
+    They do if heat, a fault or what is not known limited those of either; also, on one model, if
+    the median SM clocks differ by over 1 % and no power cap explains the lower one: a device with
+    less work draws less power and clocks higher. Unknown clocks are no reason.
     """
     for one, name in ((base, "the baseline point"), (row, "this point")):
         reasons = [reason for reason in _reasons(one) if reason not in NORMAL_LIMITS]

@@ -301,7 +301,7 @@ class NodeLocks(Protocol):
         """
 
     def unlock(self, devices: Sequence[Device]) -> None:
-        """Release all locks of this sweep on the nodes of these devices."""
+        """Release all locks of this sweep on these devices' nodes, if they answer; never raises."""
 
 
 class DeviceReservation:

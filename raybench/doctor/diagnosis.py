@@ -69,9 +69,9 @@ def open_cluster(
 ) -> Cluster:
     """Return a cluster without workers yet, joined or started; the caller closes it.
 
-    Other sweeps may have its devices, but a later one that does not share them is refused. For the
-    parameters see `raybench.cluster.connect`. Raises ClusterError where there is no cluster, or no
-    GPU for cuda; UsageError for a bad address.
+    Other sweeps may have its devices; from `start` on, one that does not share them waits or is
+    refused. Parameters, and the handler of SIGTERM, as of `raybench.cluster.connect`. Raises
+    ClusterError where there is no cluster, or no GPU for cuda; UsageError for a bad address.
     """
     from raybench.cluster import connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process

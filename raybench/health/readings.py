@@ -464,7 +464,7 @@ def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
 
 
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
-    """Return the groups within which subjects are compared: of one test, model and placement.
+    """Return the readings in groups of one test, model and placement, whether compared or not.
 
     Where PCIe carries the data, also of one slot. In the order of their first readings. Of several
     values of a subject in one pass the last counts. known: as returned by `devices_by_uuid`.

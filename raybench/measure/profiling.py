@@ -96,11 +96,11 @@ def module_times(
 ) -> tuple[ModuleTime, ...]:
     """Run `steps` (above 0) steps; return the median time per step in each module that ran in all.
 
-    A module's time includes its children. It is taken from hook to hook: on a GPU by CUDA events,
-    with the gaps that the host leaves, which the hooks make longer. Backward runs from the gradient
-    of the module's output to that of its input, or of its last parameter if the input needs none.
-    Recomputed activations count as forward. In a model that is compiled block by block the blocks
-    are the smallest modules; for one that is compiled as a whole the result has at most itself.
+    A module's time includes its children; on a GPU (CUDA events, from hook to hook) also the gaps
+    that the host leaves, which the hooks make longer. Backward runs from the gradient of the output
+    to that of the input, or of the last parameter if the input needs none. Recomputing counts as
+    backward; in modules that it runs to their end as forward, and as a call. Of a model compiled
+    block by block the blocks are the smallest modules; of one compiled as a whole at most itself.
     """
     watch = _ModuleWatch(model, device)
     steps_calls = []

@@ -191,9 +191,9 @@ class RunRows:
         self._known.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write one record or more as (index, record), new devices, and the devices' new samples.
+        """Write a batch as for `RunStore.write_records`, new devices, and the devices' new samples.
 
-        One that cannot be kept is written as failed, and the user told. Raises as `keep_devices`.
+        A record that cannot be kept gets status error, the user is told. Raises as `keep_devices`.
         """
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
