@@ -98,7 +98,7 @@ def check_facts(facts: Facts) -> list[Check]:
 
     Checks of GPUs are left out if no worker owns one. The last are one for each variable of
     variables.yaml with a value that costs something here, on CPUs also those that only GPUs read.
-    `facts.refusal` is not looked at.
+    `facts.refusal` and `facts.versions`, of this process, are not looked at.
     """
     in_use = (
         "both share the devices and their time: wait for its end, or measure on others; a sweep "

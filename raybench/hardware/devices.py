@@ -97,7 +97,7 @@ ClockReading = tuple[int, int]
 
 
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
-    """Return identity, versions and settings of this process and of its device.
+    """Return identity, versions and settings of this process and its device; `rack` stays empty.
 
     Facts that NVML does not report are None, `throttle_reasons` is then empty. index: as torch
     counts the device; the number of a CPU worker. node_id, address: those of the node in Ray.

@@ -419,7 +419,7 @@ class Summary:
 
     @cached_property
     def lost_nodes(self) -> tuple[str, ...]:
-        """Return the hosts that were lost in an attempt, even if its point was measured later."""
+        """Return the hosts whose loss ended an attempt, one an attempt, even if measured later."""
         hosts = (row.error_host for row in self.points if row.error_type == Cause.NODE_LOST)
         return tuple(dict.fromkeys(host for host in hosts if host is not None))
 

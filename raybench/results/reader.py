@@ -146,7 +146,7 @@ def pick(
 
     Raises ResultsError, naming the candidates, if none or several start with it, and for an empty
     prefix. For its text: kind, where: what the ids name, and where they are. way_out: what else to
-    type if several start with it. names: other words that may have been meant.
+    type if several start with it. names: other words that may have been meant. ids: each once.
     """
     found = [known for known in ids if prefix and known.startswith(prefix)]
     if prefix in ids or len(found) == 1:

@@ -357,8 +357,8 @@ def compact_run(root: Path, run_id: str) -> Compaction:
     what was left; pandas sees some rows twice until then. A reader that listed the folder before
     finds the old parts gone.
 
-    Raises ResultsError for a run that is not there or being measured, for parts to merge that are
-    damaged or of a newer raybench, and for what cannot be written or deleted.
+    Raises ResultsError for a run that is not there or running (see `read_run`), for parts to merge
+    that are damaged or of a newer raybench, as `clear_leftovers`, and for what cannot be written.
     """
     if read_run(root, run_id).status is RunStatus.RUNNING:
         raise ResultsError(f"{root}: run {run_id} is still running; compact it when it has ended")

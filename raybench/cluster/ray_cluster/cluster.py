@@ -377,7 +377,7 @@ class ProcessGroups:
                 del self._groups[members]
 
     def abort(self, group: Group | None) -> None:
-        """Tell the members to abort the group; None: nothing. Does not wait; `forget` is next."""
+        """Tell the members to abort the group, if any; does not wait. `forget` it once it ended."""
         store = self._store  # another thread may find that it died
         if group is not None and store is not None:
             store.break_group.remote(group)
