@@ -249,7 +249,7 @@ def setting_order(value: Any) -> tuple[int, float, str]:
     A text that is a number counts as one, but not "nan". Precisions are sorted from the widest.
     """
     number = number_of(value)
-    if number is not None and number == number:
+    if number is not None and number == number:  # not NaN
         return (0, number, "")
     precisions = [precision.value for precision in Precision]
     return (1, precisions.index(value), "") if value in precisions else (2, 0.0, str(value))

@@ -303,11 +303,13 @@ class ScriptMarks:
         self._optimizers.end_step()
 
     def take(self, steps: int) -> dict[str, Any]:
-        """Return times of the last `steps` (above 0) ended steps in ms, and forget all steps.
+        """Return times of the last `steps` ended steps in ms, and forget all steps; {} for 0 steps.
 
         The device must be done with them. optimizer_ms: one per step, 0 without optimizer. comm_ms,
         tail_ms: only of steps that reduce gradients after `time_gradients`.
         """
+        if steps == 0:  # nothing has waited for the device
+            return {}
         buckets = self._buckets.take()[-steps:]
         return {
             "optimizer_ms": [ms or 0.0 for ms in self._optimizers.take()[-steps:]],

@@ -192,15 +192,12 @@ class _Steps:
         self._obey(self._clock)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the samples of a block, for a message, with the times of parts in ms.
-
-        None if no iteration has begun. Without samples, no parts: nothing waited for the device.
-        """
+        """Return a block's samples, with the times of its parts in ms; None if it has not begun."""
         if self._clock is None:
             return None
         samples = self._clock.take(self._origin_ns)
         count = len(samples["step_ns"])
-        return {**samples, "parts": self._marks.take(count) if self._marks and count else {}}
+        return {**samples, "parts": self._marks.take(count) if self._marks else {}}
 
     def _obey(self, clock: _Clock) -> None:
         """Do what messages of the parent ask, until one asks for steps."""

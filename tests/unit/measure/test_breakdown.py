@@ -96,6 +96,10 @@ def test_the_gradients_of_a_subclass_of_ddp_are_found():
     assert "hook of its own" in ScriptMarks.hook_gradients(SimpleNamespace())
 
 
+def test_marks_of_no_step_are_not_read_because_nothing_has_waited_for_the_device():
+    assert ScriptMarks.take(SimpleNamespace(), 0) == {}
+
+
 def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step():
     workload, reason = Slow(), "CUDA graph"
     context = replace(ALONE, cuda_graph=True)

@@ -13,7 +13,6 @@ from raybench.job.model import Measure
 from raybench.measure import phases
 from raybench.records import Breakdown, Measurement, Status, Task
 from raybench.worker.worker import Worker
-from raybench.workloads import script_child
 from raybench.workloads.script import RunningScript
 from tests.script_files import write_script
 
@@ -128,12 +127,6 @@ def test_a_script_that_ends_before_gives_what_it_had(tmp_path, end):
 def test_of_a_script_that_ends_before_it_is_known_whether_its_steps_settled(tmp_path):
     answer = run(tmp_path, "steps(60)", measure={"warmup": 4, "iterations": 100})
     assert answer.repetitions[0].settled is not None
-
-
-def test_parts_are_not_read_where_nothing_has_waited_for_the_device():
-    steps = script_child._Steps(None, "")
-    steps._clock, steps._marks = script_child._Clock(None), object()
-    assert steps.take()["parts"] == {}
 
 
 def test_a_script_that_catches_what_ends_programs_is_ended_all_the_same(tmp_path):
