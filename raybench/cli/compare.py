@@ -87,11 +87,11 @@ def compare_command(
     them; or a tag as in driver=580, for the newest run with it and those with it that have the same
     job, software, settings and device models. A verdict needs two runs a side, and three are
     better. --fail-on exits with 2 where models of devices or numbers of nodes differ, and where
-    no point was measured on both sides.
+    no point was measured on both sides, unless one that BASE measured fails in NEW.
 
     Of health checks the newest of each side is compared, each figure by the limit of its test, or
     by --threshold where that is more. --fail-on then exits with 1 where a figure is slower, or a
-    subject is no longer healthy, and with 2 where no figure was read in both checks.
+    subject is no longer healthy, else with 2 where no figure was read in both checks.
     """
     source = click.get_current_context().get_parameter_source("blind")
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:
@@ -107,9 +107,11 @@ def compare_command(
         if kind == "html":
             raise UsageError("--format html: health checks are compared as terminal, md or json")
         write_document(checks, kind, output)
+        if fail_on and checks.is_regression:
+            return _IS_REGRESSION
         if fail_on and not checks.figures:
             raise ResultsError(f"--fail-on {fail_on}: no figure was read in both checks")
-        return _IS_REGRESSION if fail_on and checks.is_regression else 0
+        return 0
     comparison = _compare_sides(sides, threshold)
 
     def make_page() -> str:
@@ -132,7 +134,7 @@ def compare_command(
     return _IS_UNCLEAR if comparison.is_blind(blind) else 0
 
 
-def _compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
+def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
     """Return the comparison of two sides, the base first.
 
     threshold: the smallest change that counts, as a share. Raises ResultsError where a run cannot
@@ -175,7 +177,7 @@ def _compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     )
 
 
-def _compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
+def _compare_health(base: _Found, new: _Found, threshold: float) -> HealthComparison | None:
     """Return the comparison of two health checks; None where neither run is a health check.
 
     threshold: the smallest change that counts, as a share. Raises UsageError where one of the runs
@@ -199,7 +201,7 @@ def _compare_health(base: Found, new: Found, threshold: float) -> HealthComparis
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what was read
-class Found:
+class _Found:
     """A run of the results folder `root`, by its whole id; its row and facts are read once."""
 
     root: Path
@@ -214,9 +216,9 @@ class Found:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """Return name -> text of all that may change a measured time: versions, devices, code.
+        """Return what may change a measured time, as `raybench.analysis.compare.facts` does.
 
-        What is not known is left out. Raises ResultsError where run or devices cannot be read.
+        Raises ResultsError where run or devices cannot be read.
         """
         from raybench.analysis.compare import facts
         from raybench.results import reader
@@ -240,7 +242,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class _Side:
     """BASE or NEW: its newest run, `own`, and the others, the oldest first.
 
     words: how the user named it. left_out: runs with its tag that differ from `own` by more than
@@ -248,18 +250,18 @@ class Side:
     300 runs before `own` are looked at.
     """
 
-    own: Found
+    own: _Found
     words: str
-    others: Sequence[Found] = ()
-    left_out: Sequence[Found] = ()
+    others: Sequence[_Found] = ()
+    left_out: Sequence[_Found] = ()
 
     @property
-    def runs(self) -> Sequence[Found]:
+    def runs(self) -> Sequence[_Found]:
         """Return all runs of the side, the newest last."""
         return (*self.others, self.own)
 
 
-def _find_side(results: Path, text: str) -> Side:
+def _find_side(results: Path, text: str) -> _Side:
     """Return the side that `text` means.
 
     text: as RUN of `report`; several of these with commas; or the tag NAME=VALUE, as of
@@ -267,26 +269,26 @@ def _find_side(results: Path, text: str) -> Side:
     """
     # Path's would raise for a name that no file can have.
     if os.path.exists(text):  # noqa: PTH110
-        return Side(own=_find(results, text), words=text)
+        return _Side(own=_find(results, text), words=text)
     if "=" in text:
         return _runs_with_tag(results, text)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if len(names) < 2:
-        return Side(own=_find(results, text), words=text)
+        return _Side(own=_find(results, text), words=text)
     found = {one.run_id: one for one in (_find(results, name) for name in names)}
     *others, own = sorted(found.values(), key=lambda one: (one.run.started_at, one.run_id))
-    return Side(own=own, words=text, others=others)
+    return _Side(own=own, words=text, others=others)
 
 
-def _find(results: Path, text: str) -> Found:
+def _find(results: Path, text: str) -> _Found:
     """Return the run that `text` names. Raises ResultsError where there is none."""
     from raybench.results.reader import find_run
 
     root, run_id = find_run(results, text)
-    return Found(root=root, run_id=run_id)
+    return _Found(root=root, run_id=run_id)
 
 
-def _runs_with_tag(results: Path, text: str) -> Side:
+def _runs_with_tag(results: Path, text: str) -> _Side:
     """Return the newest run with the tag `text`, and the runs with it that are alike.
 
     Raises ResultsError where no run has the tag.
@@ -295,7 +297,7 @@ def _runs_with_tag(results: Path, text: str) -> Side:
     from raybench.results import reader
 
     name, _, value = text.partition("=")
-    runs = (Found(root=results, run_id=run_id) for run_id in reversed(reader.run_ids(results)))
+    runs = (_Found(root=results, run_id=run_id) for run_id in reversed(reader.run_ids(results)))
     own = next((run for run in runs if run.has_tag(name, value)), None)
     if own is None:
         rows = reader.read_table(results, "runs", None, ("tags",))["tags"]
@@ -306,7 +308,7 @@ def _runs_with_tag(results: Path, text: str) -> Side:
     others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
     # Their facts have the job too.
     same = {run.run_id for run in others if not lasting_changes(run.facts, own.facts)}
-    return Side(
+    return _Side(
         own=own,
         words=text,
         others=[run for run in reversed(others) if run.run_id in same],
@@ -491,9 +493,10 @@ def _read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple
 def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind: str) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
-    RUN is as for `raybench report`, with ok points of two numbers of devices. A run on one node
-    predicts up to the devices of that node, a run over several nodes up to four times as many as it
-    measured; the largest N decides whether a point is predicted at all. Needs no cluster.
+    RUN is as for `raybench report`, with ok points of two numbers of devices and of one batch_size:
+    weak scaling. A run on one node predicts up to the devices of that node, a run over several
+    nodes up to four times as many as it measured; the largest N decides whether a point is
+    predicted at all. Needs no cluster.
     """
     from raybench.analysis.prediction import predict
     from raybench.analysis.rows import point_rows

@@ -93,6 +93,7 @@ ONE_BAD = [*healthy(3), bad(3)]
 UNTESTED = make_finding(make_subject(3), verdict=Verdict.UNTESTED, value=None)
 NOT_TESTED = "Amber: 1 of 4 GPUs could not be tested: alpha GPU 3"
 ALL = make_subject(kind="cluster", uuids=("GPU-0", "GPU-1"), name="all 4 NVIDIA H200")
+FINE_PAIR = slow_pair(0, 1, verdict=Verdict.HEALTHY)
 NODE = make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha")
 ALIKE = "all are slow alike: 1.40 times as long as they should take"
 
@@ -131,17 +132,9 @@ ALIKE = "all are slow alike: 1.40 times as long as they should take"
             f"{NOT_TESTED}; 1 of 4 GPUs is suspect: alpha GPU 3",
             1,
         ),
-        (
-            [*healthy(4), slow_pair(0, 1, verdict=Verdict.HEALTHY)],
-            "Green: All 4 GPUs are healthy, and the paths between them.",
-            0,
-        ),
+        ([*healthy(4), FINE_PAIR], "Green: All 4 GPUs are healthy, and the paths between them.", 0),
         # Where no device was tested alone the devices of the run are counted.
-        (
-            [slow_pair(0, 1, verdict=Verdict.HEALTHY)],
-            "Green: The paths between both GPUs are healthy.",
-            0,
-        ),
+        ([FINE_PAIR], "Green: The paths between both GPUs are healthy.", 0),
         ([make_finding(NODE)], "Green: Both GPUs are healthy together.", 0),
         ([], "Amber: Nothing could be tested.", 3),
         (
@@ -263,9 +256,8 @@ def two_checks(tmp_path):
         store = write_run(tmp_path, run_id, records, devices, **check)
         memory = healthy(2, test="memory 500 MB", unit="GB/s", value=4330.0 + day)
         verdict = {"verdict": Verdict.SUSPECT, "reason": "slower"} if day else {}
-        gemm = [make_finding(make_subject(0), value=700.0)]
-        gemm += [make_finding(make_subject(1), value=slow, **verdict)]
-        store.write_health([*gemm, *memory])
+        gemm = make_finding(make_subject(1), value=slow, **verdict)
+        store.write_health([*healthy(1, value=700.0), gemm, *memory])
 
 
 @pytest.mark.usefixtures("two_checks")
@@ -286,6 +278,13 @@ def test_two_checks_are_compared_figure_by_figure(command):
     assert code == 0
     better = "None of 4 figures is slower by more than days differ, 1 faster"
     assert better in " ".join(text.split())
+
+
+def test_a_device_that_no_test_reads_any_more_is_a_regression(tmp_path, command):
+    for run_id, found in ((FIRST, make_finding(make_subject(3))), (SECOND, UNTESTED)):
+        write_run(tmp_path, run_id, [], argv=("raybench", "health")).write_health([found])
+    for runs, code in (((FIRST, SECOND), 1), ((SECOND, FIRST), 2)):
+        assert command("compare", *runs, "--fail-on", "regression")[0] == code
 
 
 @pytest.mark.usefixtures("two_checks")
