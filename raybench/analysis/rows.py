@@ -34,7 +34,8 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
     """Return the rows of a frame as dataclasses of this kind; other columns are left out.
 
     kind: its fields are columns of the same name; TypeError where the frame lacks one without a
-    default. Null is read as by `from_row`. Raises ResultsError where a field cannot have the value.
+    default. Null or NaN is read as `from_row` reads null. Raises ResultsError where a field cannot
+    have the value.
     """
     values: dict[str, list[Any]] = {}
     for column in columns_of(kind):
@@ -196,7 +197,7 @@ MAIN_RATES = tuple(
 
 
 def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
-    """Return the workloads' own metrics that these points have, each once, as they occur."""
+    """Return the workloads' own metrics of points; of each name as its first point has it."""
     found: dict[str, Metric] = {}
     for row in rows:
         headings, methods = row.workload_headings or {}, row.methods or {}
@@ -208,7 +209,7 @@ def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
 
 
 def value_of(row: PointRow, metric: Metric) -> Any:
-    """Return the value of a metric of BY_NAME or of the workload's own; None if unknown."""
+    """Return a metric's value, None if unknown. One that BY_NAME lacks is the workload's own."""
     if BY_NAME.get(metric.name) is metric:
         return getattr(row, metric.name, None)
     return (row.workload_metrics or {}).get(metric.name)
@@ -230,7 +231,7 @@ class HasSettings(Protocol):
 
     @property
     def scaling(self) -> str | None:
-        """Return weak, strong (also if all ranks share their work), else None: no batch size."""
+        """Return "weak", "strong" (whenever all ranks share their work), or None: no batch size."""
 
 
 def setting(row: HasSettings, name: str) -> Any:
@@ -244,9 +245,9 @@ def batch_column(row: HasSettings) -> str | None:
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
-    """Return a sort key of a setting's value: numbers by size, then precisions, then by text.
+    """Return a sort key of a setting's value: numbers by size, precisions, then others by text.
 
-    A text that is a number counts as one, but not "nan". Precisions are sorted from the widest.
+    A text that is a number counts as one; "nan", bool and None do not. The widest precision first.
     """
     number = number_of(value)
     if number is not None and number == number:  # not NaN
@@ -266,7 +267,7 @@ def number_of(value: Any) -> float | None:
 
 
 def is_numeric(rows: Sequence[HasSettings], name: str) -> bool:
-    """Return whether a setting is a number, or the text of one, in all rows; True for no rows."""
+    """Return whether `number_of` the setting is not None in all rows; True for no rows."""
     return all(number_of(setting(row, name)) is not None for row in rows)
 
 

@@ -61,8 +61,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     * Intervals (`*_low`, `*_high`) are over the rounds of the run, those of speed-up and efficiency
       by the ratios within each round, see `raybench.stats.summary`.
     * efficiency is speed_up / (world_size / that of the baseline point), where the baseline names
-      world_size. Where devices differ it is over what each of them does alone, added up
-      (`_OwnSpeeds`); losses and serial fraction are not known then.
+      world_size. Where devices differ or are emulated, the ratio is that of what they do alone,
+      added up (`_OwnSpeeds`); losses and serial fraction are not known then.
     * serial_fraction is, in strong scaling, e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times
       the devices, and e / (b - (b - 1) e) where the baseline has b of them: A. H. Karp, H. P.
       Flatt, "Measuring parallel processor performance", Communications of the ACM 33(5), 1990. It
@@ -216,7 +216,7 @@ def _why_not(
             )
     if not _has_throughput(base):
         return "baseline point has no throughput"
-    if why := why_not_comparable(row, base):
+    if why := _why_not_comparable(row, base):
         return why
     tied = list(dict.fromkeys(one.point_id for one in members if one.is_baseline))
     if len(tied) > 1:
@@ -239,7 +239,7 @@ def _is_same(found: Any, wanted: Scalar) -> bool:
     return number is not None and number == number_of(wanted)
 
 
-def why_not_comparable(row: PointRow, base: PointRow) -> str | None:
+def _why_not_comparable(row: PointRow, base: PointRow) -> str | None:
     """Return why the clocks of a point forbid comparing it with its baseline; None if they do not.
 
     They do if heat, a fault or what is not known limited those of either; also, on one model, if
@@ -250,9 +250,8 @@ def why_not_comparable(row: PointRow, base: PointRow) -> str | None:
         reasons = [reason for reason in _reasons(one) if reason not in NORMAL_LIMITS]
         if reasons:
             return f"clocks were limited at {name} ({', '.join(reasons)})"
-    if (ratio := _clock_ratio(row, base)) is None:
-        return None
-    if "power_cap" in _reasons(row if ratio < 1 else base):
+    ratio = _clock_ratio(row, base)
+    if ratio is None or "power_cap" in _reasons(row if ratio < 1 else base):
         return None
     mhz, base_mhz = row.sm_clock_mhz_p50, base.sm_clock_mhz_p50
     return f"SM clocks differ: {mhz:.0f} MHz, and {base_mhz:.0f} MHz at the baseline point"
@@ -483,11 +482,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
     found = []
     for row in scaling(points, run.baseline):
         settings = {name: getattr(row, name) for name in OPTIONAL}
-        changed = {
-            name: value
-            for name, value in settings.items()
-            if value is not None and value != RUN_SETTINGS[name].default
-        }
+        changed = {n: value for n, value in settings.items() if value != RUN_SETTINGS[n].default}
         typed = {name: typed_value(text) for name, text in row.params.items()}
         copied = {
             name: getattr(row, _SOURCES.get(name, name))
@@ -506,7 +501,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
 
 
 def typed_value(text: str) -> bool | int | float | str:
-    """Return the bool or finite number that a text is in JSON, also a str's "64"; else the text."""
+    """Return the bool or finite number that a text is in JSON, else the text; a str "64" is 64."""
     try:
         value = json.loads(text)
         is_number = isinstance(value, bool | int | float) and math.isfinite(value)

@@ -36,10 +36,7 @@ class RankOfStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A measured point with its kind of shares.
-
-    throughput: in samples/s. step_ms: its step.
-    """
+    """A measured point: its throughput in samples/s, and its median step."""
 
     row: ScaledRow
     throughput: float
@@ -86,7 +83,7 @@ class Scenario:
 
     @property
     def idle_share_of_fast(self) -> float | None:
-        """Return the mean share (0.1: 10 %) of the step that fast devices wait; None if unknown."""
+        """Return the mean part (0.1: 10 %) of a step that fast ranks with samples wait, or None."""
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
         return sum(waits) / len(waits) / self.step_ms if waits else None
 
@@ -110,7 +107,7 @@ def gain_over(one: Scenario, other: Scenario) -> Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Scenarios of one step on the same devices: the kind of shares -> its scenario."""
+    """Scenarios whose settings differ in the shares alone: shares, as "by_speed" -> scenario."""
 
     scenarios: Mapping[str, Scenario]
 
@@ -162,9 +159,9 @@ class Fleet:
 
     @property
     def crossover_batch(self) -> float | None:
-        """Return the global batch in samples above which all devices, by speed, beat the fast ones.
+        """Return the global batch in samples above which by_speed should beat fast, by the probes.
 
-        0: at any batch. None if they never do, if all are fast, or it is not known.
+        0: at any batch. None if it never does, if all devices are fast, or it is not known.
         """
         rows = (one.row for one in self.scenarios.values())
         return next((r.crossover_batch for r in rows if r.crossover_batch is not None), None)

@@ -132,9 +132,9 @@ def _check_arguments() -> None:
 
 
 def main() -> None:
-    """Run the command of `sys.argv` and exit the process: it raises SystemExit in any case.
+    """Run the command of `sys.argv` and raise SystemExit; a sweep may end the process by itself.
 
-    Every error becomes a line on stderr and an exit code, which `raybench.cli` lists; of a bug the
+    Every error is printed on stderr and has an exit code, which `raybench.cli` lists; of a bug the
     traceback is printed. Main thread only: replaces sys.stderr, and ends with SIGINT's default.
     """
     keep_stderr_usable()
