@@ -68,8 +68,8 @@ class ComparedPoint:
     status_base, status_new: over the rounds of the runs a failure if one failed, the worst; else ok
     if one is; None where no run has a row.
     base_failed, new_failed: the share of rounds that failed; 0 without a round.
-    base_ms, new_ms: the median step as the mean of the runs, of which `base_runs` and `new_runs`
-    are ok. ratio: new / base of the median step. rate_ratio: the same of samples/s, or of steps/s
+    base_ms, new_ms: geometric mean of the median steps of the ok runs, which `base_runs` and
+    `new_runs` count. ratio: new / base of these. rate_ratio: the same of samples/s, or of steps/s
     where a step finishes no samples (`rate_unit`), so 0.94 means 6 % fewer. *_low, *_high: their
     90 % intervals.
     least_seen: from this change on, of this point alone, either figure would have been called.
@@ -392,16 +392,17 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
         _CODE: (run.raybench_sha256 or NONE)[:12],
         "devices": ", ".join(f"{count} x {name}" for name, count in models) or NONE,
         # A point may use fewer of them.
-        "nodes of the run": str(devices["node_id"].nunique()),
+        "nodes of the run": str(devices["node_id"].nunique() or NONE),
         _HOSTS: _join(devices["host"]),
         # Of a CPU worker it names a process, which is another one in each run.
         _UUIDS: _join(devices.loc[devices["kind"] != "cpu", "uuid"]),
     }
     found |= {name: _join(devices[column]) for column, name in _DEVICE_FACTS.items()}
     found |= _merge(run.versions, devices["versions"])
-    variables = _merge(run.environment, devices["environment"])
-    found |= {f"variable {name}": value for name, value in variables.items()}
-    return {name: value for name, value in found.items() if value != NONE}
+    found = {name: value for name, value in found.items() if value != NONE}
+    variables = _merge(run.environment, devices["environment"]).items()
+    # Quoted where it is set to `none`, as NCCL_NET_PLUGIN may be.
+    return found | {f"variable {k}": repr(v) if v == NONE else v for k, v in variables}
 
 
 def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
@@ -413,8 +414,7 @@ def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ..
     """Return each fact that differs, also one that only one of the two runs has.
 
     base, new: as returned by `facts`. In the order of `base`; facts that only `new` has come last.
-    A run without the fact has the text `NONE`. Changes of source files are left out unless both
-    runs recorded their code.
+    A run without the fact has the text `NONE`. Source files count if both runs recorded their code.
     """
     both_tell_of_code = _CODE in base and _CODE in new
     return tuple(
@@ -460,7 +460,7 @@ _LEAST_CLOCK = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChange:
-    """A figure or a state of a point in two runs. unit: empty for a state."""
+    """A figure or a state of a point in two runs. unit: empty for a bool."""
 
     name: str
     base: float | bool

@@ -46,8 +46,8 @@ def load(
 
     root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
     health (of health checks), or one of two that are derived from `points`. `scaling`: each point,
-    its rounds as one, with its speed-up and efficiency against the baseline point of the job,
-    their 95 % intervals, the losses by cause, and `why_not`: why an ok point has no speed-up.
+    its rounds as one, with speed-up and efficiency over the baseline point of the job, their 95 %
+    intervals, losses by cause, and `why_not`: why an ok point with a throughput has no speed-up.
     `summary`: one row per point with the 27 columns that most questions need; also `params.NAME`
     of each parameter and each setting not at its default, and `metrics.NAME`, with their types.
     run_id: an id, its unique prefix, a job, `latest`, or a path; None or "" for all runs.

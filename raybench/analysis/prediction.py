@@ -44,9 +44,9 @@ class Prediction:
     """A point at a number of devices that was not measured; times in milliseconds.
 
     measured: the row of the largest world of its series among the points that `predict` uses;
-    base_world is the smallest, base_ms its step. comm_exposed_ms: the exposed part of `step_ms`.
-    *_low, *_high: a 95 % interval. speed_up and efficiency: over base_world. No efficiency is above
-    100 %, or above what was measured where that is more.
+    base_world is the smallest, base_ms its step. comm_exposed_ms: the exposed communication in
+    `step_ms`; without a breakdown of `measured`, all that the step is longer than base_ms. *_low,
+    *_high: a 95 % interval. speed_up and efficiency: over base_world.
     """
 
     measured: PointRow
@@ -75,7 +75,7 @@ class Prediction:
 
     @property
     def efficiency_low(self) -> float:
-        """Return the low end of the 95 % interval of `efficiency`, by that of the step alone."""
+        """Return the low end of the 95 % interval of `efficiency`; base_ms counts as exact."""
         return self._efficiency(self.step_ms_high)
 
     @property
@@ -88,14 +88,14 @@ class Prediction:
 
     @property
     def speed_up(self) -> float:
-        """Return predicted throughput / measured throughput of the smallest measured world size."""
+        """Return `efficiency` x world_size / base_world: relative to the rate of base_world."""
         return self.efficiency * self.world_size / self.base_world
 
 
 def predict(
     points: Sequence[PointRow], world_sizes: Sequence[int], devices_per_node: int
 ) -> tuple[list[Prediction], list[str]]:
-    """Return predictions by series, then world size, and why each other series has none.
+    """Return predictions by series, then as in world_sizes, and why each other series has none.
 
     A series: points that differ in the number of devices alone, in the order of the points. Those
     that are not ok or imprecise (`is_imprecise`) are not used. points: rows of the table `points`

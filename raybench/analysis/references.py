@@ -164,17 +164,17 @@ class ReferenceFile(_Strict):
 
 
 def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (value, low, high): geometric mean, and 99 % prediction interval of a new device.
+    """Return (value, low, high): geometric mean over devices, and 99 % prediction interval.
 
-    The interval is for one start of it. devices: one or more; for each the values of its starts,
-    one or more, above 0. All three are rounded to six significant digits.
+    The interval is for one start of a new device. devices: one or more; for each the values of its
+    starts, one or more, above 0. All three are rounded to six significant digits.
 
     On logarithms, for n devices: mean ± t(n-1) s sqrt(1 + 1/n), the prediction interval of a new
     observation (G. J. Hahn, W. Q. Meeker, Statistical Intervals, 1991, section 4.7). s² is the
     variance of the means of devices, plus the part of the variance between starts that their means
     have lost: within (1 - mean(1/k)) for k starts a device, by unweighted means (J. D. Thomas, R.
-    A. Hultquist, Annals of Statistics 6(3), 1978). It is at least ±1 % and 2.58 times the deviation
-    between starts; for one device ±10 % and that deviation.
+    A. Hultquist, Annals of Statistics 6(3), 1978). The least is ±1 % plus 2.58 times the deviation
+    between starts; for one device it is ±10 % plus the same.
     """
     from scipy.stats import norm, t
 
@@ -230,8 +230,8 @@ def reference_files(
 def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
     """Return one file per model, its ranges computed anew from the starts of all files.
 
-    Starts of the same run and devices count once, as in the last file. If no file knows the starts
-    of a quantity, the entry of the last file is kept.
+    Starts of the same run and devices count once, as in the last file. Of a quantity whose starts
+    no file knows, the last entry is kept; else entries without starts are dropped.
     """
     by_model: dict[str, list[ReferenceFile]] = {}
     for file in files:
@@ -333,7 +333,7 @@ class Standing:
     entry: Entry
 
     def share_of(self, value: float) -> float:
-        """Return the speed of a value, in the entry's unit, as a share of it: above 1 is faster."""
+        """Return the speed of a value (in the entry's unit) over the entry's: above 1 is faster."""
         return self.entry.value / value if is_time(self.entry.unit) else value / self.entry.value
 
     @property
@@ -457,12 +457,12 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 def why_impossible(model: str, entry: Entry) -> str:
     """Return why an entry is impossible (its rate is above the datasheet's peak), else "".
 
-    Never of times, of a `size_bytes` below LARGER_THAN_CACHES, or without a peak (`peak_of`).
+    Only of TFLOP/s and GB/s with a peak (`peak_of`); of no `size_bytes` below LARGER_THAN_CACHES.
     """
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, and then beat the memory.
     is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
-    if peak is None or is_small or is_time(entry.unit) or entry.value <= peak:
+    if peak is None or is_small or entry.unit not in ("TFLOP/s", "GB/s") or entry.value <= peak:
         return ""
     return (
         f"reference {entry.metric} of {entry.of} is left out, because it cannot be: "
@@ -491,7 +491,7 @@ def impossible_figures(
     Each begins with "cannot be: ". Checked are the efficiency; rates, if a reference or datasheet
     has them; samples of built-in workloads against the batch; whether iterations fit into attempts.
     attempts_s: the seconds of the attempt in each round whose iterations `row` counts. Without
-    them, or if one is None, the last is not checked.
+    them, or if one is None, iterations are not checked.
     """
     if row.status is not Status.OK:
         return []

@@ -78,11 +78,11 @@ def without_controls(trials: Iterable[PointRow]) -> list[PointRow]:
 def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     """Return one row for each point of each run: its last attempt, or the mean of its rounds.
 
-    Step times, rates and parts are geometric means over the rounds that are ok; arithmetic by rank
-    or name, and if one is 0 or less. Cold steps are medians, counts of samples and energy sums,
-    memory is the largest. Number, start and duration of the attempt are those of the last ok round.
-    `throttled` and `host_bound` are true if one is, `stable` if half are. A warning of one round is
-    kept; a round that is not ok adds one. Without an ok round it is the worst row (by `Status`).
+    Step times, rates and parts are geometric means over the ok rounds; arithmetic by rank or name,
+    and if one is 0 or less. step_ms_min and step_ms_max are extremes, cold steps medians, counts of
+    samples and energy sums, memory the largest. Number, start and duration are those of the last
+    ok round. `throttled` and `host_bound` are true if one is, `stable` if half are. Warnings of ok
+    rounds are kept; any other round adds one. Without an ok round: the worst row (by `Status`).
     The interval is of the samples alone. points: all attempts in table order; controls are ignored.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
@@ -336,8 +336,8 @@ MOST_RANKS = 8
 class RankStep:
     """One rank's part of a step, in ms.
 
-    computes: its device, or its process on a CPU. idle: its device waits for its host; None on a
-    CPU and where nobody knows. waits: for the slowest rank. exchange: the step beyond the slowest
+    idle: its device waits for its host; None on a CPU or if unknown. computes: its device; without
+    idle_ms its whole own step. waits: for the slowest rank. exchange: the step beyond the slowest
     rank's own, the same on all ranks; less than 0 where the instrumented steps were slower.
     """
 

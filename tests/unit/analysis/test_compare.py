@@ -284,7 +284,6 @@ def run_on(device=None, **of_run):
 
 
 RING = run_on({"environment": {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"}})
-CHANGED = run_on(git_commit="b" * 40 + "+changes")
 CODE = {"net.py": "1" * 64, "loss.py": "3" * 64}
 OLD_CODE = run_on(raybench_sha256="a" * 64, workload_files=CODE)
 NEW_CODE = run_on(raybench_sha256="a" * 64, workload_files=CODE | {"net.py": "2" * 64})
@@ -296,7 +295,8 @@ NEW_CODE = run_on(raybench_sha256="a" * 64, workload_files=CODE | {"net.py": "2"
         (run_on(), run_on(started_at=START + timedelta(hours=1)), []),
         (run_on(), run_on({"driver_version": "590.2"}), [("driver", "580.1", "590.2")]),
         (run_on(), RING, [("variable NCCL_ALGO", "none", "Ring")]),
-        (run_on(), CHANGED, [("git commit", "a" * 12, "b" * 12 + "+changes")]),
+        (run_on(), run_on(git_commit="b" * 40 + "+x"), [("git commit", "a" * 12, "b" * 12 + "+x")]),
+        (run_on(), run_on({"environment": {"A": "none"}}), [("variable A", "none", "'none'")]),
         (OLD_CODE, NEW_CODE, [("code net.py", "1" * 12, "2" * 12)]),
         (run_on(), OLD_CODE, []),  # one run tells of no code
         (run_on(), run_on({"memory_bytes": 7**9}), [("memory bytes", "150000000000", "40353607")]),
