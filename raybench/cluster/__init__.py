@@ -95,7 +95,7 @@ class Cluster(Protocol):
         """
 
     def close(self) -> None:
-        """End all workers and give the devices back; waits seconds at most. Call it once."""
+        """End all workers, also in a point, and give the devices back in seconds. Call it once."""
 
 
 def connect(
@@ -112,8 +112,8 @@ def connect(
 ) -> Cluster:
     """Join the Ray cluster at `address`, or start a private one, and return it.
 
-    No worker is started yet: call `start`, and `close` at the end. A process can have one cluster
-    at a time. Called in the main thread, it replaces the handler of SIGTERM, as `ray.init` does.
+    No worker is started yet: call `start`, and `close` at the end, even if `start` raised. A
+    process can have one cluster at a time. In the main thread it replaces the handler of SIGTERM.
 
     address: HOST:PORT, `local` (private) or `auto`: RAY_ADDRESS, else the cluster of `ray start` on
     this host, else private. device: `auto` is cuda if the cluster has a GPU. wanted: devices that

@@ -128,7 +128,7 @@ class DeviceAllocator:
 
     devices: by worker id. lost: ids of unusable workers. strategy: how a point is laid out on nodes
     and racks. isolation: `cluster` lets a point run alone, `node` alone on its nodes. chosen: the
-    workers that points may have, None for all. alive: their number, taken or not.
+    workers that points may have, None for all. alive: number of these not lost, taken or not.
     """
 
     def __init__(

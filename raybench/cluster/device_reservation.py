@@ -62,7 +62,7 @@ _BUSY_COLUMNS = (1, 2, 3, 6, 7)
 class Holder:
     """Who uses a device. sweep: the same for all locks of one sweep. what: `run ID`, for example.
 
-    host, process_id: of its driver. since: its start, as text in UTC. Unknown: "unknown", or 0.
+    host, process_id: of its driver. since: the sweep's start (UTC). Unknown: "unknown", or 0.
     """
 
     sweep: str
@@ -258,7 +258,7 @@ def _read_holder(path: Path) -> Holder | None:
 
 
 def lock_name(device: Device) -> str:
-    """Return the name under which a worker's device is locked: the GPU's UUID, or `CPU` for a CPU.
+    """Return under which name a worker's device is locked: the GPU's UUID, or the constant `CPU`.
 
     So all CPU workers of a host share one lock.
     """
@@ -267,11 +267,11 @@ def lock_name(device: Device) -> str:
 
 @contextmanager
 def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None]) -> Iterator[None]:
-    """Return a context in which this process has locked the CPUs of this host.
+    """Return a context in which this process has locked the CPUs of this host, to start Ray in it.
 
-    To start Ray in it, which would disturb other sweeps here. Unless the terms are shared, it first
-    waits until those sweeps have ended, as `DeviceReservation.reserve`, and raises as that. Where
-    no lock can be had, it does without. log: gets a line for the user when it waits.
+    Unless the terms are shared, it first waits for the end of other sweeps on these CPUs, not of
+    those on GPUs only, and raises as `DeviceReservation.reserve`. Where no lock can be had, it does
+    without, and does not say so. log: gets a line for the user when it waits.
     """
     locks = DeviceLocks()
 
@@ -295,7 +295,7 @@ class NodeLocks(Protocol):
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock them on each node as `DeviceLocks.lock`; return a device of each, and its result.
+        """Lock them on each node as `DeviceLocks.lock`; return one device per node with its result.
 
         Never raises: the result of a node that does not answer has a `problem`.
         """
@@ -479,10 +479,10 @@ def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder)
 
 
 def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield, in a few words each, the other sweeps and processes that used devices of this node.
+    """Yield, in a few words each, who else was seen at either look, and others' CPU load between.
 
     before, after: the node's use just before and just after our own. devices: those that we used
-    on this node, at least one. Others' CPU load below 5 % of our threads is left out.
+    on this node, at least one. A load below 0.1 s, or 5 % of our threads or cores, is left out.
     """
     host = devices[0].host
     yield from (str(one) for one in dict.fromkeys((*before.holders, *after.holders)))

@@ -32,6 +32,8 @@ _SIGNALS = {signal.strsignal(one): one.name for one in signal.Signals}
 _LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
 # From this number on, consecutive ranks are named by the first and the last of them.
 _MANY_RANKS = 4
+_WORKLOADS = "/raybench/workloads/"
+_SCRIPT = f"{_WORKLOADS}script_child.py"
 _DEATHS = tuple(cause for cause in Cause if cause.is_death)
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
@@ -191,47 +193,44 @@ class PointObservation:
     finished: frozenset[int]
     log_tails: Mapping[int, str]
 
-    @property
-    def stuck(self) -> list[int]:
-        """The ranks without an answer, in ascending order."""
-        return [rank for rank in range(self.world_size) if rank not in self.answers]
 
-    def waits_for(self, rank: int) -> Literal["nothing", "device", "peers", "collective"]:
-        """Return what a stuck rank waits for, by the stack in its log; "nothing" without a stack.
+def _stuck(point: PointObservation) -> list[int]:
+    """Return the ranks without an answer, in ascending order."""
+    return [rank for rank in range(point.world_size) if rank not in point.answers]
 
-        "nothing" also if it computes; "peers" while it connects; "collective" in any backward pass.
-        """
-        frames = _main_thread(self.log_tails.get(rank, ""))
-        if not frames:
-            return "nothing"
-        # A script has run its steps, while its worker waits for other ranks.
-        if any(
-            frame["path"].endswith("/raybench/workloads/script_child.py")
-            and frame["function"] == "receive"
-            for frame in frames
-        ):
-            return "collective"
-        if any(frame["function"] == "init_process_group" for frame in frames):
-            return "peers"
-        path, function = frames[0]["path"], frames[0]["function"]
-        if "/torch/distributed/" in path or "/torch/autograd/" in path:
-            return "collective"
-        return "device" if "/torch/cuda/" in path and function == "synchronize" else "nothing"
 
-    def place(self, rank: int) -> str:
-        """Return where a stuck rank is, to append to a message: `, at net.py:60 in spin`, or ""."""
-        frames = [] if rank in self.answers else _main_thread(self.log_tails.get(rank, ""))
-        if not frames:
-            return ""
-        of_workload = (
-            frame
-            for frame in frames
-            if "/raybench/workloads/" in frame["path"] or "/lib/python3" not in frame["path"]
-        )
-        line = next(of_workload, frames[0])
-        if line["function"] == "_form":
-            return ", while it connects to the others: is the network between the hosts open?"
-        return f", at {PurePath(line['path']).name}:{line['line']} in {line['function']}"
+def _waits_for(log_tail: str) -> Literal["nothing", "device", "peers", "collective"]:
+    """Return what a stuck rank waits for, by the stack in its log; "nothing" without a stack.
+
+    "nothing" also if it computes; "peers" while it connects; "collective" in any backward pass.
+    """
+    calls = [(frame["path"], frame["function"]) for frame in _main_thread(log_tail)]
+    if not calls:
+        return "nothing"
+    # A script has run its steps, while its worker waits for other ranks.
+    if any(path.endswith(_SCRIPT) and name == "receive" for path, name in calls):
+        return "collective"
+    if any(name == "init_process_group" for _, name in calls):
+        return "peers"
+    path, function = calls[0]
+    if "/torch/distributed/" in path or "/torch/autograd/" in path:
+        return "collective"
+    return "device" if "/torch/cuda/" in path and function == "synchronize" else "nothing"
+
+
+def _place(point: PointObservation, rank: int) -> str:
+    """Return words to append on where a rank is stuck, as `, at net.py:60 in spin`.
+
+    "" if it has answered, or its log has no stack.
+    """
+    frames = [] if rank in point.answers else _main_thread(point.log_tails.get(rank, ""))
+    if not frames:
+        return ""
+    of_workload = (f for f in frames if _WORKLOADS in f["path"] or "/lib/python3" not in f["path"])
+    line = next(of_workload, frames[0])
+    if line["function"] == "_form":
+        return ", while it connects to the others: is the network between the hosts open?"
+    return f", at {PurePath(line['path']).name}:{line['line']} in {line['function']}"
 
 
 def _main_thread(log_tail: str) -> list[re.Match[str]]:
@@ -268,18 +267,18 @@ def _hanging(point: PointObservation) -> list[int]:
     hangs only if no rank hangs elsewhere. One that cannot connect hangs where others have, and wait
     in a collective.
     """
-    waiting = {rank: point.waits_for(rank) for rank in point.stuck}
+    waiting = {rank: _waits_for(point.log_tails.get(rank, "")) for rank in _stuck(point)}
     for harmless in ({"device", "peers", "collective"}, {"peers", "collective"}, {"collective"}):
         if found := [rank for rank, what in waiting.items() if what not in harmless]:
             return found
-    return point.stuck
+    return list(waiting)
 
 
 def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point that ended before its limit.
 
     A rank keeps its own failure, and a measurement from before it was told to stop. The others get
-    PeerFailed. If no rank has a failure of its own, these are to blame, the first that there are:
+    PeerFailed with status lost. If none has a failure of its own, the first of these is to blame:
     ranks without an answer (NoAnswer), those whose script has ended, one whose process died after
     it was told to stop. Without any, answers stay, but lost connections get the status lost.
     """
@@ -289,10 +288,10 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     cause = _own_failure([one for one in failures if one not in late])
     if cause is not None:
         return _judge(point, {}, Cause.NO_ANSWER, f"rank {cause.rank} failed", Status.LOST)
-    if point.stuck:
+    if stuck := _stuck(point):
         unheard = "no answer, and the others lost the connection to it"
-        guilty = {rank: unheard + point.place(rank) for rank in point.stuck}
-        return _judge(point, guilty, Cause.NO_ANSWER, f"{_ranks(point.stuck)} failed", Status.LOST)
+        guilty = {rank: unheard + _place(point, rank) for rank in stuck}
+        return _judge(point, guilty, Cause.NO_ANSWER, f"{_ranks(stuck)} failed", Status.LOST)
     ended = {one.rank: one.message for one in failures if one.error_type == Cause.SCRIPT_ENDED}
     if ended:
         reason = f"the script of {_ranks(sorted(ended))} had ended"
@@ -317,16 +316,16 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
 def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
-    Finished ranks keep their answer; at least one is late. Stuck ranks are to blame, only those
-    that wait neither for others nor for the device if there are such; without stuck ones, all that
-    are late. They get Timeout. The others keep a failure of their own, or get PeerFailed with the
-    status timeout. timeout_s: for the message.
+    Finished ranks keep their answer; at least one is late. To blame are the stuck ranks not
+    seen to wait, else those that wait for the device, else those that connect, else all stuck ones;
+    without any, all late ones. They get Timeout. The others keep a failure of their own, or get
+    PeerFailed with the status timeout. timeout_s: for the message.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = _hanging(point) or late
     # One that stopped when it was told to had waited in a collective.
     waited = {
-        rank: "collective" if rank in point.answers else point.waits_for(rank)
+        rank: "collective" if rank in point.answers else _waits_for(point.log_tails.get(rank, ""))
         for rank in late
         if rank not in blamed
     }
@@ -337,7 +336,7 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
     if point.finished:
         facts.append(f"{_ranks(sorted(point.finished))} had finished")
     message = f"no answer within measure.timeout_s = {timeout_s:g} s"
-    guilty = {rank: "; ".join([message + point.place(rank), *facts]) for rank in blamed}
+    guilty = {rank: "; ".join([message + _place(point, rank), *facts]) for rank in blamed}
     return _judge(point, guilty, Cause.TIMEOUT, f"waited for {_ranks(blamed)}", Status.TIMEOUT)
 
 
@@ -363,7 +362,7 @@ def _judge(
                 continue
         message = guilty.get(rank, reason)
         if rank not in guilty and answer is None:
-            message += f", and this rank did not stop{point.place(rank)}"
+            message += f", and this rank did not stop{_place(point, rank)}"
         detail = answer.detail if isinstance(answer, Failure) else point.log_tails.get(rank, "")
         answers.append(
             Failure(

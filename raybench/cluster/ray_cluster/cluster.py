@@ -50,7 +50,7 @@ class RayCluster(WorkerPool):
         self._monitor = HeadMonitor(connection.needed)
         agents = NodeAgents(self._monitor)
         super().__init__(connection, agents, DeviceReservation(agents, terms, log), log, only)
-        self._groups = ProcessGroups(self, self._monitor)
+        self._groups = _ProcessGroups(self, self._monitor)
         self.capacity = min(connection.capacity, len(only.names)) if only else connection.capacity
         noun = "GPU" if self.kind == "cuda" else "CPU worker"
         devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"
@@ -137,7 +137,7 @@ class RayCluster(WorkerPool):
     def replace(self, worker_ids: Collection[int]) -> None:
         """Start new processes for these workers, as `WorkerPool.replace`.
 
-        They must have left their groups. Raises ClusterError if the cluster is gone or closed.
+        No group may have them any more. Raises ClusterError if the cluster is gone or closed.
         """
         self._check_open()
         self._monitor.check(afresh=True)
@@ -155,17 +155,18 @@ class RayCluster(WorkerPool):
         return self._agents.watch_other_users([self[worker_id].device for worker_id in worker_ids])
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return GPU samples since the last call; those of a slow node come later."""
+        """Return GPU samples since the last call, a slow node's later; for one thread at a time."""
         return self._agents.drain()
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """Return state and error counters of each of `devices`, or `unread`. No point may run."""
+        """Return facts of each of `devices`, as `Cluster.read_device_facts`; waits 20 s at most."""
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
         """Kill the actors and disconnect from Ray, which ends a private cluster; waits seconds.
 
-        Call it once. Running points raise ClusterError. `end` is called if Ray is gone, and hangs.
+        Call it once. Running points raise ClusterError. `end` is called if this hangs and Ray was
+        found gone before. A head that is cut off only now may take a minute.
         """
         self._is_closing.set()
         lost_head = self._monitor.found  # before `gone` asks anew: what was measured has ended well
@@ -312,7 +313,7 @@ class _Store:
         self._break_group(self._store, group)
 
 
-class ProcessGroups:
+class _ProcessGroups:
     """Which workers are in which process group, and the store in which a new group meets.
 
     A group is kept while consecutive points use the same workers.
@@ -327,15 +328,15 @@ class ProcessGroups:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Start the store ahead of `join`, once: it takes as long as a worker. Does not wait."""
+        """Start the store ahead of `join`, which else does and waits for it. Call it once."""
         self._store = start_on_node(_Store, ray.get_runtime_context().get_node_id())
 
     def join(self, worker_ids: tuple[int, ...]) -> Group | None:
         """Return the process group of exactly these workers, in rank order; None for one worker.
 
-        The workers leave all other groups. A new group only gets a name here: its ranks form it
-        when their point begins. Raises ClusterError where the store does not answer in a minute, or
-        dies twice, and as `leave`.
+        The workers leave all other groups, and may be lost by that: see `leave`. A new group only
+        gets a name here: its ranks form it when their point begins. Raises ClusterError where the
+        store does not answer in a minute, or dies twice, and as `leave`.
         """
         with self._lock:
             endpoint = self._endpoint() if len(worker_ids) > 1 else None
@@ -353,8 +354,8 @@ class ProcessGroups:
     def leave(self, worker_ids: Sequence[int]) -> None:
         """Make all members leave each group that has one of these workers, and wait until they did.
 
-        The members must be idle. If one fails to leave in 10 s, all get new processes; if one is
-        lost, the group is aborted, without a wait. Raises as `RayCluster.replace`.
+        The members must be idle. If one fails to leave in 10 s, all are replaced; if one is lost,
+        the group is aborted, without a wait. Raises as `RayCluster.replace`.
         """
         with self._lock:
             for members in self._with(worker_ids):
@@ -377,7 +378,7 @@ class ProcessGroups:
                 del self._groups[members]
 
     def abort(self, group: Group | None) -> None:
-        """Tell the members to abort the group, if any; does not wait. `forget` it once it ended."""
+        """Tell the members, if the store lives, to abort the group. Does not wait or `forget`."""
         store = self._store  # another thread may find that it died
         if group is not None and store is not None:
             store.break_group.remote(group)
