@@ -93,10 +93,7 @@ class NodeAgent(DeviceLocks):
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return state and error counters of these devices of this node, in their order.
-
-        As `FactReader.read`; `new_xids` are those since the first call with the device.
-        """
+        """Return what `FactReader.read` does, by one reader that watches from the first call on."""
         if self._facts is None:
             from raybench.hardware.devices import FactReader
 
@@ -120,7 +117,7 @@ class NodeAgent(DeviceLocks):
     ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
         """Return process id -> its new output, as `outputs` with `is_new`, and UUID -> SM clocks.
 
-        spans_ns: UUID -> spans of time. Both are as of `Sampler.sm_clocks_mhz`, clocks in MHz.
+        spans_ns: by UUID, as of `Sampler.sm_clocks_mhz`, and so are the clocks, in MHz.
         """
         clocks = {
             uuid: max((s.sm_clocks_mhz(uuid, spans) for s in self._samplers), key=len, default=())
@@ -140,12 +137,12 @@ class NodeAgent(DeviceLocks):
 
 
 def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
-    """Return what a worker wrote after `read_to`, at most the last 32 KiB of each stream.
+    """Return what a worker wrote after `read_to`, the last 32 KiB of stdout, then those of stderr.
 
-    Each begins with its name, as `[stdout]`, and a note of bytes not kept. Colours, empty lines,
-    Ray's own, and a line's text before a carriage return are left out. "" if nothing is left, or it
-    has no log. folder: the logs of Ray's session on this node. read_to: name of a log -> its bytes
-    read before, {} for none; it is updated in place.
+    Each begins with its name, as `[stdout]`, and a note if more was written. Left out are colours,
+    control characters, empty lines, Ray's own, and a line's text before a carriage return. "" if
+    nothing is left, or it has no log. folder: the logs of Ray's session on this node. read_to: name
+    of a log -> its bytes read before, {} for none; it is updated in place.
     """
     blocks = []
     for stream, kind in (("stdout", "out"), ("stderr", "err")):
@@ -197,7 +194,7 @@ class NodeAgents:
     """The client to the agents of all nodes that have workers.
 
     No method waits without a limit for an agent that is gone or slow, or raises for it: its answer
-    is missing, or says so.
+    is missing, or says so. Nodes that `silent_nodes` returned last are not asked.
     """
 
     def __init__(self, monitor: HeadMonitor) -> None:
@@ -239,7 +236,7 @@ class NodeAgents:
     def watch(self, devices: Sequence[Device]) -> None:
         """Make the agents sample these devices, if they do not; starts agents that are missing.
 
-        Only on their nodes does `drain` take samples, and `stop` release locks. Raises as `start`.
+        `drain` returns no samples of other devices. Waits and raises as `start`.
         """
         by_node = _by_node(devices)
         self.start(by_node)
@@ -256,9 +253,9 @@ class NodeAgents:
         """Return the ids of nodes whose agent has not answered for 8 s, or whose Ray has ended.
 
         A starting agent, or one with nothing to `watch` yet, has 180 s. A node that answers again
-        is not among them. It looks four times a second at most, else it returns what it found last.
-        Call it about once a second: more than 1.5 s between two calls count as 1.5 s. Raises
-        ClusterError where the head of the cluster or this host's Ray is gone.
+        is not among them. It pings all agents and restarts dead ones, four times a second at most,
+        else it returns what it found last. Call it about once a second: more than 1.5 s count as
+        1.5 s. Raises ClusterError where the head of the cluster or this host's Ray is gone.
         """
         self._monitor.check()
         with self._lock:
@@ -307,8 +304,8 @@ class NodeAgents:
         node_id: the node where a worker died. If its Ray has ended it looks again for 2 s, because
         the head's port may close a moment later.
         """
-        deadline_s = time.monotonic() + timeouts.NODE_REFUSAL_AFTER_S
         self._monitor.check(afresh=True)
+        deadline_s = time.monotonic() + timeouts.NODE_REFUSAL_AFTER_S
         while self.has_ended(node_id) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
             self._monitor.check(afresh=True)
@@ -333,9 +330,10 @@ class NodeAgents:
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock them as `DeviceLocks.lock`; return the first device of each node, and its result.
+        """Lock them as `DeviceLocks.lock`; return the first device and the result of each node.
 
-        Waits 10 s at most: `problem` says where no agent answered, or none was started.
+        Each node locks all of its devices or none, whatever others do. Waits 10 s at most:
+        `problem` says where no agent answered, or none was started.
         """
         limit_s = timeouts.AGENT_LOCK_S
         results = self._ask(
@@ -348,14 +346,15 @@ class NodeAgents:
         return [(here[0], results.get(node, silent)) for node, here in by_node.items()]
 
     def unlock(self, devices: Sequence[Device]) -> None:
-        """Release all locks of this sweep on the nodes of these devices; waits 10 s at most."""
+        """Release all locks of this sweep on these devices' nodes, if they answer in 10 s."""
         self._ask("close", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
         """Have agents look who else uses the devices; return a function to call after the use.
 
-        It names who else was seen at either look or kept processors busy in between, and hosts that
-        did not answer, unless silent before the first. Waits 4 s at most. () before `lock`.
+        That looks again, for 4 s at most, and returns in words who was seen at either look or kept
+        processors busy in between, and hosts that did not answer, unless silent before the first.
+        It returns () if `lock` was not called before.
         """
         holder = self._holder
         if holder is None:
@@ -386,7 +385,7 @@ class NodeAgents:
         self._ask("kill", devices, lambda here: ([one.process_id for one in here],), limit_s)
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
-        """Return each worker's last 60 lines of any point; "" also if no agent answers in 0.5 s."""
+        """Return each worker's last 60 lines of `NodeAgent.outputs`; "" without answer in 0.5 s."""
         read = self._ask("outputs", devices, lambda here: ([one.process_id for one in here],))
         outputs = [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
         return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
@@ -394,7 +393,7 @@ class NodeAgents:
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until devices of ended workers use at most 256 MiB more than at the agents' start.
 
-        Return a sentence for each where it is not after `timeout_s`. CPUs, and GPUs whose use
+        Return a sentence for each that uses more after `timeout_s`. CPUs, and GPUs whose use
         NVML or the agent does not report, are not waited for.
         """
         gpus = [device for device in devices if device.kind == "cuda"]
@@ -414,7 +413,7 @@ class NodeAgents:
             time.sleep(_POLL_S)
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """Return the samples since the last call, a slow agent's later; one thread at a time."""
+        """Return samples since the last call, a slow agent's later; only one thread may call it."""
         with self._lock:
             nodes = [node for node in self._nodes.values() if node.devices]
             nodes = [node for node in nodes if node.node_id not in self._silent]
@@ -432,10 +431,7 @@ class NodeAgents:
         return tuple(sample for of_node in samples.values() for sample in of_node)
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return state and error counters of each device, in order.
-
-        `unread` says so if the agent of its node does not answer in 20 s.
-        """
+        """Return the facts of each device, in order; `unread` if its agent is silent for 20 s."""
         answers = self._ask("device_facts", devices, lambda here: (here,), timeouts.AGENT_FACTS_S)
         by_uuid = {one.device.uuid: one for facts in answers.values() for one in facts}
         now = datetime.now(UTC)
@@ -446,10 +442,11 @@ class NodeAgents:
         )
 
     def complete(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
-        """Return copies of the answers, each with what its worker wrote since its last one.
+        """Return copies of the answers, each with what its worker wrote since its last answer.
 
-        Measurements also get the SM clocks (MHz) of their GPU in the timed spans. Both are empty if
-        an agent does not answer in 0.5 s. answers, devices: in rank order.
+        Or, just after its agent was restarted, since its start. Measurements also get the SM clocks
+        (MHz) of their GPU in the timed spans. Output and clocks are empty if an agent does not
+        answer in 0.5 s. answers, devices: in rank order.
         """
         spans = {
             device.uuid: answer.timed_at_ns
@@ -474,7 +471,7 @@ class NodeAgents:
         return completed
 
     def stop(self) -> None:
-        """Release all locks of devices, in 0.5 s, and end all agents; the head must be alive."""
+        """Release all locks in 0.5 s and end all agents; `drain` before. The head must be alive."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
             self._ask("close", devices, lambda _: ())
@@ -553,5 +550,5 @@ def start_on_node(actor: type, node_id: str) -> Any:
 
 
 def node_address() -> str:
-    """Return the IP address by which others reach this node; call it in a process of Ray."""
+    """Return this node's IP address in Ray, 127.0.0.1 in a private one; for processes of Ray."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

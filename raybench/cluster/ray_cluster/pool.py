@@ -87,7 +87,7 @@ class WorkerHandle:
 
 
 def free_devices(kind: DeviceKind) -> dict[str, int]:
-    """Return node id -> number of devices that Ray has free; nodes without one are left out."""
+    """Return node id -> number of devices that Ray has free, of the living nodes that have one."""
     available = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
     alive = [node["NodeID"] for node in ray_nodes() if node["Alive"]]
     free = {node: int(available.get(node, {}).get(_RESOURCE[kind], 0)) for node in alive}
@@ -175,7 +175,10 @@ class WorkerPool:
 
     @property
     def pending(self) -> int:
-        """Number of workers that may still come; with a list of GPUs, some on other GPUs too."""
+        """Number of workers that are starting or, until `wait_s` is over, missing.
+
+        With a list of GPUs, some may be on others. At 0, `refresh` may still find free devices.
+        """
         with self._lock:
             is_waiting = time.monotonic() < self._wait_until_s
             return len(self._starting) + (self._missing if is_waiting else 0)
@@ -631,10 +634,10 @@ def _why_no_start(error: Exception) -> str:
 
 
 def how_it_died(told: str) -> str:
-    """Return how a process ended, as a phrase such as "died by SIGSEGV". told: text of Ray's error.
+    """Return how a process ended, as "died by SIGSEGV" or "ended with exit code 1".
 
-    Or "ended with exit code 1". Without both: "ended without a word: ..." where only a connection
-    broke, else "died: " and the first line of the reason given, which may be empty.
+    told: text of Ray's error. If it has neither: "ended without a word" and possible reasons where
+    a connection broke, else "died: " and the first line of Ray's reason, which may be empty.
     """
     if found := _EXIT_CODE.search(told):
         code, signal = found.groups()

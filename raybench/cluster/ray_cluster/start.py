@@ -222,7 +222,7 @@ def _why_no_head(address: str, option: str) -> str | None:
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """Return Ray's dict (`NodeID`, `Alive`, ...) of each node, dead ones too; after `connect`."""
+    """Return Ray's dict of each node, with `NodeID` and `Alive`, dead ones too; after `connect`."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
@@ -241,9 +241,9 @@ def _drop(*_: object, **__: object) -> None:
 def find_own_cluster() -> tuple[str, str]:
     """Return (HOST:PORT, "") of the head of the Ray cluster that this host belongs to.
 
-    Its raylet here must be this user's or root's; the head itself may be gone. ("", reason) if the
-    address in Ray's usual folder has no such raylet, ("", "") if none was found. A cluster in that
-    folder comes before others (`ray start --temp-dir`). Raises ClusterError for several others.
+    Its raylet here must be this user's or root's; the head may be gone. A cluster in Ray's usual
+    folder comes before others (`ray start --temp-dir`). Raises ClusterError for several others. If
+    there is none, or only private ones: ("", reason) if that folder has an address, else ("", "").
     """
     usual = Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
     raylets = set()
@@ -413,10 +413,10 @@ class HeadMonitor:
         self.found = ""
 
     def gone(self, *, afresh: bool = False) -> str:
-        """Return in words which program did not answer twice in a row; "" while all answer.
+        """Return in words the first program that is gone; "" while all answer.
 
-        Asks now if `afresh`, else once a second at most, and never again once one was gone. Takes
-        up to 2 s for each program that is slow, and a second more where one is silent.
+        Looks now if `afresh`, else once a second at most, and never again once one was gone. After
+        a silence it looks again a second later. A look takes up to 2 s for each slow program.
         """
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
