@@ -94,9 +94,9 @@ _LEAST_DOMAIN = (0.9, 1.1)
 class HealthReport(Document):
     """The results of a check: a document (see `raybench.report.documents`).
 
-    machine: the devices and nodes in words. kinds: "cuda" or "cpu" of each device.
-    grades: how the values of each device and node stand against the references. measurements:
-    values that references may be made of.
+    machine: the devices and nodes in words. kinds: "cuda" or "cpu" of each device. findings: after
+    an interrupt only of the tests that ended. grades: how the values of each device and node
+    stand against the references. measurements: values that references may be made of.
     """
 
     run: Run
@@ -108,54 +108,53 @@ class HealthReport(Document):
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Return the subjects with something to be done about them (`cases_of`), worst first."""
+        """Return the cases (`cases_of`), worst first; the victims of another subject have none."""
         return cases_of(self.findings)
 
     @property
     def exit_code(self) -> int:
         """Return 1 if something is bad or suspect; else 3 if something is untested; else 0.
 
-        3 also if all findings are unknown, or there are none.
+        3 also if all findings are unknown, if there are none, and after an interrupt.
         """
         verdicts = {one.verdict for case in self.cases for one in case.findings}
         if verdicts & {Verdict.BAD, Verdict.SUSPECT}:
             return 1
         is_tested = any(one.verdict is not Verdict.UNKNOWN for one in self.findings)
-        return 0 if is_tested and Verdict.UNTESTED not in verdicts else 3
+        is_whole = self.run.status is not RunStatus.INTERRUPTED
+        return 0 if is_tested and is_whole and Verdict.UNTESTED not in verdicts else 3
 
     @property
-    def verdict(self) -> Verdict:
-        """Return the worst verdict of the cases; without a case, healthy.
-
-        Untested if there is no case, and all findings are unknown or there are none.
-        """
+    def _verdict(self) -> Verdict:
+        """Return the worst verdict of the cases; without any healthy, or untested (exit code 3)."""
         if self.cases:
             return self.cases[0].verdict
         return Verdict.HEALTHY if self.exit_code == 0 else Verdict.UNTESTED
 
     @property
     def lamp(self) -> str:
-        """Return "green": healthy, "red": something is bad, "amber": suspect or not tested."""
-        return {Verdict.HEALTHY: "green", Verdict.BAD: "red"}.get(self.verdict, "amber")
+        """Return "red" if something is bad, "green" if `exit_code` is 0, else "amber"."""
+        return {Verdict.HEALTHY: "green", Verdict.BAD: "red"}.get(self._verdict, "amber")
 
     @cached_property
     def title(self) -> str:
         """Return lamp and verdict in a sentence: `Red: 1 of 4 GPUs is bad: node7 GPU 3`."""
         noun, count = "GPU" if "cuda" in self.kinds else "CPU worker", len(self.kinds)
+        status = self.run.status
         kinds = {one.subject.kind for one in self.findings if one.verdict is Verdict.HEALTHY}
         if parts := list(self._unhealthy_words(noun)):
             if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
                 parts.append(f"no {noun} is bad by itself")
             words = "; ".join(parts)
-        elif not self.findings and self.run.status is not RunStatus.OK:
-            words = "The check did not come to its end: nothing can be said."
+        elif status is RunStatus.INTERRUPTED or (not self.findings and status is not RunStatus.OK):
+            told = "nothing was wrong in the tests that ended" if kinds else "nothing can be said"
+            words = f"The check did not come to its end: {told}."
         elif self.exit_code and any(one.value is not None for one in self.findings):
             words = "It ran, but there is nothing to compare it with."
         elif self.exit_code:
             words = "Nothing could be tested."
         else:
-            devices = f"{'both' if count == 2 else f'all {count}'} {noun}s"
-            healthy = "are healthy"
+            devices, healthy = f"{'both' if count == 2 else f'all {count}'} {noun}s", "are healthy"
             if count == 1:
                 devices, healthy = f"the {noun}", "is healthy"
             words = f"{devices} {healthy} together"
@@ -194,7 +193,7 @@ class HealthReport(Document):
                     yield f"{one.subject.name}: {one.reason}"
 
     @property
-    def notes(self) -> list[str]:
+    def _notes(self) -> list[str]:
         """Return a sentence for each model that no references or earlier checks have figures of."""
         found = (
             sentence(one.reason)
@@ -207,10 +206,10 @@ class HealthReport(Document):
 
     @property
     def advice(self) -> list[Advice]:
-        """Return an advice for each unhealthy device: a bad one to leave out, others to look at.
+        """Return an advice for each case of a device: a bad one to leave out, others to look at.
 
-        If it was slow alone and there are other devices, also an estimate of the throughput without
-        it and with shares by speed.
+        If it was slow in the stage "alone" and there are other devices, also an estimate of what
+        throughput gains without it and with shares by speed, unless both gain less than 2 %.
         """
         count = len(self.kinds)
         advice = []
@@ -232,13 +231,13 @@ class HealthReport(Document):
         return _TONES[self.exit_code]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the document: the machine, the run, and those of `body`."""
+        """Yield the blocks of the document: the machine, the run, and those of `_body`."""
         yield Line(text=self.machine)
         yield Line(text=f"{course(self.run)}; run {self.run.run_id}")
-        yield from self.body()
+        yield from self._body()
 
-    def body(self) -> Iterator[Block]:
-        """Yield the blocks: a listing for each case, then advice, notes, tables, marks, grades."""
+    def _body(self) -> Iterator[Block]:
+        """Yield a listing for each case, lines of advice and notes, tables of tests, and grades."""
         for case in self.cases:
             lines = [
                 ("what", case.reason),
@@ -255,7 +254,7 @@ class HealthReport(Document):
             )
         for one in self.advice:
             yield Line(text=sentence(one.text), is_apart=True)
-        for note in self.notes:
+        for note in self._notes:
             yield Line(text=note, tone="advice", is_apart=True)
         yield from self._tests()
         if any(one.verdict in _MARKS for one in self.findings):
@@ -293,21 +292,21 @@ class HealthReport(Document):
             elif own:
                 yield _stage_table(title, own)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[dict[str, Any]]:
         """Return the findings as rows of the table `health`: column -> value."""
         return [{"run_id": self.run.run_id, **to_row(one)} for one in self.findings]
 
     def members(self) -> Mapping[str, Any]:
-        """Return the members of the JSON object.
+        """Return the members of the JSON object, as `format_object` takes them.
 
         run, machine, verdict, lamp, headline, exit_code, cases (subject, verdict, what, evidence,
         victims, action, action_words, commands, tests), advice (about, text, rows), notes (models
-        without known figures), findings (`rows`), grades (name -> text and standings).
+        without known figures), findings (table `health`), grades (name -> text and standings).
         """
         return {
             "run": asdict(self.run),
             "machine": self.machine,
-            "verdict": self.verdict,
+            "verdict": self._verdict,
             "lamp": self.lamp,
             "headline": self.title,
             "exit_code": self.exit_code,
@@ -326,8 +325,8 @@ class HealthReport(Document):
                 for case in self.cases
             ],
             "advice": [asdict(one) for one in self.advice],
-            "notes": self.notes,
-            "findings": self.rows(),
+            "notes": self._notes,
+            "findings": self._rows(),
             "grades": {
                 name: {"text": grade_text(graded), "standings": [one.members for one in graded]}
                 for name, graded in self.grades.items()
@@ -439,7 +438,7 @@ def _matrix(pairs: _PairMap) -> Table:
 
 
 def export(report: HealthReport, kind: str) -> str:
-    """Return a check as the text of a file; CSV and JUnit XML have a row per test and subject.
+    """Return a check as the text of a file; csv and junit have the findings alone, one by one.
 
     csv has the columns of the table `health`. In junit a finding that is bad or suspect is a
     failure, one that could not be tested is an error, and one that is unknown, or slow because of
@@ -448,7 +447,7 @@ def export(report: HealthReport, kind: str) -> str:
     if kind == "json":
         return format_document(report, "json")
     if kind == "csv":
-        return csv_text([column.name for column in TABLES["health"]], report.rows())
+        return csv_text([column.name for column in TABLES["health"]], report._rows())
     facts = {"run_id": report.run.run_id, "machine": report.machine}
     return junit_text(report.title, report.run, facts, list(map(_junit_case, report.findings)))
 
@@ -484,8 +483,7 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
 
     devices: the table `devices` of its run; may be empty.
     """
-    found = list(report.body())
-    run = report.run
+    found, run = list(report._body()), report.run
     return render(
         "health.html",
         report=report,
@@ -509,9 +507,10 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
 
 
 def health_figures(report: HealthReport) -> list[Figure]:
-    """Return the chart of pairs and the chart of devices, as far as they apply.
+    """Return the chart of pairs, then the chart of devices; each only where there is data for it.
 
-    The first needs a test of pairs of four devices, the second a finding of a device with a ratio.
+    The first has the tests of pairs of four or more devices, the second the findings of devices
+    with a ratio.
     """
     figures = []
     maps = [one for one in _pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]

@@ -85,7 +85,7 @@ class HealthTest:
 
     @property
     def is_time(self) -> bool:
-        """Return whether less of the figure is better: of times, not of rates. Not for facts."""
+        """Return whether less of the figure is better, by its unit; means nothing for facts."""
         return is_time(self.unit)
 
     @property
@@ -94,7 +94,7 @@ class HealthTest:
         return replace(self, name=f"{self.name}{BETWEEN_NODES}")
 
 
-def size_text(size_bytes: int) -> str:
+def _size_text(size_bytes: int) -> str:
     """Return a size in the first of GiB, MiB, MB, KiB that divides it, `256 MiB`; else as `8 B`."""
     for name, unit in (("GiB", 2**30), ("MiB", _MIB), ("MB", 10**6), ("KiB", 2**10)):
         if size_bytes % unit == 0:
@@ -133,7 +133,7 @@ def _product(
 def _memory(size_bytes: int, floor: float) -> HealthTest:
     """Return the test of the bandwidth of device memory: a triad of three such arrays."""
     return HealthTest(
-        name=f"memory {size_text(size_bytes)}",
+        name=f"memory {_size_text(size_bytes)}",
         stage="alone",
         unit="GB/s",
         floor=floor,
@@ -181,7 +181,7 @@ def _pair_tests(
     transport: "copy" between their memories, or "send" and receive by NCCL or gloo.
     """
     forward = HealthTest(
-        name=f"{transport} {size_text(size_bytes)}",
+        name=f"{transport} {_size_text(size_bytes)}",
         stage="pairs",
         subjects="pair",
         unit="GB/s",
@@ -211,7 +211,7 @@ def _all_reduces(size_bytes: int, floor: float, **changes: Any) -> tuple[HealthT
     In GB/s of bus bandwidth, as nccl-tests counts it. changes: other values of fields, of both.
     """
     in_nodes = HealthTest(
-        name=f"all_reduce {size_text(size_bytes)}",
+        name=f"all_reduce {_size_text(size_bytes)}",
         stage="together",
         subjects="node",
         floor=floor,
@@ -328,11 +328,6 @@ class Fleet:
 
     devices: tuple[Device, ...]
 
-    @property
-    def kind(self) -> DeviceKind:
-        """Return "cuda" or "cpu". Raises IndexError where there is no device."""
-        return self.devices[0].kind
-
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
         """Return the devices as subjects (`device_subjects`), by rank."""
@@ -346,12 +341,11 @@ class Fleet:
             found.setdefault(device.node_id, []).append(rank)
         return tuple(map(tuple, found.values()))
 
-    def probe(self, test: HealthTest, **participants: Scalar) -> Probe:
+    def _probe(self, test: HealthTest, **participants: Scalar) -> Probe:
         """Return the test with a point of it over all devices.
 
-        test: one with a workload, else UsageError is raised. participants: parameters that say
-        which devices take part, not checked; the others are those of the test, else the workload's
-        defaults. With one device a test that `reads` the parts of a step reads "ranks".
+        participants: parameters that say which devices take part. With one device a test that
+        `reads` the parts of a step reads "ranks".
         """
         batch_size, world_size = test.batch_size, len(self.devices)
         params = {**_defaults(test.workload), **test.params, **participants}
@@ -399,15 +393,15 @@ def device_subjects(devices: Iterable[Device]) -> tuple[Subject, ...]:
 
 
 def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> tuple[Probe, ...]:
-    """Return the probes of these stages on one or more devices, in the order of `SUITE`.
+    """Return the probes of these stages, in the order of `SUITE`, whatever that of `stages`.
 
     A test that needs more devices or nodes than there are is left out; "facts" has no probes. Ask
     for the burn-in by itself: it can have points that other stages have too. serial: one pair of
-    devices per probe, so that no pair shares a path with another.
+    devices per probe, so that no pair shares a path with another. fleet: one device or more.
     """
     return tuple(
-        fleet.probe(test, **participants)
-        for test in SUITE[fleet.kind]
+        fleet._probe(test, **participants)
+        for test in SUITE[fleet.devices[0].kind]
         if test.stage in stages
         for participants in _participants(fleet, test.run_on, serial)
     )
@@ -470,15 +464,16 @@ _PREFIXES = {"local_rank": "local rank ", "wait": "wait "}
 
 
 def title(point: Point) -> str:
-    """Return the title of a point: workload, precision but fp32, parameters not at their default.
+    """Return the title of a point: workload, precision unless fp32, parameters not at default.
 
     Direction, transport, m and sizes are always in it: `host_copy d2h local rank 1 128 MiB`. Equal
-    values stand once, as in `gemm 512` of 512 x 512 x 512. Other run settings are not in it.
+    values stand once, as in `gemm 512` of 512 x 512 x 512. Other run settings are not in it, so
+    that points can share a title. Imports the workload's module; raises as `registry.load`.
     """
     precision = () if point.precision is Precision.FP32 else (point.precision.value,)
     usual = _defaults(point.workload)
     shown = [
-        size_text(int(value)) if name == "size_bytes" else f"{_PREFIXES.get(name, '')}{value}"
+        _size_text(int(value)) if name == "size_bytes" else f"{_PREFIXES.get(name, '')}{value}"
         for name, value in point.params.items()
         if name in _ALWAYS_NAMED or value != usual.get(name)
     ]

@@ -67,12 +67,12 @@ def judge(
     past: Sequence[tuple[str, Finding]] = (),
     references: References = SHIPPED,
 ) -> tuple[Finding, ...]:
-    """Return a finding for each subject in each test, with its root cause and what to do about it.
+    """Return a finding for each subject in each test, with its culprit if known, and an action.
 
-    Group by group (`group_readings`), each with one about its model if all are slow alike. Last a
-    model without figures (no reference, under three earlier checks), other programs, and what slows
-    pairs: a device, a node, a path. docs/explanation/health.md has the rules. devices: all that
-    were checked, by rank. past: (run id, finding) of earlier checks; only healthy values count.
+    Group by group (`group_readings`), each with one about its model if all are slow alike. Then for
+    each model without figures (no reference, under three earlier checks), for other programs, and
+    for each device, node or path that slows pairs. Rules: docs/explanation/health.md. devices: all
+    that were checked, by rank. past: (run id, finding) of earlier checks; only healthy ones count.
     """
     readings = list(readings)
     known = devices_by_uuid(devices)

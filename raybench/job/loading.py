@@ -48,7 +48,8 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Return the job of the file at `path`, checked but for its points: `make_plan` checks these.
 
     Imports the workload's module. overrides: values of `--set`, as `measure.warmup=5`. Raises
-    JobError, with a line for each problem; UsageError, its base, where a workload's method raises.
+    JobError where there is no such file, and with a line for each problem of the job, as
+    `Job.error`; UsageError, its base, where a workload's method raises.
     """
     return _load(read_source(path, overrides))
 

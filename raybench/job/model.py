@@ -135,7 +135,7 @@ class WorkloadSection(Section):
 
     @property
     def parameters(self) -> Mapping[str, bool | int | float | str]:
-        """The parameters as the file and `--set` give them, sizes in bytes; without defaults."""
+        """The parameters as given, sizes in bytes; without `kind`, axes and defaults."""
         return self.__pydantic_extra__
 
 
@@ -280,7 +280,7 @@ class Measure(Section):
 
     @property
     def least_timed_s(self) -> float:
-        """The least timed seconds if no count is fixed: min_seconds, at most 2/3 of max_seconds."""
+        """Least timed seconds if iterations vary: min_seconds, at most 2/3 of max_seconds."""
         return min(self.min_seconds, self.max_seconds * 2 / 3)
 
     @property
@@ -460,7 +460,7 @@ class Job(Section):
 
     @property
     def axes(self) -> Mapping[str, tuple[Scalar, ...]]:
-        """Axis of `matrix` -> its values as given, sizes in bytes; of a search only its start."""
+        """Axis of `matrix` alone -> its values, sizes in bytes; of a search only its start."""
         return {
             name: (values.start,) if isinstance(values, BatchSearch) else values
             for name, values in self.matrix.items()
@@ -468,7 +468,7 @@ class Job(Section):
 
     @property
     def varied(self) -> set[str]:
-        """The names of all settings in matrix, zip and include; not the variables of env."""
+        """The names in matrix, zip and include, even with one value; not those of env."""
         return set(self.matrix).union(*self.zip, *self.include)
 
     @property
@@ -497,7 +497,8 @@ class Job(Section):
         """SHA-256, in hex, of the job with its overrides and with defaults for what it leaves out.
 
         The keys of NOT_MEASURED and the number of rounds do not count: a run can go on with others.
-        Nor do the order of axes, the defaults of a workload, and the content of a script.
+        Nor do the order of keys, a workload's own defaults (but one that the job gives does), and
+        the content of a script. The order of values and of entries of a list does.
         """
         left_out: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
@@ -509,7 +510,7 @@ class Job(Section):
         return self._source.explain(problem)
 
     def error(self, problems: Sequence[Problem]) -> JobError:
-        """Return an error to raise: a line for each of the first 50 problems, as of `explain`."""
+        """Return an error to raise, its text by `YamlSource.explain_all`: at most 50 problems."""
         return JobError(self._source.explain_all(problems))
 
 
@@ -531,7 +532,10 @@ def job_schema() -> dict[str, Any]:
 
 
 def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
-    """Return (job, []), or (None, problems) of the YAML data by the rules that need no workload."""
+    """Return (job, []), or (None, problems) of the YAML data by the rules that need no workload.
+
+    The job still lacks its source and its settings; `load_job` gives both.
+    """
     try:
         return Job.model_validate(data), []
     except ValidationError as error:
@@ -558,13 +562,14 @@ def _problem(error: ErrorDetails) -> Problem:
 
 
 def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str]) -> Answer:
-    """Return what a stored run answers, as its job file says, else its workload; else the speed-up.
+    """Return what a stored run answers, as its job file says, else its workload.
 
-    What the file leaves open, raybench's own job of the same name and workload may say.
-    job_text, overrides: the run's job file and its values of `--set`. varying: the settings that
-    differ between its points; `over` has those of them that are asked for, all if none is named,
-    and is empty where none varies. Imports the workload's module. Ignores what cannot be read.
-    The metric need not exist: it is as the file names it.
+    What the file leaves open, raybench's own job of the same name and workload may say, before the
+    workload; else it is the speed-up over world_size. job_text, overrides: the run's job file and
+    its values of `--set`. varying: the settings that differ between its points; `over` has those of
+    them that are asked for, in this order, or all if none is asked for. It is empty where none of
+    those asked for varies. Imports the workload's module. What cannot be read or is not valid is
+    ignored. The metric need not exist: it is as the file names it.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):
