@@ -32,8 +32,8 @@ from raybench.report.formatting import command, printable, program
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 
 
-def complete_workload(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the built-in workloads that begin with `incomplete`; those of the user are unknown."""
+def _complete_workload(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of built-in workloads that begin with `incomplete`."""
     from raybench.job.registry import BUILTIN
 
     return [name for name in BUILTIN if name.startswith(incomplete)]
@@ -110,7 +110,7 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
 
 
 def templates() -> dict[str, str]:
-    """Return name -> YAML text of the jobs that come with raybench, sorted by name."""
+    """Return name -> YAML text of the jobs of `raybench init --list`, sorted by name."""
     folder = files("raybench").joinpath("jobs")
     found = sorted(folder.iterdir(), key=lambda entry: entry.name)
     return {
@@ -121,16 +121,16 @@ def templates() -> dict[str, str]:
 
 
 def name_after(path: Path, otherwise: str) -> str:
-    """Return the name of a file, without its ending, as a valid job name of at most 64 characters.
+    """Return the name of a file, without its last ending, as a valid job name.
 
-    Other characters than A-Z a-z 0-9 _ . - become "-"; leading _ . - are left out. `otherwise` if
-    nothing is left.
+    Other characters than A-Z a-z 0-9 _ . - become "-"; then leading _ . - are left out, and what is
+    longer than 64 characters is cut. `otherwise` if nothing is left.
     """
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:64].lstrip("_.-") or otherwise
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("_.-")[:64] or otherwise
 
 
 @click.command("workloads")
-@click.argument("name", required=False, shell_complete=complete_workload)
+@click.argument("name", required=False, shell_complete=_complete_workload)
 @json_option
 def workloads_command(name: str | None, as_json: bool) -> None:
     """List the built-in workloads, or the parameters of NAME (or of package.module:Class)."""
@@ -173,7 +173,7 @@ def workloads_command(name: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("term", nargs=-1)
 def explain_command(term: tuple[str, ...]) -> None:
-    """Say what TERM means: a heading, mark, status, column or word of the reports.
+    """Say what TERM means: a mark, status or word of reports, or a column, by name or heading.
 
     TERM may also be a how-to page, which is printed.
 
@@ -219,7 +219,7 @@ def _meanings(wanted: str) -> Iterator[str]:
     from raybench.analysis.rows import BY_NAME
     from raybench.report.messages import MARKS
 
-    key = wanted.lower()
+    key = re.sub(r" (s|ms|µs)$", "", wanted.lower())  # a heading ends with the unit of its times
     for entry in load_glossary():
         if key in (entry.word.lower(), *(word.lower() for word in entry.also)):
             also = f" (also: {', '.join(entry.also)})" if entry.also else ""
@@ -231,10 +231,8 @@ def _meanings(wanted: str) -> Iterator[str]:
             yield f"{mark}: {text}"
     for metric in BY_NAME.values():
         if key in {metric.name, metric.title.lower(), metric.heading.lower()} - {""}:
-            meaning = metric.meaning or metric.description
-            meaning = meaning.replace("{ranks}", "ranks").replace(
-                "{baseline}", "the baseline point"
-            )
+            meaning = (metric.meaning or metric.description).replace("{ranks}", "ranks")
+            meaning = meaning.replace("{baseline}", "the baseline point")
             heading = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{heading}{unit}: {meaning}."

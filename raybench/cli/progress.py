@@ -47,11 +47,11 @@ class ConsoleListener:
         say(self._console, line)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context in which a spinner shows `what`; nothing where it is no terminal."""
+        """Return a context that shows `what` by a spinner; nothing where there is no terminal."""
         return self._console.status(Text(what))
 
     def progress(self, plan: Plan, trials: int) -> PointProgress:
-        """Return a context that shows a sweep of this plan. trials: as of `PointProgress`."""
+        """Return a context; `show` it each event of a sweep. trials: as of `PointProgress`."""
         return PointProgress(plan, self._console, trials, self._name_of)
 
     def show_cursor(self) -> None:
@@ -109,7 +109,7 @@ class PointProgress:
             self._console.print()
 
     def show(self, event: Event) -> None:
-        """Count an event; print a line for a finished or retried point, and a round with trials."""
+        """Count an event; print a line if a point finished or is retried, or a round has trials."""
         if isinstance(event, PointAdded):
             self._total += 1
         elif isinstance(event, PointStarted):
@@ -136,7 +136,7 @@ class PointProgress:
         self._console.print(Text(line, style=style if self._live else ""), soft_wrap=True)
 
     def picture(self) -> RenderableType:
-        """Return what is redrawn: the running points, as many as fit, and how many are done."""
+        """Return what is redrawn: the running points, as many as fit, and the counts of all."""
         running = list(self._running.values())
         most = max(1, self._console.height - 4)
         indent = " " * len(self._number())

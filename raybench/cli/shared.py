@@ -147,7 +147,7 @@ def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "term
         def with_kind(*, kind: str | None, as_json: bool, **given: Any) -> Any:
             if as_json and kind not in (None, "json"):
                 raise UsageError(f"--json: means --format json, got --format {kind}")
-            ending = given["output"].suffix[1:] if given.get("output") else ""
+            ending = given["output"].suffix[1:].lower() if given.get("output") else ""
             otherwise = ending if ending in kinds else usual
             return command(kind="json" if as_json else kind or otherwise, **given)
 
@@ -219,7 +219,7 @@ def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return `latest` and the run ids that begin with `incomplete`, the newest first.
+    """Return those of `latest` and the run ids that begin with `incomplete`, the newest first.
 
     In the folder of --results, else --output; those of folders inside it last, as `examples/RUN`.
     If no run begins so and there is a slash, the one item is of type "dir": a path is completed.
@@ -288,8 +288,7 @@ def _runs(ctx: click.Context, inside: str = "") -> list[str]:
 
 def _inside(ctx: click.Context) -> list[str]:
     """Return the names of results folders inside the results, such as `examples`."""
-    folders = _folders(_results(ctx))
-    return sorted(entry.name for entry in folders if Path(entry.path, "runs").is_dir())
+    return sorted(one.name for one in _folders(_results(ctx)) if Path(one.path, "runs").is_dir())
 
 
 def _folders(folder: Path) -> list[os.DirEntry[str]]:
@@ -350,7 +349,7 @@ def append_to_github_summary(markdown: str) -> None:
     """Append to the file that GITHUB_STEP_SUMMARY names: the summary of a step of GitHub Actions.
 
     Raises UsageError when the variable is not set, ResultsError when the file cannot be written.
-    GitHub shows up to 1 MiB, and says so itself if it is more.
+    markdown: ends in a line break. GitHub shows no summary of more than 1 MiB, and says so.
     """
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
@@ -363,24 +362,24 @@ def append_to_github_summary(markdown: str) -> None:
 
 
 def color() -> bool:
-    """Return whether stdout is a terminal that shows colours, and NO_COLOR is not set."""
+    """Return whether stdout is a terminal that shows colours, and NO_COLOR is unset or empty."""
     takes_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
     # It is None where the shell closed it (`>&-`).
     return sys.stdout is not None and sys.stdout.isatty() and not takes_none
 
 
 def width() -> int:
-    """Return the width of stdout in characters: COLUMNS if set, else its terminal's, else 80."""
+    """Return the width of stdout in characters: COLUMNS if above 0, its terminal's, or 80."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
 def text_width() -> int:
-    """Return the width for running text in characters: that of the terminal, at most 100."""
+    """Return the width for running text in characters: `width()`, at most 100."""
     return min(width(), 100)
 
 
 def scalar_text(value: object) -> str:
-    """Return a scalar as in a job file, without quotes: `true`, `none`, `64`; made `printable`."""
+    """Return a scalar as text, unquoted and `printable`: `true`, `64`, `none` for None."""
     from raybench.report.formatting import printable
 
     if isinstance(value, bool):
@@ -389,7 +388,7 @@ def scalar_text(value: object) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return an object as indented JSON and a line break; NaN, which JSON lacks, as `NaN`."""
+    """Return an object as indented ASCII JSON and a line break. It must have no NaN or infinity."""
     return json.dumps(value, indent=2) + "\n"
 
 
@@ -401,8 +400,8 @@ def write_document(
 ) -> None:
     """Write a document to the file `path`, or to stdout for None.
 
-    kind: terminal, md, json, or html: then `make_page` must be given, which returns the page, and a
-    line on stderr names a file. Raises as `write_result`, `write_file` and `make_page` do.
+    kind: terminal, md, json or html; html needs `make_page`, which returns the page, and a line on
+    stderr names its file, if any. Raises as `write_result`, `write_file` and `make_page` do.
     """
     from raybench.report.documents import format_document
 
@@ -421,7 +420,8 @@ def write_document(
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text that ends in a line break, in colour if `color()`.
 
-    rows: a cell for each title. To fit `width()` cells are folded, except `parameter`, `point_id`.
+    rows: a cell for each title. Cells are folded to fit `width()`, but to 10 characters at least,
+    and not below the titles `parameter` and `point_id`: a table may be wider.
     """
     from raybench.report.documents import SETTING_CHARS, Column, Table, render
 
@@ -445,7 +445,7 @@ def make_console() -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print the text as one line, neither wrapped nor coloured; line breaks in it become `�`.
+    """Print the `printable` text as one line, neither wrapped nor coloured.
 
     A command "`raybench ..." in it begins with the name by which raybench was called.
     """

@@ -166,12 +166,13 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
     job = _load_job(ctx, given)
     # Of a run to resume all points, whatever the filter.
-    plan = select(make_plan(job), given["expression"] if resumed is None else None)
-    where = make_target(given, select_ids(plan, profiled, "--profile") if profiled else frozenset())
+    plan = _select(make_plan(job), given["expression"] if resumed is None else None)
+    chosen = _select_ids(plan, profiled, "--profile") if profiled is not None else frozenset()
+    where = make_target(given, chosen)
     if resumed is not None:
         ctx.exit(_resume(ctx, job, plan, where))
     if given["dry_run"]:
-        print_plan(job, plan, given["as_json"])
+        _print_plan(job, plan, given["as_json"])
         return
     # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
     ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
@@ -278,7 +279,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
             run,
             rounds_of_job(job, plan),
             output,
-            select_ids(plan, given["expression"]),
+            _select_ids(plan, given["expression"]),
             _resume_command(ctx, run.run_id, output),
             code,
             retry_failed=given["retry_failed"],
@@ -294,7 +295,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
             if not start.todo:
                 say(make_console(), nothing_left_message(start))
             if start.todo or given["as_json"]:
-                print_plan(job, start.left, given["as_json"])
+                _print_plan(job, start.left, given["as_json"])
             return 0
         clear_leftovers(output, run.run_id)
         names, source = run.only_devices, f"--devices of {run.run_id}"
@@ -375,7 +376,7 @@ _SET_UP_S = 0.55
 _MOST_EXPLAINED = 3
 
 
-def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan:
+def _select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan:
     """Return the plan with only the points for which `expression` is true; unchanged for None.
 
     expression: as of `select_points`. option: the command's option that has it, for messages.
@@ -388,9 +389,9 @@ def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan
     return replace(plan, points=select_points(plan.points, expression, option))
 
 
-def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> frozenset[str]:
-    """Return the ids of the points that `select` keeps; raises UsageError as it does."""
-    return frozenset(point.point_id for point in select(plan, expression, option).points)
+def _select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> frozenset[str]:
+    """Return the ids of the points that `_select` keeps; raises UsageError as it does."""
+    return frozenset(point.point_id for point in _select(plan, expression, option).points)
 
 
 def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
@@ -437,10 +438,10 @@ def plan_command(
     from raybench.job.plan import make_plan
 
     job = load_job(job_file, overrides)
-    print_plan(job, select(make_plan(job), expression), as_json, device_bytes)
+    _print_plan(job, _select(make_plan(job), expression), as_json, device_bytes)
 
 
-def print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = None) -> None:
+def _print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = None) -> None:
     """Print the plan on stdout, as text or JSON, and its warnings on stderr.
 
     plan: of one point at least, unless as JSON. device_bytes: memory of one device: the text then

@@ -43,11 +43,11 @@ class Cluster(Protocol):
 
     @property
     def pending(self) -> int:
-        """Number of workers that were asked for and may still come."""
+        """Largest number of workers that may still come, also in place of lost ones."""
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
-        """Other sweeps that had the devices at the start, in words; () where none is known of."""
+        """Other sweeps with which `start` shared devices, in words; () where none is known of."""
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Start up to `count` workers, and wait for those that come soon: see `pending`. Call once.
@@ -60,20 +60,20 @@ class Cluster(Protocol):
     def refresh(self, timeout_s: float) -> None:
         """Add workers that came and note lost ones; wait at most `timeout_s` for a pending one.
 
-        It takes longer where it starts workers on devices that are free now. Changes `devices`,
-        `lost` and `pending`. Raises ClusterError when the cluster is gone.
+        Points may run. It takes longer where it starts workers on devices that are free now.
+        Changes `devices`, `lost` and `pending`. Raises ClusterError when the cluster is gone.
         """
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Run a point; return one answer per rank, in order: a Failure where it fails or hangs.
 
-        worker_ids: one of each rank, in order. Several threads may call it at once for disjoint
-        workers. It returns when the workers are fit for their next point, or lost. Raises
-        ClusterError when the cluster itself or its rendezvous store is gone, or it is closed.
+        worker_ids: one of each rank, in rank order; if one is `lost`, no rank runs. Several threads
+        may call it at once for disjoint workers. It returns when these can run their next point, or
+        are lost. Raises ClusterError when the cluster or its rendezvous store is gone, or closed.
         """
 
     def restart(self) -> None:
-        """Replace the processes of all workers that have run a point; none may run meanwhile.
+        """Replace the processes of all workers that have run a point, and wait; none may run now.
 
         A worker that gets none is lost. Raises ClusterError when the cluster is gone or closed.
         """
@@ -81,8 +81,8 @@ class Cluster(Protocol):
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices of these workers, before their point runs.
 
-        Call the returned function after the point: it names who used them meanwhile, or a host that
-        does not tell, in a few words each. Neither raises, nor waits long.
+        Call the returned function after the point: it names who used them meanwhile, and hosts that
+        do not tell; () for nobody, and without `terms`. Neither raises, or waits for more than 4 s.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
@@ -91,7 +91,7 @@ class Cluster(Protocol):
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
         """Return state and error counters of each device, in the order of `devices`.
 
-        No point may run meanwhile. Never raises: `unread` says so where a node does not answer.
+        No point may run. Never raises: `unread` says so where a node does not answer in 20 s.
         """
 
     def close(self) -> None:

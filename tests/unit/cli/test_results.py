@@ -39,7 +39,7 @@ def raybench(results, command):
 
 
 def test_report_writes_its_formats_to_files(raybench, tmp_path):
-    named, ended = tmp_path / "report.txt", tmp_path / "report.md"
+    named, ended = tmp_path / "report.txt", tmp_path / "report.MD"
     assert raybench("report", "run-o", "--format", "md", "-o", named)[:2] == (0, "")
     assert raybench("report", "run-o", "-o", ended)[:2] == (0, "")
     assert named.read_text() == ended.read_text()
