@@ -98,7 +98,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mentions(error: BaseException, *words: str) -> bool:
-    """Return whether the error's text, uncut, without notes, contains one of `words`, by case."""
+    """Return whether the error's whole text, without notes, has any of `words`; case matters."""
     text = _text(error)
     return any(word in text for word in words)
 

@@ -47,8 +47,8 @@ def reap_orphans_of_worker() -> None:
     """Start a watcher that kills what this worker leaves behind when it ends.
 
     It also kills the worker 5 s after its raylet has ended. Before Linux 5.3 there is no watcher.
-    Call it once, in a child of the raylet that was started with MARK in its environment, else
-    KeyError; it becomes a group leader.
+    Call it once, in a child of the raylet that was started with MARK, else KeyError. It must be a
+    `new_mark`: all processes that have it are killed. The worker becomes a group leader.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)

@@ -84,14 +84,6 @@ class Facts:
         """Return whether any worker owns a GPU."""
         return any(device.kind == "cuda" for device in self.devices)
 
-    @property
-    def nodes(self) -> dict[str, list[Device]]:
-        """Return node id -> its devices; both in the order of `devices`."""
-        nodes: dict[str, list[Device]] = {}
-        for device in self.devices:
-            nodes.setdefault(device.node_id, []).append(device)
-        return nodes
-
 
 def check_facts(facts: Facts) -> list[Check]:
     """Return the checks that need no computation on the devices, in the order of the output.
@@ -115,15 +107,12 @@ def check_facts(facts: Facts) -> list[Check]:
 def judge(
     name: str, found: str, advice: str, verdict: Verdict = Verdict.WARN, **details: Any
 ) -> Check:
-    """Return a check with `verdict` if there is advice, else with the verdict ok.
-
-    details: as in `Check`, for programs.
-    """
+    """Return a check with `verdict` if there is advice, else ok. details: as in `Check`."""
     verdict = verdict if advice else Verdict.OK
     return Check(name=name, verdict=verdict, found=found, advice=advice, details=details)
 
 
-def label(device: Device) -> str:
+def _label(device: Device) -> str:
     """Return a name for people, `alpha cuda:3` or `alpha process 4711`: as unique as host names."""
     number = f"cuda:{device.index}" if device.kind == "cuda" else f"process {device.process_id}"
     return f"{device.host} {number}"
@@ -135,6 +124,14 @@ def active_nvlinks(device: Device) -> int | None:
     return int(found[1]) if found else None
 
 
+def _by_node(facts: Facts) -> dict[str, list[Device]]:
+    """Return node id -> its devices; both in the order of `facts.devices`."""
+    nodes: dict[str, list[Device]] = {}
+    for device in facts.devices:
+        nodes.setdefault(device.node_id, []).append(device)
+    return nodes
+
+
 def _describe(devices: Sequence[Device], values: Iterable[str | None]) -> str:
     """Return a fact of the devices: once where all agree, else with the devices that have it.
 
@@ -143,7 +140,7 @@ def _describe(devices: Sequence[Device], values: Iterable[str | None]) -> str:
     """
     groups: dict[str, list[str]] = {}
     for device, value in zip(devices, values, strict=True):
-        groups.setdefault(value or _UNKNOWN, []).append(label(device))
+        groups.setdefault(value or _UNKNOWN, []).append(_label(device))
     (most, owners), *others = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not others:
         return most
@@ -171,14 +168,14 @@ class _Rule:
 
     def check(self, facts: Facts) -> Check:
         """Return the check over all devices; details: {"devices": labels of the bad ones}."""
-        asked = [own[0] for own in facts.nodes.values()] if self.is_of_nodes else facts.devices
+        asked = [own[0] for own in _by_node(facts).values()] if self.is_of_nodes else facts.devices
         of_model: dict[str, list[Device]] = {}
         for device in asked:
             of_model.setdefault(device.name, []).append(device)
         bad = [device for device in asked if self.is_bad(device, of_model[device.name])]
         found, advice = _describe(asked, map(self.fact, asked)), self.advice if bad else ""
         verdict = Verdict.FAIL if any(map(self.is_grave, bad)) else Verdict.WARN
-        return judge(self.name, found, advice, verdict, devices=list(map(label, bad)))
+        return judge(self.name, found, advice, verdict, devices=list(map(_label, bad)))
 
 
 def _words(form: str, *values: float | None) -> str | None:
@@ -295,7 +292,7 @@ _RULES = (
 def _models_and_counts(facts: Facts) -> Check:
     """Return the check of models and counts: it warns if they differ, fails if one is missing."""
     models = Counter(device.name for device in facts.devices)
-    per_node = [f"{owned[0].host} {len(owned)}" for owned in facts.nodes.values()]
+    per_node = [f"{owned[0].host} {len(owned)}" for owned in _by_node(facts).values()]
     kinds = ", ".join(f"{count} x {name}" for name, count in models.most_common())
     advice = []
     if facts.missing:
@@ -305,7 +302,7 @@ def _models_and_counts(facts: Facts) -> Check:
             "different models: every step waits for the slowest; measure each on its own, or read "
             "world sizes that mix them with that in mind"
         )
-    if len({len(owned) for owned in facts.nodes.values()}) > 1:
+    if len({len(owned) for owned in _by_node(facts).values()}) > 1:
         advice.append(
             "nodes differ in their count: if one should have more, look for a GPU that fell off "
             "the bus (dmesg | grep Xid) and at what Ray was told (ray status)"
@@ -336,7 +333,7 @@ def _versions(facts: Facts) -> Check:
 def _threads(facts: Facts) -> Check:
     """Return the check of threads; a warning where those of a node's workers exceed its cores."""
     lines, is_crowded = [], False
-    for owned in facts.nodes.values():
+    for owned in _by_node(facts).values():
         wanted, cores = sum(d.omp_num_threads for d in owned), min(d.cpu_count for d in owned)
         has = f"{counted(wanted, 'thread')} in {counted(len(owned), 'worker')}"
         lines.append(f"{has} for {counted(cores, 'core')} on {owned[0].host}")
@@ -392,10 +389,10 @@ def _costly_variables(facts: Facts) -> Iterator[Check]:
     text = resources.files("raybench.doctor").joinpath("variables.yaml").read_text("utf-8")
     for row in YAML(typ="safe", pure=True).load(text):
         name = row["name"]
-        given = [(label(one), one.environment.get(name, "").strip()) for one in facts.devices]
+        given = [(_label(one), one.environment.get(name, "").strip()) for one in facts.devices]
         costly = [(owner, value) for owner, value in given if _is_costly(row["hurts"], value)]
         owners, values = [owner for owner, _ in costly], [value for _, value in costly]
-        if not values or (row.get("between_nodes") and len(facts.nodes) < 2):
+        if not values or (row.get("between_nodes") and len(_by_node(facts)) < 2):
             continue
         # CPU workers use neither CUDA nor NCCL; some machines without NVLink need peer-to-peer off.
         is_needed = name.startswith("NCCL_P2P") and not any(map(active_nvlinks, facts.devices))

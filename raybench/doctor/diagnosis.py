@@ -69,8 +69,8 @@ def open_cluster(
 ) -> Cluster:
     """Return a cluster without workers yet, joined or started; the caller closes it.
 
-    Other sweeps may have its devices; from `start` on, one that does not share them waits or is
-    refused. Parameters, and the handler of SIGTERM, as of `raybench.cluster.connect`. Raises
+    It shares its devices with other sweeps; from `start` on, a sweep that does not share them waits
+    or is refused. Parameters, and the handler of SIGTERM, as of `raybench.cluster.connect`. Raises
     ClusterError where there is no cluster, or no GPU for cuda; UsageError for a bad address.
     """
     from raybench.cluster import connect
@@ -86,8 +86,9 @@ def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
 
     It takes minutes where a rank hangs. cluster: not started before; its workers run until the
     caller closes it. phase: given a text, returns a context that shows it meanwhile. Raises
-    ClusterError where the start fails and leaves no device, and where the cluster is gone. If it
-    fails with devices there, one failed check, "collective", stands for all that compute on them.
+    ClusterError where the start leaves no device, and where the cluster is gone. If the start fails
+    with devices there, or the all_reduce fails, one failed check, "collective", stands for all that
+    compute on them.
     """
     refusal = ""
     with phase(f"starting {counted(cluster.capacity, 'worker')}"):

@@ -99,8 +99,9 @@ ClockReading = tuple[int, int]
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
     """Return identity, versions and settings of this process and its device; `rack` stays empty.
 
-    Facts that NVML does not report are None, `throttle_reasons` is then empty. index: as torch
-    counts the device; the number of a CPU worker. node_id, address: those of the node in Ray.
+    Facts that NVML does not report are None, `throttle_reasons` is then empty. `other_processes` is
+    known only after this process has created its CUDA context. index: as torch counts the device;
+    the number of a CPU worker. node_id, address: those of the node in Ray.
     """
     import torch
 
@@ -284,8 +285,8 @@ def wait_until_unlimited(
 def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str, ...]:
     """Return the reasons that limited the clocks for over 2 % of the time between two readings.
 
-    Such as "power_cap" or "thermal_sw"; empty also if a reading is None. Idling, and clocks that
-    an administrator has set, are no reason.
+    Such as "power_cap" or "thermal_sw"; empty also if a reading is None or counts none. Idling, and
+    clocks that an administrator has set, are no reason.
     """
     if before is None or after is None:
         return ()
@@ -313,8 +314,8 @@ def energy_j(before: Reading | None, after: Reading | None) -> float | None:
 class Sampler:
     """Samples devices of this node in a thread; devices that NVML does not know are left out.
 
-    period_s: between two samples. The SM clock is read each 0.1 s, or each period if that is
-    shorter.
+    period_s: between two samples, and before the first. The SM clock is read each 0.1 s, or each
+    period if that is shorter.
     """
 
     def __init__(self, devices: Sequence[Device], period_s: float = 1.0) -> None:
@@ -340,7 +341,7 @@ class Sampler:
     def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
         """Return the SM clocks of a device in MHz, as `clocks_within`; empty if it is not sampled.
 
-        Of the last half hour only. spans_ns: (begin, end) by `time.monotonic_ns` of this host.
+        Of the last 18,000 readings, half an hour. spans_ns: (begin, end) by `time.monotonic_ns`.
         """
         return clocks_within(list(self._clocks.get(uuid, ())), spans_ns)
 
@@ -380,7 +381,7 @@ def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) ->
 
 
 def memory_in_use_bytes() -> dict[str, int]:
-    """Return UUID -> bytes in use by all programs, of the GPUs of which this node's NVML tells."""
+    """Return UUID -> bytes in use by all programs, not by the driver; of GPUs that NVML reads."""
     read = [(nvml.ask(pynvml.nvmlDeviceGetUUID, one), nvml.memory(one)) for one in nvml.devices()]
     return {uuid: memory.used for uuid, memory in read if uuid is not None and memory is not None}
 
@@ -500,7 +501,7 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
     """Return PCI (domain, bus, device) -> its driver errors as Xid numbers, oldest first.
 
     Only devices with errors; None if the log cannot be read. log: /dev/kmsg, read without waiting
-    for more; of an ordinary file a line across a multiple of 8 KiB is missed.
+    for more; an ordinary file may have 8 KiB at most, else a number may be cut.
     """
     found: dict[tuple[int, ...], list[int]] = {}
     try:

@@ -38,7 +38,8 @@ class Route:
     kind: P2P, SHM, NET or another word of NCCL. detail: such as CUMEM or IPC of P2P. network:
     Socket, IB or the name of a plug-in; empty unless the kind is NET. interface: name of the
     interface of sockets; empty where it is not known. place: the interface or the adapter in words,
-    as `mlx5_0 (RoCE)`. gpu_direct: the adapter reads and writes the GPU's memory itself.
+    as `mlx5_0 (RoCE)`, or `device 1` where its name is not known; empty unless the kind is NET.
+    gpu_direct: the adapter reads and writes the GPU's memory itself.
     """
 
     sender: int
@@ -98,7 +99,7 @@ def parse(lines: Iterable[str]) -> NcclLog:
 
 
 def choices(lines: Iterable[str]) -> Iterator[str]:
-    """Yield each collective that a group's rank 0 logs: `AllReduce 4096 B: RING LL, 2 channels`."""
+    """Yield, repeats too, each collective of a group's rank 0: `Reduce 4 B: RING LL, 1 channel`."""
     for found in filter(None, map(_CHOICE.search, lines)):
         channels = int(found["high"]) - int(found["low"]) + 1
         yield (

@@ -63,7 +63,7 @@ def device(uuid: str) -> Any | None:
 
 
 def devices() -> list[Any]:
-    """Return handles of this node's devices in PCI order, without any that NVML cannot open."""
+    """Return handles of all GPUs that NVML can open, in PCI order, also those hidden from CUDA."""
     count = (ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0
     handles = [ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     return [handle for handle in handles if handle is not None]
@@ -72,7 +72,7 @@ def devices() -> list[Any]:
 def uuid_of(index: int) -> str | None:
     """Return the UUID of the device with this CUDA index; None if NVML does not know it.
 
-    It follows CUDA_VISIBLE_DEVICES (an empty one is as none), of which an entry MIG-... gives None,
+    It follows CUDA_VISIBLE_DEVICES (empty: as if unset), of which an entry MIG-... gives None,
     and assumes the order of the PCI bus. CUDA is not asked, because a bad device may hang the
     process. Raises IndexError for an index beyond CUDA_VISIBLE_DEVICES.
     """
@@ -95,7 +95,7 @@ def _is_open() -> bool:
 
 
 def ask(question: Callable[..., Any], *arguments: Any, **named: Any) -> Any | None:
-    """Return the answer of NVML's function; None if it raises NVMLError, as before NVML is open."""
+    """Return the function's answer; None if it raises NVMLError, as all do before NVML is open."""
     try:
         return question(*arguments, **named)
     except pynvml.NVMLError:
@@ -153,7 +153,7 @@ def ecc_errors(handle: Any) -> int | None:
 
 
 def memory(handle: Any) -> Any | None:
-    """Return an object with bytes `total`, `reserved` (driver), `used`, `free`; None if unknown."""
+    """Return an object: `total`, `reserved` (driver), `used` (rest), `free` bytes, or None."""
     # The second version counts what the driver reserves for itself apart.
     return ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
 

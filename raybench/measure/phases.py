@@ -279,8 +279,8 @@ def _time(
 
     All ranks must call it. Blocks are timed until the samples are enough; where they drift they
     were warm-up, and it begins anew. A sample is the mean of `inner` steps, which `step` runs. It
-    is marked where the clocks were limited in its block, unless the device's counters cannot be
-    read. The run gets the energy, spans, throttle reasons and allocations of the blocks that count.
+    is marked where the clocks were limited in its block, unless the device counts no limits. The
+    run gets the energy, spans, throttle reasons and allocations of the blocks that count.
     """
     policy, device = run.policy, run.context.device
     drifted: _Blocks = []
@@ -316,7 +316,7 @@ def _time(
         spans_ns.append((begin_ns, time.monotonic_ns()))
         samples, after = per_step(block, inner), run.counters.read()
         readings += [before, after]
-        if before is not None and after is not None:
+        if before and after and after.limited_s:
             is_throttled = bool(throttle_reasons(before, after))
             samples = replace(samples, throttled=(is_throttled,) * count)
         timed.append((samples, gather_durations(samples.step_ns, device)))

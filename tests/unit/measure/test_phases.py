@@ -257,8 +257,7 @@ class Limited:
 
     def read(self) -> Reading:
         time_s = self._clock[0] / 1e9
-        limited_s = self._limited_s(time_s)
-        return Reading(time_s=time_s, energy_j=100 * time_s, limited_s=limited_s)
+        return Reading(time_s=time_s, energy_j=100 * time_s, limited_s=self._limited_s(time_s))
 
 
 def by_power(time_s: float) -> dict[str, float]:
@@ -277,6 +276,8 @@ def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(clock
     assert done.throttle_reasons == ("power",)
     assert done.energy_j == pytest.approx(800.0)
     assert done.sm_clocks_mhz == ()  # another process reads them
+    monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, lambda time_s: {}))
+    assert measure_paced(clock, step_s=1.0, iterations=8).repetitions[0].timed.throttled == ()
 
 
 def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_share(clock):
