@@ -43,7 +43,7 @@ class Case:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst verdict of the findings."""
+        """Return the worst verdict of the findings: bad, else untested, else suspect."""
         return self.findings[0].verdict
 
     @property
@@ -62,6 +62,7 @@ def cases_of(findings: Iterable[Finding]) -> list[Case]:
 
     A finding with a culprit makes no case: its subject is a victim in the culprit's case, if there
     is one. Both directions of a pair are one case, and so are findings of the cluster on one model.
+    findings: of one check, as `judge` orders them.
     """
     own: dict[tuple[str, object], list[Finding]] = {}
     victims: dict[str, list[str]] = {}
@@ -111,16 +112,14 @@ def _case(found: list[Finding], victims: Mapping[str, Sequence[str]]) -> Case:
 
 
 def reason_with_value(finding: Finding) -> str:
-    """Return `TEST: REASON (VALUE, against EXPECTED)`, without the bracket if nothing is expected.
+    """Return `TEST: REASON (VALUE, against EXPECTED)`; `TEST: REASON (EXPECTED)` without a value.
 
-    Without a value it is `(EXPECTED)`; it is also left out if the finding has no ratio and is not
-    about the whole cluster. For findings with a reason.
+    The bracket is left out if nothing is expected, and if the finding has no ratio and is not about
+    the whole cluster. For findings with a reason.
     """
     text = f"{finding.test}: {finding.reason}"
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
     if not is_compared or not finding.expected:
         return text
-    value = (
-        f"{number(finding.value, 3)} {finding.unit}".strip() if finding.value is not None else ""
-    )
+    value = "" if finding.value is None else f"{number(finding.value, 3)} {finding.unit}".strip()
     return f"{text} ({', against '.join(filter(None, (value, finding.expected)))})"

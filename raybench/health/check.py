@@ -52,7 +52,7 @@ _BURN_IN_MEASURE = Measure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """The result of a check. devices: those that were checked, by rank."""
+    """The result of a check. devices: those that it began with, also lost ones, by rank."""
 
     run: Run
     devices: tuple[Device, ...]
@@ -62,8 +62,8 @@ class Examination:
     def healthy_devices(self) -> tuple[Device, ...]:
         """Return the devices, by rank, with no unhealthy finding about themselves or their node.
 
-        Unhealthy is bad, suspect or untested; a finding that names a culprit does not
-        count. After an interrupt it has devices whose tests did not end: look at `run.status`.
+        Unhealthy is bad, suspect or untested. Findings that name a culprit, or are about pairs or
+        the cluster, do not count. After an interrupt tests may be missing: look at `run.status`.
         """
         unhealthy = {
             uuid
@@ -95,18 +95,15 @@ def examine(
     thread. An interrupt while tests run ends it early: the run is `interrupted`, and tests without
     their last pass have no findings. argv: the command, for the table `runs`. serial: test one pair
     at a time. burn_in_s: least duration of the burn-in, whatever `stages`; 0: none. make_probes:
-    returns the probes of a pass; None: those of `stages`. Raises ClusterError where the cluster
-    cannot be used or another sweep has the devices, UsageError for a bad address, ResultsError
-    where tables cannot be read or written, KeyboardInterrupt before workers start or after the end.
+    returns the probes of a pass, in place of `stages` (but for facts) and `serial`. Raises
+    ClusterError where the cluster cannot be used or another sweep has the devices, UsageError for a
+    bad address, ResultsError where tables cannot be read or written, KeyboardInterrupt before
+    workers start or after the end.
     """
     job = health_job()
     of_passes = [stage for stage in PASS_STAGES if stage in stages]
-    examiner = Examiner(
-        make_probes or (lambda fleet: probes(fleet, of_passes, serial=serial)),
-        stages,
-        job.measure,
-        burn_in_s,
-    )
+    make_probes = make_probes or (lambda fleet: probes(fleet, of_passes, serial=serial))
+    examiner = Examiner(make_probes, stages, job.measure, burn_in_s)
     start = start_run(
         job, Plan(points=()), argv=argv, tags={}, resume_command=lambda _: "raybench health"
     )
@@ -114,17 +111,14 @@ def examine(
     run = run_sweep(job, start, where, listener, examiner)
     readings = tuple(examiner.readings)
     if run.status is RunStatus.INTERRUPTED:
-        # Tests without all passes go: what disturbs a single pass is nobody's fault.
+        # Tests without all passes go, but no facts: what disturbs one pass is nobody's fault.
         whole = {one.test.name for one in readings if one.pass_number >= job.measure.rounds}
+        whole |= {one.test.name for one in readings if one.test.stage == "facts"}
         readings = tuple(one for one in readings if one.test.name in whole)
-    found = Examination(
-        run=run,
-        devices=examiner.devices,
-        findings=judge(readings, examiner.devices, past, references),
-    )
+    findings = judge(readings, examiner.devices, past, references)
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
-    store.write_health(found.findings)
-    return found
+    store.write_health(findings)
+    return Examination(run=run, devices=examiner.devices, findings=findings)
 
 
 def health_job() -> Job:
@@ -136,10 +130,10 @@ def health_job() -> Job:
 class Examiner:
     """The source of the points of a check, for `run_sweep`; it keeps the readings of its records.
 
-    make_probes: returns the probes of each pass. stages: the stages that are run.
-    measure: of the job. burn_in_s: how long the burn-in lasts; 0: none.
+    make_probes: returns the probes of each pass. stages: if "facts" is one, these are read too.
+    measure: of the job. burn_in_s: how long the burn-in lasts at least; 0: none.
     devices_wanted: how many a private cluster gets; by default one for each core.
-    devices, readings: what is known of the check so far; devices by rank.
+    devices: those at the start, by rank. readings: all so far; to be read when the check is over.
     """
 
     make_probes: MakeProbes
@@ -163,8 +157,8 @@ class Examiner:
     def rounds(self, cluster: Cluster) -> Rounds:
         """Return the passes over the probes, as rounds, on the devices that are not lost.
 
-        Call it first, with the workers started. Sets `devices`, and reads their facts. A probe that
-        a device has too little memory for is left out on all; each that lacks it gets a reading.
+        Call it first and once, with the workers started. Sets `devices`, and reads their facts. A
+        probe that needs more memory than a device has free is left out; that device gets a reading.
         """
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
         self._use_devices(range(len(cluster.devices)))
@@ -189,42 +183,44 @@ class Examiner:
         of that device.
         """
         assert self._cluster is not None
+        subjects = dict(zip(self._places, self._fleet.subjects, strict=True))
         self._places = tuple(place for place in places if place not in self._cluster.lost)
-        self._fleet = Fleet(devices=tuple(self._cluster.devices[place] for place in self._places))
+        self._fleet = Fleet(
+            devices=tuple(self._cluster.devices[place] for place in self._places),
+            known=tuple(subjects[place] for place in self._places if subjects),
+        )
         free = {
             facts.device.uuid: facts.memory_free_bytes
             for facts in self._facts_before
             if facts.memory_free_bytes is not None
         }
         if self._places:
-            planned, without_room = split_by_memory(
-                self.make_probes(self._fleet), self._fleet, free
-            )
-            self.readings += without_room
+            planned, left_out = split_by_memory(self.make_probes(self._fleet), self._fleet, free)
+            self.readings += left_out
             self._probes = {probe.point.point_id: probe for probe in planned}
 
     def measure_of(self, point: Point) -> Measure | None:
         """Return how to measure a point; None: as the job says, no breakdown after the first round.
 
-        Only points of the burn-in and of the straggler test have settings of their own.
+        Not None for the burn-in, and for the straggler test on several devices: it needs its
+        breakdown in every round.
         """
         if any(probe.point == point for probe in self._burn_in):
             return _BURN_IN_MEASURE
         probe = self._probes.get(point.point_id)
-        # Instrumented again in each round: only then it shows which rank is slow.
         return self.measure if probe is not None and probe.test.reads == "parts" else None
 
     def note(self, record: Record) -> None:
-        """Append the readings of an attempt at a point of the last round to `readings`."""
+        """Append the readings of an attempt to `readings`; to be called before `further_round`."""
         self.readings += read_record(record, self._probes[record.point.point_id], self._fleet)
 
     def further_round(self, number: int) -> Sequence[Point]:
         """Return the points of one more round; empty when the check is over: do not call it again.
 
         If a device was lost since the last call, passes and burn-in start anew without it, and a
-        reading is added for each device: lost or not. A burn-in follows the passes. At the end
-        `readings` gets those of the facts, if "facts" is among `stages`, and of the drift in a
-        burn-in. number: not used.
+        reading is added for each device: lost or not. A burn-in follows the passes, until
+        `burn_in_s` are over. At the end `readings` gets those of the facts, if "facts" is among
+        `stages`, and of the drift in a burn-in. number: not used.
         """
         assert self._cluster is not None
         lost = self._cluster.lost
@@ -244,7 +240,7 @@ class Examiner:
             return [probe.point for probe in self._burn_in]
         if "facts" in self.stages:
             after = self._cluster.read_device_facts()
-            self.readings = [*facts_readings(self._facts_before, after), *self.readings]
+            self.readings[:0] = facts_readings(self._facts_before, after)
         if self._burn_in:
             self.readings += drift(self.readings, self._burn_in[0].test.floor)
         return ()

@@ -103,11 +103,11 @@ class FigureChange:
 
 
 def trace_figures(checks: Iterable[Iterable[Finding]], least: float) -> list[FigureChange]:
-    """Return the figures that at least two of the checks have.
+    """Return the figures, healthy or not, that at least two of the checks have.
 
-    Without facts, values of 0, findings without a unit, waiting and communication in a step, and
-    other programs. Sorted: slower, faster, same, and in each the largest change first. checks: the
-    findings of each check, the oldest check first. least: no limit is below this ratio of times.
+    A subject is the same by its UUIDs. Without facts, values of 0 or None, findings without a unit,
+    waiting and communication in a step, and other programs. Sorted: slower, faster, same; in each
+    the largest change first. checks: oldest first. least: no limit is below this ratio of times.
     """
     series: dict[object, list[Finding]] = {}
     for findings in checks:
@@ -181,15 +181,15 @@ class HealthComparison(Document):
     changes: Sequence[Change]
 
     @cached_property
-    def new_cases(self) -> list[Finding]:
-        """Return the unhealthy findings of the new check whose test and subject were healthy."""
+    def _new_cases(self) -> list[Finding]:
+        """Return the unhealthy findings of `new` whose test and subject are healthy in `base`."""
         fine = {_key(one) for one in self.base.findings if one.verdict is Verdict.HEALTHY}
         return [one for one in self.new.findings if one.verdict.is_unhealthy and _key(one) in fine]
 
     @property
     def is_regression(self) -> bool:
-        """Return whether a figure is slower, or a subject is no longer healthy."""
-        return bool(self.new_cases) or any(one.verdict == SLOWER for one in self.figures)
+        """Return whether a figure is slower, or a subject became unhealthy in a test."""
+        return bool(self._new_cases) or any(one.verdict == SLOWER for one in self.figures)
 
     @property
     def title(self) -> str:
@@ -207,9 +207,9 @@ class HealthComparison(Document):
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks: runs, verdicts, new cases, changes of the environment, the figures.
+        """Yield the blocks: runs, verdicts, any new cases, changes around them, any figures.
 
-        Their table has all figures that changed, and 20 of the others.
+        Their table has all that changed and 20 of the others; a line counts the rest.
         """
         sides = (("base", self.base), ("new", self.new))
         lines = [
@@ -218,10 +218,10 @@ class HealthComparison(Document):
         ]
         yield Listing(lines=lines, is_quoted=True)
         yield Listing(title="Verdicts", lines=[(name, side.title) for name, side in sides])
-        if self.new_cases:
+        if self._new_cases:
             yield Listing(
                 title="No longer healthy",
-                lines=[(one.subject.name, reason_with_value(one)) for one in self.new_cases],
+                lines=[(one.subject.name, reason_with_value(one)) for one in self._new_cases],
             )
         yield changes_listing("What changed around them", self.changes)
         changed = sum(one.verdict != SAME for one in self.figures)
@@ -271,7 +271,7 @@ class HealthHistory(Document):
 
     @property
     def title(self) -> str:
-        """Return how many figures are slower in the last check that has them, in a sentence."""
+        """Return how many figures there are, and how many are slower when last tested."""
         slower = sum(one.verdict == SLOWER for one in self.figures)
         verdict = (
             f"{slower or 'none'} slower when last tested than before, by more than days differ."
@@ -296,5 +296,4 @@ class HealthHistory(Document):
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of JSON: checks (run ids), figures (`FigureChange.members`)."""
-        figures = [one.members for one in self.figures]
-        return {"checks": list(self.run_ids), "figures": figures}
+        return {"checks": list(self.run_ids), "figures": [one.members for one in self.figures]}

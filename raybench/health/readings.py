@@ -143,9 +143,9 @@ class Reading:
 def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ...]:
     """Return the readings of all subjects that took part in a point, from its record.
 
-    If the point is not ok, each has a problem and no value; with wrong bits it has both. Of the
-    parts of a training step a device has up to three readings, each of another test; none if its
-    step was not taken apart. probe: of the same point. fleet: the devices that ran it, by rank.
+    If the point is not ok, each has a problem and no value; a device with wrong bits has both. Of
+    the parts of a training step a device has up to three, each of another test; none if its step
+    was not taken apart. probe: of the same point. fleet: the devices that ran it, by rank.
     """
     found: list[tuple[HealthTest, Subject, float | None, Problem | None]]
     if record.status is not Status.OK:
@@ -211,29 +211,31 @@ def wrong_bits(
 ) -> dict[int, Problem]:
     """Return rank -> why its matrix product is wrong; empty if all are right.
 
-    A product is wrong if it changed between repetitions. Another one is wrong if it differs from
-    most others of the model; without a majority, if it changes when rows move. If all do so, or
-    none, all are disputed. metrics: of the workload `same_bits`, by rank, with
-    digest, changed_products and misplaced_products. subjects: devices by rank.
+    A product that changed between repetitions is wrong. The others of a model are compared: one is
+    wrong if more than half of them agree on another. Without such a majority those are wrong that
+    change when rows move, and the rest are compared again; if all do so, or none, all are disputed.
+    metrics: of the workload `same_bits`, by rank, with digest, changed_products and
+    misplaced_products. subjects: devices by rank.
     """
     problems: dict[int, Problem] = {}
     # A product that changed says nothing of those of others.
     steady = [rank for rank, one in enumerate(metrics) if not one["changed_products"]]
     for model in dict.fromkeys(subjects[rank].model for rank in steady):
         ranks = [rank for rank in steady if subjects[rank].model == model]
-        digests = {rank: metrics[rank]["digest"] for rank in ranks}
-        usual, count = Counter(digests.values()).most_common(1)[0]
-        wrong = [rank for rank in ranks if digests[rank] != usual]
-        text = f"its product differs from that of {count} devices of its model"
-        kind: ProblemKind = "fault"
-        if wrong and 2 * count <= len(ranks):
-            wrong = [rank for rank in ranks if metrics[rank]["misplaced_products"]]
-            text = "its product differs from the other's, and from itself when rows move"
-            if len(wrong) in (0, len(ranks)):
-                names = " and ".join(subjects[rank].name for rank in ranks)
-                wrong, kind = ranks, "disputed"
-                text = f"the same product differs between {names}; {_WHICH_IS_WRONG}"
-        problems |= dict.fromkeys(wrong, Problem(text=f"wrong bits: {text}", kind=kind))
+        while len(counts := Counter(metrics[rank]["digest"] for rank in ranks)) > 1:
+            [(usual, count)] = counts.most_common(1)
+            wrong = [rank for rank in ranks if metrics[rank]["digest"] != usual]
+            text = f"its product differs from that of {count} devices of its model"
+            kind: ProblemKind = "fault"
+            if 2 * count <= len(ranks):
+                wrong = [rank for rank in ranks if metrics[rank]["misplaced_products"]]
+                text = "its product differs from the other's, and from itself when rows move"
+                if len(wrong) in (0, len(ranks)):
+                    names = " and ".join(subjects[rank].name for rank in ranks)
+                    wrong, kind = ranks, "disputed"
+                    text = f"the same product differs between {names}; {_WHICH_IS_WRONG}"
+            problems |= dict.fromkeys(wrong, Problem(text=f"wrong bits: {text}", kind=kind))
+            ranks = [rank for rank in ranks if rank not in wrong]
     for rank, found in enumerate(metrics):
         if found["changed_products"]:
             text = "wrong bits: its product changed from one check to the next"
@@ -329,8 +331,8 @@ def split_by_memory(
 ) -> tuple[tuple[Probe, ...], tuple[Reading, ...]]:
     """Return the probes that fit on all devices, and readings in place of the other probes.
 
-    A probe needs its `device_bytes` and 1 GiB more. Each device without so much gets a reading with
-    a problem and no value. free_bytes: `Device.uuid` -> free memory; one not in it has enough.
+    A probe needs its test's `device_bytes` and 1 GiB. Each device without so much gets a reading
+    with a problem and no value. free_bytes: `Device.uuid` -> free memory; one not in it has enough.
     """
     fitting: list[Probe] = []
     left_out: list[Reading] = []
@@ -407,7 +409,8 @@ def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
 class Placement:
     """How many devices a subject has, and on how many nodes; only equal placements are compared.
 
-    level: for a pair on a node how the driver names its connection, as "NV" or "PHB".
+    kind: a group on one node is a "node", on several a "cluster". level: for a pair on a node how
+    the driver names its connection, as "NV" or "PHB"; empty where that is unknown.
     """
 
     kind: SubjectKind = "device"
@@ -466,8 +469,8 @@ def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
     """Return the readings in groups of one test, model and placement, whether compared or not.
 
-    Where PCIe carries the data, also of one slot. In the order of their first readings. Of several
-    values of a subject in one pass the last counts. known: as returned by `devices_by_uuid`.
+    Where PCIe carries the data, also of one PCIe link and level (`link_of`). In the order of first
+    readings. Of several values of a subject in a pass the last counts. known: `devices_by_uuid`.
     """
     cells: dict[tuple[str, str, Placement, str], list[Reading]] = {}
     paths: dict[tuple[Subject, Stage], tuple[Placement, str]] = {}
@@ -515,7 +518,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
 def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
     """Return how many devices the subject has, on how many nodes, and the connection of a pair.
 
-    known: as returned by `devices_by_uuid`; of a pair or group, devices not in it do not count.
+    known: as returned by `devices_by_uuid`; devices not in it do not count: 0 for a path of nodes.
     """
     if subject.kind == "device":
         return Placement()
@@ -536,9 +539,9 @@ def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
 def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> str:
     """Return what carries the data of a subject in the tests of a stage: `gen5 x16`, `NVLink x18`.
 
-    Without NVLink as `NVLink x0, gen5 x16, PHB`: the slot, and the level of a pair. It is that of
-    the first device, also of a group on several nodes. Empty where it is unknown, for a device but
-    in host-links, and for a pair on two nodes. known: as returned by `devices_by_uuid`.
+    Without NVLink as `NVLink x0, gen5 x16, PHB`: the PCIe link, and the level of a pair. It is that
+    of the first device, also of a group on several nodes. Empty where it is unknown, for a pair on
+    two nodes, and for a device except in host-links. known: as returned by `devices_by_uuid`.
     """
     device = known.get(subject.uuids[0]) if subject.uuids else None
     if device is None or (subject.kind == "device" and stage != "host-links"):
@@ -553,8 +556,7 @@ def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> str:
     # On a board with bridges not every pair has one.
     if level not in ("", "NV") and ":NV" in topology:
         fabric = "NVLink x0"
-    is_nvlink = not fabric.endswith(" x0")
-    return fabric if is_nvlink else ", ".join(filter(None, (fabric, pcie, level)))
+    return ", ".join(filter(None, (fabric, pcie, level))) if fabric.endswith(" x0") else fabric
 
 
 def facts_readings(

@@ -50,12 +50,12 @@ _LEFT_OUT = re.compile(r"all at once|same bits|gemm \w+ (256|512|1024)$")
 
 
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
-    """Return (run_id, finding) of one check, or of all by run_id for None; empty without a check.
+    """Return (run_id, finding) of one check, or for None of all, sorted by run_id.
 
-    Also empty for a run that is no check. run_id: as `find_run` takes it, of a run in `root`. Of
-    all checks a damaged one is left out, with a ResultsWarning. Raises ResultsError for a damaged
-    run, for one that is not there (if `root` has checks), and for a value that this version does
-    not know.
+    Empty without a check, and for a run that is none. run_id: as `find_run` takes it, of a run in
+    `root`. Of all checks a damaged one is left out, with a ResultsWarning. Raises ResultsError for
+    a damaged run, for one that is not there (if `root` has checks), and for a value that this
+    version does not know.
     """
     if not (root / "health").is_dir():
         return []
@@ -67,7 +67,7 @@ def limit_elsewhere(test: HealthTest) -> float:
     """Return the largest usual ratio of a time to that of another day or machine, above 1.
 
     It is 10 for tests of what all programs of a host share (a floor of 0.1 or more), `bad_ratio`
-    for those of host-links, and else 1.1, or 1 and five floors if that is more.
+    for those of host-links, and else 1.1, or 1 + 5 * floor if that is more.
     """
     if test.floor >= _SHARED_FLOOR:
         return _SHARED_RATIO
@@ -85,7 +85,7 @@ class ValueRange:
     source: str
 
     def excess(self, value: float, test: HealthTest) -> float | None:
-        """Return time of the value / worst time of the range; None if at most `limit_elsewhere`."""
+        """Return value / high of a time, low / value of a rate; None up to `limit_elsewhere`."""
         ratio = value / self.high if test.is_time else self.low / max(value, _ALMOST_ZERO)
         return ratio if ratio > limit_elsewhere(test) else None
 
@@ -103,7 +103,6 @@ class Elsewhere:
     """
 
     def __init__(self, past: Iterable[tuple[str, Finding]], references: References) -> None:
-        """Take in the values of healthy findings, by subject and by model."""
         self._references = references
         # The values by run, of each test of a subject, and of a kind of subject of a model.
         self._past: dict[object, dict[str, list[float]]] = {}
@@ -114,14 +113,14 @@ class Elsewhere:
                     self._past.setdefault(key, {}).setdefault(run_id, []).append(one.value)
 
     def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
-        """Return its median in earlier checks as a range; None if fewer than three have a value."""
+        """Return its median in earlier checks as low and high; None if under three have a value."""
         return self._past_range((test.name, subject.uuids), "its earlier checks")
 
     def of_model(self, group: Group) -> ValueRange | None:
-        """Return the range in the references of the group's model, test, placement and link.
+        """Return `observed` of the reference for the group's model, test, placement and link.
 
-        Of a drift it is 1 to 1. Without a reference it is the median of earlier checks of these,
-        on any number of nodes; None if fewer than three checks have a value.
+        Of a drift it is 1 to 1. Without a reference low and high are the median of earlier checks
+        of these, on any number of nodes; None if under three have a value.
         """
         if group.test.unit == "x":
             return ValueRange(low=1.0, high=1.0, source="as at its beginning")
@@ -183,8 +182,8 @@ def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> lis
     """Return the values of healthy and unknown findings, from which references can be made.
 
     Only of the stages alone, host-links, pairs and together, without tests of all at once, of same
-    bits, and of products up to 1024: these say little of a model. A value of 0, and one of devices
-    that are not in `gpus` (UUID -> device of the check), is left out.
+    bits, and of products up to 1024: these say little of a model. A value of 0 or None, and one
+    of devices that are not in `gpus` (UUID -> device of the check), is left out.
     """
     sound = (one for one in findings if one.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN))
     return [measured for one in sound for measured in _measured(one, gpus)]

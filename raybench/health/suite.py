@@ -324,14 +324,18 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The devices that are checked, all of one kind, in the order of their ranks."""
+    """The devices that are checked, all of one kind, in the order of their ranks.
+
+    known: their subjects in a larger fleet, of which others are lost; empty where none is.
+    """
 
     devices: tuple[Device, ...]
+    known: tuple[Subject, ...] = ()
 
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
-        """Return the devices as subjects (`device_subjects`), by rank."""
-        return device_subjects(self.devices)
+        """Return the devices as subjects, by rank: `known`, else as of `device_subjects`."""
+        return self.known or device_subjects(self.devices)
 
     @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:

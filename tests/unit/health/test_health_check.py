@@ -1,16 +1,17 @@
 """A whole check on workers of this process: passes, a device that is lost, what follows."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import fakes
 from fakes import ChangingCluster
 
 from raybench.cluster import Cluster
-from raybench.health.check import Examiner, health_job
+from raybench.health.check import Examiner, examine, health_job
 from raybench.health.suite import probes
 from raybench.health.verdicts import judge
 from raybench.job.point import Point
-from raybench.records import Answer, Cause, Failure, Record
+from raybench.records import Answer, Cause, Failure, Record, RunStatus
 from raybench.records.devices import Finding, Verdict
 from raybench.sweep.loop import LoopCallbacks, PointFinished, PointRetried, SweepSettings, sweep
 from raybench.workloads.kernels import SameBits
@@ -65,8 +66,8 @@ def test_each_probe_is_run_in_three_passes_in_the_same_workers():
 
 def test_after_devices_are_lost_in_turn_the_others_are_checked_without_them():
     def script(point: Point, rank: int) -> Answer:
-        if {"memory": 3, "launch": 2}.get(point.workload) == rank:
-            cluster.gone.add(rank)
+        if {"memory": 4, "launch": 3}.get(point.workload) == point.world_size and rank == 0:
+            cluster.gone.add(4 - point.world_size)
             return Failure.of(Cause.WORKER_LOST, rank=rank, message="gone")
         return measure(point, rank)
 
@@ -74,19 +75,26 @@ def test_after_devices_are_lost_in_turn_the_others_are_checked_without_them():
     examiner, records = run_check(cluster, 4)
     assert {record.point.world_size for record in records} == {2, 3, 4}
     found = verdicts(examiner)
-    lost = [found[f"host-a worker {rank}", "worker"] for rank in (2, 3)]
-    assert {one.verdict for one in lost} == {Verdict.BAD}
-    assert all(one.reason.startswith("lost: ") for one in lost)
-    left = [one for (name, _), one in found.items() if name.endswith(("worker 0", "worker 1"))]
+    lost = [found[f"host-a worker {rank}", "worker"] for rank in (0, 1)]
+    assert {(one.verdict, one.reason[:6]) for one in lost} == {(Verdict.BAD, "lost: ")}
+    left = [one for (name, _), one in found.items() if name.endswith(("worker 2", "worker 3"))]
     assert {one.verdict for one in left} <= {Verdict.HEALTHY, Verdict.UNKNOWN}
     assert all(one.value is not None for one in left)
 
 
-def test_a_burn_in_without_passes_begins_anew_without_a_device_that_is_lost():
-    cluster = ChangingCluster(on_cpus(3), measure)
-    cluster.start(3, "pack")
-    examiner = Examiner(lambda _: (), ("burn-in",), health_job().measure, burn_in_s=600.0)
-    examiner.rounds(cluster)
-    assert [point.world_size for point in examiner.further_round(4)] == [3, 3]
-    cluster.gone.add(2)
-    assert [point.world_size for point in examiner.further_round(5)] == [2, 2]
+def test_a_burn_in_begins_anew_without_a_lost_device_which_is_told_after_an_interrupt_too(
+    monkeypatch, tmp_path
+):
+    def run_sweep(_job, start, where, _listener, examiner):
+        (where.output / "runs" / start.run.run_id).mkdir(parents=True)
+        cluster = ChangingCluster(on_cpus(3), measure)
+        cluster.start(3, "pack")
+        examiner.rounds(cluster)
+        assert [point.world_size for point in examiner.further_round(4)] == [3, 3]
+        cluster.gone.add(2)
+        assert [point.world_size for point in examiner.further_round(5)] == [2, 2]
+        return replace(start.run, status=RunStatus.INTERRUPTED)
+
+    monkeypatch.setattr("raybench.health.check.run_sweep", run_sweep)
+    found = examine(Mock(output=tmp_path), Mock(), ("burn-in",), (), burn_in_s=600.0)
+    assert [device.index for device in found.healthy_devices] == [0, 1]

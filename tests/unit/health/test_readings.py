@@ -164,11 +164,7 @@ def test_a_training_step_is_read_in_parts_of_each_rank():
 
 def bits(*digests: int, changed: int | None = None, misplaced: int | None = None):
     return [
-        {
-            "digest": digest,
-            "changed_products": rank == changed,
-            "misplaced_products": rank == misplaced,
-        }
+        dict(digest=digest, changed_products=rank == changed, misplaced_products=rank == misplaced)
         for rank, digest in enumerate(digests)
     ]
 
@@ -183,13 +179,14 @@ def bits(*digests: int, changed: int | None = None, misplaced: int | None = None
         (bits(7, 7, misplaced=1), set()),
         (bits(7, 7, changed=0), {0}),
         (bits(7, 8, changed=0), {0}),
+        (bits(7, 7, 8, 9, misplaced=3), {2, 3}),
     ],
 )
 def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found, named):
     problems = wrong_bits(found, fleet_of(len(found)).subjects)
     assert set(problems) == named
     assert all(one.text.startswith("wrong bits: ") for one in problems.values())
-    assert {one.kind for one in problems.values()} <= {"disputed" if len(named) > 1 else "fault"}
+    assert {one.kind for one in problems.values()} <= {"disputed" if named == {0, 1} else "fault"}
     devices = (make_device(0), make_device(1, name="Other GPU"))
     assert not wrong_bits(bits(7, 8), Fleet(devices=devices).subjects)
 
