@@ -100,12 +100,12 @@ def facts_of_run(summary: Summary) -> dict[str, str]:
 
 
 def export_csv(summary: Summary) -> str:
-    """Return names, then a line per point: the columns of `points` and what the report derives.
+    """Return names, then a row per point: the columns of `points` and what the report derives.
 
     A parameter of the workload is a column `params.NAME`, a metric of its own a column
     `workload_metrics.NAME`; other maps are JSON (`workload_headings` is left out), a list is joined
-    by "; ", null is empty. A comma is between cells, a full stop in numbers. An unprintable
-    character is `�`. A text that a spreadsheet would take for a formula begins with `'`.
+    by "; ", null is empty, a boolean `true` or `false`. A cell may have line breaks; all else that
+    is unprintable is `�`. A text that a spreadsheet would take for a formula begins with `'`.
     """
     rows = []
     more: set[str] = set()

@@ -24,7 +24,7 @@ _BREAKS = re.compile("[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
 
 def plain(value: Any) -> str:
-    """Return a value as `printable` text on one line: one blank between words, none at the ends."""
+    """Return `str(value)` on one line, `printable`: one blank between words, none at the ends."""
     return printable(" ".join(str(value).split()))
 
 
@@ -80,14 +80,14 @@ MICROSECONDS = Unit("µs", 1000.0)
 
 
 def has_value(value: T | None) -> TypeGuard[T]:
-    """Return whether a value is known: not None, NaN or NaT."""
+    """Return whether a value is known: not None, NaN or NaT. Not for NA of pandas or arrays."""
     return value is not None and value == value
 
 
 def failure(status: str, error_type: str | None, message: str) -> str:
     """Return on one line why a point failed, as `rank 0 (host, cuda:0): SystemExit: 3`.
 
-    Status `error` alone adds the type, unless the message has it. Control characters are kept.
+    Status `error` alone adds the type, unless the reason begins with it; control characters stay.
     """
     text = " ".join(message.split())
     place = _PLACE.match(text)
@@ -98,9 +98,9 @@ def failure(status: str, error_type: str | None, message: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number as 1,234 or 0.01235, below 0.00001 as 3.11e-08; "" for None and NaN.
+    """Return a number as 1,234 or 5.000, nearer to 0 than 0.00001 as 3.11e-08; "" for None and NaN.
 
-    digits: significant ones; six decimals at most, and all digits before the point are shown.
+    digits: significant ones, but all before the point and at most six decimals; 0 is `0`.
     """
     if not has_value(value):
         return ""
@@ -149,12 +149,12 @@ def is_short(time_ms: float | None) -> bool:
 
 
 def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
-    """Return half of an interval as a share of the value; None if unknown, or the value is 0."""
+    """Return half of an interval as a share of the value; None if any is None or the value 0."""
     return None if low is None or high is None or not value else (high - low) / 2 / value
 
 
 def step_uncertainty(row: PointRow) -> float | None:
-    """Return half of the step's 95 % interval as a share; None for one round or no ScaledRow."""
+    """Return half of the step's 95 % interval, as a share; None for one round or no ScaledRow."""
     low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
     return relative_half_width(low, row.step_ms_p50, high)
 
@@ -184,15 +184,15 @@ def part(value_ms: float | None, unit: Unit) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Return a speed-up with two decimals, or two significant digits below 0.1; "" for None."""
+    """Return a speed-up, `1.25`, without the x; below 0.1 two significant digits; "" for None."""
     if not has_value(value):
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def percent(value: float | None) -> str:
-    """Return a share as a percentage, `12.3%`; "" for None."""
-    return f"{value:.1%}" if has_value(value) else ""
+    """Return a share as a percentage, `12.3%`, never `-0.0%`; "" for None."""
+    return f"{value:z.1%}" if has_value(value) else ""
 
 
 def gib(value: float | None) -> str:
@@ -201,7 +201,7 @@ def gib(value: float | None) -> str:
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Return a value in a metric's format, no unit but %; "" if unknown. unit: to put times in."""
+    """Return a stored value in a metric's format, no unit but %; "" if unknown. unit: of times."""
     if shown.format == "choices":
         # What NCCL ran, without the collectives and their sizes: RING LL, 8 channels.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
@@ -213,7 +213,7 @@ def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
 
 
 def rate(shown: Metric, value: float) -> str:
-    """Return a rate as `    750.0 GB/s busbw`: the number in 9 characters, the unit, the title."""
+    """Return a rate as `    750.0 GB/s busbw`: number (9 characters or more), unit, title."""
     noun = shown.title.removesuffix(shown.unit)
     return f"{metric(shown, value):>9} {shown.unit} {noun}".rstrip()
 
@@ -228,7 +228,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 
 def amount(count: int) -> str:
-    """Return a number of parameters as text: 1,025, 134 M, 1.5 B, 1.2 T."""
+    """Return a number of parameters: 1,025, from 999,500 on in three digits: 134 M, 1.5 B."""
     for unit, of_unit in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if count >= 0.9995 * of_unit:  # else 999,600,000 would be 1e+03 M
             return f"{count / of_unit:.3g} {unit}"
@@ -236,7 +236,7 @@ def amount(count: int) -> str:
 
 
 def size(count: float | None) -> str:
-    """Return bytes in the binary unit that suits them: 4 KiB, 1.5 MiB; "" for None."""
+    """Return bytes in B, KiB up to TiB, in four digits: 1000 B, 4 KiB, 1.5 MiB; "" for None."""
     if not has_value(count):
         return ""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -276,7 +276,7 @@ def ranks_words(count: int, ranks: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """Return the first `most` names and the count of the others: `a, b and 3 more`."""
+    """Return the first `most` (1 or more) names and the count of the others: `a, b and 3 more`."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -295,7 +295,7 @@ def run_time(run: Run) -> str:
 
 
 def long_time(total_s: float) -> str:
-    """Return seconds, 0 or more, as `1 h 2 min 3 s`, rounded; parts that are 0 are left out."""
+    """Return seconds, 0 or more, rounded, as `1 h 2 min 3 s`; parts of 0 are left out; or `0 s`."""
     minutes, seconds = divmod(round(total_s), 60)
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (seconds, "s"))
@@ -303,7 +303,7 @@ def long_time(total_s: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text with a capital and one full stop; a first word with non-letters stays so."""
+    """Return a text (not empty) with a full stop, and a capital where its first word is letters."""
     is_word = text.partition(" ")[0].isalpha()
     return (text[:1].upper() + text[1:] if is_word else text).removesuffix(".") + "."
 
@@ -315,14 +315,14 @@ def title(run: Run) -> str:
 
 
 def course(run: Run) -> str:
-    """Return a run's time, as `interrupted after 5 min, resumed after 1 h` (all pauses)."""
+    """Return a run's time, as `interrupted after 5 min, resumed after 1 h` (of all pauses)."""
     word = "interrupted after " if run.status == "interrupted" else ""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
     return word + run_time(run) + pause
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:
-    """Return `4 points: 2 ok, 1 failed, 0 skipped, 1 not run`; also cancelled, ended without rows.
+    """Return `4 points: 2 ok, 1 failed, 0 skipped`; if any: cancelled, ended without rows, not run.
 
     statuses: one for each point with rows; all but ok, skipped and cancelled count as failed.
     """
