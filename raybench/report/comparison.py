@@ -28,13 +28,13 @@ from raybench.report import formatting
 from raybench.report.documents import (
     Block,
     Cell,
-    Column,
     ColumnOf,
     Document,
     Line,
     Listing,
     Table,
     Tone,
+    column,
     make_table,
 )
 from raybench.report.formatting import counted, plain, shorten, span
@@ -60,7 +60,7 @@ SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variable
 class Comparison(Document):
     """Two sides, compared: a document (see `raybench.report.documents`).
 
-    base, new: the runs of each side, one or more, the newest last. words: how the user named them.
+    base, new: the runs of each side, one or more, the newest last. words: how the user named each.
     threshold, points: as `raybench.analysis.compare.compare` takes and gives them. changes: of the
     environment, from the newest of `base` to the newest of `new`. beside: point_id -> what else
     changed there, between these two. left_out: id of a run that has the tag of a side, but is not
@@ -80,7 +80,7 @@ class Comparison(Document):
 
     @cached_property
     def rows(self) -> list[ComparedPoint]:
-        """Return slower, faster, unclear points (each largest change first), same, no verdict."""
+        """Return points: slower, faster, unclear (each largest change first), same, no verdict."""
         return sorted(self.points, key=_urgency)
 
     @cached_property
@@ -108,7 +108,7 @@ class Comparison(Document):
 
     @property
     def has_one_run(self) -> bool:
-        """Return whether points are compared, but none has two ok runs a side: all are unclear."""
+        """Return whether points are compared, but none with two ok runs a side: all are unclear."""
         counts = [min(row.base_runs, row.new_runs) for row in self.compared]
         return bool(counts) and max(counts) < LEAST_RUNS
 
@@ -132,7 +132,7 @@ class Comparison(Document):
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Return `other device: A, then B` where runs of a point differ, each once; () if none."""
+        """Return devices or node counts that differ, once each, as `other device: A, then B`."""
         reasons = (row.why for row in self.compared if row.why and row.why.startswith("other "))
         return tuple(dict.fromkeys(reasons))
 
@@ -262,15 +262,12 @@ class Comparison(Document):
 
         columns: list[ColumnOf[ComparedPoint]] = [
             *setting_columns(self.compared),
-            (Column(title=f"base {unit.name}"), lambda row: formatting.time_in(unit, row.base_ms)),
-            (
-                Column(title=f"new {unit.name}", drop=1),
-                lambda row: formatting.time_in(unit, row.new_ms),
-            ),
-            (Column(title="step"), lambda row: _change(row, "ratio")),
-            (Column(title=rate), lambda row: _change(row, "rate_ratio")),
-            (Column(title="seen from", drop=0), lambda row: formatting.percent(row.least_seen)),
-            (Column(title="verdict", is_text=True), verdict),
+            column(f"base {unit.name}", lambda row: formatting.time_in(unit, row.base_ms)),
+            column(f"new {unit.name}", lambda row: formatting.time_in(unit, row.new_ms), drop=1),
+            column("step", lambda row: _change(row, "ratio")),
+            column(rate, lambda row: _change(row, "rate_ratio")),
+            column("seen from", lambda row: formatting.percent(row.least_seen), drop=0),
+            column("verdict", verdict, is_text=True),
         ]
         counts = [len(side) for side in (self.base, self.new)]
         kind = "base: mean of {} runs, new: mean of {}".format(*counts) if max(counts) > 1 else ""
@@ -280,8 +277,8 @@ class Comparison(Document):
         """Return the members of the JSON object.
 
         base, new (lists of runs, the newest last), threshold, left_out, comparable (false with
-        obstacles), obstacles (their texts), changes, verdicts, impossible, points (all columns of
-        `raybench.analysis.compare.compare`, and what else changed there as beside).
+        obstacles), obstacles (their texts), changes, verdicts (counts of those that occur),
+        impossible, points (in the order of `points`, each also with its changes as beside).
         """
         points = [
             {**vars(row), "beside": [asdict(one) for one in self.beside.get(row.point_id, ())]}
@@ -337,7 +334,7 @@ def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
 
 
 def percent(relative: float | None) -> str:
-    """Return a relative change (0.0213) as `+2.13%`, from 10 % on as `+12.3%`; "" for None."""
+    """Return a relative change (0.0213) as `+2.13%`, from 9.95 % on `+12.3%`; "" for None."""
     return "" if relative is None else f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
 
@@ -391,7 +388,7 @@ def _lacks(row: ComparedPoint) -> str:
 
 
 def before_and_now(change: Change, most: int) -> str:
-    """Return `before -> now`, each at most `most` characters long, cut so that they differ."""
+    """Return `before -> now`, each at most `most` (4 or more) characters, cut so they differ."""
     values = [plain(value) for value in (change.base, change.new)]
     if values[0] == values[1]:  # but for blanks and control characters, which are written out
         values = [repr(value)[1:-1].replace(" ", "␣") for value in (change.base, change.new)]

@@ -117,11 +117,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells; a cell without sort value and hint may be a plain string.
+    """Rows of cells; a cell that is nothing but a text may be a plain string.
 
     subject: the workload of its points, or what else all rows are about. kind: what the table
     shows, and the unit of its columns. note: sentences that a reader needs beside the meanings of
-    the columns. narrower: the table to show instead where this one does not fit the width.
+    the columns. narrower: what a terminal shows instead if this table does not fit its width.
     """
 
     columns: tuple[Column, ...]
@@ -147,12 +147,9 @@ class Table:
         return tuple(tuple(map(text_of, row)) for row in self.rows)
 
     def legend(self) -> list[str]:
-        """Return a sentence for each column that has a meaning, then the note."""
-        sentences = []
-        for column in self.columns:
-            name = column.title.removesuffix(f" {column.unit}")
-            if column.meaning:
-                sentences.append(f"{name[:1].upper()}{name[1:]}: {column.meaning}.")
+        """Return a sentence for each column that has a meaning, then the note if there is one."""
+        found = ((one.title.removesuffix(f" {one.unit}"), one.meaning) for one in self.columns)
+        sentences = [f"{name[:1].upper()}{name[1:]}: {text}." for name, text in found if text]
         return [*sentences, *filter(None, [self.note])]
 
 
@@ -189,7 +186,7 @@ def make_table(
 ) -> Table:
     """Return a table: one row for each of `rows`, a column for each of `columns` (see `column`).
 
-    Columns whose cells are all empty are left out, but for settings; with none left, no rows.
+    Columns without a filled cell are left out, but for settings; without columns it has no rows.
     """
     filled = [(column, [cell(row) for row in rows]) for column, cell in columns]
     kept = [
@@ -217,7 +214,8 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
 def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int | None) -> Column:
     """Return the column of a metric. unit: of times. drop: as of `Column`.
 
-    words: for {ranks} and {baseline} in its meaning (else left so); "items": what a step finishes.
+    words: name -> text for {name} in its meaning, which stays so without it. If there is one for
+    "items", as "samples", the column of the throughput has the title "samples/s".
     """
     meaning = metric.meaning or metric.description
     for name, word in words.items():
@@ -259,7 +257,7 @@ def format_document(
 ) -> str:
     """Return the document as text that ends in a line break.
 
-    kind: "json", "md" or "terminal". width, color: of the terminal; other formats have neither.
+    kind: "json", "md" or "terminal". width, color: as of `render`, for "terminal" alone.
     """
     if kind == "json":
         return format_object(**document.members())
@@ -302,7 +300,7 @@ def escape(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return the text on one line as a code span, without links; not for tables: | ends a cell."""
+    """Return the text on one line as a code span of Markdown; not for tables: | ends a cell."""
     one_line = plain(text)
     longest = max((len(run) for run in _BACKTICKS.findall(one_line)), default=0)
     fence = "`" * (longest + 1)
@@ -321,9 +319,9 @@ def format_object(**members: Any) -> str:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return column -> value for each row of a table, with None for NaN, NaT and NA.
+    """Return column -> value for each row of a table, with None for cells of NaN, NaT and NA.
 
-    The columns of integers of `TABLES` have integers, also where nulls made floats of them.
+    Columns of the name of an integer column of `TABLES` have integers, also if nulls made floats.
     """
     from raybench.results.tables import TABLES  # loads numpy, which no table of text needs
 
@@ -342,9 +340,9 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def jsonable(value: Any) -> Any:
     """Return the value as JSON can hold it.
 
-    NaN, NaT and infinities become None, datetimes ISO 8601, arrays and tuples lists, numbers of
-    numpy plain ones, keys text, members of a StrEnum or IntEnum their values, dataclasses objects
-    of their fields. All else stays as it is, but NA of pandas raises TypeError (see `records`).
+    NaN, NaT and infinities become None, datetimes (not numpy's) ISO 8601, arrays and tuples lists,
+    numbers of numpy plain ones, keys text, a StrEnum or IntEnum its value, a dataclass an object of
+    its fields. All else stays as it is, but NA of pandas raises TypeError (see `records`).
     """
     if isinstance(value, str | bool | int) or value is None:
         return value.value if isinstance(value, Enum) else value
@@ -377,15 +375,18 @@ _STYLES: dict[Tone, str] = {
 
 
 def render(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) -> str:
-    """Return the blocks as text that ends in a line break; without colour no escape sequence."""
+    """Return the blocks as text that ends in a line break, folded to `width`, or 100 if less.
+
+    Without colour it has no escape sequence. Lines with `is_whole` and tables may be wider.
+    """
     return render_parts(_parts(blocks, width), width, color)
 
 
 def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Return what rich draws; without colour no line ends in blanks.
+    """Return rich's text, which ends in a line break; without colour no line ends in blanks.
 
-    All but a Text with `no_wrap` and a table with `min_width` is at most 100 wide. parts: rich
-    reads a str as its markup and keeps escape sequences: give Text of `one_line`.
+    All but a Text with `no_wrap` and a table with `min_width` is at most `width` and 100 wide.
+    parts: rich reads a str as its markup and keeps escape sequences: give Text of `one_line`.
     """
     target = io.StringIO()
     console = Console(
@@ -463,9 +464,8 @@ def fit(table: Table, width: int) -> tuple[Table, list[str]]:
     to fit instead, and the titles are of its columns alone. The result may still be too wide.
     """
     left_out = []
-    for column in sorted(
-        (one for one in table.columns if one.drop is not None), key=lambda one: one.drop or 0
-    ):
+    droppable = [one for one in table.columns if one.drop is not None]
+    for column in sorted(droppable, key=lambda one: one.drop or 0):
         if _min_width(table) <= width:
             break
         at = table.columns.index(column)

@@ -22,7 +22,7 @@ _GIB = 2**30
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
-    """Return speed-ups over ranks; None if baseline lacks world_size or no line has two points."""
+    """Return speed-ups over ranks; None if baseline lacks world_size or no line has two of them."""
     base = data.summary.run.baseline.get("world_size")
     if base is None:
         return None
@@ -41,7 +41,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return efficiency over ranks; None if baseline lacks world_size or no line has two points."""
+    """Return efficiencies over ranks; None if baseline lacks world_size or no line has two."""
     if "world_size" not in data.summary.run.baseline:
         return None
     return _over_ranks(
@@ -106,7 +106,7 @@ def _over_ranks(
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return the figure over sizes of messages; None if no line has two sizes with a bandwidth."""
+    """Return bus bandwidths in GB/s over message sizes; None if no line has them at two sizes."""
     return _over_size(
         data,
         lambda row: row.busbw_gb_s,
@@ -119,7 +119,7 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return the figure over sizes of arrays; None if no line has two sizes with a bandwidth."""
+    """Return memory bandwidths in GB/s over array sizes; None if no line has them at two sizes."""
     known = [row for row in data.measured if row.memory_gb_s]
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
     peak = peaks.pop() if len(peaks) == 1 else None
@@ -144,7 +144,7 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def time_figure(data: ChartData) -> Figure | None:
-    """Return step times in µs over sizes; None if no line has two sizes with a bandwidth."""
+    """Return step times in µs of points with a bandwidth, over sizes; None if no line has two."""
     return _over_size(
         data,
         lambda row: (row.step_ms_p50 or 0.0) * 1000 if row.busbw_gb_s or row.memory_gb_s else None,
@@ -186,7 +186,7 @@ def _over_size(
 
 
 def throughput_figure(data: ChartData) -> Figure | None:
-    """Return the figure of samples/s; None where no line has two batch sizes with a throughput."""
+    """Return samples/s of ok points over the batch size; None if no line has them at two sizes."""
     return _over_batch(
         data,
         lambda row: row.throughput,
@@ -200,7 +200,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
 def memory_figure(data: ChartData) -> Figure | None:
     """Return the figure of peak memory in GiB over the batch size.
 
-    None if no point ran out of memory, or if no line has two batch sizes with a known peak.
+    None if no point ran out of memory, or if no line has two ok batch sizes with a known peak.
     """
     if all(row.status != Status.OOM for row in data.rows):
         return None
