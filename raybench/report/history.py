@@ -46,7 +46,8 @@ class History(Document):
     """The step times of points over several runs: a document (see `raybench.report.documents`).
 
     rows: as `raybench.analysis.compare.history` gives them, one or more.
-    causes: (point_id, run_id of the run with the step) -> what changed since the run before.
+    causes: (point_id, run_id of the run with the step) -> what changed since the run before; for a
+    step that has no entry, `blocks` says that nothing changed.
     """
 
     rows: Sequence[HistoryRow]
@@ -54,7 +55,7 @@ class History(Document):
 
     @property
     def title(self) -> str:
-        """Return how many points, runs and steps (changes of a level) there are, in a sentence."""
+        """Return `2 points over 5 runs: 1 step.`; a step is a change of the level of a point."""
         steps = sum(row.step is not None for row in self.rows)
         runs = len({row.run_id for row in self.rows})
         points = len({row.point_id for row in self.rows})
@@ -62,7 +63,11 @@ class History(Document):
         return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
 
     def blocks(self) -> Iterator[Block]:
-        """Yield tables of up to 40 points, or of the runs of one alone; then steps and causes."""
+        """Yield a table of points for each workload, counts of what is left out, steps and causes.
+
+        The tables have 40 points in all, those with steps first, and none that one run alone has. A
+        point counts once for each machine. Of a single one: its bars and a table of its runs.
+        """
         series = _series(self.rows)
         if len(series) == 1:
             yield Line(text=_bars(series[0]), is_apart=True)
@@ -90,17 +95,20 @@ class History(Document):
             yield Listing(title="Steps", lines=steps, is_quoted=True)
 
     def members(self) -> Mapping[str, Any]:
-        """Return the member of the JSON object: points, each once per run, with level and step."""
+        """Return `points`: HISTORY_COLUMNS, machine, level_ms and step of each of `rows`."""
         names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
         return {"points": [{name: getattr(row, name) for name in names} for row in self.rows]}
 
 
-def sparkline(times: Sequence[float]) -> str:
-    """Return bars of the last 24 times (one or more, above 0); the log scale spans 5 % or more."""
-    values = np.log(np.asarray(times[-_MAX_BARS:], dtype=np.float64))
-    span = max(float(np.ptp(values)), _MIN_RANGE)
-    low = (values.max() + values.min() - span) / 2
-    places = np.clip(((values - low) / span * len(_BARS)).astype(int), 0, len(_BARS) - 1)
+def sparkline(values: Sequence[float]) -> str:
+    """Return a bar for each of the last 24 values, on a log scale from the least to the largest.
+
+    The scale spans 5 % at least. values: one or more, all above 0.
+    """
+    logs = np.log(np.asarray(values[-_MAX_BARS:], dtype=np.float64))
+    span = max(float(np.ptp(logs)), _MIN_RANGE)
+    low = (logs.max() + logs.min() - span) / 2
+    places = np.clip(((logs - low) / span * len(_BARS)).astype(int), 0, len(_BARS) - 1)
     return "".join(_BARS[place] for place in places)
 
 
@@ -160,8 +168,8 @@ def _table_of_runs(rows: Series) -> Table:
 def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     """Return a panel for each point and machine, of its step times over the time of the runs.
 
-    Points with a step come first, and at most 40 are drawn. Points of one run alone are left out,
-    unless all are. rows: as `raybench.analysis.compare.history` gives them.
+    Those with a step come first, and 40 at most are drawn. Those that one run alone has are left
+    out, unless all are such. rows: of `raybench.analysis.compare.history`; without any, no panels.
     """
     has_models = len({row.device_name for row in rows}) > 1
     has_node_counts = len({row.node_count for row in rows}) > 1

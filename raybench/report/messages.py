@@ -54,7 +54,7 @@ _HARM = (
 class MessageGroup:
     """A message that stands for `count` texts, which differ in figures only.
 
-    where: ranks, hosts and devices that failed with it; empty where they are not known.
+    where: ranks and hosts that failed with it, and the device if it is one; "" if not known.
     """
 
     text: str
@@ -62,7 +62,7 @@ class MessageGroup:
     where: str = ""
 
     def shortened(self, most: int) -> str:
-        """Return the text, cut to `most` characters (1 or more); then `where`, if any, in ()."""
+        """Return the text, cut to `most` characters (1 or more); then, uncut, `where` in ()."""
         return shorten(self.text, most) + (f" ({self.where})" if self.where else "")
 
 
@@ -70,7 +70,7 @@ _MAX_GROUPS = 20
 
 
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
-    """Return (`4 x`, `shortened(300)`) for each of 20 groups; one more line counts other texts."""
+    """Return lines (`4 x`, `shortened(300)`) of the first 20 groups; a last one counts the rest."""
     lines = [(f"{one.count} x", one.shortened(300)) for one in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
         lines.append((f"{more} x", "others; `--format json` has all"))
@@ -78,7 +78,10 @@ def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
 
 
 def doubts(row: ScaledRow) -> tuple[str, ...]:
-    """Return `marks` but h, s and b in words, as ("quick", "against an unsteady point"), or ()."""
+    """Return `marks` but h, s and b in words, as ("wide", "quick"); () for none.
+
+    "against an unsteady point" is last if the baseline point is unsteady, and this one is not.
+    """
     found = marks(row)
     words = [MARKS[mark].partition(",")[0] for mark in found if mark in "uwtcnq"]
     if row.is_base_unsteady and "u" not in found:
@@ -111,8 +114,8 @@ def group_messages(
 ) -> tuple[MessageGroup, ...]:
     """Return groups of texts that differ in figures only, with each figure as range, `3 to 5 GiB`.
 
-    In the order of their first texts. The rank that a text begins with (`rank 3 …`) is no figure.
-    rows: the failed point of each text, as many as texts, for `where`.
+    In the order of their first texts. All digits are figures, also in `cuda:0`, but not the rank
+    that a text begins with (`rank 3 …`). rows: for `where`, the failed point of each text.
     """
     alike: dict[tuple[str, ...], list[tuple[str, PointRow | None]]] = {}
     for place, text in enumerate(texts):
@@ -162,7 +165,10 @@ def _places(rows: Sequence[PointRow]) -> str:
 
 
 def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
-    """Return how rows of the table `points` that are not ok ended, and why; each attempt counts."""
+    """Return how rows of the table `points` that are not ok ended, and why, as `failed: REASON`.
+
+    Each row counts: of repeated attempts give the last one alone (`latest_trials`).
+    """
     failed, texts = [row for row in rows if row.status != "ok"], []
     for row in failed:
         message = "no reason known" if row.error_message is None else row.error_message
@@ -176,8 +182,9 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
 def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[MessageGroup, ...]:
     """Return what makes figures doubtful, the most harmful first, of equal harm the most frequent.
 
-    Warnings of `rows` but on `why` and power caps; other clocks or attention kernels than at the
-    baseline point; `trials.drifts()`. trials: of the run. ranks: `GPUs` or `workers`.
+    Warnings of `rows`, but not `why`, power caps, and more than one on an unsteady step; clocks by
+    a power cap, or attention kernels, that differ from the baseline point's; `trials.drifts()`.
+    rows: all points, by `scaling`. trials: of the same run. ranks: `GPUs` or `workers`.
     """
 
     def harm(group: MessageGroup) -> tuple[int, int]:

@@ -50,7 +50,7 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import half_width, shorten, step_uncertainty
 from raybench.report.messages import MARKS, marks
-from raybench.report.point_settings import distinguishing_settings, short_name
+from raybench.report.point_settings import distinguishing_settings, setting_columns, short_name
 from raybench.report.run_report import RunReport, insights
 from raybench.report.sections import STEP_MEANING
 from raybench.report.summary import Summary
@@ -137,10 +137,10 @@ def format_comparison(comparison: Comparison) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the page of a template of html/, with the style, script and policy of all pages.
+    """Return the HTML of a template of html/, with the style, script and policy of all pages.
 
-    values: what the template names besides these, escaped but for Markup; a missing one raises
-    jinja2's UndefinedError.
+    template: its file name there. values: the other names that it uses, written on one line and
+    escaped, but for Markup; a missing one raises jinja2's UndefinedError.
     """
     environment = Environment(
         loader=FunctionLoader(_asset),
@@ -202,9 +202,9 @@ _HEADS = {
 
 
 def device_table(devices: pd.DataFrame) -> Table:
-    """Return the table of devices by host and index; columns that are empty for all are left out.
+    """Return the table of devices, sorted by host and index, without columns empty for all.
 
-    devices: the table of the run; may be empty.
+    devices: the run's rows of the table `devices`, of which it shows 12 columns; may be empty.
     """
     used = [name for name in _HEADS if name in devices]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
@@ -258,14 +258,9 @@ def _with_sort(value: float | None, write: Callable[[float], str], digits: int) 
 
 def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnOf[ScaledRow]:
     """Return the column of a setting; sizes are sorted by their bytes. ranks: for `world_size`."""
-    column = Column(
-        title=ranks if name == "world_size" else formatting.heading(name),
-        is_text=not is_numeric(rows, name),
-        is_setting=True,
-    )
+    [(column, _)] = setting_columns(rows, [name], ranks)
 
     def cell(row: ScaledRow) -> Cell:
-        """Return the setting of a point as text; empty where it has none."""
         value = setting(row, name)
         sort = str(value) if name.endswith("_bytes") and value is not None else ""
         return Cell(text=formatting.setting(name, value), sort=sort)
@@ -289,13 +284,11 @@ def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]
     whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
     def cell(row: ScaledRow) -> Cell:
-        """Return the metric of a point as text; empty where it has none."""
         value = value_of(row, metric)
         text = formatting.metric(metric, value)
         return Cell(text=text, sort=f"{value / whole:.5g}" if text and whole else "")
 
     def speed_up(row: ScaledRow) -> Cell:
-        """Return the speed-up of a point; a dash, with the reason as hint, where it has none."""
         if row.speed_up is None and row.why is not None:
             return Cell(text="–", hint=str(row.why))
         return _with_sort(row.speed_up, lambda _: speed_up_words(row), 6)
@@ -331,11 +324,6 @@ def _figures(comparison: Comparison) -> list[Figure]:
         tip = f"{name}\n{words}{interval}: {row.verdict}"
         place: Mark = {"x": change, "x2": 0.0, "low": low, "high": high}
         bars.append(("", name, [{**place, "line": row.verdict, "text": words, "tip": tip}]))
-    panels = bar_panels(
-        bars,
-        axis("change of the step", format="+%"),
-        series=list(colors),
-        colors=list(colors.values()),
-        is_stacked=True,
-    )
+    x = axis("change of the step", format="+%")
+    panels = bar_panels(bars, x, series=[*colors], colors=[*colors.values()], is_stacked=True)
     return [Figure(anchor="changes", title="Slower or faster", note=note, panels=panels)]

@@ -40,8 +40,8 @@ class _Row(HasSettings, Protocol):
 def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
     """Return the settings that tell points apart, in the order of `varying`. rows: one per point.
 
-    OPTIONAL settings are left out if the others suffice: small messages are replayed from a graph
-    and large ones not, but their size tells them apart. So is a setting that follows from a preset.
+    [] for one point. All OPTIONAL settings are left out if the others suffice: a graph replays
+    small messages alone, but their size tells them apart. So are settings that `preset` determines.
     """
     names = varying(rows)
     presets = {setting(row, "preset") for row in rows} if "preset" in names else set()
@@ -61,8 +61,8 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
     """Return settings in short, the layout first, as `FSDP 2, full checkpointing`.
 
     Left out are unknown values, false, degrees of 1, `compile` and checkpointing that are off, and
-    the number of ranks if the layout tells it. True is written as the name. `plain` if nothing is
-    left; "" for no names. ranks: as for `settings_words`.
+    the number of ranks if the layout tells it. True is `compiled`, `checkpointing` or the name.
+    `plain` if nothing is left; "" for no names. ranks: as for `settings_words`.
     """
     degrees = {name: number_of(setting(row, name)) or 1 for name in DEGREES if name in names}
     is_said = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1
@@ -83,7 +83,7 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
-    """Return known settings as `fp32, batch 64, 4 GPUs, hidden=8`. ranks: `GPUs` or `workers`."""
+    """Return known settings as `fp32, batch 64, 4 GPUs, hidden=8`, or "". ranks: as `GPUs`."""
     given = [(name, v) for name in names if formatting.has_value(v := setting(row, name))]
     return ", ".join(formatting.setting_words(name, value, ranks) for name, value in given)
 
@@ -103,14 +103,9 @@ def setting_columns(
         }
 
         def own(row: _Row) -> str:
-            given = ((name, setting(row, name)) for name in of_workload[row.workload])
-            return formatting.settings(
-                {
-                    formatting.heading(name): formatting.setting(name, value)
-                    for name, value in given
-                    if value not in (None, "")
-                }
-            )
+            given = {name: setting(row, name) for name in of_workload[row.workload]}
+            texts = {formatting.heading(n): formatting.setting(n, v) for n, v in given.items()}
+            return formatting.settings({name: text for name, text in texts.items() if text})
 
         # A workload is never folded.
         workload = Column(title="workload", is_text=True, is_setting=True)
@@ -132,7 +127,7 @@ def setting_columns(
 
 
 def point_names(rows: Sequence[_Row]) -> list[str]:
-    """Return names of the points by the settings that vary, as `gemm k=256`; else their ids."""
+    """Return for each row the settings that vary, `k=256` or `gemm k=256`; its id if none does."""
     columns = setting_columns(rows)
     if _are_of_several(rows):
         return [" ".join(filter(None, (str(cell(row)) for _, cell in columns))) for row in rows]

@@ -42,8 +42,8 @@ class Forecast(Document):
     left_out: Sequence[str] = ()
 
     @property
-    def ranks(self) -> str:
-        """Return what the devices are called, `GPU` or `worker`."""
+    def _rank(self) -> str:
+        """Return what a device is called, `GPU` or `worker`."""
         is_gpu = self.predictions[0].measured.device_type == "cuda"
         return "GPU" if is_gpu else "worker"
 
@@ -54,30 +54,30 @@ class Forecast(Document):
         return f"{formatting.title(self.run)}, {measured.device_name}"
 
     @property
-    def assumptions(self) -> str:
+    def _assumptions(self) -> str:
         """Return the assumptions of the predictions, as a paragraph."""
         worlds = {one.measured.world_size for one in self.predictions}
-        measured = span(*(counted(world, self.ranks) for world in sorted(worlds)))
-        within = counted(self.devices_per_node, self.ranks)
+        measured = span(*(counted(world, self._rank) for world in sorted(worlds)))
+        within = counted(self.devices_per_node, self._rank)
         return (
-            f"Assumed: every {self.ranks} does the step that it did on {measured}, with the same "
+            f"Assumed: every {self._rank} does the step that it did on {measured}, with the same "
             "batch. What the run exposes of communication is taken to grow as the bytes that a "
             "device sends in an all_reduce over n devices, 2 (n - 1) / n, which does not hold "
             f"slower links among more nodes. A node of this run has {within}."
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the answer for the most devices, the table, notes, and what is not predicted."""
+        """Yield the answer for the most devices, a table of all, notes, what is not predicted."""
         found = self.predictions
         most = max(one.world_size for one in found)
         largest = [one for one in found if one.world_size == most]
-        base = span(*(counted(n, self.ranks) for n in sorted({one.base_world for one in largest})))
+        base = span(*(counted(n, self._rank) for n in sorted({one.base_world for one in largest})))
         shares, halves = (
             span(formatting.percent(min(values)), formatting.percent(max(values)))
             for values in zip(*((p.efficiency, p.half_interval) for p in largest), strict=True)
         )
         yield Line(
-            text=f"{counted(most, self.ranks)} would reach an efficiency of {shares} over {base}, "
+            text=f"{counted(most, self._rank)} would reach an efficiency of {shares} over {base}, "
             f"with steps known to ±{halves} ({counted(len(largest), 'point')}).",
             tone="strong",
         )
@@ -98,7 +98,7 @@ class Forecast(Document):
             (Column(title="efficiency"), lambda one: formatting.percent(one.efficiency)),
         ]
         yield make_table(found, columns)
-        texts = [_COLUMNS.format(base=base), self.assumptions, _INTERVAL]
+        texts = [_COLUMNS.format(base=base), self._assumptions, _INTERVAL]
         highest = max(one.measured_efficiency for one in found)
         if highest > 1:
             texts.append(
@@ -124,7 +124,7 @@ class Forecast(Document):
         """
         return {
             "run": asdict(self.run),
-            "assumptions": self.assumptions,
+            "assumptions": self._assumptions,
             "left_out": list(self.left_out),
             "predictions": [
                 {

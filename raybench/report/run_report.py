@@ -61,7 +61,7 @@ _MIN_SHARE = 0.01
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class RunReport(Document):
-    """A document (`raybench.report.documents`) of one run. is_short: `blocks` is, `members` not."""
+    """A document (`raybench.report.documents`) of a run. is_short: `blocks` is the short form."""
 
     summary: Summary
     is_short: bool = False
@@ -73,7 +73,7 @@ class RunReport(Document):
 
     @cached_property
     def lead(self) -> str:
-        """Return what the run found in a sentence without full stop; "" if nothing was measured."""
+        """Return what the run found, and what is open; no full stop; "" if nothing was measured."""
         summary = self.summary
         text = lead_of_fleets(summary.fleets, summary.ranks) or "; ".join(
             filter(None, (self._why_not_compared(), lead(summary)))
@@ -105,7 +105,7 @@ class RunReport(Document):
         return f"{text}: {next(iter(reasons))}" if len(reasons) == 1 else text
 
     @cached_property
-    def sections(self) -> list[tuple[Section, list[Listing | Table]]]:
+    def _sections(self) -> list[tuple[Section, list[Listing | Table]]]:
         """Return the sections that apply, each with its listings and tables."""
         found = ((section, list(section.blocks(self.summary))) for section in SECTIONS)
         return [(section, blocks) for section, blocks in found if blocks]
@@ -113,7 +113,7 @@ class RunReport(Document):
     @property
     def listings(self) -> list[Listing]:
         """Return the lists of findings that apply; the one on slow devices, if any, is first."""
-        found = [one for _, blocks in self.sections for one in blocks if isinstance(one, Listing)]
+        found = [one for _, blocks in self._sections for one in blocks if isinstance(one, Listing)]
         first = found[: bool(self.summary.fleets)]
         return [*first, *_listings(self.summary), *found[len(first) :]]
 
@@ -122,7 +122,7 @@ class RunReport(Document):
         """Return the sections that have tables, each with its tables."""
         return [
             (section, found)
-            for section, blocks in self.sections
+            for section, blocks in self._sections
             if (found := [block for block in blocks if isinstance(block, Table)])
         ]
 
@@ -137,7 +137,7 @@ class RunReport(Document):
         return [list_messages(title, groups) for title, groups in found.items() if groups]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield what follows the title: lead, tables and messages, or the short form."""
+        """Yield lead, facts, findings, tables and messages; if `is_short`, less of each."""
         summary = self.summary
         if self.is_short:
             yield from self._short()
@@ -264,7 +264,7 @@ class Insight:
 
     value: with its unit, if any. what: its noun; "" where the unit says it. where: the
     settings that it holds for. half_width: of its 95 % interval, over the value; of a range the
-    widest; None where one is not known. rows: the points; () for a largest batch.
+    widest, None if any is not known. rows: the points; () for a largest batch.
     """
 
     value: str
@@ -283,7 +283,7 @@ class Insight:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return `messages.doubts` of its point; of several those of all, as ("all quick",)."""
+        """Return `messages.doubts` of its point; of several what all have, as ("all quick",)."""
         if len(self.rows) == 1:
             return doubts(self.rows[0])
         shared = doubts(self.rows[0]) if self.rows else ()
@@ -291,11 +291,12 @@ class Insight:
 
 
 def insights(summary: Summary) -> list[Insight]:
-    """Return the numbers that answer a run's question, the largest or best first; [] without any.
+    """Return the numbers that answer a run's question; [] if nothing was measured.
 
-    Largest batches; else speed-ups (of scaling those on the most devices, in the order of points);
-    else the points of the only case, or the best of each case in which points compete; else of each
-    case with the largest message or array, of all_reduce if it ran.
+    Largest batches, the largest first; else speed-ups, as a range for each value of a setting, the
+    largest first (of scaling: on the most devices, in the order of points); else, the best first,
+    the points of the only case, or the best of each case in which points compete; else of each case
+    with the largest message or array, of all_reduce if it ran.
     """
     if summary.largest_batches:
         return _largest_batches(summary)
@@ -305,7 +306,7 @@ def insights(summary: Summary) -> list[Insight]:
 
 
 def lead(summary: Summary) -> str:
-    """Return what points show, slow devices apart, without full stop; "" if nothing is measured."""
+    """Return what a run found without its `fleets`, no full stop; "" if nothing was measured."""
     if not summary.largest_batches and not summary.compared:
         return ranking(summary)
     found = insights(summary)
@@ -335,7 +336,7 @@ def _words(settings: Mapping[str, Any], ranks: str) -> str:
 
 
 def speed_up_half_width(row: ScaledRow) -> float | None:
-    """Return half of a speed-up's interval as a share of it; None if it is not known."""
+    """Return half of the 95 % interval of a speed-up over the speed-up; None if not known."""
     return formatting.relative_half_width(row.speed_up_low, row.speed_up, row.speed_up_high)
 
 
@@ -510,10 +511,10 @@ def _ranked(summary: Summary) -> list[Insight]:
 
 
 def ranking(summary: Summary) -> str:
-    """Return, in plain text, the best point of each case, or the setting that wins most of them.
+    """Return, by `Summary.ranked_by`, the best point of each case in words.
 
-    The latter for more than three cases. If no best is certain, it says so. The range of the values
-    if no case has two points; "" if nothing was measured.
+    Of more than three cases, the setting that wins most. If no best is certain, it says so. The
+    range of the values if no case has two points; "" if nothing was measured.
     """
     metric, cases = answer_metric(summary), summary.cases
     if metric is None or not cases:

@@ -1,7 +1,7 @@
 """The sections of a run's report, in order: tables, and listings beside the findings.
 
-To add a section, add a function with `@section`: terminal, Markdown and page show it where it
-applies. A table by `table_of_points` begins with the settings that tell the points apart; points
+To add a section, add a function with `@_section`: terminal, Markdown and page show it where it
+applies. A table by `_table_of_points` begins with the settings that tell the points apart; points
 stand as in `Summary.ordered`, unless the section says otherwise. Pure.
 """
 
@@ -67,14 +67,14 @@ class Section:
 SECTIONS: list[Section] = []
 
 
-def section(
+def _section(
     anchor: str, title: str
 ) -> Callable[[Callable[[Summary], Iterable[Listing | Table]]], None]:
     """Return a decorator: it adds a function that yields blocks to SECTIONS, and returns None."""
     return lambda blocks: SECTIONS.append(Section(anchor=anchor, title=title, blocks=blocks))
 
 
-@section("uneven", "Slow devices")
+@_section("uneven", "Slow devices")
 def _uneven(summary: Summary) -> Iterator[Listing | Table]:
     """Yield a verdict for each fleet, then a table of the shares that were compared."""
     if not summary.fleets:
@@ -166,8 +166,8 @@ def _apart(fleet: Fleet, fleets: Sequence[Fleet]) -> list[str]:
 def verdict(fleet: Fleet) -> str:
     """Return the best shares, their gains over equal and fast, and others that may be as good.
 
-    Then, where known, those predicted to be best, if others, and the global batch below which the
-    fast devices alone should be faster.
+    Then, where known, those predicted to be best, if not named yet; and, unless equal or fast is
+    best, the global batch below which the fast devices alone should be faster.
     """
     best = fleet.best
     gains = [
@@ -213,7 +213,7 @@ _MEMORY_NOTE = (
 )
 
 
-def table_of_points(
+def _table_of_points(
     summary: Summary,
     lines: Sequence[tuple[ScaledRow, T]],
     columns: Iterable[ColumnOf[T]],
@@ -288,7 +288,7 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
         if metric.name not in hidden:
             drop = None if is_kept else first_dropped.index(metric)
             columns.append(_metric_column(summary, metric, drop))
-    return table_of_points(summary, [(row, row) for row in rows], columns, kind=summary.alike)
+    return _table_of_points(summary, [(row, row) for row in rows], columns, kind=summary.alike)
 
 
 def _metric_column(
@@ -301,7 +301,7 @@ def _metric_column(
     )
 
 
-@section("points", "All points")
+@_section("points", "All points")
 def _points(summary: Summary) -> Iterator[Table]:
     """Yield the tables of all points: what was measured, where steps go, and their memory."""
     if summary.rows:
@@ -332,7 +332,7 @@ def _points(summary: Summary) -> Iterator[Table]:
         ]
         if rows:
             lines = [(row, row) for row in rows]
-            yield table_of_points(summary, lines, columns, kind=kind, note=note)
+            yield _table_of_points(summary, lines, columns, kind=kind, note=note)
 
 
 _RANKS_NOTE = (
@@ -361,7 +361,7 @@ def _rank_name(rank: int) -> str:
     return str(rank) if rank else "0*"
 
 
-@section("ranks", "Ranks that differ")
+@_section("ranks", "Ranks that differ")
 def _ranks(summary: Summary) -> Iterator[Table]:
     """Yield a table of the points in which one rank slows the others: a line for each rank.
 
@@ -372,7 +372,7 @@ def _ranks(summary: Summary) -> Iterator[Table]:
     if lines := [(row, rank) for row in slowed for rank in ranks_to_show(ranks_of_step(row))]:
         columns = _rank_columns(summary.unit)
         kind = f"where ranks differ, {summary.unit.name} of each"
-        yield table_of_points(summary, lines, columns, kind=kind, note=_RANKS_NOTE)
+        yield _table_of_points(summary, lines, columns, kind=kind, note=_RANKS_NOTE)
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
@@ -416,7 +416,7 @@ _SCOPES_NOTE = (
 )
 
 
-@section("scopes", _SCOPES_TITLE)
+@_section("scopes", _SCOPES_TITLE)
 def _scopes(summary: Summary) -> Iterator[Table]:
     """Yield a table of the ok points of each workload that differ in their parameter `scope`.
 
@@ -457,7 +457,7 @@ def _scopes(summary: Summary) -> Iterator[Table]:
         ordered = sorted(scopes.values(), key=lambda rows: min(r.step_ms_p50 or 0.0 for r in rows))
         lines = [(row, row) for rows in ordered for row in rows]
         if len(scopes) > 1:
-            yield table_of_points(summary, lines, columns, kind=kind, note=_SCOPES_NOTE)
+            yield _table_of_points(summary, lines, columns, kind=kind, note=_SCOPES_NOTE)
 
 
 _REGIONS_NOTE = (
@@ -467,7 +467,7 @@ _REGIONS_NOTE = (
 
 
 def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
-    """Return the columns of a region: name, calls, time in `unit`, share of its timed step."""
+    """Return the columns of a region: name, calls a step, time in `unit`, share of its step."""
     return [
         column("region", lambda one: one.region, is_text=True, min_chars=20),
         column("calls", lambda one: str(one.calls)),
@@ -476,13 +476,13 @@ def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
     ]
 
 
-@section("regions", "Regions of the step")
+@_section("regions", "Regions of the step")
 def _regions(summary: Summary) -> Iterator[Table]:
     """Yield a table with a line for each region of a point."""
     found, columns = summary.regions, region_columns(summary.unit)
     if lines := [(row, one) for row in summary.ordered for one in found.get(row.point_id, ())]:
         kind = f"regions of the step, {summary.unit.name}"
-        yield table_of_points(summary, lines, columns, kind=kind, note=_REGIONS_NOTE)
+        yield _table_of_points(summary, lines, columns, kind=kind, note=_REGIONS_NOTE)
 
 
 _REFERENCE_TITLE = "Against the reference"
@@ -490,7 +490,7 @@ _REFERENCE_TITLE = "Against the reference"
 _MOST_SHOWN = 4
 
 
-@section("references", _REFERENCE_TITLE)
+@_section("references", _REFERENCE_TITLE)
 def _references(summary: Summary) -> Iterator[Listing]:
     """Yield how the figures of the run stand against the references of its devices."""
     if lines := list(reference_lines(summary)):
@@ -500,8 +500,9 @@ def _references(summary: Summary) -> Iterator[Listing]:
 def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield (name, text): how many figures are within their reference, then the slowest outside it.
 
-    Up to four are all shown (`! ` before the name: outside), a single one without a count. If no
-    figure has a reference: how to make one. Nothing if no GPU point is ok.
+    Up to four figures are all shown (`! ` before the name: outside), a single one without a count;
+    of more, four of those outside, and how many others are outside. If no figure has a reference:
+    how to make one. Nothing if no GPU point is ok.
     """
     if not any(row.status == "ok" and row.device_type == "cuda" for row in summary.rows):
         return
