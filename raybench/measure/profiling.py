@@ -58,10 +58,10 @@ _FLOP_PER_TFLOP = 1e12
 
 
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
-    """Run steps, and return their Chrome trace (gzip) and the times of the model's modules.
+    """Run steps; return this rank's Chrome trace (gzip) of them, and its times of modules.
 
     All ranks must call it, with `steps` above 0. It removes the hook of `break_down`, and runs two
-    steps to warm up, `steps` with timed modules if the workload has a `model`, and as many under
+    steps to warm up, `steps` with timed modules if `workload.model` is a module, and as many under
     the profiler after one that is not in the trace. Afterwards kernels launch more slowly.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
@@ -73,15 +73,15 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
     model = workload.model
     if isinstance(model, DistributedDataParallel):
         model = model.module  # whose modules have the same names on one rank and on many
-    modules = module_times(model, workload.step, context.device, steps) if model is not None else ()
+    modules: tuple[ModuleTime, ...] = ()
+    if isinstance(model, nn.Module):  # a class of the user's may keep another thing there
+        modules = module_times(model, workload.step, context.device, steps)
     align_ranks(context.device)
-    activities = [ProfilerActivity.CPU]
-    if context.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    on_device = [ProfilerActivity.CUDA] if context.device.type == "cuda" else []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         with torch.profiler.profile(
-            activities=activities,
+            activities=[ProfilerActivity.CPU, *on_device],
             schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
             on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
         ) as profiler:
@@ -96,7 +96,8 @@ def module_times(
 ) -> tuple[ModuleTime, ...]:
     """Run `steps` (above 0) steps; return the median time per step in each module that ran in all.
 
-    A module's time includes its children; on a GPU (CUDA events, from hook to hook) also the gaps
+    All ranks must call it. In the order of `named_modules`; `calls` are of the last step. A
+    module's time includes its children; on a GPU (CUDA events, from hook to hook) also the gaps
     that the host leaves, which the hooks make longer. Backward runs from the gradient of the output
     to that of the input, or of the last parameter if the input needs none. Recomputing counts as
     backward; in modules that it runs to their end as forward, and as a call. Of a model compiled
@@ -279,10 +280,10 @@ _OPERATORS = {
 def attention_kernels(step: Step) -> tuple[str, ...]:
     """Run a step, and return those of torch's attention kernels that it calls; () if none.
 
-    In this order: flash, efficient, cudnn, math. Torch chooses by device, shapes, mask and its own
-    settings, so the same job may run another kernel elsewhere. Calls are seen in compiled code, in
-    custom operators and in the backward pass. FlexAttention is not seen, nor is `math` where
-    torch.compile decomposes it.
+    All ranks must call it. In this order: flash, efficient, cudnn, math. Torch chooses by
+    device, shapes, mask and its own settings, so the same job may run another kernel elsewhere.
+    Calls are seen in compiled code, in custom operators and in the backward pass. FlexAttention is
+    not seen, nor is `math` where torch.compile decomposes it.
     """
     _autograd._enable_profiler_legacy(profiler_legacy.profile().config())  # type: ignore[no-untyped-call]
     try:
@@ -305,12 +306,12 @@ class Counted:
 
 
 def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
-    """Return the operations of one step of a workload with these parameters; raises nothing.
+    """Return the operations of one step of a workload on one rank; raises no Exception.
 
-    The workload is built once more, on the meta device and for one rank, and does one step. If
-    ranks share their work, the operations are divided by their number. All ranks must call it: the
-    user's code may communicate even so. Random number generators and torch's defaults stay as
-    they were.
+    workload_class: as of `as_workload`. It is built once more, on the meta device and for one rank,
+    and does one step. If ranks share their work, the operations are divided by their number. All
+    ranks must call it: the user's code may communicate even so. Random number generators and
+    torch's default device and dtype stay as they were.
     """
     on_meta = replace(
         context,
@@ -338,11 +339,8 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
         # For the author of the workload.
         if isinstance(error, UsageError):
             why = message_of(error)
-        elif isinstance(error, (RuntimeError, NotImplementedError)) and mentions(error, "meta"):
-            why = (
-                "the step needs values, and where it is counted (torch's meta device) tensors have "
-                "none"
-            )
+        elif isinstance(error, RuntimeError) and mentions(error, "meta"):
+            why = "the step needs values, but it is counted on torch's meta device, which has none"
         else:
             why = (
                 "built for one rank on torch's meta device, where it is counted, it raises "
@@ -386,7 +384,7 @@ def tflops_sustained(
 
     device: the current CUDA device, or a CPU. Each is the median over 0.2 s after 0.2 s of warm-up.
     None on a CPU, for float8 below compute capability 8.9, with too little memory. Side effects:
-    torch's settings for the last precision stay; 0.8 GB are used and freed, as torch's peaks show.
+    TF32 switches of the last one, up to 0.8 GB in torch's peak memory, an empty cache of torch.
     """
     found: dict[Precision, float | None] = dict.fromkeys(precisions)
     for precision in found if device.type == "cuda" else ():

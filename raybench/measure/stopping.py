@@ -57,7 +57,7 @@ class Progress:
     def level_change(self) -> LevelChange | None:
         """Return the change of level late in warm-up and samples; None for fewer than 25 in all.
 
-        Warm-up steps count only after the cold one, and if samples are single eager steps too.
+        The cold step is left out; where samples are loops or CUDA graphs, all warm-up steps are.
         """
         warmup_ns = self.warmup_ns[1:] if self.inner == 1 and not self.is_graph else ()
         return level_change([*warmup_ns, *self.drifted_ns, *self.sample_ns])
@@ -123,11 +123,13 @@ class StoppingPolicy:
     def next_warmup(
         self, step_ns: Sequence[float], *, at_least: int = 1, is_limited: bool = False
     ) -> int:
-        """Return how many iterations the next block of warm-up has; 0 ends the warm-up.
+        """Return how many iterations the next block of warm-up, 5 s at most, has; 0 ends it.
 
         step_ns: durations of the iterations so far; the first, cold one runs alone, and counts
-        neither in the budget nor as steady. The budget, half of `max_seconds`, cuts a count that
-        the job fixes too. at_least: iterations needed in all, whatever job and budget say.
+        neither in the budget nor as steady. Unless the job fixes the count, steps fill half of
+        `least_timed_s`, 1000 at most, even beyond `warmup.max`; then, up to `warmup.max`, until
+        they are steady. The budget, half of `max_seconds`, cuts a fixed count too.
+        at_least: iterations needed in all, whatever job and budget say.
         is_limited: whether clocks were limited in the last block: then one more block follows
         while the budget lasts, except in quick runs and where the job fixes the length.
         """
@@ -153,7 +155,7 @@ class StoppingPolicy:
         return self._limit(missing, step_ns[1:], left_s, at_least=needed)
 
     def next_timed(self, progress: Progress) -> int:
-        """Return how many samples the next timed block has; 0 ends the phase.
+        """Return how many samples the next timed block, 5 s at most, has; 0 ends the phase.
 
         RESTART: the samples so far were warm-up; move them to `drifted_ns` and ask again. The
         budget `max_seconds` includes the warm-up; `iterations.min` samples are timed in any case.
@@ -227,7 +229,7 @@ class StoppingPolicy:
     def most_local_steps(self, step_ns: Sequence[float]) -> int:
         """Return how many steps without communication fit a twentieth of `max_seconds`.
 
-        At most 100, at least `breakdown_steps`. step_ns: as there.
+        At most 100, at least `breakdown_steps`. step_ns, and what it raises: as there.
         """
         budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S / 2
         fits = int(budget_ns / max(1.0, statistics.median(step_ns)))

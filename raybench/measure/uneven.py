@@ -67,8 +67,7 @@ _GRAIN = 1 / 64
 _MEMORY_SHARE = 0.9
 # A larger difference of gradients is no rounding. In lower precisions than fp32 it is larger: loss
 # weights are rounded to the format of the losses.
-_GRADIENT_TOLERANCE = {Precision.FP32: 1e-4}
-_LOOSE_GRADIENT_TOLERANCE = 0.03
+_FP32_TOLERANCE, _LOOSE_TOLERANCE = 1e-4, 0.03
 _NS_PER_S = 1e9
 _MS_PER_S = 1e3
 
@@ -198,7 +197,7 @@ def has_other_gradients(error: float | None, precision: Precision) -> bool:
 
     That is 1e-4 in fp32, else 0.03. error: relative; True for NaN, False for None (unknown).
     """
-    most = _GRADIENT_TOLERANCE.get(precision, _LOOSE_GRADIENT_TOLERANCE)
+    most = _FP32_TOLERANCE if precision is Precision.FP32 else _LOOSE_TOLERANCE
     return error is not None and not error <= most
 
 
@@ -297,7 +296,8 @@ class StepMaker:
     def build(self, context: Context, params: Parameters, items: int) -> Iterator[Workload]:
         """Yield a workload, an `Idle` for 0 `items`, on its stream; then close it.
 
-        context, params: as `context_among` and `size` give them. Raises what the workload raises.
+        context, params: as `context_among` and `size` give them; all ranks of the context must call
+        it. Raises what the workload raises.
         """
         with workload_stream(context):
             workload = self.make(context, params) if items else Idle()
@@ -314,8 +314,8 @@ class StepMaker:
 
         shares: samples of each rank, 0 for none. The context has rank and world size among the
         ranks with a share, and the batch size and loss weight of this share. If only some, but more
-        than one, have a share, they get a new process group, which the caller destroys. The context
-        of a rank without a share is only for an `Idle`: it has the old rank, and no emulation.
+        than one, have a share, they get a new process group, which stays. The context of a rank
+        without a share is only for an `Idle`: it has the old rank, and no emulation.
         """
         ranks = [rank for rank, items in enumerate(shares) if items]
         group = dist.new_group(ranks) if 1 < len(ranks) < len(shares) else None
@@ -335,8 +335,8 @@ class StepMaker:
         """Return what a probe of devices and gradient exchange measures; all ranks must call it.
 
         If slow devices are emulated, the first ranks are the fast ones, else those above the
-        largest gap in speed, all if none is above 3 %. Raises torch.OutOfMemoryError where an equal
-        share does not fit.
+        largest gap in speed, all if none is above 3 %. A process group of the fast ones stays.
+        Raises what the workload raises: torch.OutOfMemoryError where an equal share does not fit.
         """
         probes = gather_objects(self._probe())
         if self.point.slow_ratio == 1:
@@ -386,11 +386,10 @@ class StepMaker:
             most = max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
         steps = tuple(own_s.items())
         fixed_s, item_s = fit_line(steps)
-        ratios = [full_s[items] / seconds for items, seconds in steps]
         return Probe(
             speed=DeviceSpeed(fixed_s=fixed_s, items_per_s=1 / item_s, most=most, steps=steps),
             equal_s=full_s[self.equal_items],
-            slow_ratio=statistics.median(ratios) if is_slow else None,
+            slow_ratio=statistics.median(full_s[n] / s for n, s in steps) if is_slow else None,
         )
 
     def time_alone(self, items: int, context: Context) -> tuple[float, int]:

@@ -5,6 +5,7 @@ All durations of samples are integers in nanoseconds; all sizes are bytes.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -114,13 +115,14 @@ class Metric:
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
     """Return the value of a point from the values of its ranks, of which None ones are left out.
 
-    None if all are None or there are none, and for a sum if one is None. The largest, smallest or
-    sum of integers is an integer.
+    None if all are None or there are none, and for a sum if one is None; else NaN if one is NaN.
+    The largest, smallest or sum of integers is an integer.
     """
     known = [value for value in values if value is not None]
     if not known or (how == "sum" and len(known) < len(values)):
         return None
-    return _COMBINE[how](known)
+    # Python's `max`, `min` and `median` may lose it.
+    return math.nan if any(map(math.isnan, known)) else _COMBINE[how](known)
 
 
 class Status(StrEnum):
@@ -484,7 +486,7 @@ class Measurement(RankMetrics):
 
     @property
     def step_ns(self) -> tuple[int, ...]:
-        """The timed samples, repeat after repeat."""
+        """The timed samples of all repeats, one after another; each in ns per step."""
         return tuple(ns for repetition in self.repetitions for ns in repetition.timed.step_ns)
 
 

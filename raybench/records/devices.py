@@ -117,7 +117,8 @@ class DeviceList:
 def read_device_list(path: Path) -> DeviceList:
     """Return the devices that a file names, one a line; repeats and text after `#` are ignored.
 
-    Raises UsageError where the file cannot be read, names no device, or a line is no name.
+    A name is the UUID of a GPU or HOST:NUMBER of a CPU worker, and may be of no device that is
+    there. Raises UsageError where the file cannot be read, names no device, or a line is no name.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -146,9 +147,7 @@ def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> No
     `#`. Raises UsageError where the file cannot be written.
     """
     lines = [f"# {line}" for line in comment.splitlines()]
-    lines += [
-        f"{device.lasting_name}  # {device.host} {device.kind}:{device.index}" for device in devices
-    ]
+    lines += [f"{one.lasting_name}  # {one.host} {one.kind}:{one.index}" for one in devices]
     with _report_unwritable(path):
         path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
@@ -189,7 +188,7 @@ class Verdict(StrEnum):
 
     @property
     def is_suspect_or_bad(self) -> bool:
-        """Return whether it is suspect or bad: for a slow figure, or for a fault or a failure."""
+        """Return whether it is suspect or bad; untested is neither."""
         return self in (Verdict.SUSPECT, Verdict.BAD)
 
     @property
@@ -253,5 +252,5 @@ class Finding:
 
 
 def is_time(unit: str) -> bool:
-    """Return whether less is better of a test in `unit`: not of rates (/s). Not for "facts"."""
+    """Return whether less is better: False for rates ("/s"), True for all else, facts too."""
     return not unit.endswith("/s")

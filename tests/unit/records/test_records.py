@@ -25,6 +25,7 @@ def test_the_values_of_ranks_become_one_as_the_metric_says(how, value):
     # A sum needs all ranks, and the others one that knows its value.
     assert combine_ranks(how, [1.0, None]) == (None if how == "sum" else 1.0)
     assert combine_ranks(how, [None]) is None
+    assert str(combine_ranks(how, [1.0, float("nan")])) == "nan", "in any place"
 
 
 @pytest.mark.parametrize(
