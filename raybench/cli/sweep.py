@@ -523,7 +523,7 @@ def _plan_as_text(
         [
             str(number),
             point.point_id,
-            *(scalar_text(point.settings[name]) for name in varying),
+            *(scalar_text(point.settings.get(name)) for name in varying),
             gib(needed) if needed else "",
         ]
         for number, (point, needed) in enumerate(zip(plan.points, estimates, strict=True), start=1)

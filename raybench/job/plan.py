@@ -56,15 +56,15 @@ class Plan:
 def varying_settings(points: Sequence[Point]) -> list[str]:
     """Return the names of the settings that differ between points, in order of `Point.settings`.
 
-    Of batch_size and global_batch_size only one, as in `settings_as_given`. Empty for no points.
+    A setting that only some have is one. Of the batch sizes only one, as in `settings_as_given`.
     """
-    told = [point.settings_as_given for point in points]
+    told = [point.settings_as_given for point in points]  # by repr: 1 differs from 1.0 and True
     names = dict.fromkeys(name for settings in told for name in settings)
-    return [name for name in names if len({settings.get(name) for settings in told}) > 1]
+    return [name for name in names if len({repr(one.get(name)) for one in told}) > 1]
 
 
 def make_plan(job: Job) -> Plan:
-    """Return the plan of `job`: points in the order of its axes' product, then the included ones.
+    """Return the plan of a loaded job: points in order of its axes' product, then those included.
 
     Duplicates are left out, with a warning in the plan. Raises JobError when a point cannot be, or
     the workload refuses it, when no point is left, or none has the baseline that the job gives;
@@ -77,7 +77,7 @@ def make_plan(job: Job) -> Plan:
 
 
 def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
-    """Return the plan, and the problems for which it must not be run; [] if it may.
+    """Return the plan, and why it must not be run, one problem for each place; [] if it may.
 
     The plan has the points without problems. job: with source and settings, and valid values in
     what makes points: else pydantic's ValidationError. UsageError where a workload's method raises.
@@ -203,19 +203,24 @@ def _make_point(
         return Problem(path=size_path, message=sizes)
     batch_size, global_batch_size = sizes
     is_strong = "global_batch_size" in values or registry.shares_work(job.workload_class)
-    not_params = {*RUN_SETTINGS, *job.env}
     point = Point(
         workload=job.workload.kind,
-        params={name: values[name] for name in sorted(values) if name not in not_params},
+        params={name: values[name] for name in sorted(values.keys() - {*RUN_SETTINGS, *job.env})},
         world_size=int(values["world_size"]),
         **{name: RUN_SETTINGS[name].restore(values.get(name)) for name in EXECUTION},
         batch_size=batch_size,
         global_batch_size=global_batch_size,
         scaling="strong" if is_strong else "weak" if batch_size else None,
     )
-    variables = {name: str(values[name]) for name in sorted(job.env) if name in values}
-    settings = {**point.settings, **variables}
-    env = {name: render(text, settings) for name, text in variables.items()}
+    given = {*job.workload.parameters, *job.varied}
+    named = {*job.env, *given.intersection(getattr(job.workload_class, "templates", ()))}
+    texts = {name: str(values[name]) for name in sorted(named) if name in values}
+    settings = {**point.settings, **texts}
+    try:
+        texts = {name: render(text, settings) for name, text in texts.items()}
+    except KeyError as error:
+        return Problem(path=origin, message=f"lacks {error.args[0]}, which a text has in braces")
+    env = {name: text for name, text in texts.items() if name in job.env}
     if reason := _why_not(point) or registry.why_not(job.workload_class, point.settings):
         return Problem(path=origin, message=reason)
     point = replace(point, env=env)
@@ -321,9 +326,9 @@ def select_points(
 ) -> tuple[Point, ...]:
     """Return the points for which `expression` is true, in their order.
 
-    It is a Python expression without functions, as "world_size > 1 and precision == 'bf16'"; its
-    names are those of `Point.settings`. option: the command's option that gave it, for messages.
-    Raises UsageError when it names what a point lacks, fails, gives no bool, or keeps no point.
+    It is a Python expression, as "world_size > 1 and precision == 'bf16'", without functions such
+    as len; its names are those of `Point.settings`. option: of the command, for messages. Raises
+    UsageError when it comes to a name that a point lacks, fails, gives no bool, or keeps no point.
     """
     # Here, so that a sweep without a filter does not load it.
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
@@ -370,9 +375,9 @@ def select_points(
 
 
 def script_path(job: Job) -> Path | None:
-    """Return the file of `workload.path`, relative if given so; None if there is none.
+    """Return the file of `workload.path`; None if there is none.
 
-    It is looked for in the current directory, then in the folder of the job file.
+    As given if it is in the current directory, else below `Job.folder`, which may be relative too.
     """
     name = str(job.workload.parameters.get("path", ""))
     places = (Path(name), job.folder / name)

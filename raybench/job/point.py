@@ -28,7 +28,7 @@ Size = Annotated[int, _SIZES]
 
 
 def setting_text(value: Scalar) -> str:
-    """Return a setting as the tables hold it: a bool as `true` or `false`, else as str() does."""
+    """Return a setting as text: a bool as `true` or `false`, any other value as str() does."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -210,12 +210,12 @@ class Execution:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether `shares` or `slow_ratio` lets ranks differ in what they do, or in how fast."""
+        """Whether `shares` is not equal or `slow_ratio` is below 1, so that ranks may differ."""
         return self.shares != EQUAL or self.slow_ratio < 1
 
     @property
     def execution(self) -> dict[str, Any]:
-        """Name -> value of the fields of `Execution`."""
+        """Name -> value of the fields of `Execution`, of an enum its member, not its text."""
         return {name: getattr(self, name) for name in EXECUTION}
 
 
@@ -270,28 +270,23 @@ class Point(Execution):
 
     @property
     def point_id(self) -> str:
-        """Twelve hex digits of all but `scaling` and `global_batch_size`; 1 differs from 1.0."""
+        """Hash of all but `scaling` and `global_batch_size`, 12 hex digits; 1 differs from 1.0."""
+        settings = {name: _plain(getattr(self, name)) for name in OPTIONAL}
         meaning: dict[str, object] = {
             "workload": self.workload,
             "params": dict(self.params),
             "world_size": self.world_size,
             "precision": self.precision.value,
             "batch_size": self.batch_size,
-            **self.options,
+            **{n: value for n, value in settings.items() if value != RUN_SETTINGS[n].default},
             **({"env": dict(self.env)} if self.env else {}),
         }
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 
     @property
-    def options(self) -> dict[str, Scalar]:
-        """Name -> value of the settings of `OPTIONAL` that are not at their default."""
-        given = {name: _plain(getattr(self, name)) for name in OPTIONAL}
-        return {n: value for n, value in given.items() if value != RUN_SETTINGS[n].default}
-
-    @property
     def settings(self) -> dict[str, Scalar]:
-        """Name -> value of all but `workload`, with params and env, for filters; without None."""
+        """Name -> value of all but `workload`, with params and env, enums as text; without None."""
         given = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
         known = {name: value for name, value in given.items() if value is not None}
         return {**known, **self.params, **self.env}
@@ -317,8 +312,8 @@ class Point(Execution):
 class RunSetting:
     """A setting of points that does not depend on the workload.
 
-    kind: what makes a value; bool takes no text. annotation: how pydantic checks what a job gives.
-    default: None where there is none.
+    kind: what makes a value, or raises ValueError; bool takes no text. annotation: how pydantic
+    checks what a job gives. default: None where there is none.
     """
 
     name: str
@@ -328,7 +323,7 @@ class RunSetting:
     about: About
 
     def restore(self, stored: Any) -> Any:
-        """Return a table's value as `kind`; the default for None, NaN; TypeError without one."""
+        """Return a table's value as `kind`; for None, NaN the default, or TypeError without one."""
         return self.kind(self.default if stored is None or stored != stored else stored)
 
 
@@ -369,7 +364,7 @@ _BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces
 
 
 def names_in(text: str) -> list[str]:
-    """Return the names of settings in a text's braces, each once, in their order.
+    """Return the names in a text's single braces, each once, in their order; not {{x}}.
 
     Raises ValueError, with the rule, where braces hold anything but a name or are not in pairs.
     """
@@ -386,7 +381,7 @@ def names_in(text: str) -> list[str]:
 def render(text: str, settings: Mapping[str, Scalar]) -> str:
     """Return the text with values in place of names in braces; a bool becomes `true` or `false`.
 
-    text: one that `names_in` accepts. Raises KeyError for a name that is not in `settings`.
+    text: one that `names_in` accepts; `{{` becomes `{`. Raises KeyError for a name not in settings.
     """
     return text.format_map({name: setting_text(value) for name, value in settings.items()})
 
@@ -403,9 +398,9 @@ def split_arguments(text: str) -> list[str]:
 
 
 def product_of(text: str) -> int | None:
-    """Return the number that a text such as `64 * 8` or `512` means; None for an empty text.
+    """Return the number, 0 or more, that a text such as `64 * 8` means; None for a blank text.
 
-    Raises ValueError, with the rule, for any other text.
+    Raises ValueError, with the reason, for any other text.
     """
     if not text.strip():
         return None

@@ -45,7 +45,7 @@ class Problem:
 
 
 def key_text(path: KeyPath) -> str:
-    """Return a path as text: `matrix.batch_size[1]` (from 0), "" for (); odd keys are quoted."""
+    """Return a path as `matrix.batch_size[1]` (from 0), "" for (); a key such as a.b is quoted."""
     text = ""
     for key in path:
         if isinstance(key, int):
@@ -74,7 +74,7 @@ def quote(value: object) -> str:
 
 
 def rule_of(error: ErrorDetails) -> str:
-    """Return one of pydantic's errors in words: the rule, and mostly the value and a near name."""
+    """Return a pydantic error in words, without its path: the rule, any value, any near word."""
     if error["type"] == "missing":
         return "required, but not given"
     if error["type"] == "too_short":

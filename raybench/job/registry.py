@@ -116,7 +116,7 @@ class Setting:
     adapter: TypeAdapter[Any]
 
     def complaint(self, value: object) -> str | None:
-        """Return the rule that `value` breaks, with the value; None for a valid value."""
+        """Return what is wrong with `value`, mostly with the value in it; None if it is valid."""
         try:
             accepted = self.adapter.validate_python(value)
         except ValidationError as error:
@@ -132,7 +132,7 @@ class Setting:
         return None
 
     def accept(self, value: object) -> Scalar:
-        """Return a value that has no `complaint`, in the declared type: 1.0 for 1 of a float."""
+        """Return `value`, which must have no `complaint`, in the declared type: 1.0 for a 1."""
         accepted: Scalar = self.adapter.validate_python(value)
         return accepted
 
@@ -141,14 +141,14 @@ def load(kind: str) -> type:
     """Return the class of the workload `kind`, of any base (`as_workload`); imports its module.
 
     kind: as of `module_and_class`. The current directory is put first into `sys.path`, as `python
-    -m` does, unless it is there. Raises UsageError, in one line, when there is no such class, it is
-    no workload, or its module raises anything but KeyboardInterrupt.
+    -m` does, unless it is there. Raises UsageError, in one line, when there is no such class or no
+    such directory, it is no workload, or its module raises anything but KeyboardInterrupt.
     """
     module_name, class_name = module_and_class(kind)
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
     try:
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.insert(0, here)
         # What a module prints is no part of a result, as of `plan --json`.
         with redirect_stdout(sys.stderr):
             module = importlib.import_module(module_name)
@@ -198,7 +198,7 @@ def _one_line(what: str) -> Iterator[None]:
 def settings(workload_class: type) -> dict[str, Setting]:
     """Return name -> setting: the `RUN_SETTINGS` that this workload takes, then its parameters.
 
-    Axes that a script names itself are not there. Raises UsageError as `parameters` does.
+    Neither variables of `env` nor axes of a script's own. Raises UsageError as `parameters` does.
     """
     absent = (
         *(() if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES),
@@ -217,7 +217,7 @@ def run_setting(name: str) -> Setting:
 def parameters(workload_class: type) -> tuple[Setting, ...]:
     """Return the parameters that a class declares: the keyword-only arguments of its `__init__`.
 
-    With those of an unpacked TypedDict. UsageError if one, its default or `__init__` is invalid.
+    And those of an unpacked TypedDict. UsageError if a name, type, default or `__init__` is wrong.
     """
     found = []
     with _one_line("the class of the workload"):
@@ -284,7 +284,7 @@ def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
 
 
 def entries(workload_class: type, name: str, *attributes: str) -> list[Any]:
-    """Return those with all `attributes` in class attribute `name` (a list or one entry), or []."""
+    """Return the entries with all `attributes` in class attribute `name`, a list or one; or []."""
     found = getattr(workload_class, name, ())
     listed = found if isinstance(found, tuple | list) else (found,)
     return [one for one in listed if all(hasattr(one, name) for name in attributes)]
@@ -294,8 +294,8 @@ def make_setting(name: str, annotation: Any, default: Any = None, description: s
     """Return a setting of this type; it is required if the default is PydanticUndefined.
 
     That of grad_accumulation is a Size in any case. The default is not checked. Raises UsageError,
-    TypeError or an error of pydantic if JSON writes values of the type otherwise than as a boolean,
-    number, string or null, or if its constraints do not fit it.
+    TypeError or an error of pydantic for a type that is no scalar in JSON, as list, or has a format
+    there, as Path. An Enum or a Decimal is taken, but then no value of a job file is valid.
     """
     config = ConfigDict(strict=True, allow_inf_nan=False)
     # The meaning of grad_accumulation is fixed by global_batch_size, so its range is too.
@@ -320,7 +320,7 @@ def shares_work(workload_class: type) -> bool:
 
 
 def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
-    """Return how many ranks of a point with these settings finish the same items together.
+    """Return how many ranks of a point finish the same items together, not held to world_size.
 
     All ranks if it `shares_work`, 1 if its method `ranks_per_item` is missing or returns None or 0.
     settings: world_size and the parameters. Raises UsageError when it raises or returns no number.
@@ -389,7 +389,7 @@ def estimate(point: Point, **changes: Scalar) -> int | None:
 
 
 def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
-    """Return a sentence with the estimate of a point that does not fit, and what would fit.
+    """Return a sentence with the estimate of a point that does not fit, and any that would fit.
 
     Proposed are the largest of the batch halved again and again, and the first other change, that
     by the estimate fit into 93 % of the device and 90 % of `estimate_bytes`. Raises UsageError as
@@ -418,7 +418,7 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
 
 
 def gib(count: float) -> str:
-    """Return bytes in GiB as text with three significant digits, without the unit."""
+    """Return bytes in GiB as text with at most three significant digits, without the unit."""
     return f"{float(f'{count / 2**30:.3g}'):g}"  # 1230, and not 1.23e+03
 
 

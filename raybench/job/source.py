@@ -79,8 +79,8 @@ class YamlSource:
     def explain(self, problem: Problem) -> str:
         """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
 
-        If options of a command made the text: `--script train.py: message` with the option that
-        gave the value, or `name: dotted.key: message` where none did.
+        If options of a command made the text: `--script train.py: message` with the option of the
+        value, else `name: dotted.key: message`. A missing key has the place of the key above it.
         """
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
@@ -241,7 +241,7 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line, column = position_after(content[: error.start].decode("utf-8", errors="replace"))
+        line, column = _position_after(content[: error.start].decode("utf-8", errors="replace"))
         byte = f"the byte 0x{content[error.start]:02x}"
         message = f"a job file is UTF-8, given {byte}; save it as UTF-8"
         raise JobError(f"{path}:{line}:{column}: {message}") from error
@@ -322,7 +322,7 @@ def _label(override: str) -> str:
     return f"--set {override if fits else quote(override)}"
 
 
-def position_after(text: str) -> Position:
+def _position_after(text: str) -> Position:
     """Return line (by newlines) and column, from 1, of the character that follows `text`."""
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
@@ -350,7 +350,7 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
     if isinstance(error, RecursionError):
         reason = "nested too deep"
     elif isinstance(error, ReaderError):
-        position = position_after(text[: error.position])
+        position = _position_after(text[: error.position])
         reason = f"the character {quote(text[error.position])} is not allowed"
     elif isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
@@ -372,7 +372,7 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
 def read_bytes(text: str) -> float | None:
     """Return the bytes that a text such as 4KiB, 1.5MB or 64 means; None for another text.
 
-    KiB is 1024, kB 1000, KB nothing. None too for 0 and above 2^63 - 1. Parts of bytes are kept.
+    KiB is 1024, kB 1000, KB no unit. None too for 0 and above 2^63 - 1. Parts of bytes are kept.
     """
     found = _SIZE.fullmatch(text)
     if found is None:
@@ -409,8 +409,8 @@ def with_sizes(group: object) -> object:
     """Return a copy of a mapping with its settings `*_bytes` in bytes, ranges as lists of them.
 
     A size is a text as of `read_bytes` that means whole bytes; a range is a text such as
-    "8:1GiB:x2", both ends included. Lists of lists or ranges become one flat list. Any other value
-    stays as it is, for its type to refuse; so does what is no mapping.
+    "8:1GiB:x2": 8, and twice the last up to 1 GiB. Lists of lists or ranges become one flat list.
+    Any other value stays as it is, for its type to refuse; so does what is no dict.
     """
     if not isinstance(group, dict):
         return group

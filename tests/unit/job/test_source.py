@@ -90,7 +90,6 @@ def test_a_problem_of_an_overridden_value_is_located_at_the_override(file):
     ("content", "where", "message"),
     [
         (b"", "job.yaml:1:1: ", "given an empty file; `raybench init`"),
-        (b"# nothing\n", "job.yaml:1:1: ", "given an empty file"),
         (b"- a\n", "job.yaml:1:1: ", "given a list"),
         (b"name: x\nnote: \xff\n", "job.yaml:2:7: ", "UTF-8, given the byte 0xff"),
         (b"x" * (MAX_FILE_BYTES + 1), "job.yaml:1:1: ", "at most 100,000 bytes"),
