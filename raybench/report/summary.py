@@ -534,7 +534,8 @@ class Candidate:
     def ends(self) -> tuple[float, float]:
         """Return (low, high); without an interval, the value ± `between_starts` of it."""
         if self.low is None or self.high is None:
-            return self.value * (1 - self.between_starts), self.value * (1 + self.between_starts)
+            half = abs(self.value) * self.between_starts
+            return self.value - half, self.value + half
         return self.low, self.high
 
 
