@@ -61,7 +61,7 @@ class RunList(Document):
     leads: Mapping[str, str] | None = None
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a table of the runs or, with `leads`, a paragraph for each run."""
+        """Yield a table or, if `leads` is not None, a listing per run; no counts while it runs."""
 
         def count(title: str, name: str) -> ColumnOf[Run]:
             def cell(run: Run) -> str:
@@ -135,17 +135,12 @@ class PointList(Document):
             head = metric_column(metric, unit, {}, drop)
             return head, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 
-        are_ok = all(row.status == "ok" for row in rows)
+        drop = count + 3 if all(row.status == "ok" for row in rows) else None
         columns: list[ColumnOf[PointRow]] = [
             column("point", lambda row: row.point_id, is_text=True),
             *_round_column(rows),
             *setting_columns(rows),
-            column(
-                "status",
-                lambda row: formatting.STATUS_WORDS[row.status],
-                is_text=True,
-                drop=count + 3 if are_ok else None,
-            ),
+            column("status", lambda r: formatting.STATUS_WORDS[r.status], is_text=True, drop=drop),
             column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
             *(of_metric(metric, count + 2, formatting.MILLISECONDS) for metric in rates[:1]),
             *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
@@ -187,8 +182,7 @@ class PointDetails(Document):
 
     row: of `points`, its rounds as one row (`mean_of_rounds`). rounds: how many are ok, or 1.
     step_ms_interval: 95 % interval of the step over the rounds; its ends are None where unknown.
-    is_precision_unknown: it ran a script whose job sets no precision, so that the one of its row is
-    a default that did nothing.
+    is_precision_unknown: a script ran whose job sets no precision: ignore the one in its row.
     attempts: all of them, in order, with controls. ranks, modules, regions: by `rank_steps`,
     `slowest_modules` and `slowest_regions`; empty where no step was timed, modules were not
     profiled or the step names no regions. traces: paths. wrote_logs: whether there is text of its
@@ -208,7 +202,7 @@ class PointDetails(Document):
     standings: Sequence[Standing] = ()
 
     def members(self) -> Mapping[str, Any]:
-        """Return for JSON point (`row`), ranks, modules, regions, traces, attempts, references."""
+        """Return point (`row`), ranks, modules, regions, traces, attempts, references; no more."""
         return {
             "point": self.row,
             "ranks": records(self.ranks),
@@ -220,7 +214,10 @@ class PointDetails(Document):
         }
 
     def blocks(self) -> Iterator[Block]:
-        """Yield step, facts, error, references, attempts, methods, tables, logs, traces: if any."""
+        """Yield step, facts, error, references, attempts, methods, tables, a hint at logs, traces.
+
+        Each if any: step of several rounds, several attempts, 15 lines of error, 20 modules.
+        """
         row, (low, high) = self.row, self.step_ms_interval
         if self.rounds > 1 and row.step_ms_p50:
             text = f"Step {formatting.number(row.step_ms_p50)} ms over {self.rounds} rounds"
@@ -331,7 +328,8 @@ def _in_few_digits(value: Any) -> Any:
 def format_logs(logs: Sequence[RankLog]) -> str:
     """Return what ranks wrote, made printable, under a heading per attempt and rank; "" for none.
 
-    Ranks of an attempt with the same text share one. logs: those of an attempt follow each other.
+    Ranks of an attempt with the same text share one. The text ends in a line break. logs: those of
+    an attempt follow each other, as from `reader.logs`.
     """
     blocks = []
     for (point_id, attempt), of_attempt in groupby(logs, lambda log: (log.point_id, log.attempt)):
@@ -358,11 +356,12 @@ class Advice:
 
 
 def advise_run(summary: Summary) -> Iterator[Advice]:
-    """Yield which shares are best by a run's points, if it compared any; may yield nothing.
+    """Yield advice on shares and settings by the ok points of a run; may yield nothing.
 
-    Then for each number of ranks what other shares would gain, an estimate: by the point with the
-    largest global batch of those without uneven shares in which one rank is slow. Last, if no
-    shares were compared, which settings are best, or the largest batches, if several competed.
+    First the best shares of each of `fleets`. Then for each number of ranks an estimate of what
+    other shares would gain, if one gains 2 %: by the point with the largest global batch of those
+    without `share_by_rank` in which one rank is slow. Last, without `fleets`, the best settings or
+    the largest batches, if a case is `contested`.
     """
     from raybench.report.run_report import lead, ranking
     from raybench.report.sections import fleet_name, verdict  # loads pandas
@@ -416,11 +415,11 @@ class AdviceList(Document):
 
 
 def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
-    """Return in words by how much shares by speed, or the fast devices alone, raise throughput.
+    """Return in words what shares by speed, and the fast devices alone, gain in throughput.
 
-    Over equal shares, at most: steps are taken to have no fixed costs. "" if neither gains 2 %.
-    speeds: of one device or more, above 0, in any unit. exchange: time of the exchange of gradients
-    over that of the slowest device's own step; 0 without one.
+    Over equal shares, at most: steps are taken to have no fixed costs. A loss has a minus; "" if
+    neither gains 2 %. speeds: of one device or more, above 0, in any unit. exchange: time of the
+    exchange of gradients over that of the slowest device's own step; 0 without one.
     """
     are_fast = fast_devices(speeds)
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]

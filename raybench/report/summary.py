@@ -1,7 +1,4 @@
-"""A run and what follows from its rows: all that its report, page and exports are made of.
-
-Everything is computed when it is asked for; what takes time, once.
-"""
+"""A run and what follows from its rows: all that its report, page and exports are made of."""
 
 from __future__ import annotations
 
@@ -88,8 +85,9 @@ class MoreRounds:
 class Summary:
     """A run with its rows of the tables, and what follows from them.
 
-    folder: with its results. points: all attempts. devices, region_rows: its rows of these tables,
-    as `raybench.load` gives them. references: what its figures are held against.
+    What is computed is kept: do not change the lists. folder: of the results. points: all attempts,
+    with controls, in table order. devices, region_rows: its rows of `devices` and `regions`, as
+    `raybench.load` gives them. references: what its figures are held against.
     """
 
     run: Run
@@ -101,7 +99,7 @@ class Summary:
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """Return one row per point with its speed-up over its baseline (`analysis.scaling`).
+        """Return one row per point, ok or not, with its speed-up over its baseline (`scaling`).
 
         In the order of `points`. Figures that are impossible are among the warnings of a point.
         """
@@ -128,14 +126,14 @@ class Summary:
 
     @cached_property
     def ranks(self) -> str:
-        """Return what a rank runs on: `workers` where all are of the CPU, else `GPUs`."""
+        """Return `workers` if the first device (without one, all points) is a CPU, else `GPUs`."""
         known = list(self.devices["kind"][:1]) if not self.devices.empty else []
         kinds = {kind for kind in known or [row.device_type for row in self.rows] if kind}
         return "workers" if kinds == {"cpu"} else "GPUs"
 
     @cached_property
     def shared(self) -> Mapping[str, str]:
-        """Return name -> text of parameters and non-default OPTIONAL settings that all share."""
+        """Return name -> text of parameters and non-default OPTIONAL settings all points share."""
         rows = self.rows
         if not rows:
             return {}
@@ -170,9 +168,9 @@ class Summary:
     def case_settings(self) -> list[str]:
         """Return those of `settings` that are not compared: each combination of values is a case.
 
-        Compared are the settings for which the job asks, but sizes of the problem; without such
-        ones all settings but sizes. Batch and accumulation are compared if it asks for nothing
-        else, and numbers of ranks if layouts divide the same work (strong scaling).
+        Compared are those in `answer.over`, but no sizes of the problem (`_SIZES`); without such
+        ones all settings but sizes. Batch and accumulation are compared if `over` has nothing else,
+        and numbers of ranks if layouts divide the same work (strong scaling).
         """
         asked = [name for name in self.settings if name in self.answer.over]
         if asked and {"batch", "grad_accumulation"}.issuperset(asked):
@@ -195,14 +193,13 @@ class Summary:
 
         In the order of their settings if the answer is a ratio to the baseline or not measured.
         """
-        answer, metric = self.answer, find_metric(self.rows, self.answer.metric)
-        is_ranked = metric is not None and answer.metric not in RATIOS
-        names = self.case_settings if is_ranked else self.table_settings
+        answer = self.answer
+        metric = None if answer.metric in RATIOS else find_metric(self.rows, answer.metric)
+        names = self.case_settings if metric else self.table_settings
 
         def place(row: ScaledRow) -> tuple[object, ...]:
             case = [setting_order(setting(row, name)) for name in names]
-            is_ok = is_ranked and row.status == "ok"
-            value = value_of(row, metric) if is_ok and metric else None
+            value = value_of(row, metric) if metric and row.status == "ok" else None
             return case, value is None, (value or 0.0) * (-1 if answer.best == "max" else 1)
 
         return sorted(self.rows, key=place)
@@ -245,7 +242,7 @@ class Summary:
 
     @cached_property
     def words(self) -> dict[str, str]:
-        """Return the words for {ranks}, {baseline} and {items} in the meaning of a metric."""
+        """Return ranks, baseline ("" without one) and items in words, for `metric_column`."""
         baseline = formatting.settings(self.run.baseline)
         return {"ranks": self.ranks, "baseline": baseline, "items": self.answer.items}
 
@@ -257,9 +254,10 @@ class Summary:
 
     @cached_property
     def answer(self) -> Answer:
-        """Return what the job asks, else its workload: `answer_of_run`. The metric may be unknown.
+        """Return what the job asks, else its workload, else the speed-up: see `answer_of_run`.
 
-        `over` has names as in `settings`: `batch`, where a job file names the column that it fixes.
+        Points may lack the metric. `over`: the settings asked for that vary, all that vary if none
+        is asked for; with `batch` for the column that the job fixes, as in `settings`.
         """
         batch = next(filter(None, map(batch_column, self.rows)), "batch")
         asked = [batch if name == "batch" else name for name in varying(self.rows)]
@@ -268,7 +266,7 @@ class Summary:
 
     @cached_property
     def fleets(self) -> Sequence[Fleet]:
-        """Return the devices that did a step with two kinds of shares or more; may be empty."""
+        """Return the groups of ok points alike but for `shares`, two or more each; may be empty."""
         return fleets(self.rows) if any(row.shares != EQUAL for row in self.rows) else ()
 
     @cached_property
@@ -280,8 +278,8 @@ class Summary:
     def largest_batches(self) -> tuple[LargestBatch, ...]:
         """Return the largest batch that fits of each series in which it is known.
 
-        It is known if a batch just above it ran out of memory, as a search finds it; not if a job
-        lists batch sizes with wide gaps. Weak scaling only. In the order of their settings.
+        It is known if a batch above it by at most 1 %, or one item, ran out of memory, as a search
+        finds it. Weak scaling only. In the order of their settings.
         """
         series: dict[tuple[str, ...], list[ScaledRow]] = {}
         names = varying(self.rows, ("scaling", "batch"), always=("precision", "world_size"))
@@ -303,8 +301,7 @@ class Summary:
                         peak_mem_allocated_bytes=fitting[fits].peak_mem_allocated_bytes,
                     )
                 )
-        found.sort(key=lambda one: [setting_order(value) for value in one.settings.values()])
-        return tuple(found)
+        return tuple(sorted(found, key=lambda o: [*map(setting_order, o.settings.values())]))
 
     @cached_property
     def ranked_by(self) -> Answer:
@@ -362,12 +359,12 @@ class Summary:
 
     @property
     def contested(self) -> list[Case]:
-        """Return the cases in which two points or more compete."""
+        """Return the `cases` with two points or more, also those with a clear best."""
         return [case for case in self.cases if len(case.ranked) > 1]
 
     @cached_property
     def machine(self) -> str:
-        """Return devices, transports: `4 x NVIDIA H200 on 1 node; P2P/CUMEM`; else the cluster."""
+        """Return devices, transports: `4 x NVIDIA H200 on 1 node; P2P/CUMEM`, or `run.cluster`."""
         devices = self.devices
         if devices.empty:
             return self.run.cluster
@@ -390,7 +387,7 @@ class Summary:
     def model(self) -> tuple[str, ...]:
         """Return what the points run, the parameters of their models, and the optimizers.
 
-        As in ("MLP of 8 layers, 4,096 wide", "134 M parameters", "adam"); shorter for no model.
+        As in ("MLP of 8 layers, 4,096 wide", "134 M parameters", "adam"); unknown ones left out.
         """
         names, counts, optimizers = {}, set(), set()
         for workload, params in ((row.workload, row.params) for row in self.rows):
@@ -419,13 +416,16 @@ class Summary:
 
     @cached_property
     def lost_nodes(self) -> tuple[str, ...]:
-        """Return the hosts whose loss ended an attempt, one an attempt, even if measured later."""
+        """Return the hosts whose loss ended any attempt, each once; of an attempt only one."""
         hosts = (row.error_host for row in self.points if row.error_type == Cause.NODE_LOST)
         return tuple(dict.fromkeys(host for host in hosts if host is not None))
 
     @cached_property
     def counts(self) -> str:
-        """Return how the points ended: `36 points: 36 ok, 0 failed, 0 skipped; 3 rounds`."""
+        """Return how the points ended: `36 points: 36 ok, 0 failed, 0 skipped; 3 rounds`.
+
+        A point of which any round failed counts as failed. Then, if any, those at the power cap.
+        """
         ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in self._attempts}
         rounds = max((row.rounds for row in self.rows), default=1)
         text = formatting.counts(self.run, list(by_point(ended).values()))
@@ -435,17 +435,17 @@ class Summary:
 
     @property
     def course(self) -> str:
-        """Return when the run was, and how long it took."""
+        """Return start and duration: `2026-11-26 01:16 UTC, interrupted after 2 min 3 s`."""
         return f"{formatting.when(self.run.started_at)}, {formatting.course(self.run)}"
 
     @cached_property
     def failures(self) -> tuple[MessageGroup, ...]:
-        """Return how points failed or were skipped, and why; each round of a point counts."""
+        """Return how points failed or were skipped, and why: the last attempt in each round."""
         return messages.failures(self._attempts)
 
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
-        """Return why points have no speed-up; baseline points only where no other lacks one."""
+        """Return why ok points have no speed-up; baseline points only if no other lacks one."""
         without = [row for row in self.rows if row.why is not None]
         others = [row for row in without if not row.is_baseline] or without
         return messages.group_messages(row.why or "" for row in others)
@@ -466,7 +466,7 @@ class Summary:
 
     @cached_property
     def more_rounds(self) -> MoreRounds | None:
-        """Return what three rounds in all would take; None if it has them, or measured nothing."""
+        """Return what three rounds in all would take; None if a point has them, or none is ok."""
         measured = [row for row in self.rows if row.status == "ok"]
         done = max((row.rounds for row in measured), default=WORTHWHILE)
         if done >= WORTHWHILE:
@@ -494,7 +494,7 @@ _RATES = ("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct", "gemm_share_pct
 
 
 def load_summary(results: Path, run: str, references: References = SHIPPED) -> Summary:
-    """Return the summary of a run. run: as `reader.find_run` takes it.
+    """Return the summary of a run, of a health check no findings. run: as of `reader.find_run`.
 
     Raises ResultsError if `run` means none or several, or the run cannot be read.
     """
@@ -531,10 +531,11 @@ class Candidate:
         return formatting.relative_half_width(self.low, self.value, self.high)
 
     @property
-    def ends(self) -> tuple[float, float]:
+    def _ends(self) -> tuple[float, float]:
         """Return (low, high); without an interval, the value ± `between_starts` of it."""
         if self.low is None or self.high is None:
-            return self.value * (1 - self.between_starts), self.value * (1 + self.between_starts)
+            half = abs(self.value) * self.between_starts
+            return self.value - half, self.value + half
         return self.low, self.high
 
 
@@ -555,9 +556,9 @@ class Case:
 
     @property
     def rivals(self) -> tuple[Candidate, ...]:
-        """Return the other points that may be as good: those whose `ends` overlap the best's."""
-        low, high = self.best.ends
-        return tuple(o for o in self.ranked[1:] if o.ends[0] <= high and low <= o.ends[1])
+        """Return the other points whose intervals (else ± `between_starts`) overlap the best's."""
+        low, high = self.best._ends
+        return tuple(o for o in self.ranked[1:] if o._ends[0] <= high and low <= o._ends[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -628,13 +629,13 @@ def _interval(
 
 
 def size_of(row: ScaledRow) -> int:
-    """Return the bytes of a message or an array; 0 if the workload has none."""
+    """Return the bytes of a message or an array (`size_bytes`); 0 if the workload has none."""
     text = str(row.params.get(SIZE, ""))
     return int(text) if text.isdecimal() else 0
 
 
 def follows_step_time(metric: Metric) -> bool:
-    """Return whether a metric is the step time, or its ms per something: titled `ms/token`."""
+    """Return whether a metric is the median or mean step time, or titled such as `ms/token`."""
     return metric.name in _TIMES or metric.title.startswith("ms/")
 
 

@@ -96,9 +96,11 @@ def test_one_start_each_decides_no_gap_below_what_starts_differ_by():
     assert said(records, {}, job).startswith("which has the most rows/s is not decided: bf16 ")
     assert "fp32 8,000 rows/s; all others are at most 0.50x that" in said(records, {}, job)
     # The report asks for rounds once.
-    rows = make_rows(records)
-    summary = Summary(run=make_run("run-a", job_text=job), devices=pd.DataFrame(), points=rows)
+    summary = make_summary(records, make_run("run-a", job_text=job))
     assert RunReport(summary=summary).lead.count("measure.rounds") == 1
+    below_0 = [{"gain": -2.0}, {"gain": -2.001}]
+    told = said(records[:2], {}, ASKED % ("gain", "precision"), workload_metrics=below_0)
+    assert told.startswith("which has the most gain is not decided: fp32 ")
 
 
 def test_doubts_about_a_step_time_are_none_about_memory():
@@ -200,11 +202,9 @@ def runs(draw):
         for number in range(1, rounds + 1):
             at_ms = step_ms * (1 + noise * (number - 1))
             value = 1000 * known.get("batch_size", 64) * known.get("world_size", 1) / at_ms
-            measured = {
-                "step_ms_p50": at_ms,
-                "step_ms_mean": at_ms,
-                **({rate: value} if rate else {}),
-            }
+            measured = {"step_ms_p50": at_ms, "step_ms_mean": at_ms} | (
+                {rate: value} if rate else {}
+            )
             rows.append(
                 make_row(
                     point_id=f"p{place}", round=number, attempt=number, workload=workload,
