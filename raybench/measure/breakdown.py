@@ -318,7 +318,9 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     if any_rank(bool(errors), context.device):
         error = errors[0] if errors else "on another rank"
         reason = f"unknown: without its peers the step failed: {error}"
-        methods = {**dict.fromkeys(_ALL_COLUMNS, reason), **_COUNTED}
+        is_counted = any_rank(bool(traffic), context.device)
+        unknown = _ALL_COLUMNS if is_counted else (*_ALL_COLUMNS, *_COUNTED)
+        methods = {**_COUNTED, **dict.fromkeys(unknown, reason)}
         return Breakdown(traffic=traffic, methods=methods)
     workload.step()
     methods = {**local.methods, **hooked.methods, **_COUNTED}
@@ -378,9 +380,10 @@ def _time_local_steps(
             "optimizer_ms": "host clock around Optimizer.step",
             "host_gap_ms": _NO_GAP_ON_CPU,
         }
-    stepped_ms = [ms for ms in optimizer.take() if ms is not None]
+    noted_ms = optimizer.take()
+    stepped_ms = [ms for ms in noted_ms if ms is not None]
     optimizer_ms = statistics.median(stepped_ms) / extent.inner if stepped_ms else None
-    if optimizer_ms is None:
+    if noted_ms and optimizer_ms is None:
         methods["optimizer_ms"] = "none: no optimizer of torch.optim stepped"
     return Breakdown(
         local_ms=tuple(map(tuple, (*before, *after))),
