@@ -180,10 +180,11 @@ class _Instrumented:
 def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
     """Run instrumented steps, and return where time and memory go; all ranks must call it.
 
-    A time that could not be measured is None or (), with the reason in `methods`; for a CUDA graph
-    all are. The workload is spoiled: its ranks have trained without each other, and models that the
-    context has wrapped reduce no gradients. If possible the last step is with the peers, for
-    workloads that check their result in `close`. Raises what a step with all its peers raises.
+    Call it after a step: regions are timed only if one was entered. What could not be measured is
+    None or (), with the reason in `methods`; for a CUDA graph no step is run. With peers the ranks
+    have trained without each other afterwards, and models with a hook of `hook_setter` reduce no
+    gradients. If possible the last step is with the peers, for workloads that check their result in
+    `close`. Raises what a step with all its peers raises.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
@@ -318,7 +319,9 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     if any_rank(bool(errors), context.device):
         error = errors[0] if errors else "on another rank"
         reason = f"unknown: without its peers the step failed: {error}"
-        methods = {**dict.fromkeys(_ALL_COLUMNS, reason), **_COUNTED}
+        is_counted = any_rank(bool(traffic), context.device)
+        unknown = _ALL_COLUMNS if is_counted else (*_ALL_COLUMNS, *_COUNTED)
+        methods = {**_COUNTED, **dict.fromkeys(unknown, reason)}
         return Breakdown(traffic=traffic, methods=methods)
     workload.step()
     methods = {**local.methods, **hooked.methods, **_COUNTED}
@@ -335,8 +338,8 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
     """Return a function that registers a communication hook for gradients, or why there is none.
 
-    It is the workload's own `set_comm_hook`, else that of `context.replicas`; all ranks must call
-    it, and with None DDP reduces as it does without a hook. Why: text for `Breakdown.methods`.
+    The function is the workload's own `set_comm_hook`, else that of `context.replicas`. All ranks
+    must call it; with None gradients are reduced as without a hook. Why: begins with "unknown: ".
     """
     own: SetHook | None = workload.set_comm_hook
     return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
@@ -378,9 +381,10 @@ def _time_local_steps(
             "optimizer_ms": "host clock around Optimizer.step",
             "host_gap_ms": _NO_GAP_ON_CPU,
         }
-    stepped_ms = [ms for ms in optimizer.take() if ms is not None]
+    noted_ms = optimizer.take()
+    stepped_ms = [ms for ms in noted_ms if ms is not None]
     optimizer_ms = statistics.median(stepped_ms) / extent.inner if stepped_ms else None
-    if optimizer_ms is None:
+    if noted_ms and optimizer_ms is None:
         methods["optimizer_ms"] = "none: no optimizer of torch.optim stepped"
     return Breakdown(
         local_ms=tuple(map(tuple, (*before, *after))),
@@ -415,14 +419,14 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
 def time_queued_steps(
     step: Step, optimizer: OptimizerMarks, local_ms: float, steps: int, around: Around = nullcontext
 ) -> float | None:
-    """Return the median time in ms of `steps` steps on the GPU, without the gaps of a slow host.
+    """Return the median ms of `steps` (above 0) steps on the GPU, without gaps of a slow host.
 
     All ranks must call it. If the host is not much faster than the device, whose step takes
     local_ms, the device is held back before each step for 1.5 times as long as the host needs to
     issue it, as five steps before show. None on all ranks if that is above a second on one of them.
-    optimizer: gets an ended step for each of `steps`. around: is entered for the five, then anew.
-    A step that waits for the device keeps the gap behind its wait, and one with more launches
-    than the driver queues (about 1000) some of its gaps.
+    optimizer: notes each of the `steps`; where None is returned, nothing. around: is entered for
+    the five, then anew. A step that waits for the device keeps the gap behind its wait, and one
+    with more launches than the driver queues (about 1000) some of its gaps.
     """
     device = torch.device("cuda")
     with around():
@@ -467,10 +471,11 @@ def cycles_per_ms() -> float:
 def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> Breakdown:
     """Run instrumented steps of the timer's script, and return where their time goes.
 
-    All ranks must call it, once for a script. With several ranks, steps with timed reductions come
-    first; then DDP does not reduce its gradients any more. If the script ends, a step reduces none,
-    or parts cannot be timed on some rank, there are only `methods` with the reason. Of the extent
-    only `steps` counts. Raises ScriptFailedError where the script fails, ScriptAbortedError where
+    All ranks must call it, once, after the timed steps. With several ranks, steps with timed
+    reductions come first; then DDP does not reduce its gradients any more. If the script ends, a
+    step reduces none, or parts cannot be timed on some rank, there are only `methods` with the
+    reason. Memory, traffic, regions, device_ms and wall are always left out. Of the extent only
+    `steps` counts. Raises ScriptFailedError where the script fails, ScriptAbortedError where
     another rank's has.
     """
     script = timer.script

@@ -60,9 +60,9 @@ class Timer:
         """Run `step` `iterations` times, wait for the device, and return how long each took.
 
         Durations are in ns, starts in ns since the timer was made, on a GPU as if it began the
-        first iteration when the host did. parts: where the step notes the host time of its parts;
-        emptied first. In the result a part has a time for each iteration, 0 for one without it.
-        lead_in: untimed iterations before the first, so that the device has work queued when the
+        first iteration when the host did; `throttled` is empty. parts: where the step notes the
+        host time of its parts, 0 in iterations without it; times noted before the first timed one
+        are dropped. lead_in: untimed iterations before, so that the device has work queued when the
         clock starts: iterations that find the queue empty take longer than all later ones.
         """
         events: list[torch.cuda.Event] = []
@@ -172,10 +172,10 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
 class MemoryUse:
     """What torch's allocator counted in the timed steps; all fields are None on a CPU.
 
-    allocated_bytes: peak of the steps between `restart` and `paused`. reserved_bytes: peak of all
-    the time until the last `restart` or `paused`. Both are None before these. retries: allocations
-    that failed until cached memory was given back. device_allocs: calls of cudaMalloc. Both are
-    of `counting`; they stop the device, and a step in a steady state needs neither.
+    allocated_bytes: peak between `restart` and `paused`; None before the first `paused`.
+    reserved_bytes: peak until the last `restart` or `paused`, without paused blocks; None before.
+    retries: allocations that failed until cached memory was given back. device_allocs: calls of
+    cudaMalloc. Both, of `counting`, stop the device; a step in a steady state needs neither.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -187,10 +187,10 @@ class MemoryUse:
         self._reset()
 
     def restart(self) -> None:
-        """Forget the peak of allocated memory since the last `paused`; call it after a warm-up.
+        """Forget the peak of allocated memory since the last `paused`, not that of reserved memory.
 
-        DDP makes its buckets anew in the second step, and NCCL keeps the first ones for some steps,
-        more or fewer from start to start, in which gradients count twice.
+        Call it after a warm-up: DDP makes its buckets anew in the second step, and NCCL keeps the
+        first ones for a varying number of steps, in which gradients count twice.
         """
         self._read_reserved()
         self._reset()
@@ -235,7 +235,7 @@ class MemoryUse:
 class StepsEndedError(Exception):
     """The script ended on a rank before all steps were timed; raised on all ranks.
 
-    repetition: the steps that it made, equally many on each rank; at most half as warm-up.
+    repetition: the steps of all blocks, equally many on each rank; at most half as warm-up.
     """
 
     def __init__(self, repetition: Repetition) -> None:
@@ -250,8 +250,8 @@ class StepsEndedError(Exception):
 class ScriptTimer(MemoryUse):
     """Has the process of the script time its steps, and keeps all samples.
 
-    It takes the place of a Timer and of a MemoryUse: the peaks are those in the process of the
-    script, and the allocator of this process, which does nothing for it, is not counted.
+    It takes the place of a Timer and of a MemoryUse: the peaks are those in the script's process as
+    of the last block, None on a CPU. `paused` and `counting` do nothing; both counts are None.
     """
 
     def __init__(self, script: RunningScript, device: torch.device) -> None:
@@ -264,7 +264,7 @@ class ScriptTimer(MemoryUse):
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
     ) -> Samples:
-        """Return the durations of iterations that the script runs and times.
+        """Return the samples of iterations that the script runs and times after `lead_in` others.
 
         All ranks must call it. iterations: above 0. step, parts: not used. Raises StepsEndedError
         where a rank's script ends before so many, ScriptFailedError where it fails or ends before
@@ -289,14 +289,16 @@ class ScriptTimer(MemoryUse):
             raise ScriptFailedError(
                 Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
             )
-        # At most half of them are warm-up.
         warmup = min(self._warmup_iterations or count, count // 2)
         raise StepsEndedError(
             Repetition(warmup=_cut(known, 0, warmup), timed=_cut(known, warmup, count))
         )
 
     def restart(self) -> None:
-        """Count all iterations until now as warm-up; forget the peak of allocated memory."""
+        """Count all iterations until now as warm-up; forget the peak of allocated memory.
+
+        From now on no other optimizer becomes the one whose step ends an iteration.
+        """
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self.script.forget_memory()
         self.allocated_bytes = None
@@ -319,8 +321,9 @@ def workload_stream(context: Context) -> Iterator[None]:
 
     It is a new stream if the steps will be captured in a CUDA graph; else, if `context.sms` limits
     the multiprocessors (CUDA only), this process's stream for that number; else the current stream
-    stays. Raises UsageError for a CUDA graph on a device that is not CUDA, and where torch or the
-    driver cannot limit the multiprocessors.
+    stays. Work in the block runs after what was queued before it, and before what is queued later.
+    Raises UsageError for a CUDA graph on a device that is not CUDA, and where torch or the driver
+    cannot limit the multiprocessors.
     """
     if context.cuda_graph and context.device.type != "cuda":
         raise UsageError(
@@ -362,12 +365,12 @@ def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any
 
 @contextmanager
 def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[Step]:
-    """Capture `inner` steps of the workload in a CUDA graph; yield the step that replays them.
+    """Capture `inner` steps of the workload in a CUDA graph; yield a function that replays them.
 
-    It was replayed once before. All ranks must call it, on a stream that is not the default one and
-    after a warm-up. The graph is gone at the end of the `with` block: a process group cannot be
-    destroyed while a graph holds its collectives (pytorch#115388). Raises UsageError for a step
-    that cannot be captured, and torch.OutOfMemoryError.
+    They are replayed once before. All ranks must call it, on a stream that is not the default one,
+    after EAGER_ITERATIONS steps. The graph is gone at the end of the `with` block: a process group
+    cannot be destroyed while a graph holds its collectives (pytorch#115388). Raises
+    torch.OutOfMemoryError, and UsageError for any other error while the steps are captured.
     """
     graph = torch.cuda.CUDAGraph()
     try:

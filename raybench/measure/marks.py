@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -95,13 +95,13 @@ class _Bucket:
 
 
 class BucketMarks(_StepMarks[_Bucket]):
-    """A communication hook that averages gradients as DDP does without one, and times it."""
+    """Times the averaging of gradients, which `hook` does; call `end_step` after each step."""
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Return the future of a bucket's mean over the ranks; DDP calls this hook once per bucket.
+        """Return the future of a bucket's mean over the ranks, as DDP computes it without a hook.
 
-        Notes when the bucket was ready and reduced. state: the process group whose ranks train
-        together; with any other value all ranks do.
+        DDP calls it for each bucket; it notes when the bucket was ready and reduced. state: the
+        process group whose ranks train together; with any other value all ranks do.
         """
         gradients = bucket.buffer()
         group = state if isinstance(state, dist.ProcessGroup) else None
@@ -144,10 +144,9 @@ class BucketMarks(_StepMarks[_Bucket]):
 
 
 def comm_ms(buckets: Sequence[BucketTimes]) -> float:
-    """Return the ms in which any collective of the step ran; 0 for no buckets.
+    """Return the ms in which at least one bucket was ready and not reduced yet; 0 for no buckets.
 
-    Collectives run one after the other: while a bucket that is ready waits for the one before it,
-    the time is that one's. Sum over buckets of reduced - max(ready, reduced of the bucket before).
+    buckets: in the order in which they were ready, as `BucketMarks.take` has those of a step.
     """
     free_ms, total_ms = float("-inf"), 0.0
     for ready_ms, reduced_ms in buckets:
@@ -166,7 +165,7 @@ def tail_ms(buckets: Sequence[BucketTimes]) -> float:
 
 
 class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
-    """Notes the times at which `Optimizer.step` of each optimizer begins and ends."""
+    """Notes when each `Optimizer.step` begins and ends; call `end_step` after each whole step."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -186,7 +185,7 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
                 handle.remove()
 
     def begin(self, *_: object) -> None:
-        """Note that the step of an optimizer begins."""
+        """Note that the step of an optimizer begins; `end` must follow."""
         self._started.append(self._mark())
 
     def end(self, *_: object) -> None:
@@ -215,7 +214,7 @@ class _RegionSpan:
 
 
 class RegionMarks(_StepMarks[_RegionSpan]):
-    """Notes the times at which each region of a step begins and ends."""
+    """Notes when each region begins and ends; call `end_step` after each step, in no region."""
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
@@ -228,11 +227,11 @@ class RegionMarks(_StepMarks[_RegionSpan]):
             span.end = self._mark()
 
     def take(self, steps: int, step_ms: float) -> tuple[RegionTime, ...]:
-        """Return the median ms of each region over the last `steps` ended steps; forget all steps.
+        """Return the median ms of each region over the last `steps` ended steps; forget the ended.
 
         In the order in which regions were entered; a step that did not enter one counts with 0 ms.
-        steps: above 0. step_ms: duration of a step, for the regions' shares of it. The device must
-        be done with the steps.
+        steps: above 0. step_ms: duration of a step, of which the regions' shares are fractions. The
+        device must be done with the steps.
         """
         spans_ms: list[dict[str, list[float]]] = []
         for step in self._take_ended()[-steps:]:
@@ -302,11 +301,12 @@ class ScriptMarks:
         self._buckets.end_step()
         self._optimizers.end_step()
 
-    def take(self, steps: int) -> dict[str, Any]:
-        """Return times of the last `steps` ended steps in ms, and forget all steps; {} for 0 steps.
+    def take(self, steps: int) -> dict[str, list[float]]:
+        """Return times of the last `steps` ended steps in ms, and forget all ended steps.
 
         The device must be done with them. optimizer_ms: one per step, 0 without optimizer. comm_ms,
-        tail_ms: only of steps that reduce gradients after `time_gradients`.
+        tail_ms: only of steps that reduce gradients after `time_gradients`. For 0 steps {}, and
+        nothing is forgotten.
         """
         if steps == 0:  # nothing has waited for the device
             return {}
@@ -319,9 +319,7 @@ class ScriptMarks:
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Return the average of a bucket over ranks, or the bucket itself after keep_gradients."""
-        hook = self._buckets.hook if self._is_reduced else noop_hook
-        future: torch.futures.Future[torch.Tensor] = hook(None, bucket)
-        return future
+        return (self._buckets.hook if self._is_reduced else noop_hook)(None, bucket)
 
 
 def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | None:
@@ -329,7 +327,8 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
 
     None if the device has neither weights of a module nor a tensor that an optimizer stepped in the
     first. All modules made since `gc.freeze` count: a workload may hold its own in collections,
-    objects and closures. device: of CUDA, with its index; its peaks are reset.
+    objects and closures. device: of CUDA, with its index; its peaks are reset. Peers that steps
+    communicate with must call it too.
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
     hook = register_optimizer_step_pre_hook(lambda one, *_: optimizers.setdefault(one))
@@ -360,24 +359,15 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
             hooks.callback(hook.remove)
         step()
     gradients.look()
-    at_peak = gradients.peak_bytes
     parameters = _storage_bytes(weights, device)
-    states = _storage_bytes(
-        (
-            value
-            for optimizer in optimizers
-            for state in optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, Tensor)
-        ),
-        device,
-    )
+    kept = [value for one in optimizers for state in one.state.values() for value in state.values()]
+    states = _storage_bytes((value for value in kept if isinstance(value, Tensor)), device)
     added = torch.cuda.max_memory_allocated(device) - begin
     return PeakParts(
         parameters_bytes=parameters,
-        gradients_bytes=at_peak,
+        gradients_bytes=gradients.peak_bytes,
         optimizer_bytes=states,
-        activations_bytes=max(0, added - (at_peak - gradients_before)),
+        activations_bytes=max(0, added - (gradients.peak_bytes - gradients_before)),
         other_bytes=max(0, begin - parameters - states - gradients_before),
     )
 

@@ -118,9 +118,10 @@ def measure(
 ) -> Measurement:
     """Build, warm up and time the workload for each repeat, and return this rank's Measurement.
 
-    All ranks must call it. began_s: when the set-up began, by `time.perf_counter`; None: now.
-    rested: the device's counters when the work before ended; None: now. profile: also run the last
-    workload under the profiler. nccl_choices: runs a step and returns what NCCL chose in it. Raises
+    All ranks must call it. build: makes a new workload each time, which is closed here. began_s:
+    when the set-up began, by `time.perf_counter`; None: now. rested: the device's counters when the
+    work before ended; None: now. profile: also run the last workload under the profiler.
+    nccl_choices: runs a step and returns what NCCL chose in it, with peers and a breakdown. Raises
     what the workload, `workload_stream` and `capture_graph` raise; with one rank, a gradient
     comparison, breakdown or profile that fails is only a warning.
     """

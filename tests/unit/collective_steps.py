@@ -150,13 +150,16 @@ class SumOfRanks(Workload):
         dist.all_reduce(self.total)
 
 
-class Fails(SleepThenReduce):
-    """A step that minds what its peers have sent."""
+class Fails(Workload):
+    """A step that minds what its peers have sent, on these ranks."""
+
+    def __init__(self, *ranks: int) -> None:
+        self.ranks = ranks
 
     def step(self) -> None:
         one = torch.ones(1)
         dist.all_reduce(one)
-        if dist.get_rank() == 1 and one.item() != dist.get_world_size():
+        if dist.get_rank() in self.ranks and one.item() != dist.get_world_size():
             raise ValueError("a peer is missing")
 
 

@@ -41,10 +41,6 @@ class SlowOptimizer(torch.optim.Optimizer):
         time.sleep(0.004)
 
 
-def no_step() -> None:
-    pass
-
-
 @pytest.mark.parametrize(
     ("buckets", "comm", "tail"),
     [
@@ -122,7 +118,7 @@ def spins(monkeypatch):
 
 
 def test_the_device_is_held_back_for_longer_than_the_host_needs_unless_it_is_ahead(spins):
-    breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=400, steps=3)
+    breakdown.time_queued_steps(lambda: None, OptimizerMarks(CPU), 400, steps=3)
     assert spins == []
     device_ms = breakdown.time_queued_steps(
         lambda: time.sleep(0.004), OptimizerMarks(CPU), local_ms=4.0, steps=3
@@ -142,5 +138,9 @@ def test_no_rank_runs_queued_steps_where_one_cannot(spins, monkeypatch, issue_ms
     issued = WallTimes(unsynced_ms=issue_ms, synced_ms=issue_ms)
     monkeypatch.setattr(breakdown, "time_by_wall_clock", lambda *_: issued)
     monkeypatch.setattr(breakdown, "max_over_ranks", lambda own, _: [max(*own, others_ns)])
-    assert breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
+    assert breakdown.time_queued_steps(lambda: None, OptimizerMarks(CPU), 700, steps=3) is None
+    monkeypatch.setattr(breakdown, "watch_peak", lambda *_: None)
+    context = replace(ALONE, device=torch.device("cuda", 0))
+    found = break_down(Slow(), Timer(CPU), context, Extent(steps=3))
+    assert "too long to queue" in found.methods["optimizer_ms"]
     assert spins == []

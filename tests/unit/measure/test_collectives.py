@@ -1,5 +1,6 @@
 """Collectives seen, timed and replaced, whoever issues them: two ranks on gloo."""
 
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -66,10 +67,8 @@ def gradients_alone(way: str, rank: int) -> list[float]:
     rows = torch.full((4, 3), float(rank + 1))
     if way == "hook":
         model.register_comm_hook(None, noop_hook)
+    with nullcontext() if way == "hook" else replace_collectives(LocalCopies()):
         model(rows).square().sum().backward()
-    else:
-        with replace_collectives(LocalCopies()):
-            model(rows).square().sum().backward()
     # DDP divides by the ranks before it sums; its hook that does nothing does not.
     scale = 1.0 if way == "hook" else float(RANKS)
     return [value * scale for p in model.parameters() for value in p.grad.flatten().tolist()]
@@ -87,12 +86,10 @@ def objects_alone() -> list[int | None]:
 
 def sum_after_error() -> float:
     one = torch.ones(1)
-    try:
-        with replace_collectives(LocalCopies()):
-            dist.all_reduce(one)
-            raise ValueError("the step failed")
-    except ValueError:
+    with suppress(ValueError), replace_collectives(LocalCopies()):
         dist.all_reduce(one)
+        raise ValueError("the step failed")
+    dist.all_reduce(one)
     return one.item()
 
 
@@ -107,7 +104,8 @@ def break_all_down(rank: int) -> dict[str, Breakdown]:
     with slow_all_reduce(DELAY_MS):
         found["slow"] = taken_apart(SleepThenReduce(context, OWN_MS), context)
     found["sharded"] = taken_apart(Sharded(context, width=WIDTH, layers=LAYERS), context)
-    found["failing"] = taken_apart(Fails(context, 0.0), context)
+    found["failing"] = taken_apart(Fails(1), context)
+    found["uncounted"] = taken_apart(Fails(0, 1), context)
     collective = SleepThenReduce(context, 0.0)
     collective.message_bytes = 64
     found["collective"] = taken_apart(collective, context)
@@ -205,6 +203,8 @@ def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers):
     assert "on another rank" in reasons[0]
     assert "ValueError: a peer is missing" in reasons[1]
     assert all(answer.breakdowns["failing"].local_ms == () for answer in answers)
+    assert "counted" in answers[0].breakdowns["failing"].methods["comm_calls"]
+    assert "a peer is missing" in answers[0].breakdowns["uncounted"].methods["comm_calls"]
 
 
 def test_what_is_all_communication_or_none_is_not_taken_apart(answers):

@@ -69,13 +69,11 @@ def marks(monkeypatch):
 
 
 def test_regions_mark_nothing_in_warm_up_and_timed_steps(marks):
-    settings = Measure(warmup=2, iterations=4)
     context = make_context()
-    without = settings.model_copy(update={"breakdown": False})
-    phases.measure(lambda: region_workloads.Parts(context), context, without)
-    assert marks == []
-    phases.measure(lambda: region_workloads.Parts(context), context, settings)
-    assert marks
+    for is_asked in (False, True):
+        settings = Measure(warmup=2, iterations=4, breakdown=is_asked)
+        phases.measure(lambda: region_workloads.Parts(context), context, settings)
+        assert bool(marks) is is_asked
 
 
 def test_only_steps_with_regions_are_run_once_more_for_them():
@@ -149,8 +147,7 @@ STATE = 2 * PARAMETERS + 4
 class Allocator:
     """What torch's functions say: allocated now, and the most since the last reset."""
 
-    def __init__(self) -> None:
-        self.most = BEGIN
+    most = BEGIN
 
 
 @pytest.fixture
