@@ -244,13 +244,13 @@ def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(joined, ignore_index=True)
 
 
-def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
-    """Return the timed samples of a point in ms, by rank (index) and iteration (columns).
+def rank_by_iteration(samples: pd.DataFrame, columns: int) -> tuple[pd.DataFrame, float]:
+    """Return timed samples of a point in ms, ranks by iterations; and the median of all of them.
 
     samples: rows of that table of one attempt, or of several by `join_rounds` (else it takes means
-    of them); warm-up is left out. Empty without timed samples; NaN if a rank lacks an iteration. Of
+    of them); warm-up is left out. Empty and NaN without any; NaN if a rank lacks an iteration. Of
     more than `columns` (1 or more) iterations, a column stands for several in a row: per rank the
-    time farthest from the point's median, under the index of the first, from 0 over all repeats.
+    time farthest from the median, under the index of the first, from 0 over all repeats.
     """
     import pandas as pd
 
@@ -258,15 +258,15 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
     wide = timed.pivot_table(index="rank", columns=["repeat", "iteration"], values="step_ns")
     times_ms = wide.to_numpy(np.float64) / NS_PER_MS
     if not times_ms.size:
-        return pd.DataFrame()
-    middle = np.nanmedian(times_ms)
+        return pd.DataFrame(), math.nan
+    middle = float(np.nanmedian(times_ms))
     firsts = np.unique(np.linspace(0, times_ms.shape[1], columns, endpoint=False).astype(int))
     farthest = []
     for part in np.split(times_ms, firsts[1:], axis=1):
         distances = np.nan_to_num(np.abs(part - middle), nan=-1.0)
         places = distances.argmax(axis=1)[:, np.newaxis]
         farthest.append(np.take_along_axis(part, places, axis=1))
-    return pd.DataFrame(np.hstack(farthest), index=wide.index, columns=firsts)
+    return pd.DataFrame(np.hstack(farthest), index=wide.index, columns=firsts), middle
 
 
 def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:

@@ -147,9 +147,10 @@ def format_page(root: Path, found: Summary | HealthReport) -> str:
     attempts = [(one.point_id, one.attempt) for made in rounds for one in made]
     read = reader.rows_of_attempts(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
     rank_times = [
-        RankTimes(row=row, times_ms=rank_by_iteration(join_rounds(samples), columns))
+        RankTimes(row=row, times_ms=times_ms, median_ms=median_ms)
         for row, made in zip(rows, rounds, strict=True)
         if (samples := [next(read) for _ in made])
+        for times_ms, median_ms in [rank_by_iteration(join_rounds(samples), columns)]
     ]
     return page.format_page(
         ChartData(

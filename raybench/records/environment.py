@@ -21,7 +21,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -62,7 +62,7 @@ def variables_that_matter() -> dict[str, str]:
 
 @contextmanager
 def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process in the block; then restore them."""
+    """Set environment variables of this process in the block; then restore or unset them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
@@ -75,16 +75,14 @@ def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the hash of HEAD, with "+changes" if any tracked file differs; None if git fails."""
-    git = partial(
-        subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10
-    )
+    """Return HEAD, with "+changes" if any tracked file differs; None if git fails or takes 10 s."""
+    command = ["git", "describe", "--always", "--abbrev=64", "--exclude=*", "--dirty=+changes"]
     try:
-        commit = git(["git", "rev-parse", "HEAD"]).stdout.strip()
-        changes = git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
+        return subprocess.check_output(
+            command, cwd=folder, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{commit}+changes" if changes else commit
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -106,13 +104,13 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, cores)
 
 
-# What shows results changes none.
+# Folders of raybench that only show results.
 _ONLY_SHOW = ("analysis", "cli", "doctor", "report")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFile:
-    """A script that is a workload, the same on every node. folder: its current directory."""
+    """A script that is a workload. path: absolute. folder: the current directory that it gets."""
 
     path: str
     folder: str
@@ -123,8 +121,7 @@ class Code:
     """What is measured and what measures it.
 
     workload: SHA-256 of each file by its name, as `package/module.py`; of a script as `train.py`.
-    raybench_sha256: as of `raybench_sha256()`.
-    script: where the workload is one, else None.
+    raybench_sha256: as of `raybench_sha256()`. script: None if the workload is a module.
     """
 
     workload: Mapping[str, str] = field(default_factory=dict)
@@ -133,15 +130,17 @@ class Code:
 
     @property
     def workload_sha256(self) -> str | None:
-        """The SHA-256 of all files of the workload; None where none was found, as in an archive."""
+        """One SHA-256 of the names and hashes in `workload`; None if it is empty."""
         return _digest(self.workload) if self.workload else None
 
 
 def code_of(module: str) -> Code:
-    """Return the hashes of raybench, of a module, and of the user's modules that it imports.
+    """Return the hashes of raybench, of a module, and of what it imports, directly or not.
 
-    Files are read and parsed, none is imported. module: its dotted name, found on `sys.path`. Of a
-    built-in workload those in `raybench/workloads/` count. No file where none is found.
+    Files are read and parsed, none is imported. Only modules of its own top-level package, and
+    those neither installed nor of the standard library count; for a built-in workload only
+    `raybench/workloads/`. module: its dotted name. `workload` is empty where no file is found, as
+    in an archive; a file that cannot be read counts as empty.
     """
     own_package = module.partition(".")[0]
     files = _workload_files(_files_of(module, own_package), own_package)
@@ -149,10 +148,10 @@ def code_of(module: str) -> Code:
 
 
 def code_of_script(path: Path) -> Code:
-    """Return the hashes of raybench, of a script, and of the user's modules that it imports.
+    """Return the hashes of raybench, of a script, and of what it imports, directly or not.
 
-    Files are read and parsed, none is run; a missing script counts as empty. Modules beside it are
-    found first, but after loaded ones of that name. `script.folder` is the current directory.
+    As `code_of`, but a missing script counts as empty. A module that this process has loaded comes
+    before one beside the script, and that before others. `script.folder` is the current directory.
     """
     script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
     before = [*sys.path]
@@ -166,11 +165,11 @@ def code_of_script(path: Path) -> Code:
 
 
 def code_here(code: Code) -> Code:
-    """Return a copy of the code with the hashes of raybench and of its files on this host.
+    """Return a copy of the code with the hashes that its files have now on this host.
 
-    Missing files are left out; one that may not be read counts as empty. Before Python 3.14 raises
-    PermissionError for a script's or package's folder that may not be entered. Of the workload only
-    files that `code` names are read, none is parsed, so that each rank can afford it.
+    Only files that `code` names are read, none is parsed; those beside a script come first. Missing
+    ones are left out; one that may not be read counts as empty. Of raybench: `raybench_sha256()`.
+    Before Python 3.14 raises PermissionError for a folder that may not be entered.
     """
     files = {}
     for name in code.workload:
@@ -192,16 +191,13 @@ def differing(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 @cache
 def raybench_sha256() -> str:
-    """Return the SHA-256 of raybench's *.py but those that only show, as at the first call."""
-    folder = Path(__file__).parents[1]
-    files = {path.relative_to(folder): path for path in folder.rglob("*.py")}
-    return _digest(
-        {
-            name.as_posix(): _sha256(_content(path))
-            for name, path in files.items()
-            if name.parts[0] not in _ONLY_SHOW
-        }
-    )
+    """Return one SHA-256 of raybench's *.py but analysis, cli, doctor, report; read only once."""
+    folder, hashes = Path(__file__).parents[1], {}
+    for path in folder.rglob("*.py"):
+        name = path.relative_to(folder)
+        if name.parts[0] not in _ONLY_SHOW:
+            hashes[name.as_posix()] = _sha256(_content(path))
+    return _digest(hashes)
 
 
 def _digest(files: Mapping[str, str]) -> str:
@@ -301,7 +297,7 @@ def _imports(content: bytes, file: str) -> Iterator[str]:
     """
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # it is not imported either, or its own error tells
     # The module's package: of `a/b.py` and of `a/__init__.py` this is `a`.
     package = file.split("/")[:-1]

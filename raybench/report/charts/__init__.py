@@ -41,18 +41,19 @@ _ALONG = ("batch", "world_size", "size_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of a point in ms: rows are ranks, columns first iterations (from 0) of ranges."""
+    """Step times of a point, as `rank_by_iteration` returns them, and the median of all samples."""
 
     row: ScaledRow
     times_ms: pd.DataFrame
+    median_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartData:
     """The data of the charts of a run.
 
-    devices: the run's table `devices`. telemetry: `devices.TELEMETRY_COLUMNS` of the run's table
-    `telemetry`, empty where not sampled. rank_times: of the points that `heat_points` chooses.
+    devices: the run's table `devices`. telemetry: its table `telemetry`, with TELEMETRY_COLUMNS of
+    `charts.devices`; empty if not sampled. rank_times: of the points that `heat_points` chooses.
     """
 
     summary: Summary
@@ -62,7 +63,7 @@ class ChartData:
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """Return one row per point, its rounds as one."""
+        """Return one row per point, whatever its status, its rounds as one: `Summary.rows`."""
         return list(self.summary.rows)
 
     @property
@@ -141,13 +142,13 @@ def why_no_figure(summary: Summary) -> str:
 
 
 def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[ScaledRow]:
-    """Return points sorted by their settings; those named in `last` vary fastest."""
+    """Return points sorted by `distinguishing_settings`; settings named in `last` vary fastest."""
     names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
     return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
 
 
 def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
-    """Return lines of a tip: `settings_words`, if any; then the id. ranks: `ChartData.ranks`."""
+    """Return lines of a tip: `settings_words` if any, then `point ID`. ranks: `ChartData.ranks`."""
     return f"{settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
 
 
@@ -162,7 +163,7 @@ def drawn_of(drawn: int, count: int) -> str:
 
 
 def why_not_drawn(row: ScaledRow) -> str:
-    """Return its status if it is not ok, else why it has no speed-up, else `was not measured`."""
+    """Return a point's status in words if it is not ok, else its `why`, else "was not measured"."""
     if row.status != "ok":
         return formatting.STATUS_WORDS[row.status]
     return formatting.plain(row.why) if row.why is not None else "was not measured"
@@ -182,10 +183,10 @@ def bar_figure(
 ) -> Figure:
     """Return a figure with a bar for each point, in the order of `rows`.
 
-    Bars of one panel differ in batch, number of ranks and size; each value of other settings has a
-    panel of its own. If panels had fewer than two bars on average, none has a title, and bars have
-    all settings. Of more than 72 points the first 72 are drawn, and the note says so. marks:
-    returns one or more for a point; its second argument is `point_name`, for their tips. x,
+    Bars of one panel differ in batch, number of ranks and size; each combination of other settings
+    has a panel of its own. If panels had fewer than two bars on average, none has a title, and bars
+    have all settings. Only the first 72 are drawn; the note says so. rows: one at least. marks:
+    returns one or more for a point; its second argument is its `point_name`, for their tips. x,
     of_bars: arguments of `bar_panels`.
     """
     shown, names, ranks = rows[:MOST_BARS], distinguishing_settings(rows), data.ranks
@@ -228,9 +229,9 @@ def line_figure(
     None it is a cross on the axis if `is_on_axis`, else it is named below its panel. A panel with
     no mark is left out, and the note says so. over: the setting along x, and settings in which the
     points of a line may differ. lines_by: settings of which each value is a line; each value of
-    other settings is a panel, but up to four lines share one. At most 7 lines and 8 panels are
-    drawn; the note says so. tip: returns its text after settings and id. more: returns more fields
-    of the mark. x, y: `axis`. of_lines: `ideal` and `level` of `line_panel`.
+    other settings is a panel. Up to four lines in all share one panel. At most 7 lines and 8 panels
+    are drawn; the note says so. tip: returns its text after settings and id. more: returns more
+    fields of the mark. x, y: `axis`. of_lines: `ideal` and `level` of `line_panel`.
     """
     rows, ranks = in_order(rows, over), data.ranks
     groups, every_line = _panels_and_lines(rows, over, lines_by, ranks)

@@ -55,10 +55,10 @@ _PARTS = {
 }
 
 
-def ranking_figure(data: ChartData) -> Figure | None:
-    """Return bars of the points of each case that has two or more, the best first; 12 at most.
+def _ranking_figure(data: ChartData) -> Figure | None:
+    """Return bars of the points of each `Summary.cases` with two or more, the best first.
 
-    None if no case has two points, or if the metric that ranks them was not measured.
+    The first 12 of all cases are drawn. None if no case has two measured points.
     """
     metric = answer_metric(data.summary)
     every = [
@@ -85,11 +85,11 @@ def ranking_figure(data: ChartData) -> Figure | None:
     )
 
 
-def gains_figure(data: ChartData) -> Figure | None:
+def _gains_figure(data: ChartData) -> Figure | None:
     """Return bars of the speed-up over the baseline, by the settings that the baseline names.
 
-    None if no point but the baseline's has one, if the baseline names a number of ranks, or if the
-    largest batch is known. The note names points without one.
+    None if only baseline points have a speed-up, if the baseline names a number of ranks, or if the
+    largest batch is known. Of other settings 7 are drawn. The note names points without a speed-up.
     """
     baseline, ranks = data.summary.run.baseline, data.ranks
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
@@ -138,8 +138,9 @@ def gains_figure(data: ChartData) -> Figure | None:
 def operations_figure(data: ChartData) -> Figure | None:
     """Return bars of TFLOP/s, the largest products first, with panels for each precision.
 
-    None if no point has TFLOP/s, or if any point has a throughput. The first 72 are drawn. If not
-    all have numbers m, n and k, they are sorted by TFLOP/s.
+    None if no ok point has TFLOP/s, or if any point has a throughput. The first 72 are drawn, each
+    with a second bar for its first 30 ms if any is 1 % faster in them. If not all have numbers m, n
+    and k, they are sorted by TFLOP/s, the most first.
     """
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):
@@ -197,7 +198,7 @@ def operations_figure(data: ChartData) -> Figure | None:
 def parts_figure(data: ChartData) -> Figure | None:
     """Return a stacked bar for each point with a breakdown: its parts as shares of the step.
 
-    None if none of them has a throughput. The first 72 are drawn.
+    Only parts above 0, of the first 72; the table has all. None if none of them has a throughput.
     """
     known = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
     if not any(row.throughput is not None for row in known):
@@ -269,7 +270,7 @@ def parts_figure(data: ChartData) -> Figure | None:
     )
 
 
-def times_figure(data: ChartData) -> Figure | None:
+def _times_figure(data: ChartData) -> Figure | None:
     """Return bars of median steps in ms; None if nothing was measured, or `time_figure` applies."""
 
     def marks(row: ScaledRow, name: str) -> list[Mark]:
@@ -313,9 +314,9 @@ def _parts_ms(row: ScaledRow) -> dict[str, float | None]:
 
 
 CHARTS = (
-    Chart(draw=ranking_figure, place=25, answers=60, is_only_first=True),
-    Chart(draw=gains_figure, place=40, answers=40, is_of_ratios=True),
+    Chart(draw=_ranking_figure, place=25, answers=60, is_only_first=True),
+    Chart(draw=_gains_figure, place=40, answers=40, is_of_ratios=True),
     Chart(draw=operations_figure, place=45, answers=50),
     Chart(draw=parts_figure, place=35),
-    Chart(draw=times_figure, place=80, answers=80),
+    Chart(draw=_times_figure, place=80, answers=80),
 )

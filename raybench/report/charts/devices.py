@@ -10,7 +10,7 @@ import pandas as pd
 from raybench.analysis.rows import ScaledRow
 from raybench.records import Status
 from raybench.report import formatting
-from raybench.report.charts import Chart, ChartData, point_name
+from raybench.report.charts import Chart, ChartData, RankTimes, point_name
 from raybench.report.charts.grammar import (
     MOST_LINES,
     Figure,
@@ -34,6 +34,7 @@ _SHOWN = {
 # What is read of the table `telemetry`.
 TELEMETRY_COLUMNS = ("node_id", "index", "time", *_SHOWN)
 _MOST_TIMES = 60
+_THROTTLED = "var(--held)"
 # A run that stood still for longer, as until it was resumed, is drawn without that time.
 _LONGEST_GAP_S = 60.0
 # Cells of all heat maps together: each is an element of the page.
@@ -43,10 +44,11 @@ _STEPS = (-0.1, -0.03, -0.01, 0.01, 0.03, 0.1)
 
 
 def telemetry_figure(data: ChartData) -> Figure | None:
-    """Return clocks, power, temperature and use over time; None for fewer than two times.
+    """Return panels of SM clock, power, temperature and use over the seconds since the run began.
 
-    If there are more than seven devices it draws the least, the median and the most of them. Gaps
-    of more than a minute are left out.
+    What was never sampled has no panel. Values are means over 1/60 of the time; of more than seven
+    devices the least, the median and the most at each time are drawn. Gaps of more than a minute
+    are left out. None for fewer than two times.
     """
     if data.telemetry.empty:
         return None
@@ -79,7 +81,7 @@ def telemetry_figure(data: ChartData) -> Figure | None:
     if closed_s[-1]:
         note += f", without {formatting.long_time(closed_s[-1])} in which nothing was sampled"
     note += "." + (" Every second point is shaded." if bands else "")
-    if any(band["is_throttled"] for band in bands):
+    if any(band["fill"] == _THROTTLED for band in bands):
         note += " Orange: a point whose clocks were limited by heat or a fault."
     if is_crowded:
         note += " There are too many devices to draw each."
@@ -101,11 +103,10 @@ def _bands(data: ChartData, times: np.ndarray, drawn_at: np.ndarray) -> list[Mar
     for place, row in enumerate(timed):
         begin_s = (row.started_at - data.summary.run.started_at).total_seconds()
         low, high = np.interp([begin_s, begin_s + (row.duration_s or 0.0)], times, drawn_at)
-        is_throttled = "t" in doubt_marks(row)
-        fill = "var(--held)" if is_throttled else "var(--band)" if place % 2 == 0 else "transparent"
+        fill = "var(--band)" if place % 2 == 0 else "transparent"
+        fill = _THROTTLED if "t" in doubt_marks(row) else fill
         tip = point_name(row, names, data.ranks)
-        band = {"low": float(low), "high": float(high), "fill": fill, "tip": tip}
-        bands.append({**band, "is_throttled": is_throttled})
+        bands.append({"low": float(low), "high": float(high), "fill": fill, "tip": tip})
     return [band for band in bands if band["low"] < band["high"]]
 
 
@@ -139,7 +140,7 @@ def _panel(
 def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
     """Return the points to draw as heat maps: at most four, of those with the most ranks.
 
-    Sorted by how much ranks differ, then steps, the most first; [] if no point with several is ok.
+    Sorted by how much ranks differ, then steps, the most first; [] if no ok one has several ranks.
     """
 
     def spread(row: ScaledRow) -> tuple[float, float]:
@@ -158,7 +159,7 @@ def columns_of_a_map(rows: Sequence[ScaledRow]) -> int:
     return max(8, min(_MOST_COLUMNS, _MOST_CELLS // max(1, ranks)))
 
 
-def rank_times_figure(data: ChartData) -> Figure | None:
+def _rank_times_figure(data: ChartData) -> Figure | None:
     """Return heat maps of step times, of 64 ranks at most; None if all `rank_times` are empty."""
     mapped = [one for one in data.rank_times if not one.times_ms.empty]
     if not mapped:
@@ -171,14 +172,13 @@ def rank_times_figure(data: ChartData) -> Figure | None:
         note="Each rank's step times against the point's median over all ranks, of the points "
         "with the most ranks that differ most. Where a column stands for several iterations, it "
         "shows the one farthest from the median. Rounds follow each other.",
-        panels=[_map(title, one.times_ms) for title, one in zip(titles, mapped, strict=True)],
+        panels=[_map(title, one) for title, one in zip(titles, mapped, strict=True)],
     )
 
 
-def _map(title: str, times_ms: pd.DataFrame) -> Panel:
-    """Return the heat map of the first 64 ranks; times_ms: as `RankTimes` has it, not empty."""
-    drawn = times_ms.iloc[:_MOST_RANKS]
-    median = float(np.nanmedian(times_ms.to_numpy()))
+def _map(title: str, found: RankTimes) -> Panel:
+    """Return the heat map of the first 64 ranks of a point that has times."""
+    drawn, median = found.times_ms.iloc[:_MOST_RANKS], found.median_ms
     firsts = [int(first) for first in drawn.columns]
     ends = [*firsts[1:], firsts[-1] + max(1, firsts[-1] - firsts[-2] if len(firsts) > 1 else 1)]
     cells = [
@@ -207,4 +207,4 @@ def _map(title: str, times_ms: pd.DataFrame) -> Panel:
     )
 
 
-CHARTS = (Chart(draw=telemetry_figure, place=100), Chart(draw=rank_times_figure, place=90))
+CHARTS = (Chart(draw=telemetry_figure, place=100), Chart(draw=_rank_times_figure, place=90))

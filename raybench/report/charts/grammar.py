@@ -44,7 +44,7 @@ _POINT = {"type": "point", "filled": True, "size": 50, "opacity": 1}
 _CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "filled": False, "strokeWidth": 2}
 _DASHED = {"color": "var(--axis)", "strokeDash": [5, 4], "strokeWidth": 1.5}
 _COLOR = re.compile(r"(--[a-z]+\d?): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
-_USED = re.compile(r"var\((--[a-z]+\d?)\)")
+_USED = re.compile(r'(?<==")var\((--[a-z]+\d?)\)(?=")')
 # A quarter of what Vega writes: unseen backgrounds, and roles that a screen reader would read out.
 _NOISE = re.compile(
     r'<path class="(?:back|fore)ground"[^>]*? d="(?:M0,0h0v0h0Z)?"[^>]*/>'
@@ -116,7 +116,7 @@ class Figure:
 def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
     """Return a quantitative channel without field, linear from zero or logarithmic to base `log`.
 
-    settings: of the axis in Vega-Lite, such as `format`; `scale` is a mapping of its scale's.
+    settings: of the axis in Vega-Lite, as `format`; but `scale`: settings of the scale, a mapping.
     """
     scale = {"type": "log", "base": log, "nice": False, "padding": 14} if log else {"zero": True}
     scale |= settings.pop("scale", {})
@@ -137,9 +137,9 @@ SIZE_LABELS = (
 
 
 def names_axis(names: Sequence[str], **settings: Any) -> Spec:
-    """Return a nominal channel without field, whose axis has a place for each name, in this order.
+    """Return a nominal channel without field; its axis has those of the names that marks have.
 
-    settings: of the axis in Vega-Lite.
+    They are in the order of `names`; others come last. settings: of the axis in Vega-Lite.
     """
     return {
         "type": "nominal",
@@ -208,10 +208,10 @@ def line_panel(
     """Return a panel of lines, with a point for each mark where `has_points`.
 
     marks: each with `x`, `y`, `line` and, for its point, `tip`; optional `low` and `high` (an
-    interval) and `number` (written beside the end of the highest line and of the lowest). A mark
-    whose `y` is None is a cross on the axis of x. lines: the values of `line` in the order of the
-    legend; a single one has no legend. x, y: of `axis`. ideal: points (x, y) of a dashed line.
-    level: the y of a dashed line across the chart, and its label. below: layers drawn first.
+    interval) and `number` (a text, drawn for the highest and the lowest mark at the largest x that
+    has one). A mark whose `y` is None is a cross on the axis of x. lines: the values of `line` in
+    the order of the legend; a single one has none. x, y: of `axis`. ideal: points (x, y) of a
+    dashed line. level: the y of a dashed line, and its label. below: layers to draw first.
     """
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     # The legend stands above the title of the axis.
@@ -266,9 +266,9 @@ def bar_panels(
     """Return panels of at most twelve horizontal bars each; panels of one title have one scale.
 
     bars: for each bar (title of its panel, its name, one mark or more). Marks: each with `x` and
-    `tip`; optional `low` and `high` (an interval), `text` (written at its end), `line` (its
-    series). The marks of a bar stand beside each other; with `is_stacked`, each is the part of
-    the bar from `x` to `x2`, for which a `scale` of `x` must make room.
+    `tip`; optional `low` and `high` (an interval), `text` (written at `x` or a larger `high`),
+    `line` (its series). The marks of a bar stand beside each other; with `is_stacked`, each is the
+    part of the bar from `x` to `x2`, and `x` needs a `scale` with a `domain` that has every `x2`.
     x: of `axis`. series: the values of `line` in the order of the legend. colors: of the series,
     instead of the usual ones. level: the x of a dashed line across the charts, and its label.
     """
@@ -424,7 +424,7 @@ def scatter_panel(
 def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
     """Return the encoding that colours cells from blue to brown, with a titled scale as its legend.
 
-    field: has shares, of which 0.1 is written +10%. steps: six, ascending, where colours change.
+    field: has shares, of which 0.1 is written +10%. steps: six, ascending; each begins a colour.
     """
     return {
         "field": field,
@@ -442,7 +442,7 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 
 
 def draw(panel: Panel, name: str) -> str:
-    """Return a panel as an SVG element, without title and `missing`. name: for screen readers."""
+    """Return a panel as SVG in colours of page.css, without title, `missing`. name: its label."""
     svg = _svg(
         width=_WIDTH,
         height=panel.height,
@@ -454,7 +454,7 @@ def draw(panel: Panel, name: str) -> str:
 
 
 def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
-    """Return a figure without its table as the bytes of a file; kind: `svg` or `png`.
+    """Return a figure of one panel or more, without its table, as a file; kind: `svg` or `png`.
 
     An SVG follows the light or dark theme of a browser, else it is light. A PNG is light, with two
     pixels for each of the layout. title: instead of the figure's. below: a line under the title.

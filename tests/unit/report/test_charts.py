@@ -24,6 +24,7 @@ from raybench.analysis.compare import Change, history
 from raybench.analysis.rounds import rank_by_iteration
 from raybench.report.charts import (
     ChartData,
+    RankTimes,
     draw_main_figure,
     main_figure,
     other_figures,
@@ -120,9 +121,9 @@ def test_a_run_in_which_nothing_was_measured_has_no_picture_and_says_why():
 
 
 def test_texts_of_the_results_are_no_markup_and_there_is_a_png_too():
-    data = data_of(make_sweep(), job_name="<b>&job")
+    data = data_of(make_sweep(), job_name="<b>&job var(--x)")
     svg = draw_main_figure(data, "svg") or b""
-    assert b"&lt;b&gt;&amp;job" in svg
+    assert b"&lt;b&gt;&amp;job var(--x)" in svg
     assert b"<b>" not in svg
     assert (draw_main_figure(data, "png") or b"").startswith(b"\x89PNG\r\n")
 
@@ -146,8 +147,7 @@ def test_a_size_that_does_not_fit_is_a_cross_on_the_axis_and_not_at_a_height():
     records = [make_record(make_point(batch_size=batch)) for batch in (8, 16)]
     records.append(make_failed(make_point(batch_size=32)))
     figure = named(data_of(records, baseline={"batch_size": 8}), "throughput")
-    [cross] = [mark for mark in marks(figure) if "out of memory" in mark["tip"]]
-    assert (cross["x"], cross["y"]) == (32, None)
+    assert [(m["x"], m["y"]) for m in marks(figure) if "out of memory" in m["tip"]] == [(32, None)]
     assert "Crosses on the axis: out of memory." in figure.note
 
 
@@ -217,9 +217,13 @@ def test_a_single_slow_step_stays_visible_where_columns_stand_for_many():
     places = {"rank": np.repeat([0, 1], 1000), "iteration": np.tile(np.arange(1000), 2)}
     found = pd.DataFrame({"repeat": 0, **places, "is_warmup": False, "step_ns": 8_000_000})
     found.loc[(found["rank"] == 1) & (found["iteration"] == 777), "step_ns"] = 16_000_000
-    by_rank = rank_by_iteration(found, 20)
+    found.loc[found["iteration"] % 50 == 9, "step_ns"] = 10_000_000
+    by_rank, median_ms = rank_by_iteration(found, 20)
     assert by_rank.shape == (2, 20)
-    assert (by_rank.loc[0].max(), by_rank.loc[1].max()) == (8.0, 16.0)
+    data = data_of(make_sweep())
+    mapped = RankTimes(row=data.rows[0], times_ms=by_rank, median_ms=median_ms)
+    cells = marks(named(replace(data, rank_times=[mapped]), "ranks"))
+    assert {mark["excess"] for mark in cells} == {0.25, 1.0}  # over the median of all iterations
 
 
 def telemetry(times):
@@ -244,8 +248,7 @@ def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetr
 def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry():
     times = pd.date_range(START, periods=50, freq="s")
     sampled = telemetry([*times, *(times + pd.Timedelta(hours=2))])
-    summary = make_summary(make_sweep(), make_run("run-a", started_at=START))
-    figure = telemetry_figure(ChartData(summary=summary, telemetry=sampled))
+    figure = telemetry_figure(replace(data_of(make_sweep(), started_at=START), telemetry=sampled))
     assert "began, without 1 h 59 min 11 s in which nothing was sampled." in figure.note
     assert max(mark["x"] for mark in marks(figure, "x")) < 100
 

@@ -47,14 +47,13 @@ class Elements(HTMLParser):
 def page_data(summary):
     known = {"sm_clock_mhz": 1980, "power_w": 500.0, "temperature_c": 50.0}
     at = {"node_id": "node-a", "index": 0, "time": pd.date_range(START, periods=50, freq="s")}
+    wide = [row for row in summary.rows if row.world_size > 1]
     times = pd.DataFrame(8 + 0.01 * np.arange(40).reshape(2, 20))
     return ChartData(
         summary=summary,
         devices=pd.DataFrame([asdict(make_device(rank)) for rank in range(4)]),
         telemetry=pd.DataFrame({**at, **known, "gpu_utilization_pct": np.nan}),
-        rank_times=[
-            RankTimes(row=row, times_ms=times) for row in summary.rows if row.world_size > 1
-        ],
+        rank_times=[RankTimes(row=row, times_ms=times, median_ms=8.195) for row in wide],
     )
 
 
