@@ -118,7 +118,7 @@ class AttemptKey:
     attempt: Annotated[int, Column("", "counts from 1, over all rounds")]
 
 
-def setting_column(name: str) -> Column:
+def _setting_column(name: str) -> Column:
     """Return the column of a setting as RUN_SETTINGS has it; KeyError for another name."""
     about = RUN_SETTINGS[name].about
     return Column(about.unit, about.column)
@@ -151,19 +151,19 @@ class PointColumns(AttemptKey):
     backend: Annotated[str | None, Column("", "null for 1 rank")] = None
     device_type: Annotated[str | None, Column("", "cuda or cpu")] = None
     device_name: Annotated[str | None, Column("", "model")] = None
-    world_size: Annotated[int, setting_column("world_size")] = 1
+    world_size: Annotated[int, _setting_column("world_size")] = 1
     node_count: Annotated[int | None, Column("", "nodes used")] = None
-    precision: Annotated[str, setting_column("precision")] = "fp32"
+    precision: Annotated[str, _setting_column("precision")] = "fp32"
     scaling: Annotated[Literal["weak", "strong"] | None, Column("", "weak or strong")] = None
-    cuda_graph: Annotated[bool, setting_column("cuda_graph")] = False
-    shares: Annotated[str, setting_column("shares")] = "equal"
-    slow_ratio: Annotated[float, setting_column("slow_ratio")] = 1.0
-    slow_count: Annotated[int, setting_column("slow_count")] = 1
-    slow_by: Annotated[str, setting_column("slow_by")] = "compute"
-    devices: Annotated[str, setting_column("devices")] = "any"
-    strategy: Annotated[str, setting_column("strategy")] = "pack"
-    batch_size: Annotated[int | None, setting_column("batch_size")] = None
-    global_batch_size: Annotated[int | None, setting_column("global_batch_size")] = None
+    cuda_graph: Annotated[bool, _setting_column("cuda_graph")] = False
+    shares: Annotated[str, _setting_column("shares")] = "equal"
+    slow_ratio: Annotated[float, _setting_column("slow_ratio")] = 1.0
+    slow_count: Annotated[int, _setting_column("slow_count")] = 1
+    slow_by: Annotated[str, _setting_column("slow_by")] = "compute"
+    devices: Annotated[str, _setting_column("devices")] = "any"
+    strategy: Annotated[str, _setting_column("strategy")] = "pack"
+    batch_size: Annotated[int | None, _setting_column("batch_size")] = None
+    global_batch_size: Annotated[int | None, _setting_column("global_batch_size")] = None
     grad_accumulation: Annotated[int | None, Column("", "passes per step")] = None
     models_by_rank: Annotated[
         tuple[str, ...] | None, Column("", "models of the devices, in rank order")
@@ -220,7 +220,7 @@ class PointRow(
 
 
 def point_row(run_id: str, record: Record, measure: Measure, code: Code | None = None) -> PointRow:
-    """Return the row in `points` of an attempt; None: not known, or does not apply.
+    """Return the row in `points` of an attempt; without measurements its metrics are None.
 
     measure: what the job asked for; the row gets a warning if the measurement fell short of it.
     code: what the workers had loaded; None if it was not checked. Raises ValueError where ranks
@@ -233,7 +233,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     kind = devices[0].kind if devices else None
     failed = devices[rank] if rank is not None and devices else None
     row = PointRow(
-        **keys_of(run_id, record),
+        **_keys_of(run_id, record),
         round=record.round,
         control_of=record.control_of or None,
         status=record.status,
@@ -271,7 +271,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
 def point_metrics(record: Record) -> dict[str, Any]:
     """Return column -> value of those columns of `points` that an ok record's measurements give.
 
-    None: not known, or does not apply; columns on shares are missing where no share is uneven.
+    None: not known, or does not apply; columns on shares are missing unless the point `is_uneven`.
     Raises ValueError as `point_row` does.
     """
     shares = [m.share for m in record.measurements if m.share is not None]
@@ -328,7 +328,7 @@ def point_metrics(record: Record) -> dict[str, Any]:
     }
 
 
-def keys_of(run_id: str, record: Record) -> dict[str, Any]:
+def _keys_of(run_id: str, record: Record) -> dict[str, Any]:
     """Return name -> value of the columns that identify an attempt (`AttemptKey`)."""
     return {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
 
@@ -393,7 +393,8 @@ def why_no_breakdown(row: PointRow) -> str | None:
     """Return why the parts of a point's step must not be shown; None if they may.
 
     They must not if compute, optimizer, host gap, exposed communication and on a CPU data together,
-    or local step or wait alone, exceed the step by more than 10 %. None too if these are unknown.
+    or local step or wait alone, exceed the median step by more than 10 %. What is unknown counts as
+    0. None too without a step time.
     """
     step_ms = row.step_ms_p50
     # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
@@ -415,7 +416,7 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
 
     By `stands_out` of the `borne_out_ms`: more than 2 % of the step and three standard errors. In
     the mean of several rounds the rank is what they name most often, which may be none, and the
-    excess their mean. A breakdown that contradicts the step (`why_no_breakdown`) is not checked.
+    excess their mean. A breakdown that contradicts the step counts too: see `why_no_breakdown`.
     """
     excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
     if row.slowest_rank is None or excess_ms is None or not step_ms:
@@ -562,40 +563,35 @@ def units(table: str) -> dict[str, str]:
 
 @cache
 def schema(table: str) -> pa.Schema:
-    """Return a table's schema, only run_id and point_id not null; KeyError for no such table."""
+    """Return a table's schema; only its run_id and point_id are not null. KeyError if unknown."""
     has_points = table in (*OF_POINTS, "summary")
     required = ("run_id", "point_id") if has_points else ("run_id",)
     return arrow_schema(table, TABLES[table], required)
 
 
-@cache
-def _row_type(table: str) -> pa.StructType:
-    """Return the Arrow type of a whole row of a table."""
-    import pyarrow as pa
-
-    return pa.struct(list(schema(table)))
-
-
 def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Return rows, as `to_row` makes them, with the table's schema; texts are made `storable`.
 
-    A missing key is null, also one that readers require; a key without a column is ignored. Raises
-    KeyError for no such table, and an ArrowException for a value of another type.
+    A missing key is null, also where the schema forbids it; a key without a column is ignored.
+    A number becomes the column's type: 1.5 becomes 1 in one of integers. Raises KeyError for an
+    unknown table, OverflowError for an integer beyond 64 bits, ArrowException for others that do
+    not fit.
     """
     import pyarrow as pa
 
     # One conversion of whole rows: Table.from_pylist makes one for each column.
+    row_type = pa.struct(list(schema(table)))
     try:
-        found = pa.array(rows, _row_type(table))
+        found = pa.array(rows, row_type)
     except UnicodeEncodeError:
-        found = pa.array([storable(row) for row in rows], _row_type(table))
+        found = pa.array([storable(row) for row in rows], row_type)
     return pa.Table.from_arrays(found.flatten(), schema=schema(table))
 
 
 def storable(value: Any) -> Any:
     """Return the value with each text made encodable as UTF-8, in lists and dicts too.
 
-    A lone surrogate, as in an exception's text, becomes `?`; a tuple becomes a list.
+    A lone surrogate, as in an exception's text, becomes `?`, a tuple a list, a text enum a str.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
@@ -611,7 +607,7 @@ def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
 
     Ordered by rank, then by repeat, the warm-up first. {} without measurements.
     """
-    keys = {**keys_of(run_id, record), "round": record.round}
+    keys = {**_keys_of(run_id, record), "round": record.round}
     columns: dict[str, list[Any]] = {}
     for measurement in record.measurements:
         for repeat, repetition in enumerate(measurement.repetitions):
@@ -642,19 +638,19 @@ def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterabl
 
 
 def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the rows of `modules`, one per profiled rank and module, in rank order, or []."""
+    """Return the rows of `modules`: one per profiled rank and module, in rank order."""
     return [
-        {**keys_of(run_id, record), "rank": measurement.rank, **to_row(module)}
+        {**_keys_of(run_id, record), "rank": measurement.rank, **to_row(module)}
         for measurement in record.measurements
         for module in (measurement.profile.modules if measurement.profile else ())
     ]
 
 
 def region_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the rows of `regions`: one per rank and region of its step, in rank order, or []."""
+    """Return the rows of `regions`: one per rank with a breakdown and region, in rank order."""
     return [
         {
-            **keys_of(run_id, record),
+            **_keys_of(run_id, record),
             "rank": measurement.rank,
             "region": region.name,
             "calls": region.calls,

@@ -69,8 +69,9 @@ _WRITTEN = ("points", "samples", "devices", "runs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStore:
-    """Writes one run. What writes raises ResultsError if it cannot, or the run's folder is gone.
+    """Writes one run, which `create` makes. It takes no lock itself (see `hold_run`).
 
+    What writes raises ResultsError if it cannot, or if the run's folder in `runs` is gone.
     measure: what the job asks for; points that fall short of it get a warning.
     code: what the workers load, which each point names; None: not known.
     """
@@ -97,7 +98,7 @@ class RunStore:
         return store
 
     def remove(self) -> None:
-        """Delete the run's own folders that `create` made, and what is in them, ignoring errors."""
+        """Delete the run's folders that `create` makes, with all files; other tables' ones stay."""
         for table in _WRITTEN:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
@@ -106,25 +107,25 @@ class RunStore:
         self._write("runs", "run", arrow_table("runs", [to_row(run)]))
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
-        """Write devices beside those of other parts of the run; nothing for no devices.
+        """Write devices beside those of other parts of the run; without devices, write nothing.
 
         part: the file's name without `.parquet`; it replaces one of this name.
         """
         self._write_of_run("devices", part, devices)
 
     def write_health(self, findings: Sequence[Finding]) -> None:
-        """Write the findings of a health check, in place of earlier ones; nothing for none."""
+        """Write a health check's findings, in place of earlier ones; if none, earlier ones stay."""
         self._write_of_run("health", "health", findings)
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
-        """Write the summary of the run, in place of an earlier one; nothing for no rows."""
+        """Write the run's summary, in place of an earlier one; without rows, that one stays."""
         self._write_of_run("summary", "summary", rows)
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
         """Write attempts with samples, profiles and logs; return their records as they were kept.
 
-        In order; one of which no row can be made has the status error and no measurements. batch:
-        (index, record), the index being the place among all trials, by which parts sort.
+        In the batch's order; one of which no row can be made has status error and no measurements.
+        batch: (index, record), the index being the place among all trials, by which parts sort.
         """
         import pyarrow as pa
 
@@ -200,7 +201,7 @@ class RunStore:
 
     @property
     def traces(self) -> Path:
-        """The folder of the traces of profiled points; it does not exist without one."""
+        """The folder of the run's traces; it does not exist before one is written."""
         return self._folder("traces")
 
     def _folder(self, table: str) -> Path:
@@ -242,11 +243,11 @@ def _name_together(first: str, count: int) -> str:
 def hold_run(root: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run inside the `with` block: only one driver may write it.
 
-    Makes the run's folder in `runs`, with the lock file. The system frees the lock when the process
-    dies. On a file system without locks nothing is held. Raises ResultsError for an id that has
-    other characters than a-z, A-Z, 0-9, '.', '_' and '-', begins with one of these three, is all
-    digits or `latest`; when the run is held already, also by the caller, for more than a second;
-    where one of the run's folders is a link out of `root`; and where the folder cannot be written.
+    Makes the run's folder in `runs` and the lock file; both stay. The system frees the lock if the
+    process dies. On a file system without locks nothing is held. Raises ResultsError for an id with
+    other characters than a-z, A-Z, 0-9, '.', '_' and '-', one that begins with one of these three,
+    is empty, all digits or `latest`; if the run stays held for a second, also by the caller; if one
+    of the run's folders is a link out of `root`; and if the folder cannot be written.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):
@@ -301,7 +302,7 @@ def clear_leftovers(root: Path, run_id: str) -> None:
     """Delete unfinished files, and files on attempts none of which has a row in `points`.
 
     Their telemetry stays. The run must be held (`hold_run`). Raises ResultsError for damaged parts,
-    where `points` of the run cannot be seen, and for a file that cannot be deleted.
+    if the run's folder in `points` is missing or unreadable, and if a file cannot be deleted.
     """
     points = root / "points" / run_id
     try:  # else all attempts would be without a row
@@ -350,15 +351,16 @@ class Compaction:
 def compact_run(root: Path, run_id: str) -> Compaction:
     """Merge the parts of a run into one per table; return how many parts it had and has.
 
-    Rows and their order stay as they are. Leftovers are cleared (`clear_leftovers`). A run that is
-    compact already stays unchanged. Holds the run meanwhile (`hold_run`). run_id: the whole id.
+    Rows and their order stay, but leftovers are cleared first. A table with one part stays
+    unchanged. Holds the run meanwhile. run_id: the whole id.
 
     If the command is killed, raybench still reads each row once, and the next `compact` removes
     what was left; pandas sees some rows twice until then. A reader that listed the folder before
     finds the old parts gone.
 
     Raises ResultsError for a run that is not there or running (see `read_run`), for parts to merge
-    that are damaged or of a newer raybench, as `clear_leftovers`, and for what cannot be written.
+    that are damaged or of a newer raybench, for what cannot be written, and as `hold_run` and
+    `clear_leftovers` do.
     """
     if read_run(root, run_id).status is RunStatus.RUNNING:
         raise ResultsError(f"{root}: run {run_id} is still running; compact it when it has ended")
@@ -391,8 +393,8 @@ def compact_points(root: Path, run_id: str) -> None:
     """Put the parts of `points` into one, which a report reads in a quarter of the time.
 
     The parts of other tables stay: readers take them one by one, as all may not fit into memory.
-    The run must be held and have points. Raises ResultsError for parts that cannot be read, written
-    or deleted.
+    The run must be held and have a part of `points`. Raises ResultsError for parts that cannot be
+    read, written or deleted.
     """
     parts = parts_of(root, "points", run_id)
     whole = read_parts(parts, "points", schema("points"))

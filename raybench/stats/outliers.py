@@ -72,9 +72,9 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
 
     ranks: for each rank, in rank order, its steps in ms, in blocks. The error is the largest of
     three, 0 (unknown) if both have one step: that of two medians of independent steps; from nine
-    steps on that of two ranks whose pace wanders, by the scatter of up to six parts of the steps;
-    two thirds of the amount by which the excess is smaller in the part where it is smallest, so
-    that a rank stands out only if half of its excess is there in every part.
+    steps of each rank on that of two whose pace wanders, by the scatter of up to six parts of the
+    steps; two thirds of the amount by which the excess is smaller in the part where it is smallest,
+    so that a rank stands out only if half of its excess is there in every part.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
     if len(series) < 2 or not all(series):
@@ -137,8 +137,8 @@ def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
 def median_error(steps: Sequence[float]) -> float:
     """Return the standard error of the median of steps, by their median absolute deviation.
 
-    For fewer than six steps by their standard deviation if that is larger, because most may be
-    equal by chance. 0 for one step, whose error is unknown. Raises StatisticsError for no steps.
+    For two to five steps by their standard deviation if that is larger. 0 if more than half of six
+    or more are equal, and for one step, whose error is unknown. StatisticsError for no steps.
     """
     middle = median(steps)
     # Larger for few steps: C. Croux, P. J. Rousseeuw, "Time-efficient algorithms for two highly
@@ -258,7 +258,7 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
 
     values: [passes, subjects], NaN where a pass has none; at least LEAST_ALIKE subjects must have
     one (fewer: `compare_few`). is_time: they are times, else rates. floor: the noise of a healthy
-    device, as a share above 0; a smaller spread counts as this.
+    device, as a share above 0; a smaller spread counts as this, that of few is drawn to it.
 
     If the subjects fall into two groups that lie apart by more than the limit, each of at least two
     and a tenth of them, all are compared with the faster one: many things make a device slower than
@@ -318,8 +318,8 @@ def compare_few(
     subjects], NaN without a value. is_time: they are times, else rates. floor: the noise of a
     healthy device, as a share. A subject without a value has the ratio NaN and is not slow.
     A subject is slow if its ratio is above a limit in the median of the passes, and above the limit
-    less one floor in each pass. The limit is `bad_ratio` if that is above BAD_RATIO; else it is 1.1
-    or one plus seven floors, whichever is more, but not above `bad_ratio`.
+    times 1 - floor in each pass where it and the fastest have values. The limit is `bad_ratio` if
+    that is above BAD_RATIO, else the larger of 1.1 and 1 + 7 * floor, but at most `bad_ratio`.
     """
     times = _as_times(values, is_time)
     typical = _median(times, axis=0)

@@ -45,11 +45,11 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class DeviceSpeed:
     """How long a step takes one device alone.
 
-    fixed_s: seconds of a step of no items. items_per_s: rate of further items.
+    fixed_s: seconds of a step that do not depend on its items. items_per_s: rate of further items.
     most: items that its memory holds, which `step_s` does not heed; None where there is no limit.
-    steps: measured (items, seconds), sorted by items. Between them times are interpolated; below
-    the first from fixed_s, or from the least seconds if these are less. Beyond the last items_per_s
-    counts. Steps of GPUs grow by stairs: one line through all of them is right at none.
+    steps: measured (items, seconds), sorted by items, which are 1 or more. Times between them are
+    interpolated; below the first from fixed_s, or from the least seconds if these are less. Beyond
+    the last items_per_s counts. Steps of GPUs grow by stairs: one line through them fits none.
     """
 
     fixed_s: float
@@ -69,7 +69,7 @@ class DeviceSpeed:
         return float(np.interp(items, known, seconds)) + beyond / self.items_per_s
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
-        """Return the speed with a measured step of 1 or more items, in place of one of as many."""
+        """Return a new speed with a measured step of 1 or more items, replacing one of as many."""
         return replace(self, steps=tuple(sorted({**dict(self.steps), items: seconds}.items())))
 
     @cached_property
@@ -81,7 +81,7 @@ class DeviceSpeed:
 
 
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
-    """Return the items of each device: equal shares, of which the first ones may be a unit larger.
+    """Return the items of each device, as equal as multiples of `unit` can be, larger ones first.
 
     Raises ValueError if the batch is no multiple of the unit, ZeroDivisionError for no devices.
     """
@@ -93,7 +93,7 @@ def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
     """Return for each device whether its speed is above the largest gap between two speeds.
 
     A gap is the ratio of neighbours in the order of speed. If none is above 3 %, all are fast; of
-    equal gaps the last counts. speeds: above 0, in any unit. Raises IndexError for no devices.
+    equal gaps that of the fastest counts. speeds: above 0, in any unit. IndexError for no devices.
     """
     ordered = sorted(set(speeds))
     gaps = [(fast / slow, fast) for slow, fast in pairwise(ordered)]
@@ -143,9 +143,10 @@ def balance(
     """Return shares by speed, corrected by timed steps, and the seconds of each device's own step.
 
     Of all shares that were tried, it takes those whose slowest device is the quickest. Equal shares
-    that memory holds count as tried, with the steps that the speeds predict. time_steps: measures
-    each device's own step in s for given shares, 0 without one; called four times at most. Raises
-    as `shares_by_speed` does, and ZeroDivisionError for no devices.
+    that memory holds count as tried, with the steps that the speeds predict. time_steps: returns
+    the measured s of each device's own step for given shares, 0 where a share is 0, else above 0;
+    called four times at most, not at all if equal shares are those by speed. Raises as
+    `shares_by_speed` does, and ZeroDivisionError for no devices.
     """
     equal = equal_shares(len(speeds), batch, unit)
     fits = all(
@@ -178,7 +179,7 @@ def crossover_batch(
     """Return the global batch above which all devices together beat the fast ones alone.
 
     In items, by fixed_s and items_per_s: all have shares by speed, the fast ones alone equal ones.
-    None if the fast ones are never beaten, and if all or none are fast. exchange_s,
+    0 if all always beat the fast; None if never, and if all or none are fast. exchange_s,
     fast_exchange_s: seconds that the exchange of gradients adds to a step, among all or the fast.
     """
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
