@@ -645,7 +645,7 @@ def rows_compared(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
 
 
 def with_most_ranks(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
-    """Return those of `rows_compared` on the largest number of ranks."""
+    """Return those of `rows_compared` on the largest number of ranks among them; [] for none."""
     compared = rows_compared(rows)
     most = max((row.world_size for row in compared), default=0)
     return [row for row in compared if row.world_size == most]

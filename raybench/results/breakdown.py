@@ -255,7 +255,7 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
 def write_time(*times_ms: float, digits: int = 3) -> str:
     """Return one or more times as text: `1.2 ms`, `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`.
 
-    The longest decides the unit of all. digits: significant ones, 3 or more; from 1,000 s on all.
+    The longest decides the unit of all. digits: significant, 3 or more; whole seconds from 1,000 s.
     """
     unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 999.5 else ("ms", 1.0)
     times = (time / in_unit for time in times_ms)

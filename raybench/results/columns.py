@@ -58,8 +58,8 @@ _EMPTY: Mapping[Any, Any] = {str: "", int: 0, float: 0.0, bool: False}
 class TableColumn:
     """A column of a table, as a field of a dataclass declares it.
 
-    kind: its Arrow type, as in "double", "list<string>", "map<string,int64>". about: as declared.
-    read: makes the value of the field from that of the table, which is not null.
+    kind: its type, as in "double", "timestamp", "list<string>", "map<string,int64>". about: as
+    declared. read: makes the value of the field from one that is not null; NaN in a list is None.
     null: the value of the field where the table has null; `MISSING` where it must not.
     """
 
@@ -70,9 +70,9 @@ class TableColumn:
     null: Any
 
     def value_of(self, stored: Any) -> Any:
-        """Return the value of the field for that of the table; None is null, NaN is not.
+        """Return the value of the field for that of the table; None is null, NaN alone is not.
 
-        Raises ResultsError where the field cannot have it, as null or an unknown status.
+        Raises ResultsError for null where `null` is MISSING, and if an enum or a number refuses it.
         """
         try:
             value = self.null if stored is None else self.read(stored)
@@ -164,8 +164,8 @@ def _tuple(values: Any) -> tuple[Any, ...]:
 def to_row(record: Any) -> dict[str, Any]:
     """Return column -> plain value of a dataclass, and of the dataclasses in its fields.
 
-    An enum becomes its value, a mapping of settings a dict of texts. Fields that declare no column
-    are left out.
+    An enum becomes its value, a mapping to strings a dict of `setting_text`; others stay as they
+    are. Fields that declare no column are left out.
     """
     row: dict[str, Any] = {}
     for name, column in _own_columns(cast("Hashable", type(record))):
@@ -186,7 +186,7 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
     Without a default it is None where the field may be that, else "", 0 or False by its type.
     Other columns of the row are ignored; fields without a Column must have defaults, which they
-    get. Raises ResultsError where a field of another type has no value, or an enum not that value.
+    get. Raises ResultsError for null in a field of another type, else as `TableColumn.value_of`.
     """
     values: dict[str, Any] = {}
     for name, column in _own_columns(cast("Hashable", kind)):
@@ -197,16 +197,16 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
     return kind(**values)
 
 
-def arrow_type(kind: str) -> pa.DataType:
+def _arrow_type(kind: str) -> pa.DataType:
     """Return the Arrow type of a `kind` of a `TableColumn`. Raises ValueError if unknown."""
     import pyarrow as pa
 
     if kind == "timestamp":
         return pa.timestamp("us", tz="UTC")
     if kind.startswith("list<"):
-        return pa.list_(arrow_type(kind[5:-1]))
+        return pa.list_(_arrow_type(kind[5:-1]))
     if kind.startswith("map<string,"):
-        return pa.map_(pa.string(), arrow_type(kind[11:-1]))
+        return pa.map_(pa.string(), _arrow_type(kind[11:-1]))
     return pa.type_for_alias(kind)
 
 
@@ -219,7 +219,7 @@ def arrow_schema(
     fields_of_table = [
         pa.field(
             column.name,
-            arrow_type(column.kind),
+            _arrow_type(column.kind),
             nullable=column.name not in required,
             metadata={
                 **({"unit": column.unit} if column.unit else {}),
@@ -254,14 +254,12 @@ def entries_of(folder: Path) -> list[os.DirEntry[str]]:
 
     Sorted by name. Raises ResultsError where it cannot be listed.
     """
-    try:
-        with os.scandir(folder) as entries:
-            found = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
-    except (FileNotFoundError, NotADirectoryError):  # as of a run that was removed meanwhile
-        return []
-    except OSError as error:
-        why = f"cannot be read: {error.strerror}; make it readable, or move it elsewhere"
-        raise ResultsError(f"{folder}: {why}") from error
+    with one_line(folder, "read", "make it readable, or move it elsewhere"):
+        try:
+            with os.scandir(folder) as entries:
+                found = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
+        except (FileNotFoundError, NotADirectoryError):  # as of a run that was removed meanwhile
+            return []
     return sorted(found, key=lambda entry: entry.name)
 
 
@@ -280,7 +278,7 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
 
     A part that is gone is left out, and one that is merged into another of them, as a killed
     `raybench compact` leaves it. Raises UnreadablePartsError where files cannot be read, are not
-    parts of the table, do not fit `wanted`, or were written by a newer raybench.
+    parts of the table, do not fit `wanted`, lack a required value, or are of a newer raybench.
     """
     import pyarrow as pa
 
@@ -380,7 +378,7 @@ def _no_rows(wanted: pa.Schema) -> pa.Table:
 def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
     """Return each row as column -> value, with maps as dicts and times as datetimes in UTC.
 
-    Times must be in microseconds, as those of `arrow_type`, and not inside lists or maps.
+    Times must be in microseconds, as in `arrow_schema`, and not inside lists or maps.
     """
     # Neither pandas, which pyarrow takes for datetimes, nor pyarrow.compute: `list` must be quick.
     import pyarrow as pa
@@ -405,8 +403,7 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
     import pyarrow as pa
 
     names = ["point_id", "attempt"]
-    id_type, number = pa.string(), pa.int64()
-    wanted = pa.schema([pa.field("point_id", id_type, nullable=False), ("attempt", number)])
+    wanted = pa.schema([pa.field("point_id", pa.string(), nullable=False), ("attempt", pa.int64())])
     found = read_parts(paths, table, wanted).group_by(names).aggregate([])
     return frozenset(zip(*(found[name].to_pylist() for name in names), strict=True))
 
@@ -414,8 +411,8 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
 def write_part(path: Path, table: str, whole: pa.Table) -> None:
     """Write rows as a part of a table; replaces and raises as `write_file` does.
 
-    whole: the rows, with the `schema` of the table, its metadata too. Dictionaries and statistics
-    cost a part more than they save, as does compressing one row.
+    whole: with the schema of `tables.schema`, its metadata too. Dictionaries and statistics cost a
+    part more than they save, as does compressing one row.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -438,11 +435,15 @@ def write_part(path: Path, table: str, whole: pa.Table) -> None:
 def write_file(path: Path, content: pa.Buffer | bytes) -> None:
     """Write a file whole, in place of an older one: no reader sees half of it. Does not sync it.
 
-    Makes its folder. Raises ResultsError where it cannot be written.
+    A link is replaced; a device or a pipe, as /dev/stdout, is written to. Makes its folder. Raises
+    ResultsError where it cannot be written.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with one_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and (path.parent == Path("/dev") or not path.is_file()):
+            path.write_bytes(content)
+            return
         try:
             aside.unlink(missing_ok=True)  # a link there would lead elsewhere
             aside.write_bytes(content)
@@ -464,11 +465,11 @@ def one_line(
 ) -> Iterator[None]:
     """Raise ResultsError, in one line that names `path`, for an OSError inside the block.
 
-    done, remedy: what cannot be done to the path, and what the user may do unless the disk is full.
+    The text is "PATH: cannot be DONE: reason; REMEDY", or "make room there" where the disk is full.
     """
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error).splitlines()[0]
+        reason = error.strerror or next(iter(str(error).splitlines()), "OSError")
         way_out = "make room there" if error.errno in _FULL else remedy
         raise ResultsError(f"{path}: cannot be {done}: {reason}; {way_out}") from error

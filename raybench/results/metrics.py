@@ -142,10 +142,7 @@ def typical_step_ms(record: Record) -> float:
 
 
 def mean_step_ms(record: Record) -> float:
-    """Return the mean step in ms, on the rank where it is longest: rates are computed from it.
-
-    record: with at least one measurement, each with at least one timed sample.
-    """
+    """Return the mean step of an ok record in ms, on the rank where it is longest: rates use it."""
     return max(fmean(m.step_ns) for m in record.measurements) / NS_PER_MS
 
 
@@ -170,7 +167,7 @@ def half_interval(row: StepColumns) -> float | None:
 
 
 def is_imprecise(row: StepColumns) -> bool:
-    """Return whether half of the step time's interval is more than 10 % of it.
+    """Return whether `half_interval` is above WIDEST_INTERVAL, 10 % of the step time.
 
     Predictions leave such a point out, reports mark it. False with fewer than ten samples, whose
     interval is wide though nothing is wrong, and if the interval is unknown.
@@ -256,8 +253,8 @@ class RateColumns:
 def rate_columns(record: Record, step_ms: float) -> RateColumns:
     """Return the rates of a record whose mean step takes `step_ms`; a rate is None if unknown.
 
-    record: with at least one measurement. MFU is None on CPUs, and if the peak of a device is not
-    known; burst is None for points with a batch.
+    record: with at least one measurement. MFU is of the lowest peak of its devices; None on CPUs,
+    and if one peak is not known. Burst is None for points with a batch.
     """
     measurements, step_s = record.measurements, step_ms / MS_PER_S
     items = sum(m.items_per_step for m in measurements if m.items_per_step)
@@ -359,7 +356,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return what devices and libraries did; None if no rank tells, the clock unless all do."""
+    """Return what devices and libraries did; None if no rank tells, the clock if one does not."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)

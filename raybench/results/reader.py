@@ -52,8 +52,8 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
 
     text: an id in `root`, a unique prefix of one, the name of a job (its newest run), `latest`, one
     of these after a results folder, inside `root` (`examples/gemm`) or by its path, or the path of
-    a run in a table. A newest run whose row cannot be read is passed over with a ResultsWarning.
-    Raises ResultsError, naming the candidates, when it means none or several; also without runs.
+    a run in a table. A newest run whose row cannot be read is passed over with a ResultsWarning,
+    unless all are such. Raises ResultsError, naming candidates, if it means none or several.
     """
     folder, name = _separate(Path(root), text)
     jobs = {run_id: job for run_id, (_, job) in _origins(folder).items()}
@@ -94,7 +94,7 @@ def _separate(root: Path, text: str) -> tuple[Path, str]:
 
 
 def run_ids(root: Path) -> list[str]:
-    """Return the ids of the runs in a results folder, oldest first; those of unknown start first.
+    """Return the ids of the runs that have a file in `runs`, oldest first; unknown starts first.
 
     Warns (ResultsWarning) if an id does not tell the start and its row cannot be read, and of a run
     that is left out as its folder cannot be listed. Raises ResultsError for no such folder.
@@ -107,7 +107,7 @@ def _origins(root: Path) -> dict[str, tuple[str, str]]:
 
     start: YYYYMMDD-HHMMSS in UTC. Both are empty where nothing tells.
     """
-    check_folder(root)
+    _check_folder(root)
     found: dict[str, tuple[str, str]] = {}
     ids = _run_folders(root / "runs")
     for run_id in dict.fromkeys(path.parent.name for path in _listed(root, "runs", ids)):
@@ -144,9 +144,9 @@ def pick(
 ) -> str:
     """Return the id that is `prefix`, else the only one that starts with it.
 
-    Raises ResultsError, naming the candidates, if none or several start with it, and for an empty
-    prefix. For its text: kind, where: what the ids name, and where they are. way_out: what else to
-    type if several start with it. names: other words that may have been meant. ids: each once.
+    Raises ResultsError, naming the last five candidates, if none or several start with it, and for
+    an empty prefix. For its text: kind, where: what the ids name, and where they are. way_out: its
+    end, as "; give more", if several start with it. names: other words to suggest. ids: each once.
     """
     found = [known for known in ids if prefix and known.startswith(prefix)]
     if prefix in ids or len(found) == 1:
@@ -163,7 +163,7 @@ def _some(ids: Sequence[str]) -> str:
     return ", ".join(ids[-_MOST_NAMED:]) + (f" and {more} more" if more > 0 else "")
 
 
-def check_folder(root: Path) -> None:
+def _check_folder(root: Path) -> None:
     """Raise ResultsError where `root` is no folder."""
     try:
         is_folder, is_there = root.is_dir(), root.exists()
@@ -238,9 +238,9 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
     """Return a table as a frame: nulls for `isna` to find (numbers: NaN), maps dicts, lists arrays.
 
-    run_id: as `find_run` takes it; None or "": all runs. table: a stored one, not `scaling`. Raises
-    ResultsError where there is no such folder, table or run, or a part of the run cannot be read;
-    of all runs, a run with such a part is left out with a ResultsWarning.
+    Empty where a run has no rows. run_id: as `find_run` takes it; None or "": all runs. table: one
+    of TABLE_NAMES. Raises ResultsError where there is no such folder, table or run, or a part of
+    the run cannot be read; of all runs, such a run is left out with a ResultsWarning.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
@@ -282,7 +282,8 @@ def rows_of_attempts(
 
     table: one that has these two columns; KeyError for others. run_id: of one run, as `find_run`
     takes it. columns: as of `read_table`. Files are read while iterating, as the whole table may
-    not fit into memory; so it is then that it raises, else as `read_table` does.
+    not fit into memory. It raises then, as `read_table` does; rows whose part was merged or removed
+    since the first attempt are missing.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -352,7 +353,7 @@ def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
     Empty without a folder of the table. Raises ResultsError without a results folder or such a run,
     and where a folder cannot be listed; of all runs, one with such a folder is left out.
     """
-    check_folder(root)
+    _check_folder(root)
     tables = () if "/" in (run_id or "") else TABLE_NAMES
     if run_id and not any(os.path.isdir(root / name / run_id) for name in tables):  # noqa: PTH112
         root, run_id = find_run(root, run_id)
@@ -471,10 +472,10 @@ class Latest:
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
-    """Return the latest attempt at each trial of a run that has a row in `points`.
+    """Return the latest attempt at each trial of a run that has a row in `points`; {} for none.
 
-    Raises ResultsError for parts that are damaged or newer than this raybench, for an unknown
-    status, and where there is no such run.
+    run_id: as `find_run` takes it. Raises ResultsError for parts that are damaged or newer than
+    this raybench, for an unknown status, and where there is no such run.
     """
     columns = ["point_id", "attempt", "status", "round", "control_of"]
     rows = read_table(root, "points", run_id, columns).sort_by("attempt").to_pylist()

@@ -166,17 +166,12 @@ def test_bandwidths_are_those_of_nccl_tests():
 
 def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product(monkeypatch):
     monkeypatch.setattr(metrics, "dense_peak_tflops", lambda name, precision: 1000.0)
-    ranks = (
-        rank(0, 10.0, flops_per_step=4e12, model_flops_per_step=5e12, gemm_tflops=800.0),
-        rank(1, 10.0, flops_per_step=4e12, model_flops_per_step=5e12, gemm_tflops=750.0),
-    )
-    found = of(*ranks)
-    assert found["flops_per_step"] == 4e12
-    assert found["achieved_tflops_per_device"] == pytest.approx(400.0)
-    assert found["gemm_tflops_per_device"] == 750.0
-    assert found["mfu_pct"] == pytest.approx(40.0)
-    assert found["mfu_6n_pct"] == pytest.approx(50.0)
-    assert found["gemm_share_pct"] == pytest.approx(400 / 7.5)
+    step = {"flops_per_step": 4e12, "model_flops_per_step": 5e12}
+    found = of(rank(0, 10.0, gemm_tflops=800.0, **step), rank(1, 10.0, gemm_tflops=750.0, **step))
+    rates = {"achieved_tflops_per_device": 400.0, "gemm_tflops_per_device": 750.0}
+    shares = {"mfu_pct": 40.0, "mfu_6n_pct": 50.0, "gemm_share_pct": 400 / 7.5}
+    expected = {"flops_per_step": 4e12, **rates, **shares}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_an_unknown_device_or_a_cpu_has_no_mfu(monkeypatch):

@@ -24,8 +24,7 @@ def test_an_interval_is_wide_beyond_a_tenth_of_the_step_to_either_side():
     assert not is_imprecise(row(10.0, step_ms_ci_low=9.1, step_ms_ci_high=11.0))
     # What is not known is no reason to doubt.
     assert half_interval(row(10.0)) is None
-    assert not is_imprecise(row(10.0))
-    assert not is_imprecise(row(None))
+    assert not any(is_imprecise(row(step_ms)) for step_ms in (10.0, None))
 
 
 @pytest.mark.parametrize(
