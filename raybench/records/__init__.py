@@ -71,7 +71,7 @@ class Metric:
     over_ranks: how the values of the ranks become the point's. None: of a workload's own metric by
     their mean, else by a computation of its own.
     over_step: of a workload's own metric whose value says how much one step does. ms_each: the
-    metric is the step time in ms over the value. per_second: the value over the mean step in s.
+    metric is the median step in ms over the value. per_second: the value over the mean step in s.
     seconds: what so many steps take, by the mean step.
     heading: of its column in reports, the unit included; empty: `name`, with the unit behind it.
     meaning: what the legend of a report says, without a capital and a full stop; {ranks} is what a
@@ -222,7 +222,7 @@ class Samples:
     step_ns: its duration (CUDA events on a GPU, the host's clock on a CPU).
     host_ns: how long the host took to issue it; equals step_ns on a CPU.
     part_ns: host time spent in each named part of the step, e.g. {"data": ...}.
-    throttled: whether the device held its clocks down meanwhile; empty where that is not known.
+    throttled: whether the device held its clocks down in its block of steps; empty if not known.
 
     Where steps are timed in inner loops, an entry is the mean of the steps of one loop.
     """
@@ -238,6 +238,7 @@ class Samples:
 class Repetition:
     """One build of the workload, warmed up and timed.
 
+    warmup: single steps, then those timed samples that were dropped because the step time drifted.
     inner_iterations: steps in each timed sample.
     settled: whether the step time stayed at one level; None where the steps are too few to tell.
     compiling_steps: of the warm-up, until torch.compile compiled no more; 0 where it compiled none.
@@ -267,7 +268,7 @@ class RegionTime:
 class Traffic:
     """What one rank sends in a step by one kind of collective, in groups of so many `ranks`.
 
-    message_bytes: as nccl-tests counts them. bus_bytes: times its factor of bus bandwidth.
+    message_bytes: of all calls, as nccl-tests counts them. bus_bytes: times its factor of busbw.
     """
 
     kind: str
@@ -312,16 +313,16 @@ class Breakdown:
     device_ms: median time the device needs for such a step when its work is queued beforehand.
     optimizer_ms: median time of the optimizer's part of it.
     hooked_ms: steps with timed communication, as long as they took themselves.
-    comm_ms: for each of these, the time collectives took, waits for peers included.
-    tail_ms: for each of these, from the last gradient being ready to the end of the last
-    collective.
+    comm_ms: the time that collectives took in each of these, waits for peers included.
+    tail_ms: in each of these, from the last gradient being ready to the last collective's end.
     traffic: what a step sends, by kind; empty where it sends nothing, or that is not known.
     peak: what the memory is made of; None where that is not known.
     regions: parts that the step names itself, in the order in which it entered them.
     wall: the step by the host's clock; None where that is the samples' own, or not known.
     methods: how each column of `points` and the regions were got, or why they are missing.
 
-    Where steps are timed in inner loops, a step of local_ms and hooked_ms is the mean of a loop.
+    Where steps are timed in inner loops, an entry of local_ms and hooked_ms is the mean of a loop;
+    comm_ms and tail_ms still have one for each single step.
     """
 
     local_ms: tuple[tuple[float, ...], ...] = ()
@@ -366,8 +367,9 @@ class RankShare:
     items: samples of a step; 0 where the rank has nothing to do.
     fixed_ms, items_per_s: of the line through the probe's steps of several sizes.
     slow_ratio: the share of its speed that emulation has left the device; None: it is not slowed.
-    exchange_ms: what the exchange of gradients adds to a step, by a step of equal shares on devices
-    that are not slowed. predicted_step_ms: the longest step of a rank alone, and the exchange.
+    exchange_ms: what the exchange of gradients adds to a step of equal shares on devices that are
+    not slowed; among the fast ranks if any rank has no items, else among all.
+    predicted_step_ms: the longest step of a rank alone, and the exchange.
     crossover_batch: see stats.shares; None where there is none.
     gradient_error: difference to the gradients of one process over all samples; None: not known.
     """
@@ -435,10 +437,11 @@ class Measurement(RankMetrics):
 
     items_per_step: samples (rows, sequences) that this rank finished in one iteration, its part of
     what ranks finish together; None if the workload tells none.
-    setup_s: forming the process group and building the workload, outside the samples.
+    setup_s: forming the process group, the first build of the workload, and the wait until the
+    clocks are free of limits; outside the samples.
     is_of_new_process: the process had run no point before; None where the steps are another's.
     peak_mem_allocated_bytes: largest of tensors in timed steps. peak_mem_reserved_bytes: largest of
-    torch's allocator, also in warm-up and checks. Both None on a CPU.
+    torch's allocator, from the build on, without peaks of checks. Both None on a CPU.
     alloc_retries, device_allocs: of that allocator in the timed blocks: how often it ran out and
     gave back what it had kept, and how often it asked the driver for memory.
     message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
@@ -447,12 +450,10 @@ class Measurement(RankMetrics):
     papers on MFU count them, 6 for each parameter and token.
     gemm_tflops: what this device reaches in large matrix products of the point's precision.
     energy_j: of the device in all timed phases; None if unknown, or if one is shorter than 2 s.
-    throttle_reasons: why the clocks were limited in the timed phase.
-    timed_at_ns: when its blocks were timed.
+    throttle_reasons: why clocks were limited in its timed blocks. timed_at_ns: when these were.
     sm_clocks_mhz: of the device, read meanwhile by another process; empty where it is not known.
     workload_metrics: the values of the metrics that the workload declares itself.
-    share: where the step is uneven.
-    gradient_error: as of a RankShare, after the timed steps.
+    share: where the step is uneven. gradient_error: as of a RankShare, after the timed steps.
     transports: ways of the bytes from this rank and to it, as NCCL names them.
     nccl_choices: what NCCL ran for each collective of a step, where this rank tells it.
     attention_kernels: of torch's, those that a step ran; empty where none was seen.
@@ -494,7 +495,7 @@ class Measurement(RankMetrics):
 class Failure:
     """Why one rank has no measurement. `detail` is the traceback or log tail, when there is one.
 
-    error_type: a Cause, or the class of what was raised.
+    error_type: a Cause, or the name of the class of what was raised.
     worker_reusable: the process that answered is known to be fit for the next point.
     output: as of a Measurement.
     """
@@ -518,7 +519,7 @@ Answer = Measurement | Failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device and the worker that owns it. Unknown facts are None.
+    """One device and the worker that owns it. Unknown facts are None, unknown throttle_reasons ().
 
     index: the device's index on its node, as torch counts with CUDA_DEVICE_ORDER=PCI_BUS_ID; of a
     CPU worker its number there.
@@ -597,10 +598,10 @@ class Record:
     measurements: rank order, one per rank when status is ok, else empty.
     devices: those that ran it, in rank order; empty if it was skipped, or cut short with the sweep.
     error_rank: the rank that failed first, as far as one can be named. error_detail: its traceback
-    and the last lines that it wrote. outputs: what each rank wrote, by rank.
+    and the last lines that it wrote. outputs: what each rank wrote, by rank; () if none did.
     neighbours: point_ids that ran on a node of this one at the same time; and in words who else
     used its devices, other sweeps and other processes.
-    warnings: those of the ranks and those the driver knows, without repeats.
+    warnings: those of the ranks and of the driver, without repeats; only when status is ok.
     mem_estimate_bytes: what a rank was estimated to need at most; None if not known, or on a CPU.
     """
 

@@ -79,7 +79,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """What NVML said of one device at one moment; unknown facts are None."""
+    """What NVML said of one device at one moment; unknown is None, or () of throttle_reasons."""
 
     node_id: Annotated[str, Column("", "node")]
     index: Annotated[int, Column("", "device on its node, in PCI order")]
@@ -210,7 +210,8 @@ class Action(StrEnum):
 class Subject:
     """A device, a pair of devices, a node or the whole cluster, which tests judge.
 
-    uuids: of its devices; of a pair, from and to; empty for the path between two nodes.
+    uuids: of its devices, HOST/NUMBER of a CPU worker; of a pair, from and to; () for the path
+    between two nodes, and where nothing is known of a model.
     name: for people, "node7 GPU 3". model: of its devices; only subjects of one model are compared.
     """
 
@@ -230,7 +231,7 @@ class Finding:
     or of no matter. ratio: its time over the time of similar subjects or of its model elsewhere,
     above 1 is slower; None without any.
     reason: one sentence; empty where healthy. evidence: what else supports the verdict.
-    culprit: the name of the subject that makes this one slow; empty where that is itself.
+    culprit: name of the subject that makes this one slow; empty where that is itself or unknown.
     action: what to do. command: what to type for it, a line each; it is never run.
     """
 

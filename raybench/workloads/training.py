@@ -133,8 +133,8 @@ class Model(Workload):
     ) -> None:
         """Prepare the steps: call `train`, or for inference `load` and `run_forward`.
 
-        Arguments and errors are those of `train` and `load`; a forward pass takes a batch's inputs.
-        cast_weights: for inference only. recipe: for `train` only, which needs `loss`.
+        Arguments and errors are theirs; a forward pass takes a batch's inputs. cast_weights: not
+        used for training. recipe: further arguments of `train`; not used for inference.
         """
         if mode == "train":
             self.train(context, make_model, batches, compile=compile, **recipe)
@@ -164,11 +164,11 @@ class Model(Workload):
 
         make_model: called with the device as torch's default and the same seed on all ranks.
         batches: of this rank, endless, batch_size items each. loss: function of the model's outputs
-        and of the targets; their mean loss, a scalar. compile: compile the model as a whole, with
-        DDP around it. divide: distributes the model over the ranks, in place, and returns what is
-        to be called; by default Context.ddp. is_fused: the optimizer updates all weights in one
-        kernel; not used on meta. is_cast: the weights are used in the type of the precision
-        already, so there is no autocast.
+        and of the targets; their mean loss, a scalar. grad_accumulation: batches of a step.
+        compile: the model as a whole, with DDP around it. divide: distributes the model over the
+        ranks, in place, and returns what is to be called; by default Context.ddp. is_fused: the
+        optimizer updates all weights in one kernel; not used on meta. is_cast: the weights are used
+        in the type of the precision already, so there is no autocast.
         """
         import torch
 
@@ -177,7 +177,6 @@ class Model(Workload):
                 "cuda_graph: true cannot be had in precision fp16, whose gradient scaler waits for "
                 "the device in every step; take bf16, or cuda_graph: false"
             )
-        # The seed is the same on all ranks, and so are the parameters.
         torch.manual_seed(context.seed)
         with context.device:
             self.model = make_model()
@@ -186,7 +185,6 @@ class Model(Workload):
         # The same model past DistributedDataParallel.
         self._forward_alone = compile_model(self.model, context, wanted=compile)
         kind = getattr(torch.optim, {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[optimizer])
-        # On the meta device torch fuses nothing.
         options = {"fused": True if is_fused and context.device.type != "meta" else None}
         if optimizer != "sgd":
             # Else Adam counts its steps on the host: a graph would replay one and the same.
@@ -227,7 +225,7 @@ class Model(Workload):
             torch.cuda.empty_cache()
 
     def step(self) -> None:
-        """Run a forward pass; or train, on all ranks: `grad_accumulation` passes and an update."""
+        """Run a forward pass; or train, on all ranks: passes and an update that clears `.grad`."""
         if self._inference_pass is not None:
             with self.inference():
                 self._inference_pass()
@@ -240,7 +238,7 @@ class Model(Workload):
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """Return a context of inference mode, and of autocast unless the weights were cast."""
+        """Return a context of inference mode, and of autocast unless `load` cast the weights."""
         import torch
 
         autocast = nullcontext() if self._has_cast_weights else self._context.autocast()
@@ -251,8 +249,9 @@ class Model(Workload):
         """Return the largest relative error of a step's gradients over all parameters.
 
         Right are the gradients of one process over the samples of all ranks; the error is the norm
-        of the difference over that of the right gradient, NaN if one is not finite. Takes a step's
-        batches. All ranks that train together must call it, between steps. After `load` it is None.
+        of the difference over that of the right gradient; not finite if one of them is not. Takes a
+        step's batches and clears `.grad`. All ranks that train together must call it, between
+        steps. After `load` it is None.
         """
         import torch
         from torch import distributed as dist
@@ -343,10 +342,10 @@ def estimate_step(
     recomputed: float = 0.0,
     data: float,
 ) -> float | None:
-    """Return a coarse estimate of the bytes that a rank needs at the peak of a step on a GPU.
+    """Return a coarse estimate of `peak_mem_allocated_bytes` of a rank's training step on a GPU.
 
-    The peak is where the backward pass begins, where it ends, or in the optimizer. Measured points
-    lie within a fifth of it. None for inference, in a CUDA graph, and for unequal shares or speeds.
+    The peak is where the backward pass begins, where it ends, or in the optimizer. It is within a
+    fifth of most measured ones. None for inference, CUDA graphs, and unequal shares or speeds.
 
     settings: all those of the point. parameters: of the whole model. ranks: over how many they are
     sharded. Bytes of a rank: saved: by a forward pass for its backward pass. at_loss: needed

@@ -56,8 +56,6 @@ Preset = Annotated[
 _WORDS: dict[bool | Checkpointing, Checkpointing] = {
     **{False: "none", "none": "none", "selective": "selective", True: "full", "full": "full"}
 }
-
-
 # Tokens whose logits are compared: their memory is a small part of what a step has left free.
 _COMPARED = 256
 
@@ -192,8 +190,8 @@ class Transformer(Model):
     def check(self) -> None:
         """Set `output_error`: largest difference of logits from those in fp32, over the largest.
 
-        By the first 256 tokens of one sequence. It stays unset in inference, and if the model is
-        divided, compiled by block, stored in bf16 or in float8. The process keeps its precision.
+        By the first 256 tokens of one sequence. It stays unset in inference, in float8, and if the
+        model is divided, compiled by block or stored in bf16. The process keeps its precision.
         """
         if self._compared is None:
             return
@@ -224,7 +222,7 @@ class Transformer(Model):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return "GPT-2 (or Llama) shaped transformer, 8 tokens a sequence"; needs seq_len."""
+        """Return e.g. "GPT-2 shaped transformer, 8 tokens a sequence"; KeyError without seq_len."""
         kind = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
         return f"{kind} shaped transformer, {int(params['seq_len']):,} tokens a sequence"
 
@@ -241,7 +239,7 @@ class Transformer(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return the estimated peak of a rank in bytes; None if `estimate_step` has none."""
+        """Return a rank's estimated peak in bytes; None: inference, cuda_graph or unequal ranks."""
         shape = LANGUAGE_PRESETS[settings["preset"]]
         shape = replace(shape, layers=settings.get("layers") or shape.layers)
         layout = Layout.make(settings["world_size"], settings)
