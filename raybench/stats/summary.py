@@ -67,11 +67,11 @@ def summarize(samples: ArrayLike) -> Summary:
 def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
     """Return the 95 % interval of the median of all samples, in their unit.
 
-    None for fewer than MIN_SAMPLES samples in all, and if a sample is 0 or negative.
-    repeats: the samples of each in the order in which they were taken; empty ones are left out.
+    None for fewer than MIN_SAMPLES samples in all, and if a sample is 0 or negative; NaN at both
+    ends if one is NaN. repeats: the samples of each in the order in which they were taken.
     Student's t over the logarithms of the medians of batches: the method of batch means (A. M.
     Law, "Simulation modeling and analysis", 2015, section 9.5.3). Samples within a batch may be
-    correlated. One repeat is cut into 2 to 20 batches; of several repeats each is a batch.
+    correlated. One repeat is cut into 2 to 20 batches; of several that are not empty each is one.
     """
     series = [np.asarray(samples, dtype=np.float64) for samples in repeats if np.size(samples)]
     values = np.concatenate([[], *series])
@@ -94,7 +94,7 @@ def _batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
 
 
 def student_t(degrees: float, confidence: float = 0.95) -> float:
-    """Return half the width of Student's t's central interval; NaN for 0 degrees or fewer."""
+    """Return the quantile of |T| at `confidence`, T of Student's t; NaN for 0 degrees or fewer."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, (1 + confidence) / 2))
@@ -105,8 +105,8 @@ class LevelChange:
     """How much the level of a series changes, relative to the median of its last two thirds.
 
     size: three times the last third less the one before it, which is what a straight drift changes
-    from the first step to the last. error: the standard error of `size`, with `degrees` degrees of
-    freedom, from the scatter of batch medians within the two thirds.
+    from the first step to the last; above 0 for a rise. error: the standard error of `size`, with
+    `degrees` degrees of freedom, from the scatter of batch medians within the two thirds.
     """
 
     size: float
@@ -114,10 +114,10 @@ class LevelChange:
     degrees: int
 
     def exceeds(self, least: float, errors: float) -> bool:
-        """Return whether a rise or fall of `size` is above `least` and `errors` standard errors.
+        """Return whether |size| is above `least`, relative as it is, and `errors` standard errors.
 
         `errors` is for a normal distribution (3: by chance in 1 of 370 series); the equally likely
-        multiple for Student's t is taken.
+        multiple for Student's t is taken. False for NaN.
         """
         from scipy.special import ndtr, stdtrit
 
@@ -128,8 +128,7 @@ class LevelChange:
 def level_change(step_ns: Sequence[float]) -> LevelChange | None:
     """Return how the last third of a series of step times differs from the third before it.
 
-    None for fewer than MIN_LEVEL_STEPS steps. It decides when a warm-up ends, when timing begins
-    anew, and whether a point is unsteady.
+    None for fewer than MIN_LEVEL_STEPS steps. step_ns: in the order in which they were taken.
     """
     if len(step_ns) < MIN_LEVEL_STEPS:
         return None
@@ -155,10 +154,10 @@ def step_time(ranks: Sequence[ArrayLike]) -> float:
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
     """Return the point's time of each iteration, in the unit of the samples.
 
-    ranks: the samples of each rank. Raises ValueError for none, or unequal numbers of them.
+    ranks: the samples of each rank. Raises ValueError for no ranks or samples, or unequal numbers.
     If the ranks' medians agree within 1 % (lockstep), it is the median over the ranks: all see the
-    same steps, with a jitter of their ends. Else it is the time of the rank with the largest
-    median. The maximum over ranks would add their jitter.
+    same steps, with a jitter of their ends, which their maximum would add. Else it is the time of
+    the rank with the largest median.
     """
     values = _by_rank(ranks)
     medians = np.median(values, axis=1)
@@ -167,7 +166,7 @@ def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 
 
 def per_iteration_max(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Return the maximum over ranks of each iteration; raises as `step_series`."""
+    """Return the maximum over ranks of each iteration. ranks, and what it raises: `step_series`."""
     return np.asarray(_by_rank(ranks).max(axis=0))
 
 
@@ -188,9 +187,9 @@ def median_of_smallest(ranks: Sequence[Sequence[float]]) -> float | None:
 
 
 def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each rank, in order, the median over steps of its value - the smallest of any.
+    """Return for each rank, in order, the median over steps of its value less the smallest of any.
 
-    Raises ValueError for no steps, or unequal numbers of them.
+    ranks, and what it raises: as of `step_series`.
     """
     values = _by_rank(ranks)
     return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
@@ -235,7 +234,7 @@ class Scatter:
         return student_t(self.degrees, confidence) * self.sd * math.sqrt(share)
 
     def p_value(self, size: float, share: float) -> float:
-        """Return the one-sided p-value that a difference is above 0: small for a large `size`.
+        """Return the one-sided p-value of a difference above 0: small for a large positive `size`.
 
         size: a difference of logarithms. share: variance of the difference / variance of one start,
         2 for two single starts. For a standard deviation of 0 it is 0, 0.5 (size 0) or 1.
@@ -251,11 +250,11 @@ class Scatter:
 def scatter(
     values: NDArray[np.float64], sides: Sequence[int] | None = None
 ) -> list[Scatter | None]:
-    """Return the scatter of each point's starts, drawn to the level of all the points given.
+    """Return the scatter of each point's starts, in order, drawn to the level of all the points.
 
-    None if no side has two starts of a point. values: [points, starts], logarithms of times or
-    rates; NaN where a start lacks a point. sides: the side of each start by number, None for one:
-    starts of one side differ by chance alone, the levels of two sides may differ.
+    None for a point of which no side has two starts. values: [points, starts], logarithms of times
+    or rates; NaN where a start lacks a point. sides: the side of each start by number; None: all
+    are of one. Starts of one side differ by chance alone, the levels of two sides may differ.
     """
     of_start = np.zeros(values.shape[1], int) if sides is None else np.asarray(sides)
     rest = np.full(values.shape, np.nan)

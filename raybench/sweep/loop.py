@@ -139,9 +139,9 @@ class EarlierSweeps:
     chosen: Collection[str] | None = None
 
     def left(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Return those attempts of one round that this sweep still has to run, in the same order.
+        """Return those attempts of one round that this sweep has to run, in the same order.
 
-        A control of a block in which no other attempt is left is dropped: repeating the baseline
+        A control is also dropped if no other attempt of its block is left: repeating the baseline
         alone compares nothing.
         """
         left = [
@@ -180,14 +180,14 @@ def sweep(
 ) -> Generator[Event]:
     """Run the trials on the cluster, whose workers are started, and yield an event for each step.
 
-    write: gets (index, record) of attempts that end at the same time, before the events of their
-    end. With one round the index is the point's position in the plan; added points come after
-    those. earlier: None runs all trials. callbacks: None stops and adds nothing.
+    A trial that is lost on its devices is tried once more. write: gets (index, record) of attempts
+    that end or are skipped at the same time, before the events of their end; index: as of an
+    `Attempt`. earlier: None runs all trials. callbacks: None stops and adds nothing.
 
     An interrupt, or closing the generator, writes the points in flight as cancelled, a ClusterError
     as lost. Another error leaves them without a record. All are raised again. Workers still run
     these points until the caller closes the cluster. Events and writes come on the caller's thread;
-    each point runs on a thread of its own, so that an interrupt does not wait for a stuck cluster.
+    each point has one of its own, so that an interrupt does not wait for a stuck cluster.
     """
     earlier, callbacks = earlier or EarlierSweeps(), callbacks or LoopCallbacks()
     loop = _Loop(rounds, settings, cluster, write, earlier, callbacks)
@@ -246,7 +246,7 @@ class _Loop:
         """Write a record of each point in flight: `reason`, with the status of `cause`."""
         batch = []
         for one in self._in_flight.running.values():
-            record = make_unmeasured(
+            record = _make_unmeasured(
                 one.attempt, cause, reason, started_at=one.started_at, neighbours=one.neighbours
             )
             batch.append((one.attempt.index, record))
@@ -307,7 +307,7 @@ class _Loop:
             attempt = replace(decision.attempt, number=self._attempts[point_id])
             if isinstance(decision, Skip):
                 now = datetime.now(UTC)
-                skipped = make_unmeasured(attempt, decision.cause, decision.reason, started_at=now)
+                skipped = _make_unmeasured(attempt, decision.cause, decision.reason, started_at=now)
                 yield from self._end([(attempt, skipped)])
                 continue
             devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
@@ -385,7 +385,7 @@ class RunningAttempt:
 class InFlight:
     """Runs attempts on a cluster, each on a thread of its own, and gives back their records.
 
-    running: the attempts that run, by index, in the order of their starts.
+    running: attempts by index, in the order of their starts, until `next_finished` returns them.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -399,7 +399,7 @@ class InFlight:
     ) -> None:
         """Run the attempt on the workers with these ids, in a thread; does not wait.
 
-        worker_ids, devices: in rank order. The index and the workers must not be in use already.
+        worker_ids, devices: in rank order. No attempt in `running` may have the index or a worker.
         """
         running = RunningAttempt(attempt=attempt, devices=devices, started_at=datetime.now(UTC))
         for node_id in dict.fromkeys(device.node_id for device in devices):
@@ -429,7 +429,7 @@ class InFlight:
         """Wait until an attempt ends; return all that have ended, at most 64, in that order.
 
         Empty if none ends in `timeout_s`; None waits for ever, also where none runs. Raises what
-        `Cluster.run` raised, after those that ended well; that attempt stays in `running`.
+        `Cluster.run` raised, after those that ended well before; that attempt stays in `running`.
         """
         ended: list[tuple[Attempt, Record]] = []
         with suppress(Empty):
@@ -447,7 +447,7 @@ class InFlight:
         return ended
 
 
-def make_unmeasured(
+def _make_unmeasured(
     attempt: Attempt,
     cause: Cause,
     reason: str,
@@ -474,11 +474,11 @@ def make_unmeasured(
 
 
 def make_record_of(running: RunningAttempt) -> Record:
-    """Return the record of an attempt whose ranks have answered.
+    """Return the record of an attempt whose ranks have answered; `outcome` must be their answers.
 
     It has the measurements of all ranks, or none: a rank whose peer failed may have measured
-    garbage. The message of a failure names its device, the reason, and what would fit into memory;
-    the detail has the last lines that its rank wrote.
+    garbage. Its error is the failure that `cause_of` takes. The message names rank, device and
+    reason, after `oom` what would fit; the detail has the last lines that the rank wrote.
     """
     assert not isinstance(running.outcome, BaseException)
     attempt, devices = running.attempt, running.devices
@@ -532,7 +532,8 @@ def make_record_of(running: RunningAttempt) -> Record:
 def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
     """Return the answers of a point's ranks in their order, a Failure for one that cannot be kept.
 
-    All become Failures if the ranks have not timed the same steps, or their clocks stood still.
+    If all can, but ranks have not timed the same steps, or all clocks stood still, none is kept. A
+    Failure in place of a Measurement lacks its output. answers: one at least.
     """
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     reasons = {one.rank: reason for one in measurements if (reason := next(_problems(one), ""))}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import shlex
 import socket
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
@@ -59,13 +58,13 @@ class Listener(Protocol):
         """Show the user one line, which stays visible; any thread may call it."""
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context in which the user is shown `what` goes on, as "connecting to Ray"."""
+        """Return a context in which the user sees `what` is going on, as "connecting to Ray"."""
 
     def progress(self, plan: Plan, trials: int) -> Progress:
-        """Return the progress of a sweep of `plan`. trials: how many will finish, in all rounds."""
+        """Return the progress of a sweep of `plan`. trials: of all rounds, as far as is known."""
 
     def show_cursor(self) -> None:
-        """Show the cursor, which a spinner hides; called in a thread before the process ends."""
+        """Show the cursor, which a spinner hides; a thread calls it before the process ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ class RunTarget:
 DeviceKey = tuple[str, str, int]
 
 
-def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
+def _device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
     """Return a key that a device keeps over all sweeps of a run.
 
     For CPUs it is host and index (a uuid names a process), so two nodes of a host may share it.
@@ -104,7 +103,7 @@ class RunState:
     rounds: of the whole run. ended: how the trials ended that have a row already. earlier: which of
     these are kept, and what is to be run. code: source files that the workers must have.
     devices: keys of the devices that have rows. models: their names. was_cut_short: it is resumed,
-    and was interrupted or failed. resume_command: what the user types to go on with the run.
+    and was not ok. resume_command: what the user types to go on with the run.
     """
 
     run: Run
@@ -120,7 +119,7 @@ class RunState:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the whole run."""
+        """The plan of the whole run, without the points that a search adds in this sweep."""
         return self.rounds.plan
 
     @property
@@ -135,13 +134,13 @@ class RunState:
 
     @property
     def left(self) -> Plan:
-        """The plan with only the points that this sweep has to run."""
+        """The plan with only the points of `todo`, also those that are only run as controls."""
         left = {key.point_id for key in self.todo}
         points = (point for point in self.plan.points if point.point_id in left)
         return replace(self.plan, points=tuple(points))
 
 
-def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
+def _finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     """Return the run with the counts of its points and its status: failed if one failed, else ok.
 
     ended: how the trials ended; others and cancelled ones are not counted, so a run that was cut
@@ -171,8 +170,8 @@ class RunRows:
     def keep_devices(self, devices: Sequence[Device]) -> None:
         """Write the devices of which the run has no row yet.
 
-        Raises ClusterError if a resumed run was measured on other models of devices, ResultsError
-        where the folder cannot be written.
+        Raises ClusterError, before it writes, if a resumed run has devices, and one of these is of
+        another model than all of them; ResultsError where the folder cannot be written.
         """
         strange = {device.name for device in devices} - self.start.models
         if self.start.models and strange:
@@ -181,7 +180,7 @@ class RunRows:
                 f"{', '.join(sorted(self.start.models))}, this cluster has "
                 f"{', '.join(sorted(strange))}; start a new run, to compare the two"
             )
-        new = {device_key(d.kind, d.uuid, d.host, d.index): d for d in devices}
+        new = {_device_key(d.kind, d.uuid, d.host, d.index): d for d in devices}
         new = {key: device for key, device in new.items() if key not in self._known}
         if not self._known:
             # CPU workers of two nodes of a host may have one key, and each has its row.
@@ -193,7 +192,8 @@ class RunRows:
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
         """Write a batch as for `RunStore.write_records`, new devices, and the devices' new samples.
 
-        A record that cannot be kept gets status error, the user is told. Raises as `keep_devices`.
+        batch: one attempt or more. A record that cannot be kept gets status error, the user is
+        told. `left` stays. Raises as `keep_devices`, a ClusterError when the records are written.
         """
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
@@ -206,12 +206,11 @@ class RunRows:
     def note(self, event: Event) -> None:
         """Update `left` by an event of the sweep; write the run's number of points if it adds one.
 
-        Raises ResultsError where that cannot be written.
+        To be called with each event, in order. Raises ResultsError where it cannot be written.
         """
         if isinstance(event, RoundStarted):
             # The trials of a round are known when it begins.
-            later = {key for key in self.left if key.round != event.round}
-            self.left = later.union(event.trials)
+            self.left = {key for key in self.left if key.round != event.round} | {*event.trials}
         elif isinstance(event, PointFinished):
             self.left.discard(event.record.key)
         elif isinstance(event, PointAdded):
@@ -242,14 +241,14 @@ class RunRows:
         The row of a run that was cut short stays `interrupted`, unlike what is returned, while
         trials that `--filter` leaves out have not ended. Raises ResultsError if it cannot write.
         """
-        run = finish_run(self._run, self.start.plan, self._ended)
+        run = _finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         is_over = status or not self.start.was_cut_short or _is_whole(self.start, run, self._ended)
         _write_end(self.store, run if is_over else replace(run, status=RunStatus.INTERRUPTED))
         return run
 
     def forget(self) -> None:
-        """Delete a new run with all that is in it; `close` a resumed one as interrupted."""
+        """Delete a new run, before its first record; `close` a resumed one as interrupted."""
         if self.start.is_resumed:
             self.close(RunStatus.INTERRUPTED)
         else:
@@ -258,7 +257,7 @@ class RunRows:
     def tell_kept(self, what: str) -> None:
         """Tell the user once what is kept of a run that was cut short, and how to resume it.
 
-        what: how it ended, as "interrupted".
+        The latter if trials are `left`. what: how the run ended, as "interrupted".
         """
         if self._is_told:
             return
@@ -288,8 +287,8 @@ def start_run(
 ) -> RunState:
     """Return the state of a new run with a new id, of which nothing is done. Writes nothing.
 
-    argv: the command line, whose `--set` a resumed run takes over. resume_command: returns what
-    resumes the run of an id. Raises UsageError as `code_of_job`.
+    argv: the command line, whose `--set` a resumed run takes over. resume_command: from the run id
+    makes the command that resumes it. Raises UsageError as `code_of_job`.
     """
     code = code_of_job(job)
     now = datetime.now(UTC)
@@ -331,7 +330,7 @@ def rounds_of_job(job: Job, plan: Plan) -> Rounds:
 
 
 def code_of_job(job: Job) -> Code:
-    """Return the source files of the job's workload and of raybench; imports nothing.
+    """Return the hashes of the source files of the job's workload and of raybench; imports none.
 
     Of a script that is not found, those of its class in raybench. Raises UsageError for a kind that
     is neither built in nor of the form package.module:Class.
@@ -346,8 +345,9 @@ def code_of_job(job: Job) -> Code:
 def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
     """Return the results folder and the run that `text` names in `output`, as `find_run` reads it.
 
-    The folder is another one where `text` has a path. Raises ResultsError when no run or several
-    are meant, or the run's folder has another name; UsageError when `job` is not its job.
+    The folder is another one where `text` has a path. Does not hold the run. Raises ResultsError
+    when no run or several are meant, its row cannot be read, or its id is not its folder's name;
+    UsageError when `job` has another `meaning_sha256`.
     """
     root, run_id = reader.find_run(output, text)
     run = reader.read_run(root, run_id)
@@ -365,7 +365,7 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 
 
 def check_code(run: Run, code: Code) -> None:
-    """Raise UsageError, with the files that differ, when the code is not that of the run."""
+    """Raise UsageError, with at most five files that differ, if the code is not that of the run."""
     differences = [
         f"{name} is new"
         if name not in run.workload_files
@@ -405,20 +405,19 @@ def resume_run(
 ) -> RunState:
     """Return the state of a run that is resumed. Writes nothing; the run must be held (`hold_run`).
 
-    run: as it was read before that, which tells when it ended. root: the results folder. rounds:
-    those of the job, with the plan of `plan_of_run`; the run's seed is put in. chosen: ids of the
-    points that may be run. retry_failed: run failed trials again, not only those that were lost,
-    skipped or cancelled. tags: added to the run's, in place of equal names. code: of `code_of_job`.
-    Raises ResultsError where the rows of the run cannot be read.
+    run: of `run_to_resume`, read before that, which tells when it ended. root: the results folder.
+    rounds: those of the job, with the plan of `plan_of_run`; the run's seed is put in. chosen: ids
+    of the points that may be run. retry_failed: run failed trials again, not only those that were
+    lost, skipped or cancelled. tags: added to the run's, in place of equal names. code: as it has
+    passed `check_code`. Raises ResultsError where the rows of the run cannot be read.
     """
     latest = reader.latest(root, run.run_id)
     ended = {key: one.status for key, one in latest.items()}
-    attempts: Counter[str] = Counter()
-    for key, one in latest.items():
-        attempts[key.point_id] = max(one.attempt, attempts[key.point_id])
+    by_attempt = sorted(latest.items(), key=lambda item: item[1].attempt)
+    attempts = {key.point_id: one.attempt for key, one in by_attempt}  # the largest comes last
     names = ["kind", "uuid", "host", "index"]
     table = reader.read_table(root, "devices", run.run_id).select([*names, "name"])
-    devices = {device_key(*(row[name] for name in names)): row["name"] for row in table.to_pylist()}
+    devices = {_device_key(*(row[key] for key in names)): row["name"] for row in table.to_pylist()}
     # `finished_at` of a run whose driver was killed is its last sign of life. Without it the pause
     # counts as none: another host may still work on the run.
     ended_at = run.finished_at or datetime.now(UTC)
@@ -457,22 +456,23 @@ def resume_run(
 
 
 def nothing_left_message(start: RunState) -> str:
-    """Return the message for a run without `todo`, and what could be tried again."""
+    """Return the message for a run without `todo`; it names --retry-failed where that runs some."""
     text = f"run {start.run.run_id}: nothing to do"
-    if any(status.is_failure for status in start.ended.values()):
+    ok = {key: status for key, status in start.earlier.kept.items() if status is Status.OK}
+    if replace(start, earlier=replace(start.earlier, kept=ok)).todo:
         text += "; the points that failed: --retry-failed"
     return text
 
 
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
-    """Return the run of which no trial is left, with the counts and status of its rows.
+    """Return a resumed run that has no `todo`, with the counts and the status of its points.
 
-    The run must be held. Writes new tags; all of it, and its summary, if it was cut short and no
-    trial is missing or cancelled, even one left out by `--filter`. Raises ResultsError if it fails.
+    It must be held. Writes new tags, and its end and summary if it was cut short and no trial is
+    missing or cancelled, even one that `--filter` leaves out. Raises ResultsError if that fails.
     """
     stored = reader.read_run(root, start.run.run_id)
     tagged = replace(stored, tags=start.run.tags)
-    ended = finish_run(tagged, start.plan, start.ended)
+    ended = _finish_run(tagged, start.plan, start.ended)
     store = RunStore(root=root, run_id=ended.run_id, measure=measure)
     if start.was_cut_short and _is_whole(start, stored, start.ended):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
@@ -523,8 +523,8 @@ def _few(differences: Sequence[str]) -> str:
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the settings in nested mappings, each with its dotted key."""
-    if not isinstance(value, dict):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    else:
         yield path, value
-        return
-    for key, inner in value.items():
-        yield from _leaves(inner, f"{path}.{key}" if path else str(key))
