@@ -79,20 +79,19 @@ class Mlp(Model):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return for example "MLP of 4 layers, 1,024 wide"; KeyError if `params` lack a size."""
-        return f"MLP of {params['layers']} layers, {int(params['hidden']):,} wide"
+        """Return for example "MLP of 4 layers, 1,024 wide"; KeyError without hidden or layers."""
+        layers, hidden = int(params["layers"]), int(params["hidden"])
+        return f"MLP of {layers} layer{'s' * (layers > 1)}, {hidden:,} wide"
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return the number of parameters; None where `params` lack hidden or layers."""
-        if not {"hidden", "layers"} <= params.keys():
-            return None
-        hidden = int(params["hidden"])
-        return int(params["layers"]) * (hidden * hidden + hidden)
+        hidden, layers = (int(params.get(name, 0)) for name in ("hidden", "layers"))
+        return layers * (hidden * hidden + hidden) or None
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return a rank's estimated peak in bytes; None: inference, cuda_graph or unequal ranks."""
+        """Return a rank's rough peak bytes; None: inference, cuda_graph, uneven shares or speed."""
         hidden, layers = settings["hidden"], settings["layers"]
         parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
         number = product_bytes(settings)
@@ -222,7 +221,7 @@ class Linear(Model):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters of the layer, always the same, never None."""
+        """Return 1025, the number of parameters of the layer, whatever `params`."""
         return FEATURES + 1
 
 
@@ -237,10 +236,10 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Return an endless iterator over full batches from a DataLoader, shuffled in each epoch.
 
-    The batches are on the device. Waiting for one adds to the part `data` of `context.parts`. The
-    processes of the loader start here, and end when the iterator is closed or dropped. inputs,
-    targets: rows in host memory, the same on all ranks. With `distributed_sampler` each rank gets a
-    part of the rows, else all; fewer than a batch raise RuntimeError when one is taken.
+    They are on the device; an epoch drops the rows left over. Waiting for one adds to the part
+    `data` of `context.parts`. The loader's processes start here and end when the iterator is closed
+    or dropped. inputs, targets: 1 or more rows in host memory, the same on all ranks. Each gets a
+    part with `distributed_sampler`, else all; taking a batch from too few raises RuntimeError.
     """
     from torch import Generator
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -362,7 +361,7 @@ class ResNet(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return a rank's estimated peak in bytes; None: inference, cuda_graph or unequal ranks."""
+        """Return a rank's rough peak bytes; None: inference, cuda_graph, uneven shares or speed."""
         parameters, outputs = _SIZES[settings["preset"]]
         images, size = float(settings["batch_size"]), settings["image_size"]
         return estimate_step(
@@ -467,10 +466,10 @@ class Smoke(Workload):
         self._losses = (*self._losses[:1], loss.detach())
 
     def check(self) -> None:
-        """Raise WrongResultError if this rank's gradients are not those of most ranks.
+        """Raise WrongResultError if the last step's gradients differ from those of most ranks.
 
-        NoMajorityError on all ranks if no gradients are. WrongResultError also if the loss has not
-        fallen since the first step, after two steps or more. All ranks must call it, after a step.
+        Where no more than half agree, NoMajorityError on all ranks. WrongResultError also where the
+        last of several steps has no lower loss than the first. After a step, on all ranks.
         """
         import torch
         import torch.distributed as dist
@@ -494,5 +493,5 @@ class Smoke(Workload):
             raise WrongResultError(f"rank {rank}: the loss went from {first:g} to {last:g}")
 
     def close(self) -> None:
-        """Drop the model and its data; no step can follow."""
+        """Drop the model and its data; no step or check can follow."""
         self.__dict__.clear()

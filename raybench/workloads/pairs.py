@@ -164,16 +164,17 @@ class Pairs(Workload):
     def step(self) -> None:
         """Issue the pair's messages once; on a GPU the current stream waits for them, not the host.
 
-        Both ranks of a pair must call it; others do nothing. RuntimeError if CUDA refuses a copy.
+        With transport send both ranks of a pair must call it, with copy the lower one; on others it
+        does nothing. Raises RuntimeError if CUDA refuses a copy.
         """
         self._issue()
 
     def check(self) -> None:
         """Raise WrongResultError, which names the pair, if the message arrived with other bytes.
 
-        Before a step and after a check it is wrong. With transport send each receiver checks, with
-        copy the lower rank of the pair; on other ranks this does nothing. With copy, wait for both
-        devices before it, and again before the next step.
+        It raises too if no step came since the last check. With transport send each receiver
+        checks, with copy the lower rank of the pair; on other ranks this does nothing. With copy,
+        wait for both devices before it, and again before the next step.
         """
         import torch
 
@@ -262,10 +263,9 @@ class TransportProbe(Workload):
     """Lets the ranks do one collective in other processes, and prints what NCCL or gloo tell of it.
 
     NCCL tells which way its bytes go once, when a communicator is made, and to a process that was
-    started with NCCL_DEBUG. So that no line is written while something is timed, each worker starts
-    a process for it beside its own: `main` of this module. The lines are in the output of each
-    rank. Raises RuntimeError with the last line of its stderr when a process fails, and
-    TimeoutExpired after 90 s.
+    started with NCCL_DEBUG. So that no line is written while something is timed, each worker runs a
+    process of `main`, whose lines are in the output of its rank. Raises RuntimeError with the last
+    line of its stderr when a process fails, and TimeoutExpired after 90 s.
     """
 
     takes_batch_size = False
@@ -305,11 +305,12 @@ _LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
 
 
 def main() -> None:
-    """Do the collective, print lines of the host, then those of NCCL's log once each; exit with 0.
+    """Do the collective, print lines of the host, then of gloo's ways or NCCL's log; exit with 0.
 
-    sys.argv: cuda (that of LOCAL_RANK), cuda:N or cpu, and a name for the keys in the store, the
-    same on all ranks and used once; without it: transport. One rank does no collective. Raises
-    KeyError without torchrun's variables, RuntimeError where a peer does not come in 60 s.
+    Of the log lines on transports alone, once each. sys.argv: cuda (that of LOCAL_RANK), cuda:N or
+    cpu, and a name for the keys in the store, the same on all ranks and used once; without it:
+    transport. One rank does no collective. Raises KeyError without torchrun's variables,
+    RuntimeError where store or peers do not answer in 60 s; NCCL may wait for a peer longer.
     """
     device, name = [*sys.argv[1:], "transport"][:2]
     with TemporaryDirectory(prefix="raybench-nccl-") as folder:
@@ -329,9 +330,7 @@ def main() -> None:
     print(f"raybench: rank {os.environ['RANK']}")
     lines = (found[1] for line in text.splitlines() if (found := _LINE.match(line)))
     told = (_CHANNEL.sub("", line) for line in lines if _TOLD.search(line))
-    for line in (*peers, *dict.fromkeys(told)):
-        print(line)
-    sys.stdout.flush()
+    print(*peers, *dict.fromkeys(told), sep="\n", flush=True)
     # As doctor's bare step: gloo's destructors may abort the process.
     os._exit(0)
 

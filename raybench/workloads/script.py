@@ -120,8 +120,8 @@ class RunningScript(Workload):
     facts: what the process told of itself at its first step: `clock`, cuda or host, and `ranks`,
     the size of its process group. parts: times in the last block, as `ScriptMarks.take` has them;
     empty before `mark_parts`. peaks: most bytes of tensors, and most that torch's allocator
-    reserved, since `forget_memory`; None on a CPU. has_ended: the process ended by itself, other
-    than by an exception.
+    reserved, from `forget_memory` to the end of the last block; None on a CPU and before a block.
+    has_ended: the process has ended, even by an exit code or a signal; not after an exception.
     """
 
     def __init__(
@@ -186,15 +186,15 @@ class RunningScript(Workload):
         self._has_stepped = self._is_held = True
 
     def step(self) -> None:
-        """Run one iteration; less if the script ends meanwhile. Raises as `run_steps` does."""
+        """Run one iteration; none if the script ends meanwhile. Raises as `run_steps` does."""
         self.run_steps(1)
 
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
         """Run `lead_in` iterations, then return the times of `iterations` (above 0) more.
 
-        Starts count from that of the script's process. Fewer, or none, if the script ends
-        meanwhile. Sets `parts` and `peaks` if any is timed. Raises ScriptEndedError if it has ended
-        before, ScriptFailedError where it fails, and ScriptAbortedError where another rank has.
+        Starts count from that of the script's process. Fewer, or none, if it ends meanwhile. Sets
+        `parts` and `peaks` if any is timed. Raises ScriptEndedError if it has ended before,
+        ScriptFailedError if it fails or is killed, and ScriptAbortedError if another rank fails.
         """
         if self.has_ended:
             raise ScriptEndedError
@@ -221,10 +221,11 @@ class RunningScript(Workload):
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> str:
-        """Have later steps fill `parts` as `ScriptMarks.take` does; return "", or why not all.
+        """Have later steps fill `parts` as `ScriptMarks.take` does; return "", or why some are not.
 
-        After the timed steps, once. module: name of the module of `ScriptMarks`. has_peers: also
-        find out whether `time_gradients` can follow: if all ranks get "". Raises as `run_steps`.
+        Once, after the timed steps. module: name of that of `ScriptMarks`. has_peers: also find out
+        whether `time_gradients` can follow: if all ranks get "". Raises as `run_steps`, and
+        ScriptEndedError also if the script ends meanwhile.
         """
         if self.has_ended:
             raise ScriptEndedError
@@ -232,7 +233,7 @@ class RunningScript(Workload):
         return str(self._receive()["why_not"])
 
     def time_gradients(self) -> None:
-        """Time DDP's reductions in later steps; once, after `mark_parts` said that it can."""
+        """Time DDP's reductions in later steps; once, on all ranks, after "" of `mark_parts`."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:

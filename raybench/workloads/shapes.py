@@ -85,15 +85,15 @@ class LlamaShape:
         return self.width // self.heads
 
     @property
-    def block_weights(self) -> int:
-        """Weights of a block's linear layers: attention's four and the MLP's three."""
+    def _block_weights(self) -> int:
+        """Number of weights in a block's linear layers: attention's four and the MLP's three."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
         return self.width * (2 * queries + 2 * keys + 3 * self.hidden)
 
     def parameter_count(self, positions: int) -> int:
         """Return the number of parameters; positions are not used, because they are rotary."""
         tables = self.vocabulary * self.width * (1 if self.is_tied else 2)
-        return tables + self.layers * (self.block_weights + 2 * self.width) + self.width
+        return tables + self.layers * (self._block_weights + 2 * self.width) + self.width
 
 
 # The shapes of Llama 3.2 1B and 3B and of Llama 3.1 8B (config.json of meta-llama). Positions are
@@ -113,8 +113,8 @@ LANGUAGE_PRESETS: Mapping[str, LanguageShape] = {**DECODER_PRESETS, **LLAMA_PRES
 def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
     """Return the FLOPs of training on `tokens` tokens, as papers on MFU count them.
 
-    Per token 6 N + 12 L d S: 6 for each of all N parameters, embeddings too, and attention to the
-    whole sequence. Recomputation does not count (Chowdhery et al. 2022, appendix B).
+    Per token 6 N + 12 L d S: N parameters, embeddings too, L layers of width d, and S = seq_len
+    tokens that each attends to. Recomputation does not count (Chowdhery et al. 2022, appendix B).
     """
     return tokens * (6.0 * shape.parameter_count(seq_len) + _attention_flops(shape, seq_len))
 
@@ -124,7 +124,7 @@ def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
 
     Of matrix products and attention to the whole sequence; no token embedding, no recomputation.
     """
-    products = shape.layers * shape.block_weights + shape.vocabulary * shape.width
+    products = shape.layers * shape._block_weights + shape.vocabulary * shape.width
     return tokens * (6.0 * products + _attention_flops(shape, seq_len))
 
 
@@ -211,8 +211,8 @@ class Layout:
     def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
         """Return the layout of `world_size` ranks; options: degrees by name, other keys unused.
 
-        A missing degree is 1. If dp_shard is -1, it gets the ranks that the others leave; else
-        dp_replicate does, if missing or None. At least 1: their product may differ from world_size.
+        A dp_shard of -1, else a missing or None dp_replicate, becomes what the others leave of
+        world_size: rounded down, at least 1, so the product may differ. Others missing are 1.
         """
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
@@ -229,7 +229,7 @@ class Layout:
 
     @property
     def ranks_per_copy(self) -> int:
-        """The number of ranks over which FSDP shards one copy of the parameters, without tp."""
+        """The number of ranks over which FSDP shards a model copy, or a tp rank's part of one."""
         return self.dp_shard * self.cp
 
     @property
@@ -249,9 +249,10 @@ class Layout:
 def why_not_divided(settings: Mapping[str, Any]) -> str | None:
     """Return why a training of `transformer` cannot be divided so, a sentence; None if it can.
 
-    By dp_replicate, dp_shard, cp and tp, whose product must be world_size. One rank may be refused
-    too: float8 without torchao, or an optimizer_dtype that does not fit the precision.
-    settings: all those of the point, defaults included.
+    The product of dp_replicate, dp_shard, cp and tp must be world_size. A divided model excludes
+    fp16, cuda_graph, shares, slow_ratio and DDP's options; cp and tp need a Llama whose heads and
+    seq_len they divide. One rank may be refused too: float8 if torchao is not installed here, or an
+    optimizer_dtype that does not fit the precision. settings: all of the point, with defaults.
     """
     layout, world_size = Layout.make(settings["world_size"], settings), settings["world_size"]
     precision = settings["precision"]
@@ -341,7 +342,7 @@ class DitShape:
         return self.heads * self.head_width
 
     def parameter_count(self, scope: str | None) -> int:
-        """Return the number of parameters: of `scope` double_block or single_block, else of all."""
+        """Return the parameter count, of one block if `scope` is double_block or single_block."""
         width = self.width
         # Two streams: modulation, query, key and value, output, the MLP's layers, two norms.
         double_block = 2 * (18 * width**2 + 15 * width + 2 * self.head_width)

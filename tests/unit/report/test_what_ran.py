@@ -11,7 +11,7 @@ from raybench.report.run_report import insights
 from raybench.report.summary import load_summary
 from raybench.workloads.base import parameter_count
 from raybench.workloads.language_models import LanguageModel
-from raybench.workloads.networks import FEATURES, linear_stack
+from raybench.workloads.networks import FEATURES, Mlp, linear_stack
 from raybench.workloads.shapes import DECODER_PRESETS, LANGUAGE_PRESETS
 
 
@@ -70,7 +70,7 @@ def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built():
         for hidden, layers in ((8, 1), (64, 3)):
             params = {"hidden": str(hidden), "layers": str(layers)}
             assert parameter_count("mlp", params) == parameters(linear_stack(hidden, layers))
-        linear = torch.nn.Linear(FEATURES, 1)
-        assert parameter_count("linear", {}) == parameters(linear)
+        assert parameter_count("linear", {}) == parameters(torch.nn.Linear(FEATURES, 1))
+    assert Mlp.describe({"hidden": "8", "layers": "1"}) == "MLP of 1 layer, 8 wide"
     assert parameter_count("gemm", {"m": "8"}) is None
     assert parameter_count("my.module:Model", {"hidden": "8", "layers": "2"}) is None
