@@ -161,8 +161,8 @@ def _why_not(
         return f"needs ok points of two world sizes, has {worlds}; sweep world_size: [1, 2]"
     if rows[0].scaling == "strong":
         return (
-            "scales strongly: with global_batch_size fixed a device has another batch at every "
-            "world size, and none of the run's steps is that one; sweep batch_size instead"
+            "scales strongly: ranks share the same work, and with more of them a device has less "
+            "than in any step of the run; with global_batch_size, sweep batch_size instead"
         )
     if len(models := dict.fromkeys(str(row.device_name) for row in usable)) > 1:
         return f"its points ran on several devices: {', '.join(models)}"

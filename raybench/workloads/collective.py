@@ -106,8 +106,8 @@ def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
 class Payload:
     """Random small integers that every rank can generate for every other rank; never zero.
 
-    They depend on dtype, world_size and seed, the same on all ranks, on the sending rank and the
-    position. Sums over world_size ranks are exact in any dtype and in any order: up to 127 ranks by
+    They depend on the sending rank, the position, and dtype, world_size and seed, which all ranks
+    must give alike. Sums over world_size ranks are exact in any dtype and order: up to 127 ranks by
     the range of the numbers, with more (int8, bfloat16) because random signs keep sums small.
     """
 
@@ -139,7 +139,7 @@ class Payload:
     ) -> tuple[int, float, float] | None:
         """Return (index, found value, expected value) of the first wrong element; None if none is.
 
-        received: 1-d, of the payload's dtype and device; right is the sum of the messages of
+        received: 1-d, of the payload's dtype and device. Expected is the sum of the messages of
         `ranks`, at least one, from their element `start` on. Waits for the device.
         """
         import torch
@@ -163,8 +163,7 @@ class Payload:
 class Collective(Workload):
     """Does one collective operation: latency of small messages, bandwidth of large ones.
 
-    all_reduce and broadcast are in place, as torch has them; the others are not. A reduction adds
-    up.
+    all_reduce and broadcast are in place, as torch has them; others are not. Reductions are sums.
     """
 
     title = "Collectives"
@@ -229,10 +228,11 @@ class Collective(Workload):
         self._issue()
 
     def check(self) -> None:
-        """Raise WrongResultError if an element of the last output differs from the exact one.
+        """Raise WrongResultError if an element of the last output is not exact.
 
-        An all_reduce is done once more, with a buffer filled anew: all ranks must call it.
-        Afterwards the output is wrong until the next step, but at the root of a broadcast.
+        An all_reduce is first done once more, on a buffer filled anew: all ranks must call it. The
+        output is wrong before the first step, and after a check until the next step, except at the
+        root of a broadcast. A rank in no group checks nothing.
         """
         if self._operation == "all_reduce":
             self._fill()

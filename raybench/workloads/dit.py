@@ -156,7 +156,7 @@ class Dit(Workload):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters of what a step runs; None for an unknown preset."""
+        """Return the number of parameters of what a step runs; None without a known preset."""
         shape = DIT_PRESETS.get(params.get("preset", ""))
         return None if shape is None else shape.parameter_count(params.get("scope"))
 

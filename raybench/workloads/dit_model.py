@@ -195,11 +195,11 @@ class Dit(nn.Module):
 
         image: as the output. time: (1, 1), from 1 (noise) to 0. text: (text tokens, text width).
         pooled: (1, pooled width). guidance: (1, 1). rotation: of the text's tokens, then the
-        image's. Where ranks divide the tokens, all are this rank's.
+        image's. Where ranks divide the tokens, image, text and rotation are of this rank's alone.
         """
         embedded: Tensor = (
-            self.time_in(sinusoids(time, self._frequencies))
-            + self.guidance_in(sinusoids(guidance, self._frequencies))
+            self.time_in(_sinusoids(time, self._frequencies))
+            + self.guidance_in(_sinusoids(guidance, self._frequencies))
             + self.pooled_in(pooled)
         )
         x, text = self.image_in(image), self.text_in(text)
@@ -213,7 +213,7 @@ class Dit(nn.Module):
         return velocity
 
 
-def sinusoids(time: Tensor, count: int) -> Tensor:
+def _sinusoids(time: Tensor, count: int) -> Tensor:
     """Return 1000 x time (1, 1) as cosines, then sines, of growing periods, (1, even count)."""
     wide = torch.promote_types(time.dtype, torch.float32)
     places = torch.arange(count // 2, dtype=wide, device=time.device)
@@ -225,9 +225,9 @@ def sinusoids(time: Tensor, count: int) -> Tensor:
 def rotation(
     shape: DitShape, *, text_tokens: int, rows: int, columns: int, like: Tensor
 ) -> Rotation:
-    """Return the rotation of text tokens, all at the origin, and of image tokens, row by row.
+    """Return the rotation of text tokens, all at the origin, then of image tokens, row by row.
 
-    In fp32 at least, on the device of `like`.
+    On the device of `like`; fp64 if `like` is, else fp32.
     """
     wide = torch.promote_types(like.dtype, torch.float32)
     grid = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns))
@@ -315,8 +315,8 @@ class Steps:
 
         The output is this rank's tokens for a block, the velocity of the whole image for forward,
         and for loop the whole image after `steps` Euler steps from noise; `steps` counts for loop
-        only. All ranks must call this method, and must call the function equally often. Raises
-        UsageError as `kernel` does, and the function as `SequenceParallel.attend` does.
+        only. All ranks must call the function equally often. This method raises UsageError for the
+        kernels efficient and cudnn on a CPU, the function as `SequenceParallel.attend` does.
         """
         shape, parallel, pixels = self.shape, self.parallel, self.rows * self.columns
         generator = None  # the meta device has no numbers
@@ -368,16 +368,12 @@ class Steps:
         return denoise
 
     @property
-    def kernel(self) -> Kernel:
-        """The kernel of attention: the one asked for, or what torch takes for this rank's heads.
-
-        Raises UsageError for efficient and cudnn on a CPU.
-        """
+    def _kernel(self) -> Kernel:
+        """The kernel of attention: the one asked for, or what torch takes for this rank's heads."""
         heads = self.shape.heads // self.parallel.ulysses
         shape = (1, heads, self.rows * self.columns, self.shape.head_width)
-        return choose_kernel(
-            self.attention, torch.empty(shape, device=self.device, dtype=self.dtype)
-        )
+        tokens = torch.empty(shape, device=self.device, dtype=self.dtype)
+        return choose_kernel(self.attention, tokens)
 
     def _make_module(
         self, kind: Callable[[DitShape, Attend], nn.Module], generator: torch.Generator | None
@@ -386,9 +382,9 @@ class Steps:
 
         Its attention is over the tokens of all ranks.
         """
-        attend: Attend = partial(attend_whole, self.kernel)
+        attend: Attend = partial(attend_whole, self._kernel)
         if self.parallel.degree > 1:
-            attend = partial(self.parallel.attend, self.kernel)
+            attend = partial(self.parallel.attend, self._kernel)
             attend = AttentionOperator(attend) if self.compile else attend
         with torch.device("meta"):
             module = kind(self.shape, attend).to(self.dtype)
@@ -419,8 +415,8 @@ def difference_to_whole(steps: Steps) -> float:
     """Return the relative error of a small model that is divided over the ranks of `steps`.
 
     The model has one block of each kind, in the type and with the kernel of `steps`. The error is
-    the Frobenius norm of the difference to the undivided output, over that output's; 0 for one
-    rank, NaN or infinite if an output is not finite. All ranks must call it. Raises as `make` does.
+    |found - whole| / |whole| of its output, in Frobenius norms; 0 for one rank, NaN or infinite if
+    an output is not finite. All ranks must call it. Raises as a step of `steps` does.
     """
     ranks = steps.parallel.degree
     if ranks == 1:
@@ -431,7 +427,7 @@ def difference_to_whole(steps: Steps) -> float:
         rows=2 * ranks,
         columns=8,
         text_tokens=8 * ranks,
-        attention=steps.kernel,
+        attention=steps._kernel,
         compile=False,
         # Norms of queries and keys so large that a token attends to few others: with all alike
         # attention is next to the mean of all tokens, and a wrong one could not be told from a

@@ -146,7 +146,7 @@ class SameBits(Workload):
         torch.matmul(self._first, self._second, out=self.product)
 
     def check(self) -> None:
-        """Update the metrics from the last product, which becomes 0; call it once after a step.
+        """Update the metrics from the last product, which becomes 0: each call needs a step before.
 
         `digest` stays the first one. The product is computed again, with rows in other places.
         """
@@ -162,7 +162,7 @@ class SameBits(Workload):
 
 
 def digest_of(tensor: Tensor) -> int:
-    """Return a 48-bit hash of a tensor's bytes, whatever its shape; waits for the device."""
+    """Return a 48-bit hash of the bytes of the elements, not of the shape; waits for the device."""
     import torch
 
     content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
@@ -278,7 +278,7 @@ class Memory(Workload):
         self.memory_bytes = count * size_bytes
 
     def step(self) -> None:
-        """Issue the operation once, as one kernel."""
+        """Issue the operation once."""
         import torch
 
         match self._operation:
@@ -294,7 +294,8 @@ class Memory(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last output differs from float64 by more than rounding.
 
-        The error names the first such element. Before a step and after a check the output is NaN.
+        The error names the first such element. Before the first step, and after a check until the
+        next step, the output is NaN: wrong.
         """
         import torch
 

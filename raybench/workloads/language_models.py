@@ -79,20 +79,21 @@ class KeyValueCache:
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_layer(self, layer: int) -> KeyValueCache:
-        """Return a cache of one layer (from 0): a view of this memory, and its own position."""
+        """Return a cache of one layer (from 0): a view of the memory, a copy of `position`."""
         return KeyValueCache(self.memory[layer], self.position)
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write new keys and values of one layer at `position`; return those of all tokens so far.
+        """Write keys and values at `position` of a cache of one layer; return all so far.
 
-        new: (2, batch, heads, length, head), batch as in the cache. Returned are views of it, keys
-        and values, each (batch, heads, position + length, head). `position` stays. More than one
-        token must be the first ones. They must fit: one too many is lost without an error.
+        new: (2, batch, heads, length, head), batch as in the cache. Returned are keys and values,
+        views of the cache, each (batch, heads, position + length, head). `position` stays.
+        Raises AssertionError where they do not fit, or length is not 1 and `position` not 0.
         """
         length = new.shape[3]
         # Else some of the new tokens would need a mask of their own.
         assert length == 1 or self.position == 0, "several tokens only begin a sequence"
         end = self.position + length
+        assert end <= self.memory.shape[3], "the cache is full"  # torch would ignore one too many
         # In one copy: while decoding, each kernel more is felt.
         self.memory[:, :, :, self.position : end] = new
         keys, values = self.memory[:, :, :, :end]
@@ -155,8 +156,9 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
 
-        tokens: (batch, length). cache: of all layers; it gets `tokens`; `position` stays. If it has
-        earlier tokens, length is 1. With a cache only the last logits come, (batch, 1, vocabulary).
+        tokens: (batch, length). cache: of all layers; `tokens` are written to it at `position`,
+        which stays; length must be 1 unless `position` is 0. With a cache only the last logits
+        come, (batch, 1, vocabulary).
         """
         begin, length = 0 if cache is None else cache.position, tokens.shape[1]
         here = slice(begin, begin + length)
@@ -199,7 +201,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the tokens after the block, (batch, length, width) as x; writes into the cache.
 
-        rotation: of these tokens; None for GPT-2. cache: of this layer; None: x is all there is.
+        rotation: of these tokens; None for GPT-2. cache: of this layer; None: no earlier tokens.
         """
         # Here and not around the block: compiled, what no gradient needs is not computed again.
         if self._checkpointing == "none":
@@ -250,8 +252,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(shape.width, keys, bias=False)
         self.value = nn.Linear(shape.width, keys, bias=False)
         self.output = nn.Linear(queries, shape.width, bias=False)
-        # How the tokens of a sequence see each other, where they are not all here.
-        self.attend: Attend = attend_causally
+        # Replaced where x is only this rank's part of the tokens.
+        self.attend: Attend = _attend_causally
         self._head = shape.head_width
 
     def forward(self, x: Tensor, rotation: Rotation, cache: KeyValueCache | None = None) -> Tensor:
@@ -264,7 +266,7 @@ class Attention(nn.Module):
             layer(x).unflatten(-1, (-1, self._head)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        query, key = rotate(query, rotation), rotate(key, rotation)
+        query, key = _rotate(query, rotation), _rotate(key, rotation)
         if cache is not None:
             key, value = cache.extend(torch.stack((key, value)))
         if cache is not None and query.shape[2] == 1:
@@ -288,7 +290,7 @@ class JointAttention(nn.Module):
     def forward(self, x: Tensor, rotation: None, cache: KeyValueCache | None = None) -> Tensor:
         """Return causal attention's output, (batch, length, width) as x. rotation: not used.
 
-        cache: the tokens before x, to which it adds those of x; None: x is all there is.
+        cache: of this layer, to which it adds the tokens of x; None: x is all there is.
         """
         batch, length, width = x.shape
         joint = self.joint(x).view(batch, length, 3, self._heads, width // self._heads)
@@ -352,7 +354,7 @@ def _make_norm(shape: LanguageShape) -> nn.Module:
     return nn.LayerNorm(shape.width)
 
 
-def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return the output of causal attention, as query: (batch, heads, length, head).
 
     key, value: the same length; their number of heads divides the query's.
@@ -362,7 +364,7 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     )
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Return x with its pairs (i, i + head / 2) turned by rotary positions, in the type of x.
 
     x: (batch, heads, length, head). rotation: of its positions. Computed in the wider type of both.
@@ -389,10 +391,10 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
     """Make all linear layers inside the model, not the model itself, multiply in float8; in place.
 
-    As torchtitan does: inputs, weights and gradients are scaled by the largest number of each
-    tensor (torchao's recipe `tensorwise`), and the products are in bf16. Does nothing on the meta
-    device. emulate: multiply in fp32 numbers that are rounded to float8, on any device. Raises
-    UsageError if the device has no products in float8, or torchao cannot be imported. On a GPU a
+    Inputs, weights and gradients are scaled by the largest number of each tensor (torchao's recipe
+    `tensorwise`). Outputs have autocast's type, else that of inputs. Does nothing on the meta
+    device. emulate: multiply in fp32 numbers that are rounded to float8. Raises UsageError if
+    torchao cannot be imported or, unless emulated, the device has no products in float8. On a GPU a
     step raises RuntimeError where widths, or the tokens of a pass, are no multiples of 16.
     """
     if device.type == "meta":
@@ -423,11 +425,11 @@ def divide(
     *,
     compiles: bool,
 ) -> nn.Module:
-    """Divide the model over all ranks, in place, or wrap it by DDP; return the module to call.
+    """Divide the model over all ranks in place, else wrap it by `Context.ddp`; return what to call.
 
-    It takes whole sequences, and returns the logits of `sequence_part`. `layout` says how: tensor
-    and context parallelism and FSDP2; `why_not_divided` must accept its settings. All ranks must
-    call it, before they make the optimizer. options: all of LayoutOptions. compiles: each block.
+    That takes whole sequences, and returns the logits of `sequence_part`. All ranks must call it,
+    before they make the optimizer. model: on the device, in the optimizer_dtype. layout, options
+    (all of LayoutOptions): must pass `why_not_divided`. compiles: compile each block.
     """
     device = context.device
     if not layout.is_divided:
@@ -454,14 +456,14 @@ def divide(
         )
         place = layout.cp_place(cp_mesh.get_rank())
         for name in ("cosines", "sines"):
-            part = take_part(model.get_buffer(name), 0, layout.cp, place)
+            part = _take_part(model.get_buffer(name), 0, layout.cp, place)
             model.register_buffer(name, part, persistent=False)
         model.register_forward_pre_hook(
-            lambda _, inputs: (take_part(inputs[0], 1, layout.cp, place), *inputs[1:])
+            lambda _, inputs: (_take_part(inputs[0], 1, layout.cp, place), *inputs[1:])
         )
         # From Ampere on, unless the job asks for another kernel.
         has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        attention = ContextParallel(
+        attention = _ContextParallel(
             degree=layout.cp,
             place=place,
             group=cp_mesh[own].get_group(),
@@ -502,7 +504,7 @@ def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
 
     seq_len / (cp x tp) columns; `why_not_divided` tells which seq_len divides. rank: of all ranks.
     """
-    own = take_part(tokens, 1, layout.cp, layout.cp_place(rank))
+    own = _take_part(tokens, 1, layout.cp, layout.cp_place(rank))
     return own.chunk(layout.tp, dim=1)[rank % layout.tp]
 
 
@@ -572,7 +574,7 @@ def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
         )
 
 
-def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
+def _take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
     """Return the tokens of the rank at `place` of `degree` ranks that divide `whole` along `dim`.
 
     The tokens, a multiple of 2 x degree, are cut into so many chunks; a rank gets the chunk at
@@ -585,7 +587,7 @@ def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextParallel:
+class _ContextParallel:
     """Context parallelism on one rank: each rank of a group has a part of every sequence.
 
     degree: number of ranks of the group. place: index of this rank in it. takes_flash: use
@@ -601,7 +603,7 @@ class ContextParallel:
         """Return causal attention of this rank's queries over the keys and values of all ranks.
 
         query, output: (batch, heads, own tokens, head); key, value too, with a number of heads that
-        divides that. Own tokens are those of `take_part`. All ranks of the group must call it.
+        divides that. Own tokens are those of `_take_part`. All ranks of the group must call it.
         """
         keys, values = self._gather(key), self._gather(value)
         shared = query.shape[1] // key.shape[1]
