@@ -164,7 +164,7 @@ def sweep_on(cluster: SimulatedCluster, job: Job, output: Path, watch: Watch) ->
 @contextmanager
 def timed_decisions(watch: Watch) -> Iterator[None]:
     """Time each look at the cluster, each decision and each return of workers while it lasts."""
-    plain = {name: getattr(Schedule, name) for name in ("see", "next", "free")}
+    plain = {name: getattr(Schedule, name) for name in ("update_cluster", "next", "free")}
 
     def timed(name: str) -> Any:
         def act(*args: object) -> object:

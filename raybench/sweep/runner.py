@@ -60,13 +60,13 @@ class PointSource(Protocol):
         """Return the first rounds, on a cluster whose workers have started; called first, once."""
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return how to measure a point; None: as the job says, no breakdown after round 1."""
+        """Return a point's settings for all rounds; None: the job's, no breakdown after round 1."""
 
     def note(self, record: Record) -> None:
         """Use the record of an attempt that ended or was skipped; a trial may have two, if lost."""
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of round `number`, when all before are over; empty ends the run."""
+        """Return the points of the next round, `number`, for the same workers; empty ends a run."""
 
 
 def run_sweep(
@@ -145,7 +145,6 @@ def run_sweep(
             profiled=where.profiled,
             code=start.code,
             precisions=None if source else of_plan,
-            measure_of=source.measure_of if source else None,
         )
         rows = RunRows(start, store, listener)
         return record_run(settings, cluster, workers, rows, interrupts, source)
@@ -186,11 +185,12 @@ def record_run(
     interrupts: Interrupts,
     source: PointSource | None = None,
 ) -> Run:
-    """Start the workers, run all points, write how the run ended, and return it.
+    """Start the workers, run what is left, write how the run ended, and return it.
 
     cluster: not started yet; it is left open. rows: of a run whose row is written. interrupts: must
-    be entered; a signal ends it early, and the user is told how to resume. Raises as `run_sweep`
-    once there is a cluster. The run is then `failed`; for DevicesInUseError see `RunRows.forget`.
+    be entered; a signal ends it early, and the user is told how to resume. source: as for
+    `run_sweep`. Raises as that does once there is a cluster, or as the source. The run is `failed`
+    then; for DevicesInUseError see `RunRows.forget`.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
@@ -203,6 +203,7 @@ def record_run(
             cluster.start(workers, settings.strategy)
         rows.keep_devices(cluster.devices)
         if source:
+            settings = replace(settings, measure_of=source.measure_of)
             rows.adopt(source.rounds(cluster))
         start = rows.start
         kept = start.earlier.kept.items()
@@ -265,8 +266,8 @@ class Interrupts:
     take that notice, when it does not come to its end in 15 s, and soon after one more Ctrl-C. Once
     it has raised, a Ctrl-C after the `with` block ends the process at once.
 
-    in_flight: points on their workers, for the message. farewell: called before the process is
-    ended so, with what has happened; it says how to go on. None: there is nothing to go on with.
+    in_flight: points on their workers, for the message. farewell: tells how to go on; called with
+    what has happened, in any thread, before the process is ended so. None: no run has begun.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -327,11 +328,11 @@ class Interrupts:
 
     @contextmanager
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
-        """Return a context in which an interrupt is raised at its end, a second one at once.
+        """Return a context that delays KeyboardInterrupt to its end, or to a second signal.
 
-        For the main thread. most_s: after an interrupt the process may be ended if the block takes
-        longer, and more than 1.5 s. With inf nothing is raised in the block, and the process is
-        ended soon after a second interrupt.
+        For the main thread. most_s: if the block takes longer after the first signal, and more than
+        1.5 s, the process may be ended. With inf nothing is raised in the block, and the process is
+        ended soon after a second signal.
         """
         self._holds_s.append(most_s)
         try:
@@ -341,17 +342,16 @@ class Interrupts:
             self._raise_if_due()
 
     def say_farewell(self) -> None:
-        """Call `farewell`, or tell the user "interrupted" where it is None; the process goes on."""
+        """Call `farewell`, or tell the user "interrupted" where it is None; ends nothing."""
         if self.farewell:
             self.farewell("ended at once")
         else:
             self._listener.tell("interrupted")
 
     def end(self, reason: str) -> None:
-        """Tell the user `reason` and how to resume, and end the process at once.
+        """Call `farewell`, tell the user `reason`, and end the process as after a ClusterError.
 
-        The exit code is that of a ClusterError. For a thread, while the main thread waits for a
-        cluster that is gone.
+        At once, for a thread, while the main thread waits for a cluster that is gone.
         """
         self._listener.show_cursor()
         if self.farewell:

@@ -53,7 +53,7 @@ class Attempt:
 
     index: the place among all trials of the run; with one round, the point's position in the plan.
     A point that a search adds may have the index of a trial of a later round.
-    number: counts the attempts at the point over all rounds, from 1; it is set at the start.
+    number: counts the attempts at the point over all rounds, from 1; it is 1 before the start.
     tries: counts those of this sweep at the trial, from 1. round, control_of: as of a `TrialKey`.
     """
 
@@ -120,8 +120,8 @@ class Schedule:
 
     isolation `cluster`: points of one world_size follow each other and keep their process group;
     `node` and `device`: points of many devices first, so that small ones fill the gaps at the end.
-    Otherwise attempts run in the order in which they are added, round by round. A point whose
-    workers may still come is overtaken by later ones, not by its control. pending: of a `Cluster`.
+    Otherwise attempts run round by round, in the order of `add`. One whose workers are busy or may
+    still come is overtaken by later ones, not by its control. pending: of a `Cluster`.
     """
 
     def __init__(self, isolation: Isolation) -> None:
@@ -219,7 +219,7 @@ class Schedule:
             self._smallest_oom[series] = min(smallest, point.batch_size)
 
     def stop(self, point_id: str) -> None:
-        """Make `next` skip all other attempts: this point failed, with `on_error: stop`."""
+        """Make `next` skip all that waits or is added: this point failed, with `on_error: stop`."""
         self._stopped_by = self._stopped_by or point_id
 
     def _allocator(self, point: Point) -> DeviceAllocator:
@@ -323,15 +323,15 @@ class Rounds:
         number: of the round, from 1. ended: how trials ended so far; those of this round stay in.
         A point that failed (but was not lost) or was skipped in an earlier round is left out. With
         a batch search the first round has the plan's points, to which the search adds; the others
-        measure the largest batch of each series that fits. With one round the order is that of the
-        plan, smaller batches of a series first. With more, points are in random order in blocks of
-        one world size. A control, the baseline point once more, ends each block; not in a round
-        that searches, or where no such point is left. The `number` of each attempt is 1.
+        measure the largest batch of each series that was ok. With one round the order is that of
+        the plan, smaller batches of a series first. With more, points are in random order in blocks
+        of one world size, the blocks backward in even rounds. A control, the baseline point once
+        more, ends each block; not in a round that searches, or where no such point is left.
         """
         points: Sequence[Point] = self.plan.points
         if self.plan.batch_search is not None and number > 1:
             in_first = {key.point_id: one for key, one in ended.items() if key.round == 1}
-            points = largest_found(self.plan, in_first)
+            points = _largest_found(self.plan, in_first)
         stopped = {
             key.point_id
             for key, status in ended.items()
@@ -382,7 +382,7 @@ Step = int | str | None
 
 
 def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
-    """Return the batch size to try next; None if the largest that fits is known.
+    """Return the batch size to try next; None if the largest that fits `is_largest_known`.
 
     A text if the search ended without it: the reason. start: the batch size to begin with, at most
     `most`, the largest to try. outcomes: batch size -> how its point ended, of this series alone.
@@ -434,7 +434,7 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
     return replace(plan, points=(*plan.points, *probes))
 
 
-def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
+def _largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
     """Return for each series the point with the largest batch that was ok so far.
 
     A series without one is left out. plan: must have a search; the points that it added may be

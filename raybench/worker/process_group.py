@@ -71,7 +71,7 @@ class ProcessGroup:
         self._group: Group | None = None
         self._ours: dist.ProcessGroup | None = None
         self._store: TCPStore | None = None
-        self._ended: Group | None = None
+        self._ended: set[Group | None] = set()
         self._broken: Group | None = None
         self._lock = threading.Lock()
         self.nccl_file = NcclFile()
@@ -85,7 +85,7 @@ class ProcessGroup:
         by this rank, another or the driver, else what torch raises.
         """
         set_torchrun_variables(rank_info, group)
-        if group is not None and group in (self._ended, self._broken):
+        if group in self._ended or self.is_broken(group):
             raise GroupGoneError("it was ended")
         if group == self._group:
             return
@@ -98,10 +98,9 @@ class ProcessGroup:
     def free_buffers(self, held_bytes: Callable[[], int]) -> None:
         """Wait until NCCL has freed the buffers of finished collectives; all ranks must call it.
 
-        It ends when `held_bytes()`, those of this rank, is 0 on all ranks, or after 20 tries, 20 ms
-        apart; at once without NCCL or a group. Buffers of collectives for which the host never
-        waited, such as DDP's, are kept until NCCL's watchdog, which looks ten times a second, has
-        seen their end, and then until the next collective.
+        It ends when `held_bytes()` is 0 on all ranks, or after 20 tries, 20 ms apart; at once if
+        NCCL or a group is missing. Buffers of collectives for which the host never waited, as in
+        DDP, stay until NCCL's watchdog has seen their end, and then until the next collective.
         """
         if self._is_nccl and self._group is not None:
             for _ in range(_FREE_TRIES):  # counted, not timed: no rank may stop before another
@@ -110,7 +109,7 @@ class ProcessGroup:
                 time.sleep(_FREE_WAIT_S)
 
     def is_broken(self, group: Group | None) -> bool:
-        """Return whether `group` is the last that another rank or the driver has broken."""
+        """Return whether `group` is this rank's last one that another or the driver has broken."""
         return group is not None and group == self._broken
 
     def _form(self, group: Group, task: Task, rank_info: RankInfo) -> None:
@@ -156,9 +155,9 @@ class ProcessGroup:
     def take_down(self, timeout_s: float) -> bool:
         """End the group; return whether it and the device's work ended in `timeout_s`.
 
-        True at once without a group; after False let the process end. NCCL's is ended on all ranks:
-        collectives that are going on return garbage, without an error. gloo's connections close as
-        soon as no workload holds the group, and the peers' collectives raise.
+        True at once without a group. False also where that raises; let the process end then. NCCL's
+        is ended on all ranks: collectives that are going on return garbage, without an error.
+        gloo's connections close when no workload holds the group; the peers' collectives raise.
         """
         group = self._group
         if group is None:
@@ -241,7 +240,8 @@ class ProcessGroup:
             end()
 
     def _forget(self) -> None:
-        self._ended, self._group, self._ours, self._store = self._group, None, None, None
+        self._ended.add(self._group)
+        self._group = self._ours = self._store = None
 
     def _tell_others(self, end: str) -> None:
         """Set the abort key of the group, which the other ranks wait for. end: its value."""
@@ -291,12 +291,11 @@ def serve_store(address: str) -> TCPStore:
 
 
 def choose_interface(address: str) -> None:
-    """Set GLOO_SOCKET_IFNAME to the interface that has `address`, unless it is set, not empty.
+    """Set GLOO_SOCKET_IFNAME, if unset or empty, to the interface that has `address`.
 
     address: that by which Ray knows this node; all reach it. Call it before a group is formed. Sets
     nothing where no interface has it as its first IPv4 address (IPv6, NAT). gloo itself takes that
-    of this host's name: loopback on many hosts (127.0.1.1 in /etc/hosts of Debian and Ubuntu), or
-    one that others do not reach. NCCL's choice, as with torchrun, is part of the measurement.
+    of this host's name, often loopback (127.0.1.1). NCCL's choice is part of the measurement.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return
@@ -345,8 +344,9 @@ class NcclFile:
     def record(self) -> Iterator[None]:
         """Make NCCL log the connections of the group that is formed in the `with` block.
 
-        The group must communicate in it, and NCCL must not be used before the first block. NCCL's
-        variables are set only there, so not for what a workload starts; none under NCCL_DEBUG.
+        `routes` begins anew. The group must communicate in the block, and NCCL must not be used
+        before the first one. The variables of the log are set only in it and in `choices`, so not
+        for what a workload starts.
         """
         self._known = frozenset()
         if self._file is None and os.environ.get("NCCL_DEBUG"):
@@ -371,7 +371,7 @@ class NcclFile:
         return tuple(sorted(self._known.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
-        """Run a step; return what NCCL ran, each once: `AllReduce 4 B: RING LL, 2 channels`, ...
+        """Run a step; return what NCCL ran, each once, as `AllReduce 4 B: RING LL, 2 channels`.
 
         Only collectives of groups in which this rank is the first. () before `record`, if the user
         has switched the log on, or NCCL cannot change it. Always runs the step; raises its error.

@@ -56,8 +56,7 @@ def schedule(points, devices, isolation="cluster", ran_out=()):
 
 def started(made):
     """What starts before anything ends: (index, workers)."""
-    decisions = iter(made.next, None)
-    return [(d.attempt.index, d.worker_ids) for d in decisions if isinstance(d, Assign)]
+    return [(d.attempt.index, d.worker_ids) for d in iter(made.next, None) if isinstance(d, Assign)]
 
 
 def run_sweep(made):
