@@ -203,7 +203,7 @@ class Replicas:
         """Return "unknown: " and why `set_comm_hook` must not be called; None if it may be.
 
         It must not if no model is wrapped, a model has a hook that was not set here, or code was
-        compiled since the last `forget`, or since this object was made.
+        compiled in this process since this object was made, for whichever model.
         """
         if not self.wrapped:
             return "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
@@ -237,7 +237,6 @@ class Replicas:
     def forget(self) -> None:
         """Forget the wrapped models, before another workload uses this object."""
         self.wrapped.clear()
-        self._compiled_before = count_compiled_frames()
 
 
 def count_compiled_frames() -> int:
