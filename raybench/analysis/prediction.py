@@ -140,8 +140,8 @@ def _why_not(
 
     rows: all its points; usable: those that are ok and known to 10 %, the fewest devices first.
     """
-    # DDP reduces the gradients of built-in models, and where that was timed.
-    if not any(
+    # DDP reduces the gradients of built-in models in training, and where that was timed.
+    if rows[0].params.get("mode") == "inference" or not any(
         parameter_count(row.workload, row.params) is not None
         or "noop_hook" in (row.methods or {}).get("local_step_ms", "")
         for row in rows

@@ -65,7 +65,7 @@ class Setting(NamedTuple):
 
 
 def settings() -> Iterator[Setting]:
-    """Yield the settings of this process that are put back after each point, in this order."""
+    """Yield what `ProcessState.restore` puts back, in its order; TF32 and generators are not."""
     cuda, has_cache = backends.cuda, torch.is_autocast_cache_enabled
     deterministic = torch.get_deterministic_debug_mode
     yield from (
@@ -166,9 +166,10 @@ class ProcessState:
     def restore(self) -> tuple[str, ...]:
         """Put the settings back and forget compiled code; return what a workload left behind.
 
-        That is a noun phrase for each setting that cannot be put back, for threads and child
-        processes started since `begin`, which go on, and for `held_bytes`, raising as it does.
-        Waits half a second at most for threads to end, and as long for child processes.
+        Call it on the thread of the workload, when that is closed and no longer referred to. Each
+        is a noun phrase: of a setting that cannot be put back, of threads or of child processes
+        started since `begin`, which go on, or of `held_bytes`, raising as it does; () if all is as
+        before. Waits at most half a second for threads, and as long for child processes, to end.
         """
         _forget_compiled_code()
         # First: a context manager that the collector ends puts its own settings back.

@@ -107,8 +107,9 @@ class Worker:
         """Run the point as this rank, clean up, and return the answer.
 
         All ranks of `group` must call it. The group is formed if it is not that of the last point;
-        None for one rank. What the workload raises is returned as a Failure. Call it no more after
-        an answer that is not `worker_reusable`. Over the time limit it writes its stack to stderr.
+        None for one rank. What the workload raises is returned as a Failure, as is that of a peer.
+        Call it no more after an answer that is not `worker_reusable`. It goes on beyond the time
+        limit, at which it, or the script, writes its stack to stderr.
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()
@@ -335,8 +336,7 @@ class Worker:
 def load() -> None:
     """Load what a Worker needs before it has a device; also called by each Worker.
 
-    Excludes all objects of the process from Python's collector. The first optimizer of a process
-    imports 800 modules of torch, which takes 1 to 3 s: this module has imported them.
+    Hashes raybench's files, and excludes all objects of now from Python's garbage collections.
     """
     load_decisions()
     # Hashes the files as they are loaded now.

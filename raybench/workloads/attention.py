@@ -39,8 +39,8 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
     """Return the kernel that is asked for; for auto the one that torch chooses for these tokens.
 
     tokens: (1, heads, tokens, head), for query, key and value; their values do not matter, but
-    shape, strides, type and device do. Raises UsageError for efficient and cudnn on a CPU; others
-    that are asked for are not checked. For auto RuntimeError where torch finds none.
+    shape, strides, type and device do; on meta auto is math. Raises UsageError for efficient and
+    cudnn on a CPU, torch's RuntimeError if it finds none for auto; nothing else is checked.
     """
     if asked == "auto":
         choice = SDPBackend(torch._fused_sdp_choice(tokens, tokens, tokens))
@@ -143,7 +143,7 @@ class SequenceParallel:
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """Return all ranks' tokens, of one shape, joined along dimension 0; all must call it."""
+        """Return all ranks' tokens, of one shape, in order along dimension 0; all must call it."""
         return tokens if self.degree == 1 else _all_gather(tokens, self.degree, None)
 
     def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

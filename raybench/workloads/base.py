@@ -203,7 +203,7 @@ class Replicas:
         """Return "unknown: " and why `set_comm_hook` must not be called; None if it may be.
 
         It must not if no model is wrapped, a model has a hook that was not set here, or code was
-        compiled since the last `forget`, or since this object was made.
+        compiled in this process since this object was made, for whichever model.
         """
         if not self.wrapped:
             return "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
@@ -237,13 +237,12 @@ class Replicas:
     def forget(self) -> None:
         """Forget the wrapped models, before another workload uses this object."""
         self.wrapped.clear()
-        self._compiled_before = count_compiled_frames()
 
 
 def count_compiled_frames() -> int:
     """Return a number that grows with each code frame that torch.compile processes in this process.
 
-    It counts a frame once or twice, and a worker sets it to 0 after each point.
+    A frame counts once or twice, its later uses do not; a worker sets it to 0 after each point.
     """
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else sum(utils.counters["frames"].values())
@@ -260,7 +259,7 @@ class Context(Execution):
     cuda_graph: steps will be captured in a CUDA graph, so a step may not wait for the device, and
     an optimizer must be capturable.
     seed: the same on all ranks; add the rank where ranks must draw different data.
-    parts: host times of the current step; `with context.parts.part("data")` adds to one.
+    parts: host times of the current step; `with context.parts.part("data")` adds to data_ms.
     replicas: the models that `ddp` wrapped.
     loss_weight: factor for the mean loss of this rank's samples, world_size times its share of all
     samples. With it the mean of the ranks' losses is the mean over all samples.
@@ -337,9 +336,9 @@ class Context(Execution):
     def region(self, name: str) -> AbstractContextManager[None]:
         """Return a context that times what its block issues to the device, as the region `name`.
 
-        Call it anew for each block. It times in a few instrumented steps after the timed ones; in
-        others, with cuda_graph and in compiled code, it does nothing. Times of one name add up
-        within a step, and an outer region contains its inner ones.
+        Call it anew for each block. It times in a few instrumented steps after the timed ones, on a
+        CPU by the host's clock; in others, with cuda_graph and in compiled code, it does nothing.
+        Times of one name add up within a step, and an outer region contains its inner ones.
         """
         return self.regions.region(name)
 
@@ -352,10 +351,10 @@ class Context(Execution):
         return torch.Generator(self.device).manual_seed(self.seed + self.rank)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context for a forward pass and its loss: torch.autocast, or nothing.
+        """Return a context for a forward pass and its loss: torch.autocast, or one without effect.
 
-        It is autocast to float16 for fp16, to bfloat16 for bf16 and float8. In fp32 and tf32, and
-        on the meta device, for which torch has no autocast, the context does nothing.
+        It is autocast to float16 for fp16, to bfloat16 for bf16 and float8. It has no effect in
+        fp32 and tf32, and on the meta device, for which torch has no autocast.
         """
         import torch
 
@@ -449,7 +448,7 @@ class Workload(ABC):
         """
 
     def close(self) -> None:  # noqa: B027
-        """End processes and threads; called once, at the end or after an error past `__init__`."""
+        """End processes and threads; called once, after an error too, but not of `__init__`."""
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
@@ -483,7 +482,8 @@ class Workload(ABC):
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return how many parameters its model has; None if it has no model, or does not tell.
 
-        Asked of built-in ones alone; predictions take a number to mean that gradients are reduced.
+        Asked of built-in ones alone; predictions assume that one with a number reduces gradients,
+        except in mode inference.
         """
         return None
 
@@ -491,7 +491,7 @@ class Workload(ABC):
 def as_workload(workload_class: type) -> type[Workload]:
     """Return the class itself if it inherits from Workload, else a new subclass of both.
 
-    Attributes of the class come before the defaults of Workload.
+    A new one at each call. Attributes of the class come before the defaults of Workload.
     """
     if issubclass(workload_class, Workload):
         return workload_class
@@ -510,7 +510,7 @@ def builtin_class(kind: str) -> type[Workload] | None:
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
     """Return how many parameters the model of a built-in workload has.
 
-    None for a user's own workload, and for one that does not tell. params: all of it, as texts.
+    None for a user's own workload, and for one that does not tell. params: all of them, as texts.
     """
     built_in = builtin_class(kind)
     return built_in.parameter_count(params) if built_in else None
@@ -519,7 +519,7 @@ def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
 def apply_precision(precision: Precision) -> None:
     """Set all of torch's TF32 switches in this process: on for tf32, off for other precisions.
 
-    | mode | fp32 matmul, convolution and RNN outside autocast | autocast |
+    | mode | fp32 matmul, convolution and RNN outside autocast | `Context.autocast` |
     |---|---|---|
     | fp32 | IEEE single precision | none |
     | tf32 | TF32 | none |
@@ -527,8 +527,7 @@ def apply_precision(precision: Precision) -> None:
     | bf16 | IEEE single precision | bfloat16 |
     | float8 | IEEE single precision | bfloat16 |
 
-    So each mode differs from fp32 in one thing only; float8 also in the layers that the workload
-    converts (`convert_linear_layers`). (Torch's own default has TF32 on in cuDNN.)
+    Each mode differs from fp32 in one thing, float8 also in layers of `convert_linear_layers`.
     """
     import torch
     from torch import backends
@@ -549,8 +548,8 @@ def apply_precision(precision: Precision) -> None:
 def effective_precision() -> str:
     """Return a GPU's arithmetic of fp32 tensors outside autocast: "fp32", "tf32", or "mixed".
 
-    mixed: matrix multiplication, convolution and RNN differ. It is read from torch's switches and
-    from NVIDIA_TF32_OVERRIDE=0, which switches TF32 off below torch (cuBLAS, cuDNN).
+    mixed: matrix multiplication, convolution and RNN differ. Read from torch's switches and from
+    NVIDIA_TF32_OVERRIDE=0, which overrides them; not from the GPU, which may have no TF32.
     """
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return Precision.FP32
@@ -609,7 +608,7 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
 
     Always items_per_step, message_bytes, busbw_factor, memory_bytes, flops_per_step and
     model_flops_per_step; None where it declares nothing. NumPy's numbers become int or float.
-    Raises UsageError for a value that is no number from 0 to 1e30, as NaN and True are.
+    Raises UsageError for any other value than a number from 0 to 1e30: NaN, True, a tensor.
     """
     declared: dict[str, int | float | None] = {}
     for name in _DECLARED:
@@ -625,8 +624,8 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
 def own_metrics(workload: Workload) -> dict[Metric, float]:
     """Return metric -> its value, of the metrics of the workload's class; not those unset or None.
 
-    Entries of `metrics` that are no Metric are ignored. Raises UsageError for a value that is no
-    number from -1e30 to 1e30, as NaN and True are.
+    Entries of `metrics` that are no Metric are ignored. Raises UsageError for any other value
+    than a number from -1e30 to 1e30: NaN, True, a tensor.
     """
     values = {}
     for metric in registry.entries(type(workload), "metrics", "name", "over_step"):

@@ -105,9 +105,9 @@ def test_more_nodes_are_predicted_only_from_steps_over_several_nodes_and_not_too
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ([row(1, 8.0)], "two world sizes, has 1;"),
         ([row(1, 8.0), row(2, 9.0, status=Status.OOM)], "two world sizes, has 1;"),
         ([row(n, 8.0, workload="gemm", params={}) for n in (1, 2)], "no step of Distributed"),
+        ([row(n, 8.0, params=PARAMS | {"mode": "inference"}) for n in (1, 2)], "no step of D"),
         ([row(n, 8.0, scaling="strong", global_batch_size=64) for n in (1, 2)], "scales strongly"),
         ([row(n, 8.0, crowded=True) for n in (1, 2)], "shared cores"),
         ([row(n, 8.0, device_name=f"H{n}00") for n in (1, 2)], "several devices: H100, H200"),
