@@ -33,7 +33,6 @@ from raybench.results.breakdown import BREAKDOWN
 from raybench.results.metrics import MS_PER_S, NO_ITEMS
 from raybench.results.tables import PointRow, Run, SummaryRow, why_no_breakdown
 from raybench.stats.outliers import slowest_and_other
-from raybench.stats.shares import DeviceSpeed
 from raybench.stats.summary import scatter
 
 if TYPE_CHECKING:
@@ -282,16 +281,15 @@ def _models_of(row: PointRow) -> Sequence[str]:
 def probe_speeds(row: PointRow) -> list[float]:
     """Return the samples/s of each device alone with an equal share of the batch, by the probe.
 
-    In rank order. Empty where the devices were not probed.
+    In rank order; a share is 1 sample at least. Empty where the devices were not probed.
     """
     if not row.global_batch_size or not row.fixed_ms_by_rank or not row.speed_by_rank:
         return []
-    equal = round(row.global_batch_size / row.world_size)
-    lines = [
-        DeviceSpeed(fixed_s=fixed / MS_PER_S, items_per_s=rate)
+    equal = max(1, round(row.global_batch_size / row.world_size))
+    return [
+        equal / (fixed / MS_PER_S + equal / rate)
         for fixed, rate in zip(row.fixed_ms_by_rank, row.speed_by_rank, strict=True)
     ]
-    return [equal / line.step_s(equal) for line in lines]
 
 
 class _OwnSpeeds:

@@ -22,7 +22,7 @@ from click.shell_completion import CompletionItem
 
 from raybench import __version__
 from raybench.cli.shared import keep_stderr_usable
-from raybench.errors import RaybenchError, ResultsWarning, UsageError
+from raybench.errors import RaybenchError, ResultsWarning, UsageError, brief
 
 # Name -> module that holds the command, imported when it is called, and what it does.
 COMMANDS = {
@@ -154,9 +154,12 @@ def main() -> None:
             told += f"; see: {context.command_path} --help"
         _complain(told)
         code = error.exit_code
-    except SystemExit:
+    except SystemExit as stop:
         # click's, where what reads stdout has left (`--help | head`): it has what it wanted.
         code = 0
+        if not isinstance(stop.__context__, BrokenPipeError):
+            _complain(f"the code of a workload ended the command: {brief(stop)}")
+            code = UsageError.exit_code
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except (click.Abort, KeyboardInterrupt):
@@ -175,9 +178,7 @@ def main() -> None:
             code = UsageError.exit_code
         else:
             traceback.print_exc()
-            click.echo(
-                "raybench: this is a bug of raybench; please report the lines above", err=True
-            )
+            _complain("raybench: this is a bug of raybench; please report the lines above")
             code = 4
     # All is said: an interrupt from here on ends the process at once, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -103,7 +103,7 @@ def compare_command(
             f"{min(run_id for _, run_id in both)} is of both sides, {base} and {new}; name other "
             "runs (`raybench list` has them)"
         )
-    if checks := _compare_health(sides[0].own, sides[1].own, threshold):
+    if checks := _compare_health(sides, threshold):
         if kind == "html":
             raise UsageError("--format html: health checks are compared as terminal, md or json")
         write_document(checks, kind, output)
@@ -177,23 +177,22 @@ def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
     )
 
 
-def _compare_health(base: _Found, new: _Found, threshold: float) -> HealthComparison | None:
-    """Return the comparison of two health checks; None where neither run is a health check.
+def _compare_health(sides: tuple[_Side, _Side], threshold: float) -> HealthComparison | None:
+    """Return the comparison of the newest health check of each side; None where no run is one.
 
-    threshold: the smallest change that counts, as a share. Raises UsageError where one of the runs
-    is a health check and the other is not.
+    threshold: the smallest change that counts, as a share. Raises UsageError where some of the runs
+    are health checks and others are not.
     """
     from raybench.analysis.compare import changes
     from raybench.health.comparison import HealthComparison, trace_figures
 
+    kinds = {load_health(r.root, r.run_id) is not None: r.run_id for s in sides for r in s.runs}
+    if len(kinds) == 2:
+        check, other = kinds[True], kinds[False]
+        raise UsageError(f"{check} is a health check and {other} is none: compare checks alone")
+    base, new = (side.own for side in sides)
     before, now = (load_health(found.root, found.run_id) for found in (base, new))
     if before is None or now is None:
-        if before or now:
-            check, other = (base, new) if before else (new, base)
-            raise UsageError(
-                f"{check.run_id} is a health check and {other.run_id} is none: compare it with "
-                "another check"
-            )
         return None
     figures = trace_figures([before.findings, now.findings], 1 + threshold)
     around = changes(base.facts, new.facts)

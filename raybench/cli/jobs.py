@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -27,7 +27,7 @@ from raybench.cli.shared import (
 )
 from raybench.errors import UsageError
 from raybench.job.problems import did_you_mean, quote
-from raybench.report.formatting import command, printable, program
+from raybench.report.formatting import command, heading, printable, program
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 
@@ -173,7 +173,7 @@ def workloads_command(name: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("term", nargs=-1)
 def explain_command(term: tuple[str, ...]) -> None:
-    """Say what TERM means: a mark, status or word of reports, or a column, by name or heading.
+    """Say what TERM means: a mark, status, word, column or heading of reports, or a parameter.
 
     TERM may also be a how-to page, which is printed.
 
@@ -196,7 +196,7 @@ def explain_command(term: tuple[str, ...]) -> None:
     wanted = " ".join(term).strip()
     if not wanted:
         found = [
-            f"{', '.join(words)}; marks; and each column of the points.",
+            f"{', '.join(words)}; marks; columns of points; parameters of workloads.",
             f"How-to pages: {', '.join(pages)}.",
         ]
     else:
@@ -215,8 +215,9 @@ def explain_command(term: tuple[str, ...]) -> None:
 
 
 def _meanings(wanted: str) -> Iterator[str]:
-    """Yield what a term means, as a word, as marks, and as a heading or column."""
+    """Yield what a term means, as a word, mark, heading, column or parameter of a workload."""
     from raybench.analysis.rows import BY_NAME
+    from raybench.job import registry
     from raybench.report.messages import MARKS
 
     key = re.sub(r" (s|ms|µs)$", "", wanted.lower())  # a heading ends with the unit of its times
@@ -224,18 +225,23 @@ def _meanings(wanted: str) -> Iterator[str]:
         if key in (entry.word.lower(), *(word.lower() for word in entry.also)):
             also = f" (also: {', '.join(entry.also)})" if entry.also else ""
             yield f"{entry.word}{also}: {entry.means}"
-    if key in ("marks", "mark", "!"):
-        yield from (f"{mark}: {text}" for mark, text in MARKS.items())
     for mark, text in MARKS.items():
-        if wanted == mark or key == text.partition(",")[0]:
+        if wanted == mark or key in ("marks", "mark", "!", text.partition(",")[0]):
             yield f"{mark}: {text}"
     for metric in BY_NAME.values():
         if key in {metric.name, metric.title.lower(), metric.heading.lower()} - {""}:
             meaning = (metric.meaning or metric.description).replace("{ranks}", "ranks")
             meaning = meaning.replace("{baseline}", "the baseline point")
-            heading = f' ("{metric.heading}" in reports)' if metric.heading else ""
+            shown = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""
-            yield f"{metric.name}{heading}{unit}: {meaning}."
+            yield f"{metric.name}{shown}{unit}: {meaning}."
+    of_workloads: dict[str, list[str]] = {}
+    for workload in registry.BUILTIN:
+        for one in registry.parameters(registry.load(workload)):
+            if key in (one.name, heading(one.name), one.name.replace("_", " ")):
+                of_workloads.setdefault(f"{one.name}: {one.description}", []).append(workload)
+    for text, workloads in of_workloads.items():
+        yield f"{text.rstrip('.')} (parameter of {', '.join(workloads)})."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +250,7 @@ class GlossaryEntry:
 
     word: str
     means: str
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
 
 
 @cache
@@ -255,9 +261,7 @@ def load_glossary() -> tuple[GlossaryEntry, ...]:
     text = files("raybench.report").joinpath("glossary.yaml").read_text(encoding="utf-8")
     found = YAML(typ="safe", pure=True).load(text)
     entries = [
-        GlossaryEntry(word=word, means=told)
-        if isinstance(told, str)
-        else GlossaryEntry(word=word, means=told["means"], also=tuple(told.get("also", ())))
+        GlossaryEntry(word=word, **({"means": told} if isinstance(told, str) else told))
         for word, told in found.items()
     ]
     return tuple(sorted(entries, key=lambda entry: entry.word))

@@ -437,6 +437,8 @@ def plan_command(
     from raybench.job.loading import load_job
     from raybench.job.plan import make_plan
 
+    if as_json and device_bytes is not None:
+        raise UsageError("--device-memory: not with --json, where points have mem_estimate_bytes")
     job = load_job(job_file, overrides)
     _print_plan(job, _select(make_plan(job), expression), as_json, device_bytes)
 

@@ -141,14 +141,20 @@ class DeviceLocks:
                     for device in set(devices) - self._held.keys():
                         # Under a name at which nobody looks until it is locked and whole.
                         file, name = tempfile.mkstemp(prefix=".", dir=self._folder)
-                        fcntl.flock(file, fcntl.LOCK_EX)
-                        os.write(file, json.dumps(asdict(holder)).encode())
-                        os.fchmod(file, 0o644)
                         hidden = Path(name)
-                        path = hidden.rename(self._folder / f"{_file_name(device)}{hidden.name}")
+                        path = self._folder / f"{_file_name(device)}{hidden.name}"
+                        try:
+                            fcntl.flock(file, fcntl.LOCK_EX)
+                            os.write(file, json.dumps(asdict(holder)).encode())
+                            os.fchmod(file, 0o644)
+                            hidden.rename(path)
+                        except OSError:
+                            os.close(file)
+                            hidden.unlink()
+                            raise
                         self._held[device] = file, path
         except OSError as error:
-            return self._problem(error)
+            return LockResult(problem=f"{self._folder}: {error.strerror or error}")
         return LockResult(others=others)
 
     def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
@@ -160,7 +166,7 @@ class DeviceLocks:
         try:
             return LockResult(others=self._find_others(devices, sweep))
         except OSError as error:
-            return self._problem(error)
+            return LockResult(problem=f"{self._folder}: {error.strerror or error}")
 
     def close(self) -> None:
         """Release all locks; `lock` may be called again."""
@@ -189,10 +195,6 @@ class DeviceLocks:
             if users:
                 others[device] = tuple(users)
         return others
-
-    def _problem(self, error: OSError) -> LockResult:
-        """Return the result of a lock that could not be had for this error."""
-        return LockResult(problem=f"{self._folder}: {error.strerror or error}")
 
 
 @contextmanager

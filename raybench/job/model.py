@@ -224,8 +224,8 @@ class Measure(Section):
 
     warmup: CountOrSpan = Field(
         default=Span(min=20, max=200),
-        description="Untimed iterations first: a count, or bounds between which the warm-up "
-        "ends when the step time is steady and half of min_seconds is over.",
+        description="Untimed iterations first: a count, or min and max. With these they end when "
+        "half of min_seconds is over, even beyond max, and the step time is steady or max is done.",
     )
     iterations: CountOrSpan = Field(
         default=Span(min=5, max=10_000),

@@ -124,7 +124,7 @@ class Setting:
             # Of a union: a text is meant for one of its words.
             words = [one for one in found if one["type"] == "literal_error"]
             return rule_of((words if isinstance(value, str) and words else found)[0])
-        except Exception as error:  # of a validator of the user's own
+        except (Exception, SystemExit) as error:  # of a validator of the user's own
             return f"cannot be checked: {brief(error)}"
         if accepted is not None and not isinstance(accepted, Scalar):
             # The type may convert: no table holds a Decimal or a Path.

@@ -107,9 +107,9 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """`heading`, else its name in words and the unit, as in "bubble ms"."""
+        """`heading`, else its name in words and the unit, once if alike, as in "bubble ms"."""
         words = self.name.removesuffix(f"_{self.unit}").replace("_", " ")
-        return self.heading or f"{words} {self.unit}".rstrip()
+        return self.heading or " ".join(dict.fromkeys((words, self.unit))).rstrip()
 
 
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:

@@ -30,6 +30,7 @@ from raybench.report.documents import (
     Cell,
     ColumnOf,
     Document,
+    Legend,
     Line,
     Listing,
     Table,
@@ -207,9 +208,7 @@ class Comparison(Document):
             ]
             pairs = list(zip(point_names(failed), ends, strict=True))
             yield Listing(title="Failed in one of the runs", lines=pairs, is_quoted=True)
-        if rows:
-            text = _EXPLANATION.format(f"{100 * self.threshold:g}%")
-            yield Line(text=text, tone="aside", is_apart=True)
+        yield Legend()
 
     def _one_sided(self) -> str:
         """Return how many points only one of the sides has, and in what all of them differ.
@@ -266,12 +265,13 @@ class Comparison(Document):
             column(f"new {unit.name}", lambda row: formatting.time_in(unit, row.new_ms), drop=1),
             column("step", lambda row: _change(row, "ratio")),
             column(rate, lambda row: _change(row, "rate_ratio")),
-            column("seen from", lambda row: formatting.percent(row.least_seen), drop=0),
+            column("seen from", lambda r: formatting.percent(r.least_seen), meaning=_SEEN, drop=0),
             column("verdict", verdict, is_text=True),
         ]
         counts = [len(side) for side in (self.base, self.new)]
         kind = "base: mean of {} runs, new: mean of {}".format(*counts) if max(counts) > 1 else ""
-        return make_table(rows, columns, kind=kind)
+        note = _EXPLANATION.format(f"{100 * self.threshold:g}%")
+        return make_table(rows, columns, kind=kind, note=note)
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
@@ -300,14 +300,14 @@ class Comparison(Document):
         }
 
 
+_SEEN = "the least change of that point alone that would be called"
 _EXPLANATION = (
     "step: change of the median step; samples/s or steps/s: change of the rate, which follows "
-    "the mean step; each of the mean over the runs of a side, ± half its 90% interval. seen "
-    "from: the least change of that point alone that would be called. slower, faster: one of "
-    "the two changed by more than {0}, and by more than chance (where nothing "
+    "the mean step; each of the mean over the runs of a side, ± half its 90% interval. slower, "
+    "faster: one of the two changed by more than {0}, and by more than chance (where nothing "
     f"changed, at most {FALSE_VERDICTS:.2%} of comparisons call a point slower, and as many "
-    "faster). same: both intervals are within {0}. unclear: neither; slower?, "
-    "faster?: unclear, and changed by more than {0}."
+    "faster). same: both intervals are within {0}. unclear: neither; slower?, faster?: unclear, "
+    "and changed by more than {0}."
 )
 
 

@@ -42,8 +42,6 @@ WIDTH = 80
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
 _BACKTICKS = re.compile(r"`+")
 _TONES = {"strong": "**{}**", "good": "**{}**", "alarm": "> **{}**"}
-# The command that adds rounds to a run.
-HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
 MARKS_TITLE = "!"
 # Terminals do not fold cells of settings below this: `world_size` stays whole.
 SETTING_CHARS = 10

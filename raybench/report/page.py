@@ -37,7 +37,6 @@ from raybench.report.charts.grammar import Figure, Mark, axis, bar_panels, draw
 from raybench.report.charts.lines import speed_up_words
 from raybench.report.comparison import Comparison, percent
 from raybench.report.documents import (
-    HOW_TO_ADD_ROUNDS,
     MARKS_TITLE,
     Cell,
     Column,
@@ -45,6 +44,7 @@ from raybench.report.documents import (
     Line,
     Listing,
     Table,
+    legend_paragraphs,
     make_table,
     metric_column,
 )
@@ -96,7 +96,6 @@ def format_page(data: ChartData) -> str:
         run=run,
         title=run.job_name,
         lead=formatting.sentence(report.lead) if report.lead else "",
-        how_to_add_rounds=HOW_TO_ADD_ROUNDS,
         versions=[
             (label, summary.versions[name])
             for name, label in _VERSIONS.items()
@@ -121,16 +120,16 @@ def format_comparison(comparison: Comparison) -> str:
     """Return the page of a comparison as HTML, with a bar for each of the 36 largest changes."""
     found = list(comparison.blocks())
     lines = [one for one in found if isinstance(one, Line)]
-    newest = comparison.new[-1]
+    tables = [one for one in found if isinstance(one, Table)]
     return render(
         "comparison.html",
         title=comparison.title,
-        name=f"{newest.job_name}: compared",
+        name=f"{comparison.new[-1].job_name}: compared",
         sides=f"{comparison.words[0]} → {comparison.words[1]}",
         lines=[line for line in lines if line.tone != "aside"],
-        notes=[line for line in lines if line.tone == "aside"],
+        notes=[*legend_paragraphs(tables), *(line.text for line in lines if line.tone == "aside")],
         listings=[one for one in found if isinstance(one, Listing)],
-        tables=[one for one in found if isinstance(one, Table)],
+        tables=tables,
         figures=_figures(comparison),
         version=__version__,
     )

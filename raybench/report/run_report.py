@@ -15,10 +15,9 @@ from typing import Any
 from raybench.analysis.references import impossible_among
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
-from raybench.records import Metric
+from raybench.records import Metric, RunStatus
 from raybench.report import formatting
 from raybench.report.documents import (
-    HOW_TO_ADD_ROUNDS,
     Block,
     Document,
     Legend,
@@ -84,7 +83,9 @@ class RunReport(Document):
             ones = sum(row.rounds == 1 for row in ok)
             if ones == len(ok) or (ones and "±" not in text):
                 of = "" if ones == len(ok) else f"{counted(ones, 'point')} of "
-                text += f"; {of}one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
+                text += f"; {of}one start"
+                if summary.more_rounds:
+                    text += f"; `--set measure.rounds={WORTHWHILE}` gives an interval"
         count = sum(bool(impossible_among(row.warnings)) for row in summary.rows)
         if text and count:
             text += f"; {counted(count, 'point')} with numbers that cannot be: see the warnings"
@@ -163,8 +164,7 @@ class RunReport(Document):
         yield Legend()
         yield from self.messages
         if summary.more_rounds:
-            text = f"{summary.more_rounds.sentence}: {HOW_TO_ADD_ROUNDS}"
-            yield Line(text=text, tone="aside", is_apart=True)
+            yield Line(text=summary.more_rounds.sentence, tone="aside", is_apart=True)
 
     def _short(self) -> Iterator[Block]:
         """Yield the lead, one table, at most three warnings, and what to type next."""
@@ -199,20 +199,20 @@ class RunReport(Document):
         yield Line(text=text, tone="aside")
 
     def _next_command(self) -> str:
-        """Return the command that brings most: an interval where there is none, else all of it."""
+        """Return the command that brings most: the rest, an interval, else the full report."""
         run, more = self.summary.run, self.summary.more_rounds
         words = list(run.argv[1:])
         end = words.index("--") if "--" in words else len(words)
         words, of_script = words[:end], words[end:]
         is_usual = self.summary.folder == Path("results")
-        if more is None or words[:1] != ["sweep"]:
+        if (more is None and run.status is not RunStatus.INTERRUPTED) or words[:1] != ["sweep"]:
             place = [] if is_usual else ["--results", str(self.summary.folder)]
             return command("report", run.run_id, "--full", *place)
         # Results are where the run is, which takes its `--set` from its tables.
         own, pairs = {"-o", "--output", "--resume", "--set"}, zip(["", *words], words, strict=False)
         kept = [one for last, one in pairs if not {last, one[:2], one.partition("=")[0]} & own]
         place = [] if is_usual else ["-o", str(self.summary.folder)]
-        rounds = ["--set", f"measure.rounds={more.rounds}"]
+        rounds = ["--set", f"measure.rounds={more.rounds}"] if more else []
         return command(*kept, "--resume", run.run_id, *place, *rounds, *of_script)
 
     def members(self) -> Mapping[str, Any]:

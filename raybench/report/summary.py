@@ -41,7 +41,7 @@ from raybench.job.model import answer_of_run
 from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
 from raybench.job.registry import Answer
 from raybench.job.source import overrides_in, parse_source
-from raybench.records import Cause, Metric, Status, TrialKey, by_point
+from raybench.records import Cause, Metric, RunStatus, Status, TrialKey, by_point
 from raybench.report import formatting, messages
 from raybench.report.documents import records
 from raybench.report.formatting import counted, plain, span
@@ -76,9 +76,10 @@ class MoreRounds:
 
     @property
     def sentence(self) -> str:
-        """Return it in words: `3 rounds, which give an interval, would take about 2 min more`."""
+        """Return it as one sentence with the command for it, without a full stop."""
         time = formatting.long_time(self.seconds)
-        return f"{self.rounds} rounds, which give an interval, would take about {time} more"
+        more = f"{self.rounds} rounds, which give an interval, would take about {time} more"
+        return f"{more}: sweep JOB --resume RUN --set measure.rounds={self.rounds}"
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
@@ -466,10 +467,10 @@ class Summary:
 
     @cached_property
     def more_rounds(self) -> MoreRounds | None:
-        """Return what three rounds in all would take; None if a point has them, or none is ok."""
+        """Return what three rounds take; None if a point has them, none is ok, or it may go on."""
         measured = [row for row in self.rows if row.status == "ok"]
         done = max((row.rounds for row in measured), default=WORTHWHILE)
-        if done >= WORTHWHILE:
+        if done >= WORTHWHILE or self.run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
             return None
         rounds = [one for row in measured for one in self._trials.rounds(row).values()]
         each_s = sum(one.duration_s or 0.0 for one in rounds) / done

@@ -68,16 +68,16 @@ class Straggler:
 
 
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
-    """Return the slowest rank beside a typical one; None below two ranks, or if one has no steps.
+    """Return the slowest rank beside a typical one; None below two ranks, or two steps of a rank.
 
     ranks: for each rank, in rank order, its steps in ms, in blocks. The error is the largest of
-    three, 0 (unknown) if both have one step: that of two medians of independent steps; from nine
-    steps of each rank on that of two whose pace wanders, by the scatter of up to six parts of the
-    steps; two thirds of the amount by which the excess is smaller in the part where it is smallest,
-    so that a rank stands out only if half of its excess is there in every part.
+    three: that of two medians of independent steps; from nine steps of each rank on that of two
+    whose pace wanders, by the scatter of up to six parts of the steps; two thirds of the amount by
+    which the excess is smaller in the part where it is smallest, so that a rank stands out only if
+    half of its excess is there in every part.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
-    if len(series) < 2 or not all(series):
+    if len(series) < 2 or min(map(len, series)) < 2:
         return None
     rank, other = slowest_and_other([median(steps) for steps in series])
     slow, peer = series[rank], series[other]
@@ -93,16 +93,12 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
         reach = student_t(len(by_part) * (parts - 1), 1 - _CHANCE)
         wandering_ms = reach / MARK_ERRORS * math.sqrt(2 * typical / parts)
     least_ms = min(a - b for a, b in zip(by_part[rank], by_part[other], strict=True))
-    return Straggler(
-        rank=rank,
-        other=other,
-        excess_ms=excess_ms,
-        error_ms=max(
-            math.hypot(median_error(slow), median_error(peer)),
-            wandering_ms,
-            max(0.0, excess_ms - least_ms) * 2 / MARK_ERRORS,
-        ),
+    errors_ms = (
+        math.hypot(median_error(slow), median_error(peer)),
+        wandering_ms,
+        (excess_ms - least_ms) * 2 / MARK_ERRORS,
     )
+    return Straggler(rank=rank, other=other, excess_ms=excess_ms, error_ms=max(errors_ms))
 
 
 def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:

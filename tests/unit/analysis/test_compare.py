@@ -48,6 +48,7 @@ def flat(text):
 def test_all_rounds_and_runs_count(tmp_path, command, base_rounds, new_rounds, base_runs, new_runs):
     # The last round of each run is 10 % off, so that a mean of all rounds shows what was used.
     names: dict[str, list[str]] = {"base": [], "new": []}
+    point = make_point(world_size=1)
     for side, rounds, runs, level in (
         ("base", base_rounds, base_runs, 8.0),
         ("new", new_rounds, new_runs, 8.8),
@@ -55,13 +56,8 @@ def test_all_rounds_and_runs_count(tmp_path, command, base_rounds, new_rounds, b
         for number in range(runs):
             times = [level] * (rounds - 1) + [level * 1.1]
             records = [
-                make_record(
-                    make_point(world_size=1),
-                    step_ms=ms,
-                    attempt=place,
-                    round=None if rounds == 1 else place,
-                )
-                for place, ms in enumerate(times, 1)
+                make_record(point, step_ms=ms, attempt=n, round=None if rounds == 1 else n)
+                for n, ms in enumerate(times, 1)
             ]
             names[side].append(f"{side}{number}")
             write(tmp_path, names[side][-1], records)
@@ -142,13 +138,16 @@ def test_the_sides_change_places_without_changing_what_is_said(tmp_path, command
         assert one["ratio_low"] * other["ratio_high"] == pytest.approx(1)
 
 
-def test_noise_above_the_threshold_is_unclear_with_the_command_that_decides(tmp_path, command):
+def test_noise_is_unclear_with_the_command_that_decides(tmp_path, command):
     sweep_both(tmp_path, 1.0, 1.06, 0.97, 1.03)
     assert compare_as_json(command, *SIDES)["verdicts"] == {"unclear": 3}
     out = flat(command("compare", *SIDES)[1])
     assert "To decide: sweep the job ddp_scaling on both sides in turns" in out
     assert "has 6 runs, with --tag side=base and --tag side=new" in out
     assert "By 4 runs of base and 4 runs of new" in out
+    assert "Seen from: " in flat(command("compare", *SIDES, "--format", "md").out)
+    narrow = flat(command("compare", *SIDES).out)
+    assert ("Left out to fit 80 columns: seen from" in narrow) is ("Seen from: " not in narrow)
 
 
 def test_the_worst_change_stands_first(tmp_path, command):

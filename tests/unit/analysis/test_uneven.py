@@ -8,7 +8,7 @@ import pytest
 from builders import make_measurement, make_point, make_record, make_row, make_rows, scaling_rows
 
 from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, ranks_to_show
-from raybench.analysis.scaling import scaling
+from raybench.analysis.scaling import probe_speeds, scaling
 from raybench.analysis.uneven import fleets, gain_over
 from raybench.job.point import Precision
 from raybench.records import Breakdown, RankShare
@@ -139,6 +139,8 @@ def test_devices_that_differ_by_themselves_are_found_by_their_probes():
     # 64 samples take 1 ms and 1 more, or 2 more.
     assert found.probe_ratio == pytest.approx(2 / 3)
     assert fleet_name(found, "GPUs") == "1 of 3 GPUs at 0.67 of the speed"
+    tiny = replace(make_rows(by_probe)[0], global_batch_size=1)
+    assert probe_speeds(tiny) == pytest.approx([984.6, 984.6, 969.7], rel=1e-3)
     for column in ("share_by_rank", "slow_ratio_by_rank", "step_ms_mean", "speed_by_rank"):
         rows = [replace(row, **{column: None}) for row in make_rows(by_probe)]
         assert list(map(verdict, fleets(scaling(rows, {"world_size": 3}))))

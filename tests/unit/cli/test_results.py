@@ -69,9 +69,7 @@ def test_every_command_that_shows_a_point_says_what_of_it_cannot_be(command, tmp
         assert said.removeprefix("cannot be: ") in told
 
 
-def test_a_chart_that_cannot_be_drawn_or_written_does_not_lose_the_report(
-    raybench, results, tmp_path
-):
+def test_a_chart_that_fails_does_not_lose_the_report(raybench, results, tmp_path):
     done = raybench("report", "--chart", tmp_path / "no" / "folder.svg")
     assert done.code == 2
     assert done.out == raybench("report").out
@@ -80,9 +78,7 @@ def test_a_chart_that_cannot_be_drawn_or_written_does_not_lose_the_report(
     done = raybench("report", "--chart", tmp_path / "a.svg")
     assert done.code == 2
     assert "No point has been finished yet." in done.out
-    assert done.err.endswith(
-        "--chart: there is nothing to draw: no point of this run has been finished yet\n"
-    )
+    assert done.err.endswith("nothing to draw: no point of this run has been finished yet\n")
 
 
 def test_compact_tells_in_one_line_what_became_of_the_parts(raybench, results):
@@ -110,17 +106,13 @@ def test_compact_tells_in_one_line_what_became_of_the_parts(raybench, results):
         (["compare", "run-new", "run-new"], "run-new is of both sides"),
         (["compare", "run-old,run-new", "run-new"], "run-new is of both sides"),
         (["compare", "run-old", "driver=1"], "with the tag 'driver=1'; there are: driver=590"),
-        (["compare", *RUNS, "--threshold", "x"], "--threshold: must be from 0% to below 100"),
         (["compare", *RUNS, "--threshold", "150 %\t"], "--threshold: must be from 0% to below 100"),
         (["history", "--filter", "world_size > 9"], "keeps none of the 3 points"),
-        (["history", "--filter", "hiddn > 9"], "hiddn"),
         (["history", "--point", "zzz"], "no point 'zzz'"),
-        (["history", "--chart", "a.pdf"], "--chart: must end in .svg or .png"),
         (["export"], "give --format csv|github-action-benchmark|json|junit|reference, or --to ml"),
         (["export", "--format", "csv", "--to", "wandb"], "give --format csv"),
         (["export", "--to", "wandb", "-o", "x.csv"], "-o: goes with --format only"),
         (["export", "--format", "csv", "-o", "no/such/x.csv"], "no/such/x.csv: cannot be written"),
-        (["export", "nothing", "--format", "csv"], "no run 'nothing'"),
     ],
 )
 def test_a_user_s_mistake_is_one_line_and_exit_2(raybench, monkeypatch, arguments, message):
@@ -165,12 +157,7 @@ def test_without_runs_list_and_report_say_what_to_type(clone, command):
 
 def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(clone, command):
     write_run(clone, "mine-1")
-    for run in (
-        "examples/run-old",
-        "examples/latest",
-        "examples/ddp_scaling",
-        "mine/examples/run-n",
-    ):
+    for run in ("examples/run-o", "examples/latest", "examples/ddp_scaling", "mine/examples/run-n"):
         done = command("show", run, results=Path("mine"))
         assert (done.code, done.err) == (0, "")
         assert make_point().point_id in done.out
@@ -301,11 +288,17 @@ def test_no_reader_nor_encoding_is_an_error_and_a_full_disk_is_one_line(results,
     assert (done.returncode, done.stderr) == (2 if told else 0, told)
 
 
-def test_an_interrupt_is_exit_130_and_one_word(raybench, monkeypatch):
-    interrupted = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("raybench.report.summary.load_summary", interrupted)
+EXITED = "the code of a workload ended the command: SystemExit: no message\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [(KeyboardInterrupt, 130, "\ninterrupted\n"), (SystemExit, 2, EXITED)],
+)
+def test_an_interrupt_or_an_exit_is_one_line(raised, code, told, raybench, monkeypatch):
+    monkeypatch.setattr("raybench.report.summary.load_summary", Mock(side_effect=raised))
     done = raybench("report")
-    assert (done.code, done.out, done.err) == (130, "", "\ninterrupted\n")
+    assert (done.code, done.out, done.err) == (code, "", told)
 
 
 def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(raybench, monkeypatch):

@@ -3,6 +3,7 @@
 The locks are tried with real processes, real files, and files that mean harm.
 """
 
+import errno
 import itertools
 import os
 import signal
@@ -14,6 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -178,6 +180,13 @@ def test_a_folder_that_is_a_link_gives_no_locks_and_says_so(folder, tmp_path):
     result = DeviceLocks().lock([CPU], me(), shared=False)
     assert str(folder) in result.problem
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_full_disk_leaves_neither_a_file_nor_a_descriptor_open(folder, monkeypatch):
+    monkeypatch.setattr("os.fchmod", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    before = psutil.Process().num_fds()
+    assert "No space left" in DeviceLocks().lock([CPU], me(), shared=False).problem
+    assert (psutil.Process().num_fds(), [*folder.iterdir()]) == (before, [])
 
 
 STRANGE = [b"", b"\xff\xfe", b"[1]", b"9" * 5000, b"[" * 2048, b'{"process_id": 1e400, "what": 3}']

@@ -305,8 +305,9 @@ def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
     write_run(tmp_path, "sweep-1", [make_record()])
     found = json.loads(command("history", "--json").out)
     assert {point["run_id"] for point in found["points"]} == {"sweep-1"}
-    told = command("compare", "sweep-1", FIRST).refusal
-    assert f"{FIRST} is a health check and sweep-1 is none" in told
+    for base in ("sweep-1", f"{SECOND},sweep-1", f"sweep-1,{SECOND}"):
+        told = command("compare", base, FIRST).refusal
+        assert f"{FIRST} is a health check and sweep-1 is none" in told
     told = command("history", "--health", "--filter", "world_size == 1").refusal
     assert "--health: goes without --point, --filter and --chart" in told
 

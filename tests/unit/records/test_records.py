@@ -36,6 +36,11 @@ def test_what_a_step_does_becomes_a_time_of_each_a_rate_or_the_time_of_so_many(h
     assert relate_to_step(how, None, typical_ms=40.0, mean_ms=50.0) is None
 
 
+def test_the_title_of_a_metric_has_its_unit_once():
+    titles = [Metric(name=name, unit="ms", description="d").title for name in ("a_ms", "ms")]
+    assert titles == ["a ms", "ms"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

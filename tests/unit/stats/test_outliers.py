@@ -173,6 +173,7 @@ def test_a_rank_that_was_late_for_a_moment_only_is_not_slow():
     found = find_straggler([late, [[10.0] * 12, [10.0] * 10]])
     assert found.excess_ms == pytest.approx(2.0)
     assert not stands_out(found.excess_ms, found.error_ms, 10.0)
+    assert find_straggler([[[10.0]], [[11.0]]]) is None, "one step tells nothing of its error"
 
 
 def test_of_four_ranks_the_slowest_is_held_against_the_lower_median_of_the_others():
