@@ -155,9 +155,10 @@ def main() -> None:
         _complain(told)
         code = error.exit_code
     except SystemExit as stop:
-        # click's, where what reads stdout has left (`--help | head`): it has what it wanted.
+        # click's own, after a completion, or where what reads stdout has left (`--help | head`).
+        *_, (raiser, _) = traceback.walk_tb(stop.__traceback__)
         code = 0
-        if not isinstance(stop.__context__, BrokenPipeError):
+        if not raiser.f_globals["__name__"].startswith("click."):
             _complain(f"the code of a workload ended the command: {brief(stop)}")
             code = UsageError.exit_code
     except click.exceptions.Exit as stop:

@@ -183,8 +183,8 @@ def health_command(
     raybench health --only alone --only pairs
     raybench health --address auto --healthy-devices healthy.txt
 
-    Exit code: 0 healthy, 1 something is suspect or bad, 2 a mistake in the command, 3 something
-    could not be tested, no cluster or its devices cannot be had, 130 interrupted.
+    Exit code: 0 healthy, 1 something is suspect or bad, 2 a mistake in the command, 3 something was
+    not tested, nothing has a comparison, or no cluster or devices can be had, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.progress import ConsoleListener

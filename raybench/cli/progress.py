@@ -51,7 +51,7 @@ class ConsoleListener:
         return self._console.status(Text(what))
 
     def progress(self, plan: Plan, trials: int) -> PointProgress:
-        """Return a context; `show` it each event of a sweep. trials: as of `PointProgress`."""
+        """Return a context; call its `show` with each event of a sweep. trials: as there."""
         return PointProgress(plan, self._console, trials, self._name_of)
 
     def show_cursor(self) -> None:

@@ -43,7 +43,7 @@ class Cluster(Protocol):
 
     @property
     def pending(self) -> int:
-        """Largest number of workers that may still come, also in place of lost ones."""
+        """Upper limit of workers waited for, also for lost ones; at 0 `refresh` may add some."""
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
@@ -81,8 +81,8 @@ class Cluster(Protocol):
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices of these workers, before their point runs.
 
-        Call the returned function after the point: it names who used them meanwhile, and hosts that
-        do not tell; () for nobody, and without `terms`. Neither raises, or waits for more than 4 s.
+        Call the result after the point: it names who is seen at either call or kept CPUs busy, and
+        hosts that do not answer; else (), as without `terms`. Neither raises, or waits over 4 s.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:

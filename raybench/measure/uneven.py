@@ -297,7 +297,7 @@ class StepMaker:
         """Yield a workload, an `Idle` for 0 `items`, on its stream; then close it.
 
         context, params: as `context_among` and `size` give them; all ranks of the context must call
-        it. Raises what the workload raises.
+        it. Raises what the workload raises, and as `workload_stream`.
         """
         with workload_stream(context):
             workload = self.make(context, params) if items else Idle()

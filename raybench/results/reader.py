@@ -96,8 +96,8 @@ def _separate(root: Path, text: str) -> tuple[Path, str]:
 def run_ids(root: Path) -> list[str]:
     """Return the ids of the runs that have a file in `runs`, oldest first; unknown starts first.
 
-    Warns (ResultsWarning) if an id does not tell the start and its row cannot be read, and of a run
-    that is left out as its folder cannot be listed. Raises ResultsError for no such folder.
+    Warns (ResultsWarning) if an id tells no start and its row cannot be read, and of a run left out
+    as its folder cannot be listed. Raises ResultsError if `root` is no folder or `runs` is closed.
     """
     return list(_origins(root))
 
@@ -127,7 +127,8 @@ def _read_origin(root: Path, run_id: str) -> tuple[str, str] | None:
         # Removed since the folder was listed.
         return None
     except ResultsError as error:
-        warnings.warn(f"{error}; run {run_id} is left out", ResultsWarning, stacklevel=2)
+        text = f"{error}; when run {run_id} began is not known"
+        warnings.warn(text, ResultsWarning, stacklevel=2)
         return None
     start = "" if row["started_at"] is None else f"{row['started_at']:%Y%m%d-%H%M%S}"
     return start, row["job_name"] or ""

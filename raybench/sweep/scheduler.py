@@ -157,7 +157,7 @@ class Schedule:
         """Set the state of the cluster, by which `next` decides; call it before the first `next`.
 
         devices: of every worker. capacity: most devices of a point. lost: ids of unusable workers.
-        pending: number of workers that may still come. All as in `Cluster`.
+        pending: number of workers still waited for. All as in `Cluster`.
         """
         self._capacity, self.pending = capacity, pending
         # The tuples are new at each look, but hold the same items: they are compared by their ids.
