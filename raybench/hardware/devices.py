@@ -381,7 +381,7 @@ def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) ->
 
 
 def memory_in_use_bytes() -> dict[str, int]:
-    """Return UUID -> bytes in use by all programs, not by the driver; of GPUs that NVML reads."""
+    """Return UUID of each GPU of the host that NVML reads -> bytes in use, without the driver's."""
     read = [(nvml.ask(pynvml.nvmlDeviceGetUUID, one), nvml.memory(one)) for one in nvml.devices()]
     return {uuid: memory.used for uuid, memory in read if uuid is not None and memory is not None}
 
@@ -426,7 +426,7 @@ class FactReader:
         self._watches: dict[str, _XidWatch] = {}
 
     def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return the facts of each device now, in order; unknown facts are None.
+        """Return the facts of each device now, in order; unknown is None, or () of `fabric_faults`.
 
         All are unknown for a CPU, and for a GPU that NVML does not know, whose `unread` says so.
         """

@@ -77,12 +77,9 @@ def parse(lines: Iterable[str]) -> NcclLog:
     """Return the transports that the lines of one rank tell of; other lines are ignored."""
     kept = [line for line in lines if "NCCL" in line]
     text = "\n".join(kept)
-    supported, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
-    has_nvls = None
-    if supported is not None or channels is not None:
-        # Supported by the devices, and given channels.
-        is_refused = supported is not None and supported[1] is not None
-        has_nvls = not is_refused and (channels is None or int(channels[1]) > 0)
+    # Supported by the devices, and given channels.
+    nvls = [found[1] is None for found in [_NVLS.search(text)] if found]
+    nvls += [int(found[1]) > 0 for found in [_NVLS_CHANNELS.search(text)] if found]
     used = {"Socket": "", "IB": ""}
     for name in used:
         told = (line.partition(f"NET/{name} : Using")[2] for line in kept)
@@ -94,12 +91,15 @@ def parse(lines: Iterable[str]) -> NcclLog:
     return NcclLog(
         routes=tuple(dict.fromkeys(routes)),
         adapter_count=sum(map(len, adapters)),
-        has_nvls=has_nvls,
+        has_nvls=all(nvls) if nvls else None,
     )
 
 
 def choices(lines: Iterable[str]) -> Iterator[str]:
-    """Yield, repeats too, each collective of a group's rank 0: `Reduce 4 B: RING LL, 1 channel`."""
+    """Yield what NCCL ran, as `Reduce 4 B: RING LL, 1 channel`, for each line that tells it.
+
+    In their order, repeats too. NCCL writes such lines on rank 0 of a group only.
+    """
     for found in filter(None, map(_CHOICE.search, lines)):
         channels = int(found["high"]) - int(found["low"]) + 1
         yield (

@@ -153,7 +153,7 @@ def ecc_errors(handle: Any) -> int | None:
 
 
 def memory(handle: Any) -> Any | None:
-    """Return an object: `total`, `reserved` (driver), `used` (rest), `free` bytes, or None."""
+    """Return bytes as `total`, `free`, `reserved` (by the driver), `used` (by others); or None."""
     # The second version counts what the driver reserves for itself apart.
     return ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
 
