@@ -364,7 +364,7 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
     * lost_wait: the slowest rank's own step beyond that of the others.
     * lost_compute: the device's own work takes longer on the others, the optimizer's included;
       with DDP also what it does around the gradients.
-    * lost_data: the next batch is late; on a GPU, as far as the device is idle.
+    * lost_data: the next batch is late; on a GPU, as far as the device is idle, and never below 0.
     * lost_host: the device is idle because the host is late, other than for data.
     * lost_unexplained: what no cause explains. The step beyond the slowest rank's own one that is
       more than was timed of communication, or less than none; a baseline step that is not the sum
@@ -460,9 +460,9 @@ _MADE = ("job_name", "params_json", "metrics_json")
 
 
 def write_summary(store: RunStore, run: Run) -> None:
-    """Write the table `summary` of a run anew; nothing if it has no points that can be read.
+    """Write the table `summary` of a run anew; nothing without points, or if a part is damaged.
 
-    Raises ResultsError where the folder cannot be written.
+    Raises ResultsError where the folder is gone or cannot be written.
     """
     try:
         points = point_rows(reader.load(store.root, "points", run.run_id))

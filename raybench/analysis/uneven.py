@@ -83,7 +83,7 @@ class Scenario:
 
     @property
     def idle_share_of_fast(self) -> float | None:
-        """Return the mean part (0.1: 10 %) of a step that fast ranks with samples wait, or None."""
+        """Return the mean share of a step that fast ranks with samples wait; None if unknown."""
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
         return sum(waits) / len(waits) / self.step_ms if waits else None
 

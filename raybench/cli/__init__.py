@@ -1,8 +1,8 @@
 """The command line: it alone prints results, and exits unless a sweep must end at once.
 
-stdout carries results, stderr progress and errors. Exit codes are in `raybench.errors`,
-and 1 where a point failed or is slower or a check finds something bad, 5 where `compare --fail-on`
-finds none slower but cannot tell of all, 130 where the user interrupted.
+stdout carries results, stderr progress and errors. Exit codes are in `raybench.errors`, and 1 where
+a point failed or is slower or a check finds something bad, 3 where it left something untested, 5
+where `compare --fail-on` finds none slower but cannot tell of all, 130 where the user interrupted.
 """
 
 from __future__ import annotations

@@ -84,14 +84,14 @@ def compare_command(
     """Tell what changed from BASE to NEW, and whether that is more than chance.
 
     Each side is one or more runs: RUN as of `raybench report`; several RUNs with commas between
-    them; or a tag as in driver=580, for the newest run with it and those with it that have the same
-    job, software, settings and device models. A verdict needs two runs a side, and three are
-    better. --fail-on exits with 2 where models of devices or numbers of nodes differ, and where
-    no point was measured on both sides, unless one that BASE measured fails in NEW.
+    them; or a tag as in driver=580: its newest run, and those of the 300 runs before that have it
+    too, with the same job, software, settings, device models and counts of devices and nodes. A
+    verdict needs two runs a side; three are better. --fail-on exits with 2 where device models or
+    node counts differ, or no point is ok on both sides and none that is ok in BASE fails in NEW.
 
-    Of health checks the newest of each side is compared, each figure by the limit of its test, or
-    by --threshold where that is more. --fail-on then exits with 1 where a figure is slower, or a
-    subject is no longer healthy, else with 2 where no figure was read in both checks.
+    Of health checks the newest of each side is compared (not as html), each figure by the limit of
+    its test, or by --threshold where that is more. --fail-on then exits with 1 where a figure is
+    slower, or a subject is no longer healthy, else with 2 where no figure was read in both checks.
     """
     source = click.get_current_context().get_parameter_source("blind")
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:
@@ -492,10 +492,10 @@ def _read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple
 def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind: str) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
-    RUN is as for `raybench report`, with ok points of two numbers of devices and of one batch_size:
-    weak scaling. A run on one node predicts up to the devices of that node, a run over several
-    nodes up to four times as many as it measured; the largest N decides whether a point is
-    predicted at all. Needs no cluster.
+    RUN is as for `raybench report`, with ok points of two numbers of devices and of one batch_size
+    (weak scaling), with steps known to ±10 %. A run on one node predicts up to the devices of that
+    node, a run over several nodes up to four times as many as it measured; the largest N decides
+    whether a point is predicted at all. Needs no cluster.
     """
     from raybench.analysis.prediction import predict
     from raybench.analysis.rows import point_rows
@@ -529,7 +529,7 @@ def advise_command(run: str, results: Path, as_json: bool) -> None:
     """Advise which shares and settings are best by the points of RUN, or which devices to avoid.
 
     RUN is as for `raybench report`, or a health check, which advises on devices. Each advice names
-    its points or tests; what is not measured is called an estimate. Needs no cluster.
+    its points or tests; "estimate", "predicted" and "should" are not measured. Needs no cluster.
     """
     from raybench.report.show import AdviceList, advise_run
     from raybench.report.summary import load_summary
