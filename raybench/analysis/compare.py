@@ -74,9 +74,9 @@ class ComparedPoint:
     90 % intervals.
     least_seen: from this change on, of this point alone, either figure would have been called.
     q_value: the smallest level at which `slower` or `faster` holds over all points, else None.
-    verdict: `slower` (or `faster`) where the step or the time for a sample changed by more than the
-    threshold and q_value is at most FALSE_VERDICTS. `same` where the intervals of both lie within
-    the threshold. `unclear` where neither holds; `why` says what is missing.
+    verdict: `slower`, else `faster`, where the step or the time for a sample changed by more than
+    the threshold and q_value is at most FALSE_VERDICTS. `same` where the intervals of both lie
+    within the threshold. `unclear` where neither holds; `why` says what is missing.
     """
 
     point_id: str
@@ -376,7 +376,7 @@ class Change:
 
 
 def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
-    """Return name -> text of all that can change a measured time in a run: versions, devices, code.
+    """Return name -> text of what may change the times: job, code, versions, devices, variables.
 
     Names are such as `driver`, `code FILE` or `variable NAME`. What is not known is left out. Where
     devices differ, the text lists their values, sorted, with commas. Hashes are cut to 12 digits.
@@ -501,7 +501,7 @@ def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
 def all_point_changes(
     base: Sequence[PointRow], new: Sequence[PointRow]
 ) -> dict[str, tuple[PointChange, ...]]:
-    """Return point_id -> `point_changes` of the points that are ok in both runs; () for no change.
+    """Return point_id -> `point_changes` of the points ok in both runs; () if none is known.
 
     base, new: of one run each, as returned by `mean_of_rounds`. In the order of `new`.
     """
@@ -550,7 +550,7 @@ class HistoryRow(PointRow):
 
 
 def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list[HistoryRow]:
-    """Return a row for each ok point of each run, its rounds as one, with the level of its step.
+    """Return a row for each ok point of each run, rounds as one, with the level of its step time.
 
     Rows without a step time are left out. Points are in the order in which they first occur, rows
     of a point by start. Each machine has levels of its own, but its rows are not kept apart.

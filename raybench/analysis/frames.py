@@ -47,9 +47,9 @@ def load(
     root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
     health (of health checks), or one of two that are derived from `points`. `scaling`: each point,
     its rounds as one, with speed-up and efficiency over the baseline point of the job, their 95 %
-    intervals, losses by cause, and `why_not`: why an ok point with a throughput has no speed-up.
-    `summary`: one row per point with the 27 columns that most questions need; also `params.NAME`
-    of each parameter and each setting not at its default, and `metrics.NAME`, with their types.
+    intervals, losses by cause, and `why_not`: why an ok point has no speed-up; it may be null where
+    steps finish no samples. `summary`: one row per point with 27 columns, also `params.NAME` of
+    each parameter and each setting not at its default, and `metrics.NAME`, with their types.
     run_id: an id, its unique prefix, a job, `latest`, or a path; None or "" for all runs.
     params: `columns` puts a column `params.hidden` in place of {"hidden": "4096"}, with numbers or
     truth values if all its values are such; ResultsError for tables but points and scaling.
@@ -87,8 +87,8 @@ def load(
 def units(table: str) -> dict[str, str]:
     """Return column -> unit ("ms"), in column order; "" for a column without a unit.
 
-    table: a name that `load` takes. Raises KeyError for another name. Of `summary` it has
-    `params_json` and `metrics_json` in place of the columns that `load` makes of them.
+    table: a name that `load` takes. Raises KeyError for another name. Columns `params.NAME` and
+    `metrics.NAME` are not in it, but `params`; of `summary` `params_json` and `metrics_json`.
     """
     if table != SCALING:
         return tables.units(table)

@@ -343,7 +343,7 @@ class Standing:
 
     @property
     def is_within(self) -> bool:
-        """Return whether the measured value lies within the range of the reference."""
+        """Return whether the measured value lies within the reference's range, ends included."""
         return self.entry.low <= self.measured.value <= self.entry.high
 
     @property

@@ -55,7 +55,7 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     points: all attempts of one run, with controls. baseline: settings of the baseline points, none
     if empty; a series is all points that are equal in every other setting (weak: batch_size,
     strong: global_batch_size; weak and strong apart). speed_up is None for a point that is not ok
-    or has no throughput; `why` tells why another ok point has none.
+    or has no throughput; `why` tells why an ok point has none; it may be None without throughput.
 
     * Intervals (`*_low`, `*_high`) are over the rounds of the run, those of speed-up and efficiency
       by the ratios within each round, see `raybench.stats.summary`.
