@@ -57,7 +57,7 @@ class RunningRanks(Protocol):
         """Kill the processes of these ranks; `answers` never returns an answer of them again."""
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
-        """Return rank -> its process's last 60 lines, of any point; "" or no entry if unknown."""
+        """Return rank -> last 60 lines, stdout then stderr, of any point; "" or absent if none."""
 
     def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
         """Wait until the memory of killed ranks is freed on their devices.
@@ -84,8 +84,8 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
     """Collect the answers of all ranks and return how the point ended.
 
     After a failure, or after `task.settings.timeout_s`, it ends the point on all ranks. Ranks that
-    can go on keep their processes; others are killed, also after a success, and the details of
-    their failures say which of their devices have memory in use 10 s later. Raises as `ranks`.
+    can go on keep their processes; others are killed, except on lost nodes, also after a success.
+    Details of their failures say which devices have memory in use 10 s later. Raises as `ranks`.
     """
     point = _Point(ranks)
     limit_s = task.settings.timeout_s
@@ -316,10 +316,10 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
 def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
-    Finished ranks keep their answer; at least one is late. To blame are the stuck ranks not
-    seen to wait, else those that wait for the device, else those that connect, else all stuck ones;
-    without any, all late ones. They get Timeout. The others keep a failure of their own, or get
-    PeerFailed with the status timeout. timeout_s: for the message.
+    Finished ranks keep a measurement; at least one must be unfinished. To blame are the stuck ranks
+    not seen to wait, else those that wait for the device, else those that connect, else all stuck
+    ones; without any, all unfinished ones. They get Timeout. The others keep a failure of their
+    own, or get PeerFailed with the status timeout. timeout_s: for the message.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = _hanging(point) or late
@@ -378,10 +378,10 @@ def _judge(
 
 
 def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
-    """Return the answers, in which a rank that was lost with its node or device says so.
+    """Return the answers; ranks lost with their node or device fail as NodeLost or WorkerLost.
 
-    This replaces failures with the status lost or timeout; other answers stay. reasons: for each
-    rank `WorkerHandle.lost_because`, which begins with "node " where the node is lost; "" if none.
+    Only failures that have the status lost or timeout change; detail and output stay. reasons: of
+    each rank `WorkerHandle.lost_because`, which begins with "node " where the node is lost, or "".
     """
     told = []
     for answer, reason in zip(answers, reasons, strict=True):

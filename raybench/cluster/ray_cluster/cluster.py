@@ -66,7 +66,7 @@ class RayCluster(WorkerPool):
         return self._reservation.other_sweeps
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start workers as `WorkerPool.start`; calls `end` if Ray is gone and that hangs. Once."""
+        """Start workers, as `WorkerPool.start`; calls `end` if Ray is gone and the start hangs."""
         with start_guard(self._monitor.gone, self._end):
             if count > 1:
                 self._groups.start()
@@ -75,7 +75,7 @@ class RayCluster(WorkerPool):
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Run the point and return one answer per rank, and raise, as `Cluster.run`.
 
-        If a worker is lost or cannot be started, no rank runs, and each has a Failure.
+        If a worker is lost before or cannot be started, no rank runs, and each has a Failure.
         """
         with self._point_ended:
             self._points += 1
@@ -151,7 +151,7 @@ class RayCluster(WorkerPool):
         self.replace(used)
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Look who else uses the devices; call the result after the point: it names who did."""
+        """Look who else uses the devices; call the result after the point; as in `Cluster`."""
         return self._agents.watch_other_users([self[worker_id].device for worker_id in worker_ids])
 
     def telemetry(self) -> tuple[DeviceSample, ...]:

@@ -93,7 +93,7 @@ class NodeAgent(DeviceLocks):
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return what `FactReader.read` does, by one reader that watches from the first call on."""
+        """Return facts as `FactReader.read`; `new_xids` since the first call with that device."""
         if self._facts is None:
             from raybench.hardware.devices import FactReader
 
@@ -117,7 +117,7 @@ class NodeAgent(DeviceLocks):
     ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
         """Return process id -> its new output, as `outputs` with `is_new`, and UUID -> SM clocks.
 
-        spans_ns: by UUID, as of `Sampler.sm_clocks_mhz`, and so are the clocks, in MHz.
+        spans_ns: UUID -> timed spans. The clocks are what `Sampler.sm_clocks_mhz` returns, in MHz.
         """
         clocks = {
             uuid: max((s.sm_clocks_mhz(uuid, spans) for s in self._samplers), key=len, default=())
@@ -332,8 +332,8 @@ class NodeAgents:
     ) -> list[tuple[Device, LockResult]]:
         """Lock them as `DeviceLocks.lock`; return the first device and the result of each node.
 
-        Each node locks all of its devices or none, whatever others do. Waits 10 s at most:
-        `problem` says where no agent answered, or none was started.
+        Each node locks all of its devices or none, whatever other nodes do; with a `problem` it may
+        hold some. A node without an agent, or without its answer in 10 s, has a `problem` too.
         """
         limit_s = timeouts.AGENT_LOCK_S
         results = self._ask(
