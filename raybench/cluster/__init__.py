@@ -27,7 +27,7 @@ class Cluster(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Largest number of devices that a point can have; fixed by `connect`, whatever is lost."""
+        """Upper limit of a point's devices, fixed by `connect`; lost and awaited ones count too."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -54,7 +54,8 @@ class Cluster(Protocol):
 
         count: 1 at least. With a device list it is unused: each of these gets one. strategy: which
         devices are taken where there are more. Raises ClusterError when none comes, one cannot be
-        used or, without `wait_s`, a listed one is missing, DevicesInUseError when others have them.
+        used, the cluster is gone or, without `wait_s`, a listed one is missing; DevicesInUseError
+        when other sweeps have one that `terms` do not share, or have all.
         """
 
     def refresh(self, timeout_s: float) -> None:
@@ -67,13 +68,13 @@ class Cluster(Protocol):
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """Run a point; return one answer per rank, in order: a Failure where it fails or hangs.
 
-        worker_ids: one of each rank, in rank order; if one is `lost`, no rank runs. Several threads
-        may call it at once for disjoint workers. It returns when these can run their next point, or
-        are lost. Raises ClusterError when the cluster or its rendezvous store is gone, or closed.
+        worker_ids: one of each rank, in rank order; if one is `lost` or cannot start, no rank runs.
+        Several threads may call it for disjoint workers. It returns when these can run again or are
+        lost. Raises ClusterError when the cluster or its rendezvous store is gone, or closed.
         """
 
     def restart(self) -> None:
-        """Replace the processes of all workers that have run a point, and wait; none may run now.
+        """Replace each process that has been given a point, and wait; none may run one now.
 
         A worker that gets none is lost. Raises ClusterError when the cluster is gone or closed.
         """
@@ -86,7 +87,7 @@ class Cluster(Protocol):
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return GPU samples since the last call, slow nodes' later; never raises or waits long."""
+        """Return new GPU samples, slow nodes' later; never raises or waits long. For one thread."""
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
         """Return state and error counters of each device, in the order of `devices`.
@@ -95,7 +96,7 @@ class Cluster(Protocol):
         """
 
     def close(self) -> None:
-        """End all workers, also in a point, and give the devices back in seconds. Call it once."""
+        """End all workers, also in a point, and give devices back, mostly in seconds. Call once."""
 
 
 def connect(

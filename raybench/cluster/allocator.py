@@ -15,7 +15,7 @@ Isolation = Literal["cluster", "node", "device"]
 
 
 def in_device_order(devices: Sequence[Device]) -> list[int]:
-    """Return the indices of `devices`, sorted by rack, node (address as text, then id) and index.
+    """Return positions in `devices`, by rack, node (address as text, then id) and `Device.index`.
 
     Placement groups and GPU ids come in any order, so ranks would change from run to run. Nodes
     that share a machine share an address: the node id tells them apart.
@@ -80,8 +80,7 @@ def _ordered(
 
 def _in_turn(groups: Iterable[Sequence[_Place]]) -> list[_Place]:
     """Return the first place of each group, then the second of each, and so on."""
-    rounds = zip_longest(*groups)
-    return [place for taken in rounds for place in taken if place is not None]
+    return [place for taken in zip_longest(*groups) for place in taken if place is not None]
 
 
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
@@ -189,9 +188,8 @@ class DeviceAllocator:
 
         None where no rack has room for its part of the shape. idle: node -> its idle workers.
         """
-        alone = self._on_idle_cluster(world_size)
         shapes: dict[str, _Shape] = {}
-        nodes = Counter(self._devices[worker_id].node_id for worker_id in alone)
+        nodes = Counter(self._devices[one].node_id for one in self._on_idle_cluster(world_size))
         for node, count in nodes.items():
             rack, model = self._kind[node]
             shapes.setdefault(rack, Counter())[count, model] += 1

@@ -160,7 +160,7 @@ class DeviceLocks:
     def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
         """Return who uses the devices now, or why that cannot be seen; locks nothing.
 
-        Nobody is seen in a folder that is missing or cannot be listed. devices: as of `lock`.
+        A missing or unreadable folder shows nobody, without a `problem`. devices: as of `lock`.
         sweep: `Holder.sweep` of the sweep not to report; "" reports all, also this process.
         """
         try:
@@ -484,7 +484,8 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> I
     """Yield, in a few words each, who else was seen at either look, and others' CPU load between.
 
     before, after: the node's use just before and just after our own. devices: those that we used
-    on this node, at least one. A load below 0.1 s, or 5 % of our threads or cores, is left out.
+    on this node, at least one. Left out are loads up to 0.1 s or 5 % of our threads, or of the
+    cores if these are fewer, and any load if we had no CPU workers.
     """
     host = devices[0].host
     yield from (str(one) for one in dict.fromkeys((*before.holders, *after.holders)))
