@@ -353,8 +353,8 @@ class NodeAgents:
         """Have agents look who else uses the devices; return a function to call after the use.
 
         That looks again, for 4 s at most, and returns in words who was seen at either look or kept
-        processors busy in between, and hosts that did not answer, unless silent before the first.
-        It returns () if `lock` was not called before.
+        processors of CPU workers busy in between, and hosts that did not answer, unless silent or
+        without an agent at the first look. It returns () if `lock` was not called before.
         """
         holder = self._holder
         if holder is None:
@@ -431,7 +431,7 @@ class NodeAgents:
         return tuple(sample for of_node in samples.values() for sample in of_node)
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return the facts of each device, in order; `unread` if its agent is silent for 20 s."""
+        """Return facts of each device, in order; `unread` says so if no agent answers in 20 s."""
         answers = self._ask("device_facts", devices, lambda here: (here,), timeouts.AGENT_FACTS_S)
         by_uuid = {one.device.uuid: one for facts in answers.values() for one in facts}
         now = datetime.now(UTC)
@@ -471,7 +471,7 @@ class NodeAgents:
         return completed
 
     def stop(self) -> None:
-        """Release all locks in 0.5 s and end all agents; `drain` before. The head must be alive."""
+        """Release locks and end agents; wait 0.5 s at most. `drain` before. The head must live."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
             self._ask("close", devices, lambda _: ())

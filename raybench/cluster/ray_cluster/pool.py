@@ -97,7 +97,7 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
 def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
     """Reserve devices in Ray, and return a slot for each. Waits 2 s at most.
 
-    wanted: node id -> number of devices, at least 1. If a node does not have so many free any more,
+    wanted: node id -> number of devices, at least 1. If a node does not give so many in that time,
     none of it is reserved. `remove_placement_group` gives all slots of a node back.
     """
     asked = {
@@ -175,9 +175,9 @@ class WorkerPool:
 
     @property
     def pending(self) -> int:
-        """Number of workers that are starting or, until `wait_s` is over, missing.
+        """Number of workers starting or, until `wait_s` is over, missing, also for lost ones.
 
-        With a list of GPUs, some may be on others. At 0, `refresh` may still find free devices.
+        With a list of GPUs, some may come on other GPUs. At 0, `refresh` may find free devices.
         """
         with self._lock:
             is_waiting = time.monotonic() < self._wait_until_s
@@ -202,9 +202,10 @@ class WorkerPool:
 
         Call it once, and `close` even if it raises. `refresh` adds those that come later. count:
         how many at most; not used with a device list. strategy: which devices are taken if there
-        are more. Raises ClusterError where no worker comes, one cannot start, has other versions or
-        the device of another worker, a listed device is missing without --wait and none is still
-        starting, or the cluster is gone; DevicesInUseError where other sweeps have one.
+        are more. Raises ClusterError where no worker comes (with a list: on a listed device), one
+        cannot start, has other versions or the device of another worker, a listed device is missing
+        without --wait and none is still starting, or the cluster is gone; DevicesInUseError where
+        none is free beside other sweeps, or one is locked by them and the terms are not shared.
         """
         self._count, self._strategy = count, strategy
         if self._only:  # one on each GPU there is finds those of the list

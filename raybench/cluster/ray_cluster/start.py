@@ -421,8 +421,7 @@ class HeadMonitor:
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
             if not self.found and (afresh or is_due):
-                self.found = self._silent()
-                if self.found:
+                if self._silent():
                     time.sleep(timeouts.ASK_HEAD_AGAIN_S)
                     self.found = self._silent()
                 self._asked_s = time.monotonic()
@@ -448,7 +447,7 @@ class HeadMonitor:
 def why_not_listening(address: str, timeout_s: float) -> Exception | None:
     """Return the error of connecting to HOST:PORT; None if any program listens there.
 
-    ConnectionRefusedError where the port is closed. timeout_s: for each IP address of the host.
+    ConnectionRefusedError where the port is closed. timeout_s: per IP address; DNS is not limited.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -473,7 +472,7 @@ def start_guard(
 ) -> Iterator[None]:
     """Return a context that calls `end` if Ray is gone and the block does not end by itself.
 
-    gone: returns in words what is gone, "" while all is there; it may not raise, and the end of the
+    gone: returns in words what is gone, "" while all is there; it must not raise; the end of the
     block waits for its call. patience_s: how long the block may still take once something is gone.
     end: gets what is gone, and must end this process. Both are called in a thread.
     """
