@@ -140,7 +140,7 @@ def format_page(root: Path, found: Summary | HealthReport) -> str:
     if isinstance(found, HealthReport):
         return format_check(found, devices)
     rows = heat_points(found.rows)
-    telemetry = reader.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
+    telemetry = reader.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS).to_pandas()
     # The step times of these points are read one by one: all may not fit into memory.
     trials, columns = Trials(found.points), columns_of_a_map(rows)
     rounds = [[*trials.rounds(row).values()] for row in rows]
@@ -152,11 +152,8 @@ def format_page(root: Path, found: Summary | HealthReport) -> str:
         if (samples := [next(read) for _ in made])
         for times_ms, median_ms in [rank_by_iteration(join_rounds(samples), columns)]
     ]
-    return page.format_page(
-        ChartData(
-            summary=found, devices=devices, telemetry=telemetry.to_pandas(), rank_times=rank_times
-        )
-    )
+    data = ChartData(summary=found, devices=devices, telemetry=telemetry, rank_times=rank_times)
+    return page.format_page(data)
 
 
 @click.command("list")
@@ -345,7 +342,8 @@ _MIB = 2**20
 def compact_command(run: str, results: Path) -> None:
     """Put the parts of RUN together, one file a table: smaller, and faster to read.
 
-    Rows stay as they are. A run that is still measured is refused; do it when nobody reads the run.
+    Rows stay as they are. But what a killed sweep left of attempts without a row in `points` is
+    deleted, except telemetry. A run that is still measured is refused; do it when nobody reads it.
     RUN is as for `raybench report`.
     """
     from raybench.results.reader import find_run

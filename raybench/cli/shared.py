@@ -252,7 +252,7 @@ def complete_point(
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return point ids that begin with `incomplete`, newest run first; not of folders inside."""
+    """Return point ids of all runs of --results that begin with `incomplete`, newest run first."""
     return _point_ids(_results(ctx), _runs(ctx), incomplete)
 
 
@@ -348,7 +348,7 @@ def write_file(path: Path, content: bytes) -> None:
 def append_to_github_summary(markdown: str) -> None:
     """Append to the file that GITHUB_STEP_SUMMARY names: the summary of a step of GitHub Actions.
 
-    Raises UsageError when the variable is not set, ResultsError when the file cannot be written.
+    Raises UsageError if the variable is unset or empty, ResultsError if the file cannot be written.
     markdown: ends in a line break. GitHub shows no summary of more than 1 MiB, and says so.
     """
     name = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -421,7 +421,7 @@ def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text that ends in a line break, in colour if `color()`.
 
     rows: a cell for each title. Cells are folded to fit `width()`, but to 10 characters at least,
-    and not below the titles `parameter` and `point_id`: a table may be wider.
+    and never in the columns `parameter` and `point_id`. So a table may be wider than `width()`.
     """
     from raybench.report.documents import SETTING_CHARS, Column, Table, render
 
@@ -451,7 +451,7 @@ def say(console: Console, text: str) -> None:
     """
     from raybench.report.formatting import name_program, printable
 
-    console.print(printable(name_program(text)), markup=False, highlight=False, soft_wrap=True)
+    console.out(printable(name_program(text)), highlight=False)  # print draws :100: as an emoji
 
 
 class _LossyFile(io.FileIO):

@@ -154,7 +154,8 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     EXPR compares settings of a point, as in "world_size > 1 and precision == 'bf16'".
 
     Exit code: 0 all points ok or skipped (or out of memory in a batch search), 1 a point failed, 2
-    a bad job, command or results folder, 3 no cluster that fits or devices in use, 130 interrupted.
+    a bad job, command or results folder, 3 no cluster that fits, a cluster that is gone, or devices
+    in use, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.job.plan import make_plan

@@ -41,8 +41,8 @@ def show_all(progress):
 @pytest.mark.parametrize(("kind", "is_redrawn"), [("pipe", False), ("dumb", False), ("tty", True)])
 def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(kind, is_redrawn):
     console = console_of(kind)
-    with ConsoleListener(console).waiting("[/x]"), show_phase(console, "[/y]"):
-        pass
+    with ConsoleListener(console).waiting("[/x]"), show_phase(console, "[/y] a.yaml:100: b"):
+        assert is_redrawn or written(console) == "[/y] a.yaml:100: b\n"  # not as an emoji
     assert ("[/x]" in written(console)) is is_redrawn
     with PointProgress(PLAN, console) as progress:
         progress.show(PointStarted(index=0, point=PLAN.points[0], devices=()))
