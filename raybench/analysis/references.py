@@ -437,6 +437,13 @@ def format_references(file: ReferenceFile) -> str:
     yaml.sort_base_mapping_type_on_output = False
     # Folded keys and scalars cannot be read back.
     yaml.width = 4096
+
+    def quote(representer: Any, text: str) -> Any:
+        # Within braces the emitter leaves these as they are, as ":4096:8", which cannot be read.
+        style = '"' if re.search(r"^[:?]|\x85", text) else None
+        return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    yaml.representer.yaml_representers = yaml.representer.yaml_representers | {str: quote}
     stream = StringIO()
     yaml.dump(file.model_dump(mode="json", exclude_defaults=True), stream)
     return stream.getvalue()
@@ -455,9 +462,10 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 
 
 def why_impossible(model: str, entry: Entry) -> str:
-    """Return why an entry is impossible (its rate is above the datasheet's peak), else "".
+    """Return why an entry is left out, if its value is above the datasheet's peak; else "".
 
-    Only of TFLOP/s and GB/s with a peak (`peak_of`); of no `size_bytes` below LARGER_THAN_CACHES.
+    "" too for other units than TFLOP/s and GB/s, without a peak (`peak_of`), and for arrays in a
+    cache: `size_bytes` below LARGER_THAN_CACHES.
     """
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, and then beat the memory.

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What tells the attempts of some runs apart, and what came of them.
-ATTEMPT_COLUMNS = (
-    *("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at"),
-)
+ATTEMPT_COLUMNS = ("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at")
 # How the rounds of a point become one row: some columns by name, others by kind (`_BY_KIND`). The
 # rest, as the times of an attempt, are those of the last round.
 _OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank")
@@ -61,7 +59,7 @@ LARGEST_DRIFT = 0.01
 
 
 def latest_trials(points: Iterable[PointRow]) -> list[PointRow]:
-    """Return the last attempt at each trial (`TrialKey`) of each run, as trials first occur."""
+    """Return each run's last attempt at each trial (`TrialKey`), in order of the first attempts."""
     latest: dict[tuple[Any, ...], PointRow] = {}
     for row in points:
         trial = (row.run_id, row.point_id, row.round, row.control_of)
@@ -79,11 +77,12 @@ def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     """Return one row for each point of each run: its last attempt, or the mean of its rounds.
 
     Step times, rates and parts are geometric means over the ok rounds; arithmetic by rank or name,
-    and if one is 0 or less. step_ms_min and step_ms_max are extremes, cold steps medians, counts of
-    samples and energy sums, memory the largest. Number, start and duration are those of the last
-    ok round. `throttled` and `host_bound` are true if one is, `stable` if half are. Warnings of ok
-    rounds are kept; any other round adds one. Without an ok round: the worst row (by `Status`).
-    The interval is of the samples alone. points: all attempts in table order; controls are ignored.
+    and if one is 0 or less. A breakdown by rank is the mean of only the rounds that have one with
+    the same shares as the last. step_ms_min and step_ms_max are extremes, cold steps medians,
+    counts of samples and energy sums, memory the largest. Number, start and duration are the last
+    ok round's. `throttled` and `host_bound` are true if one is, `stable` if half are. Warnings of
+    ok rounds are kept; any other round adds one. Without an ok round: the worst row (by `Status`).
+    The interval is of the samples alone. points: all attempts in table order, controls are ignored.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):
@@ -305,8 +304,7 @@ def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
 def slowest_regions(regions: Iterable[RegionRow]) -> list[RegionRow]:
     """Return one row per region: that of the rank with the largest `region_ms`.
 
-    In the order in which the regions first occur in `regions`, the rows of one attempt at one
-    point. Empty for no rows.
+    In the order in which the regions first occur. regions: the rows of one attempt at one point.
     """
     longest: dict[str, RegionRow] = {}
     for one in regions:
@@ -336,9 +334,9 @@ MOST_RANKS = 8
 class RankStep:
     """One rank's part of a step, in ms.
 
-    idle: its device waits for its host; None on a CPU or if unknown. computes: its device; without
-    idle_ms its whole own step. waits: for the slowest rank. exchange: the step beyond the slowest
-    rank's own, the same on all ranks; less than 0 where the instrumented steps were slower.
+    computes_ms: its device works; if idle_ms is None, its whole own step. idle_ms: its device waits
+    for its host; None on a CPU or if unknown. waits_ms: for the slowest rank. exchange_ms: the step
+    less the slowest rank's own, the same on all ranks; below 0 if instrumented steps were slower.
     """
 
     rank: int

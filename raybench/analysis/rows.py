@@ -33,9 +33,9 @@ def point_rows(frame: pd.DataFrame) -> list[PointRow]:
 def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
     """Return the rows of a frame as dataclasses of this kind; other columns are left out.
 
-    kind: its fields are columns of the same name; TypeError where the frame lacks one without a
-    default. Null or NaN is read as `from_row` reads null. Raises ResultsError where a field cannot
-    have the value.
+    kind: its fields are columns of the same name; TypeError where a frame with rows lacks one
+    without a default; [] where it lacks all. Null or NaN is read as `from_row` reads null. Raises
+    ResultsError where a field cannot have the value.
     """
     values: dict[str, list[Any]] = {}
     for column in columns_of(kind):
@@ -43,10 +43,8 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
             series = frame[column.name]
             cells = zip(series.tolist(), series.isna().tolist(), strict=True)
             values[column.name] = [column.value_of(None if null else cell) for cell, null in cells]
-    names = tuple(values)
-    return [
-        kind(**dict(zip(names, row, strict=True))) for row in zip(*values.values(), strict=True)
-    ]
+    rows = zip(*values.values(), strict=True)
+    return [kind(**dict(zip(values, row, strict=True))) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +207,7 @@ def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
 
 
 def value_of(row: PointRow, metric: Metric) -> Any:
-    """Return a metric's value, None if unknown. One that BY_NAME lacks is the workload's own."""
+    """Return a metric's value, None if unknown; the workload's own if BY_NAME lacks this object."""
     if BY_NAME.get(metric.name) is metric:
         return getattr(row, metric.name, None)
     return (row.workload_metrics or {}).get(metric.name)
@@ -223,7 +221,7 @@ _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
 
 
 class HasSettings(Protocol):
-    """A row that has the settings of a point: a field for each of the run, the others in params."""
+    """A row with the settings of a point: those of every workload as fields, others in params."""
 
     @property
     def params(self) -> Mapping[str, str]:
@@ -280,10 +278,10 @@ def varying(
 ) -> list[str]:
     """Return the names of the settings in which rows differ: those of SETTINGS, then parameters.
 
-    Values are compared as text. but: names of the result to leave out, even of `always`: names of
-    settings or parameters to return also if the rows do not differ. params_first: whether
-    parameters come before all settings but the workload. For rows without a field `batch` (table
-    `points`) it is batch_size if all of them scale weakly, else global_batch_size.
+    Values are compared as text. always: settings and parameters to return even if rows do not
+    differ. but: those to leave out, even if in `always`. params_first: whether parameters come
+    before all settings but the workload. Rows without a field `batch` (table `points`) have in its
+    place, also in `but` and `always`, batch_size if all scale weakly, else global_batch_size.
     """
     params = dict.fromkeys(name for row in rows for name in row.params)
     is_weak = all(row.scaling == "weak" for row in rows)

@@ -112,8 +112,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     column = batch_column(row)
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
-    is_ok = row.status is Status.OK
-    of_rounds = trials.rounds(row).values() if is_ok else ()
+    of_rounds = trials.rounds(row).values() if row.status is Status.OK else ()
     counts = [(one.iterations or 0) * (one.inner_iterations or 0) for one in of_rounds]
     steps = sum(counts) if all(counts) else 0  # else not known
     samples = (row.throughput or 0.0) * (mean_ms or 0.0) / MS_PER_S * steps
@@ -307,10 +306,7 @@ class _OwnSpeeds:
                 of_models.setdefault(_models_of(row)[0], row.throughput)
 
     def together(self, row: PointRow) -> float | None:
-        """Return the samples/s of a point's devices, each measured alone, added up.
-
-        None if not known.
-        """
+        """Return the sum of samples/s of a point's devices, measured alone; None if unknown."""
         if row.world_size == 1:
             return row.throughput
         alone = self._alone.get(_key(row), {})

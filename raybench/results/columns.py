@@ -76,7 +76,7 @@ class TableColumn:
         """
         try:
             value = self.null if stored is None else self.read(stored)
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:
             why = f"a row with the {self.name} {stored!r}; remove or restore its file"
             raise ResultsError(why) from error
         if value is MISSING:
