@@ -127,8 +127,7 @@ def _read_origin(root: Path, run_id: str) -> tuple[str, str] | None:
         # Removed since the folder was listed.
         return None
     except ResultsError as error:
-        text = f"{error}; when run {run_id} began is not known"
-        warnings.warn(text, ResultsWarning, stacklevel=2)
+        warnings.warn(f"{error}; run {run_id} is left out", ResultsWarning, stacklevel=2)
         return None
     start = "" if row["started_at"] is None else f"{row['started_at']:%Y%m%d-%H%M%S}"
     return start, row["job_name"] or ""
