@@ -280,7 +280,7 @@ class Measure(Section):
 
     @property
     def least_timed_s(self) -> float:
-        """Least timed seconds if iterations vary: min_seconds, at most 2/3 of max_seconds."""
+        """Timed seconds to aim at if iterations vary: min_seconds, at most 2/3 of max_seconds."""
         return min(self.min_seconds, self.max_seconds * 2 / 3)
 
     @property
@@ -444,7 +444,7 @@ class Job(Section):
         self._source = source
 
     def set_workload(self, settings: dict[str, registry.Setting], workload_class: type) -> None:
-        """Keep name -> setting, for all settings of its points, and the class of the workload."""
+        """Keep name -> setting, for all that the job can set, and the class of the workload."""
         self._settings, self._workload_class = settings, workload_class
 
     @property
@@ -484,7 +484,7 @@ class Job(Section):
 
     @property
     def settings(self) -> Mapping[str, registry.Setting]:
-        """Name -> setting, for all that a point of this job can have, variables of env too."""
+        """Name -> setting, for all that the job can set, variables of env too; a point has more."""
         return self._settings
 
     @property

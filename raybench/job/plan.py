@@ -79,8 +79,8 @@ def make_plan(job: Job) -> Plan:
 def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
     """Return the plan, and why it must not be run, one problem for each place; [] if it may.
 
-    The plan has the points without problems. job: with source and settings, and valid values in
-    what makes points: else pydantic's ValidationError. UsageError where a workload's method raises.
+    The plan has the points without problems. job: with source and settings, and no mistake in what
+    makes points: else KeyError or ValueError. UsageError where a workload's method raises.
     """
     wanted, unused = _not_excluded(job)
     problems: dict[KeyPath, Problem] = {}
@@ -377,7 +377,7 @@ def select_points(
 def script_path(job: Job) -> Path | None:
     """Return the file of `workload.path`; None if there is none.
 
-    As given if it is in the current directory, else below `Job.folder`, which may be relative too.
+    The path as given if that is a file, else below `Job.folder`, which may be relative too.
     """
     name = str(job.workload.parameters.get("path", ""))
     places = (Path(name), job.folder / name)

@@ -92,8 +92,8 @@ def device_numbers(devices: str) -> tuple[int, ...]:
 def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
     """Return the numbers of the devices that a setting `devices` selects; [] if it selects none.
 
-    devices: "any", a part of a model's name in any case, or numbers as in "2/0", which keep their
-    order; numbers beyond the cluster are left out. Without numbers the order is ascending.
+    devices: "any", numbers as in "2/0" or "2", or else a part of a model's name in any case.
+    Numbers keep their order, without those beyond the cluster; else the order is ascending.
     models: of all devices, by number (by node, then by index).
     """
     if numbers := device_numbers(devices):
