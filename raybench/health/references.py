@@ -50,12 +50,12 @@ _LEFT_OUT = re.compile(r"all at once|same bits|gemm \w+ (256|512|1024)$")
 
 
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
-    """Return (run_id, finding) of one check, or for None of all, sorted by run_id.
+    """Return (run_id, finding) of one check, or for None or "" of all, sorted by run_id.
 
     Empty without a check, and for a run that is none. run_id: as `find_run` takes it, of a run in
     `root`. Of all checks a damaged one is left out, with a ResultsWarning. Raises ResultsError for
-    a damaged run, for one that is not there (if `root` has checks), and for a value that this
-    version does not know.
+    a damaged run, for a run_id that means no run or several (if `root` has checks), and for a value
+    that this version does not know.
     """
     if not (root / "health").is_dir():
         return []

@@ -108,14 +108,14 @@ class HealthReport(Document):
 
     @cached_property
     def cases(self) -> list[Case]:
-        """Return the cases (`cases_of`), worst first; the victims of another subject have none."""
+        """Return the cases (`cases_of`), worst first; a finding with a culprit makes none."""
         return cases_of(self.findings)
 
     @property
     def exit_code(self) -> int:
-        """Return 1 if something is bad or suspect; else 3 if something is untested; else 0.
+        """Return 1 if something is bad or suspect, also after an interrupt; else 3 or 0.
 
-        3 also if all findings are unknown, if there are none, and after an interrupt.
+        3 if something is untested, all findings are unknown, there are none, or after an interrupt.
         """
         verdicts = {one.verdict for case in self.cases for one in case.findings}
         if verdicts & {Verdict.BAD, Verdict.SUSPECT}:
@@ -510,7 +510,7 @@ def health_figures(report: HealthReport) -> list[Figure]:
     """Return the chart of pairs, then the chart of devices; each only where there is data for it.
 
     The first has the tests of pairs of four or more devices, the second the findings of devices
-    with a ratio.
+    with a ratio. They draw up to 32 and 40 devices; the tables of the figures have all.
     """
     figures = []
     maps = [one for one in _pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]

@@ -472,7 +472,7 @@ def title(point: Point) -> str:
 
     Direction, transport, m and sizes are always in it: `host_copy d2h local rank 1 128 MiB`. Equal
     values stand once, as in `gemm 512` of 512 x 512 x 512. Other run settings are not in it, so
-    that points can share a title. Imports the workload's module; raises as `registry.load`.
+    that points can share a title. Imports the module. Raises as `load`, `settings` of `registry`.
     """
     precision = () if point.precision is Precision.FP32 else (point.precision.value,)
     usual = _defaults(point.workload)

@@ -67,7 +67,7 @@ def judge(
     past: Sequence[tuple[str, Finding]] = (),
     references: References = SHIPPED,
 ) -> tuple[Finding, ...]:
-    """Return a finding for each subject in each test, with its culprit if known, and an action.
+    """Return a finding for each subject in each test; unhealthy ones have a culprit or an action.
 
     Group by group (`group_readings`), each with one about its model if all are slow alike. Then for
     each model without figures (no reference, under three earlier checks), for other programs, and

@@ -48,7 +48,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """Return the job of the file at `path`, checked but for its points: `make_plan` checks these.
 
     Imports the workload's module. overrides: values of `--set`, as `measure.warmup=5`. Raises
-    JobError where there is no such file, and with a line for each problem of the job, as
+    JobError where the file cannot be read, and with a line for each problem of the job, as
     `Job.error`; UsageError, its base, where a workload's method raises.
     """
     return _load(read_source(path, overrides))
@@ -62,8 +62,8 @@ def job_from_text(
 ) -> Job:
     """Return the job of a text that is in no file, checked as by `load_job`.
 
-    name: stands for the file in messages and in `Job.folder`. options: path of a value -> the
-    command's option that gave it, for messages in place of the file. Imports, raises as `load_job`.
+    name: stands for the file in messages, and in `Job.folder` if there are no options. options:
+    path of a value -> the command's option for it, in messages. Imports, raises as `load_job`.
     """
     return _load(parse_source(name, text, overrides, options))
 
