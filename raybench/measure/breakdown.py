@@ -181,10 +181,10 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     """Run instrumented steps, and return where time and memory go; all ranks must call it.
 
     Call it after a step: regions are timed only if one was entered. What could not be measured is
-    None or (), with the reason in `methods`; for a CUDA graph no step is run. With peers the ranks
-    have trained without each other afterwards, and models with a hook of `hook_setter` reduce no
-    gradients. If possible the last step is with the peers, for workloads that check their result in
-    `close`. Raises what a step with all its peers raises.
+    None or (), with the reason in `methods`; traffic, regions and, on one rank, communication may
+    have none. For a CUDA graph no step is run. With peers the ranks have trained without each other
+    afterwards, and models with a hook of `hook_setter` reduce no gradients; if possible the last
+    step is with the peers, as checks in `close` may need. Raises what a step with all peers raises.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
@@ -475,8 +475,8 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
     reductions come first; then DDP does not reduce its gradients any more. If the script ends, a
     step reduces none, or parts cannot be timed on some rank, there are only `methods` with the
     reason. Memory, traffic, regions, device_ms and wall are always left out. Of the extent only
-    `steps` counts. Raises ScriptFailedError where the script fails, ScriptAbortedError where
-    another rank's has.
+    `steps` counts. Raises ScriptFailedError where the script fails, ScriptAbortedError or
+    RuntimeError where another rank's has: the latter where this rank waits for the others.
     """
     script = timer.script
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"

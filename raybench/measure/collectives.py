@@ -73,11 +73,11 @@ Handler = Callable[[Collective], Work]
 def replace_collectives(handler: Handler) -> Iterator[None]:
     """Call the handler instead of each collective of this process inside the `with` block.
 
-    Also of each send and recv. A Python object that another rank broadcasts, scatters or sends
-    becomes None, and its bytes count on that rank. The handler, such as LocalCopies, returns work
-    that is complete; it must not issue real collectives. A call of torch's own kernels from Python
-    holds the interpreter's lock; threads of gloo and NCCL wait for that lock while they hold locks
-    of their own, so that both would wait for ever.
+    Also of each send and recv, but not of symmetric memory nor of a backend that is called itself.
+    A Python object that another rank broadcasts, scatters or sends becomes None, and its bytes
+    count on that rank. The handler, such as LocalCopies, returns work that is complete. It must not
+    issue real collectives: from Python, torch's own kernels are called with the interpreter's lock,
+    and threads of gloo and NCCL that hold other locks wait for it, so that both wait for ever.
     """
     with torch.library._scoped_library("c10d", "IMPL") as library, _replace_functions():
         # Torch warns of kernels that are replaced.

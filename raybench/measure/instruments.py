@@ -268,7 +268,7 @@ class ScriptTimer(MemoryUse):
 
         All ranks must call it. iterations: above 0. step, parts: not used. Raises StepsEndedError
         where a rank's script ends before so many, ScriptFailedError where it fails or ends before
-        the first timed iteration, and ScriptAbortedError where another rank's has failed.
+        the first timed iteration, ScriptAbortedError or RuntimeError where another rank's failed.
         """
         try:
             samples = self.script.run_steps(iterations, lead_in=lead_in)
@@ -415,7 +415,7 @@ def align_ranks(device: torch.device) -> None:
     if dist.is_initialized():
         dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
 
 def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:

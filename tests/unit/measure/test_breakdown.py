@@ -110,7 +110,7 @@ def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step():
 def spins(monkeypatch):
     """A device as fast as the host, whose spin kernel counts 1000 cycles in a millisecond."""
     asked: list[int] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(breakdown, "make_marker", lambda _: time.perf_counter_ns)
     monkeypatch.setattr(breakdown, "cycles_per_ms", lambda: 1000.0)
     monkeypatch.setattr(torch.cuda, "_sleep", asked.append)
