@@ -276,8 +276,8 @@ class StepMaker:
     def unit(self) -> int:
         """The number of samples of which each share that is worked out is a multiple.
 
-        One batch for shares by accumulation, else the largest power of two that divides the batch
-        and is at most a 64th of it, 1 at least, times the accumulation.
+        The point's batch_size for shares by accumulation. Else the accumulation times the largest
+        power of two that divides batch_size and is at most a 64th of it, or 1 if that is below 1.
         """
         batch_size = self.point.batch_size or 1
         if self.point.shares == BY_ACCUMULATION:
@@ -335,8 +335,8 @@ class StepMaker:
         """Return what a probe of devices and gradient exchange measures; all ranks must call it.
 
         If slow devices are emulated, the first ranks are the fast ones, else those above the
-        largest gap in speed, all if none is above 3 %. A process group of the fast ones stays.
-        Raises what the workload raises: torch.OutOfMemoryError where an equal share does not fit.
+        largest gap in speed, all if no gap is above 3 %. If several are fast, but not all, a new
+        process group of them stays. Raises as `build`: torch.OutOfMemoryError if memory is short.
         """
         probes = gather_objects(self._probe())
         if self.point.slow_ratio == 1:
@@ -396,7 +396,7 @@ class StepMaker:
         """Return the median seconds of a step of `items` samples on this rank alone.
 
         Also the peak bytes of torch's allocator, which is reset before; 0 on a CPU. context: of
-        this rank, slowed or not. Raises torch.OutOfMemoryError where the step does not fit.
+        this rank, slowed or not. Raises as `build`: torch.OutOfMemoryError if memory is short.
         """
         batch_size, params = self.size(items)
         alone = replace(context, batch_size=batch_size, rank=0, world_size=1)

@@ -115,7 +115,7 @@ class DeviceList:
 
 
 def read_device_list(path: Path) -> DeviceList:
-    """Return the devices that a file names, one a line; repeats and text after `#` are ignored.
+    """Return the devices named in a file, one a line; skips blank lines, repeats, text after `#`.
 
     A name is the UUID of a GPU or HOST:NUMBER of a CPU worker, and may be of no device that is
     there. Raises UsageError where the file cannot be read, names no device, or a line is no name.

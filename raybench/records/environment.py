@@ -137,10 +137,10 @@ class Code:
 def code_of(module: str) -> Code:
     """Return the hashes of raybench, of a module, and of what it imports, directly or not.
 
-    Files are read and parsed, none is imported. Only modules of its own top-level package, and
-    those neither installed nor of the standard library count; for a built-in workload only
-    `raybench/workloads/`. module: its dotted name. `workload` is empty where no file is found, as
-    in an archive; a file that cannot be read counts as empty.
+    Files are read and parsed, none is imported. Modules of another top-level package do not count
+    if that is installed, raybench, or named as one of the standard library. For a built-in workload
+    only `raybench/workloads/` counts. module: its dotted name. `workload` is empty where no file is
+    found, as in an archive; a file that cannot be read counts as empty.
     """
     own_package = module.partition(".")[0]
     files = _workload_files(_files_of(module, own_package), own_package)
