@@ -165,7 +165,7 @@ def tail_ms(buckets: Sequence[BucketTimes]) -> float:
 
 
 class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
-    """Notes when each `Optimizer.step` begins and ends; call `end_step` after each whole step."""
+    """Notes when outermost `Optimizer.step`s begin and end; call `end_step` after a whole step."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -198,7 +198,7 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
     def take(self) -> list[float | None]:
         """Return for each ended step the ms of its optimizers in sum; forget these steps.
 
-        None for a step without an optimizer's. The device must be done with the steps.
+        None for a step in which no optimizer stepped. The device must be done with the steps.
         """
         return [
             sum(elapsed_ms(*span) for span in spans) if spans else None
@@ -325,10 +325,10 @@ class ScriptMarks:
 def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | None:
     """Run two steps, and return what the peak of memory is made of in the second.
 
-    None if the device has neither weights of a module nor a tensor that an optimizer stepped in the
-    first. All modules made since `gc.freeze` count: a workload may hold its own in collections,
-    objects and closures. device: of CUDA, with its index; its peaks are reset. Peers that steps
-    communicate with must call it too.
+    None if the device has no parameter or buffer of a module, nor a tensor that an optimizer
+    stepped in the first. All modules made since `gc.freeze` count: a workload may hold its own in
+    collections, objects and closures. device: of CUDA, with its index; its peaks are reset. Peers
+    that steps communicate with must call it too.
     """
     optimizers: dict[torch.optim.Optimizer, None] = {}
     hook = register_optimizer_step_pre_hook(lambda one, *_: optimizers.setdefault(one))

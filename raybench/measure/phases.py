@@ -121,9 +121,9 @@ def measure(
     All ranks must call it. build: makes a new workload each time, which is closed here. began_s:
     when the set-up began, by `time.perf_counter`; None: now. rested: the device's counters when the
     work before ended; None: now. profile: also run the last workload under the profiler.
-    nccl_choices: runs a step and returns what NCCL chose in it, with peers and a breakdown. Raises
-    what the workload, `workload_stream` and `capture_graph` raise; with one rank, a gradient
-    comparison, breakdown or profile that fails is only a warning.
+    nccl_choices: runs a step and returns what NCCL chose in it, for a breakdown with peers. Raises
+    what the workload, `workload_stream`, `capture_graph`, `declared_of_step` and `own_metrics` do;
+    with one rank, a gradient comparison, breakdown or profile that fails is only a warning.
     """
     began_s = time.perf_counter() if began_s is None else began_s
     run = _PointRun(

@@ -55,9 +55,9 @@ class Progress:
         return [self.inner * ns for ns in known_ns]
 
     def level_change(self) -> LevelChange | None:
-        """Return the change of level late in warm-up and samples; None for fewer than 25 in all.
+        """Return the change of level late in warm-up and samples; None for fewer than 25 left.
 
-        The cold step is left out; where samples are loops or CUDA graphs, all warm-up steps are.
+        Left out are the cold step and, where samples are loops or CUDA graphs, all warm-up steps.
         """
         warmup_ns = self.warmup_ns[1:] if self.inner == 1 and not self.is_graph else ()
         return level_change([*warmup_ns, *self.drifted_ns, *self.sample_ns])
@@ -123,12 +123,12 @@ class StoppingPolicy:
     def next_warmup(
         self, step_ns: Sequence[float], *, at_least: int = 1, is_limited: bool = False
     ) -> int:
-        """Return how many iterations the next block of warm-up, 5 s at most, has; 0 ends it.
+        """Return how many iterations the next warm-up block (at most 5 s, or one) has; 0 ends it.
 
         step_ns: durations of the iterations so far; the first, cold one runs alone, and counts
-        neither in the budget nor as steady. Unless the job fixes the count, steps fill half of
-        `least_timed_s`, 1000 at most, even beyond `warmup.max`; then, up to `warmup.max`, until
-        they are steady. The budget, half of `max_seconds`, cuts a fixed count too.
+        neither in the budget nor as steady. If the job does not fix the count, `warmup.min` steps
+        come first; more fill half of `least_timed_s`, 1000 at most, even beyond `warmup.max`; then,
+        up to it, until they are steady. The budget, half of `max_seconds`, cuts a fixed count too.
         at_least: iterations needed in all, whatever job and budget say.
         is_limited: whether clocks were limited in the last block: then one more block follows
         while the budget lasts, except in quick runs and where the job fixes the length.
@@ -155,10 +155,10 @@ class StoppingPolicy:
         return self._limit(missing, step_ns[1:], left_s, at_least=needed)
 
     def next_timed(self, progress: Progress) -> int:
-        """Return how many samples the next timed block, 5 s at most, has; 0 ends the phase.
+        """Return how many samples the next timed block (at most 5 s, or one) has; 0 ends the phase.
 
         RESTART: the samples so far were warm-up; move them to `drifted_ns` and ask again. The
-        budget `max_seconds` includes the warm-up; `iterations.min` samples are timed in any case.
+        budget `max_seconds` includes `warm_s`; `iterations.min` samples are timed in any case.
         """
         settings, done = self.settings, len(progress.sample_ns)
         left_s = settings.max_seconds - progress.warm_s - progress.timed_s

@@ -342,7 +342,7 @@ class Breakdown:
 class ModuleTime:
     """Time per step in one module of the model, its children included.
 
-    name: as `named_modules` gives it. backward_ms: None if it was not seen in a backward pass.
+    name: as `named_modules` gives it. backward_ms: of steps with a backward pass; None if none.
     """
 
     name: Annotated[str, Column("", "name in the model", name="module")]
