@@ -26,7 +26,6 @@ from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record, RunStatus
 from raybench.records.devices import DeviceFacts, Finding, Stage
-from raybench.records.environment import usable_cores
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore
 from raybench.sweep.run_state import Listener, RunTarget, start_run
@@ -132,7 +131,6 @@ class Examiner:
 
     make_probes: returns the probes of each pass. stages: if "facts" is one, these are read too.
     measure: of the job. burn_in_s: how long the burn-in lasts at least; 0: none.
-    devices_wanted: how many a private cluster gets; by default one for each core.
     devices: those at the start, by rank. readings: all so far; to be read when the check is over.
     """
 
@@ -140,7 +138,6 @@ class Examiner:
     stages: Collection[Stage]
     measure: Measure
     burn_in_s: float = 0.0
-    devices_wanted: int = field(default_factory=usable_cores)
     devices: tuple[Device, ...] = ()
     readings: list[Reading] = field(default_factory=list)
     _cluster: Cluster | None = None
