@@ -90,14 +90,14 @@ def examine(
 ) -> Examination:
     """Run a health check on the devices of `where`, and return its findings; takes minutes.
 
-    Writes a run below `where.output`, with the findings in `health`. To be called in the main
-    thread. An interrupt while tests run ends it early: the run is `interrupted`, and tests without
-    their last pass have no findings. argv: the command, for the table `runs`. serial: test one pair
-    at a time. burn_in_s: least duration of the burn-in, whatever `stages`; 0: none. make_probes:
-    returns the probes of a pass, in place of `stages` (but for facts) and `serial`. Raises
-    ClusterError where the cluster cannot be used or another sweep has the devices, UsageError for a
-    bad address, ResultsError where tables cannot be read or written, KeyboardInterrupt before
-    workers start or after the end.
+    Writes a run below `where.output`, with the findings in `health`. For the main thread: it takes
+    SIGINT and SIGTERM, and may end the process, as `run_sweep`. An interrupt while tests run ends
+    it early: the run is `interrupted`, and tests without their last pass have no findings. argv:
+    the command, for the table `runs`. serial: test one pair at a time. burn_in_s: least duration of
+    the burn-in, whatever `stages`; 0: none. make_probes: returns the probes of a pass, in place of
+    `stages` (but for facts) and `serial`. Raises ClusterError where the cluster cannot be used or
+    another sweep has the devices, UsageError for a bad address, ResultsError where tables cannot be
+    read or written, KeyboardInterrupt before workers start or after the end.
     """
     job = health_job()
     of_passes = [stage for stage in PASS_STAGES if stage in stages]
