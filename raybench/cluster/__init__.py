@@ -118,13 +118,13 @@ def connect(
 
     address: HOST:PORT, `local` (private) or `auto`: RAY_ADDRESS, else the cluster of `ray start` on
     this host, else private. device: `auto` is cuda if the cluster has a GPU. wanted: devices that
-    `wait_s` waits for; a private cluster has no more CPU workers. end: must end this process; it is
-    called with a reason, in a thread, while the process waits for a cluster that is gone. wait_s:
-    how long missing devices may take to come. oversubscribe: whether CPU workers of a private
-    cluster may share cores. log: gets lines for the user. terms: how devices are shared with
-    others; None locks none and sees nobody. only: the devices to use; None: any. Raises
-    ClusterError if no cluster can be had, or no GPU for cuda without `wait_s`; UsageError for a
-    malformed address.
+    `wait_s` waits for; a private cluster has no more CPU workers. 0: those there are, one at least;
+    privately one CPU worker a core. end: must end this process; it is called with a reason, in a
+    thread, while the process waits for a cluster that is gone. wait_s: how long missing devices may
+    take to come. oversubscribe: whether CPU workers of a private cluster may share cores. log: gets
+    lines for the user. terms: how devices are shared with others; None locks none and sees nobody.
+    only: the devices to use; None: any. Raises ClusterError if no cluster can be had, or no GPU for
+    cuda without `wait_s`; UsageError for a malformed address.
     """
     from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster

@@ -26,7 +26,6 @@ from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record, RunStatus
 from raybench.records.devices import DeviceFacts, Finding, Stage
-from raybench.records.environment import usable_cores
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore
 from raybench.sweep.run_state import Listener, RunTarget, start_run
@@ -91,14 +90,14 @@ def examine(
 ) -> Examination:
     """Run a health check on the devices of `where`, and return its findings; takes minutes.
 
-    Writes a run below `where.output`, with the findings in `health`. To be called in the main
-    thread. An interrupt while tests run ends it early: the run is `interrupted`, and tests without
-    their last pass have no findings. argv: the command, for the table `runs`. serial: test one pair
-    at a time. burn_in_s: least duration of the burn-in, whatever `stages`; 0: none. make_probes:
-    returns the probes of a pass, in place of `stages` (but for facts) and `serial`. Raises
-    ClusterError where the cluster cannot be used or another sweep has the devices, UsageError for a
-    bad address, ResultsError where tables cannot be read or written, KeyboardInterrupt before
-    workers start or after the end.
+    Writes a run below `where.output`, with the findings in `health`. For the main thread: it takes
+    SIGINT and SIGTERM, and may end the process, as `run_sweep`. An interrupt while tests run ends
+    it early: the run is `interrupted`, and tests without their last pass have no findings. argv:
+    the command, for the table `runs`. serial: test one pair at a time. burn_in_s: least duration of
+    the burn-in, whatever `stages`; 0: none. make_probes: returns the probes of a pass, in place of
+    `stages` (but for facts) and `serial`. Raises ClusterError where the cluster cannot be used or
+    another sweep has the devices, UsageError for a bad address, ResultsError where tables cannot be
+    read or written, KeyboardInterrupt before workers start or after the end.
     """
     job = health_job()
     of_passes = [stage for stage in PASS_STAGES if stage in stages]
@@ -132,7 +131,6 @@ class Examiner:
 
     make_probes: returns the probes of each pass. stages: if "facts" is one, these are read too.
     measure: of the job. burn_in_s: how long the burn-in lasts at least; 0: none.
-    devices_wanted: how many a private cluster gets; by default one for each core.
     devices: those at the start, by rank. readings: all so far; to be read when the check is over.
     """
 
@@ -140,7 +138,6 @@ class Examiner:
     stages: Collection[Stage]
     measure: Measure
     burn_in_s: float = 0.0
-    devices_wanted: int = field(default_factory=usable_cores)
     devices: tuple[Device, ...] = ()
     readings: list[Reading] = field(default_factory=list)
     _cluster: Cluster | None = None

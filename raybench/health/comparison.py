@@ -105,9 +105,10 @@ class FigureChange:
 def trace_figures(checks: Iterable[Iterable[Finding]], least: float) -> list[FigureChange]:
     """Return the figures, healthy or not, that at least two of the checks have.
 
-    A subject is the same by its UUIDs. Without facts, values of 0 or None, findings without a unit,
-    waiting and communication in a step, and other programs. Sorted: slower, faster, same; in each
-    the largest change first. checks: oldest first. least: no limit is below this ratio of times.
+    A subject is the same by its UUIDs; a cluster, or one without these, also by its name. Without
+    facts, values of 0 or None, findings without a unit, waiting and communication in a step, and
+    other programs. Sorted: slower, faster, same; in each the largest change first. checks: oldest
+    first. least: no limit is below this ratio of times.
     """
     series: dict[object, list[Finding]] = {}
     for findings in checks:
@@ -188,7 +189,10 @@ class HealthComparison(Document):
 
     @property
     def is_regression(self) -> bool:
-        """Return whether a figure is slower, or a subject became unhealthy in a test."""
+        """Return whether a figure is slower, or a subject is no longer healthy in a test.
+
+        It was healthy there in `base`; a test that was unknown or not in `base` does not count.
+        """
         return bool(self._new_cases) or any(one.verdict == SLOWER for one in self.figures)
 
     @property

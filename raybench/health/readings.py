@@ -209,7 +209,7 @@ def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
 def wrong_bits(
     metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
 ) -> dict[int, Problem]:
-    """Return rank -> why its matrix product is wrong; empty if all are right.
+    """Return rank -> why its matrix product is wrong or disputed; empty if none is.
 
     A product that changed between repetitions is wrong. The others of a model are compared: one is
     wrong if more than half of them agree on another. Without such a majority those are wrong that
@@ -518,7 +518,8 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
 def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
     """Return how many devices the subject has, on how many nodes, and the connection of a pair.
 
-    known: as returned by `devices_by_uuid`; devices not in it do not count: 0 for a path of nodes.
+    known: as returned by `devices_by_uuid`. Of pairs and groups the devices that are not in it do
+    not count: a path of nodes has 0. A device is always 1, on 1 node.
     """
     if subject.kind == "device":
         return Placement()

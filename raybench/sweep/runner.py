@@ -49,12 +49,7 @@ _INTERRUPTED = 130
 
 
 class PointSource(Protocol):
-    """Makes the points of a run while it runs, from its devices and records; in the main thread.
-
-    devices_wanted: devices to wait for, and of a private cluster; unused with a device list.
-    """
-
-    devices_wanted: int
+    """Makes the points of a run while it runs, from its devices and records; in the main thread."""
 
     def rounds(self, cluster: Cluster) -> Rounds:
         """Return the first rounds, on a cluster whose workers have started; called first, once."""
@@ -151,11 +146,11 @@ def run_sweep(
 
 
 def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSource | None) -> int:
-    """Return how many devices a private Ray is started with, or are waited for."""
+    """Return how many devices a private Ray is started with, or are waited for; 0: as there are."""
     if where.only is not None:
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
     if source is not None:
-        return source.devices_wanted
+        return 0
     sizes = [point.devices_needed for point in start.left.points]
     # Points side by side can use more devices; those are not waited for, and share no cores.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe

@@ -80,8 +80,8 @@ class Connection:
     """A cluster that this process has joined.
 
     where: which one, for the user. needed: name -> HOST:PORT of each program of Ray without which
-    the sweep cannot go on. capacity: devices of `kind` on all its nodes, at least those wanted
-    where nodes are waited for. wait_s: how long these may take. folder: of a private Ray.
+    the sweep cannot go on. capacity: devices of `kind` on all its nodes, at least those wanted,
+    or one, where nodes are waited for. wait_s: how long these may take. folder: of a private Ray.
     """
 
     where: str
@@ -154,7 +154,7 @@ def connect(
         where=where,
         needed={_HEAD: head} | {name: f"{host}:{port}" for name, port in ports.items() if port > 0},
         kind="cuda" if is_cuda else "cpu",
-        capacity=max(capacity, wanted) if wait_s else capacity,
+        capacity=max(capacity, wanted, 1) if wait_s else capacity,
         wait_s=wait_s,
         folder=folder,
     )
@@ -321,7 +321,7 @@ def _start_private(
         with reaper.reap_orphans_of_children(folder), _private(), guard:
             ray.init(
                 address="local",
-                num_cpus=wanted if oversubscribe else min(wanted, cores),
+                num_cpus=wanted if oversubscribe else min(wanted or cores, cores),
                 num_gpus=0 if device == "cpu" else None,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,

@@ -336,17 +336,17 @@ def test_a_relative_output_in_a_ray_job_is_refused_in_one_line(job, folder, comm
 def test_points_beside_each_other_ask_for_more_devices_but_wait_for_none_and_share_no_cores(
     job, monkeypatch, oversubscribe, wait, wanted
 ):
-    cluster = NoWorkers(ClusterError("seen"))
-    connect = Mock(return_value=cluster)
+    connect = Mock(return_value=NoWorkers(ClusterError("seen")))
     monkeypatch.setattr("raybench.sweep.runner.connect", connect)
-    placement = f"placement={{isolation: device, oversubscribe: {oversubscribe}}}"
-    argv = ["sweep", "job.yaml", "--address", "local", "--device", "cpu", "--set", placement]
-    argv += [f"--set=matrix.{axis}" for axis in ("world_size=1,2,4", "batch_size=4")]
-    argv += ["--set=matrix.strategy=spread"]  # with workers chosen so
-    with pytest.raises(ClusterError, match="seen"):
-        cli.raybench.main([*argv, *(("--wait", *wait) if wait else ())], standalone_mode=False)
-    _address, _device, count = connect.call_args.args
-    assert (count, cluster.strategy) == (wanted, "spread")
+    argv = ["sweep", f"--set=placement={{isolation: device, oversubscribe: {oversubscribe}}}"]
+    axes = ("world_size=1,2,4", "batch_size=4", "strategy=spread")
+    argv += ["job.yaml", *(f"--set=matrix.{axis}" for axis in axes)]
+    options = ["--address", "local", "--device", "cpu", *(("--wait", *wait) if wait else ())]
+    for words in (["health"], argv):  # a check takes the devices that are there
+        with pytest.raises(ClusterError, match="seen"):
+            cli.raybench.main([*words, *options], standalone_mode=False)
+    counts = [call.args[2] for call in connect.call_args_list]
+    assert (counts, connect().strategy) == ([0, wanted], "spread")
 
 
 def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
