@@ -293,7 +293,7 @@ class Point(Execution):
 
     @property
     def settings_as_given(self) -> dict[str, Scalar]:
-        """`settings` with only one batch size: batch_size if scaling is weak, else the global."""
+        """`settings` without global_batch_size if scaling is weak, else without batch_size."""
         derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
         return {name: value for name, value in self.settings.items() if name != derived}
 
@@ -323,7 +323,7 @@ class RunSetting:
     about: About
 
     def restore(self, stored: Any) -> Any:
-        """Return a table's value as `kind`; for None, NaN the default, or TypeError without one."""
+        """Return `kind(stored)`; None and NaN mean the default, or TypeError where it has none."""
         return self.kind(self.default if stored is None or stored != stored else stored)
 
 
@@ -387,12 +387,13 @@ def render(text: str, settings: Mapping[str, Scalar]) -> str:
 
 
 def split_arguments(text: str) -> list[str]:
-    """Return the words of a command line, split as a shell does; $X, * and # stay as they are.
+    """Return the words of a command line as a shell splits it; $X, *, # and ; stay as they are.
 
-    Raises ValueError for a quote that is not closed, and for a backslash at the end.
+    A backslash at the end of a line joins it with the next, inside quotes too. Raises ValueError
+    for a quote that is not closed, and for a backslash at the end of the text.
     """
     try:
-        return shlex.split(text)
+        return shlex.split(re.sub(r"(\\[^\n])|\\\n", r"\1", text))
     except ValueError:
         raise ValueError("a quote is not closed, or the last \\ escapes nothing") from None
 

@@ -74,7 +74,7 @@ def quote(value: object) -> str:
 
 
 def rule_of(error: ErrorDetails) -> str:
-    """Return a pydantic error in words, without its path: the rule, any value, any near word."""
+    """Return a pydantic error without its path: the rule, mostly the value, any near word."""
     if error["type"] == "missing":
         return "required, but not given"
     if error["type"] == "too_short":

@@ -196,9 +196,10 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def settings(workload_class: type) -> dict[str, Setting]:
-    """Return name -> setting: the `RUN_SETTINGS` that this workload takes, then its parameters.
+    """Return name -> setting: `RUN_SETTINGS`, then the parameters of the class.
 
-    Neither variables of `env` nor axes of a script's own. Raises UsageError as `parameters` does.
+    Batch sizes only if it `takes_batch_size`, `UNEVEN` only if it `weighs_loss`. No variables of
+    `env`, no axes of a script's own. Raises UsageError as `parameters` does.
     """
     absent = (
         *(() if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES),
@@ -284,7 +285,7 @@ def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
 
 
 def entries(workload_class: type, name: str, *attributes: str) -> list[Any]:
-    """Return the entries with all `attributes` in class attribute `name`, a list or one; or []."""
+    """Return entries of class attribute `name` (tuple, list, one or none) with all `attributes`."""
     found = getattr(workload_class, name, ())
     listed = found if isinstance(found, tuple | list) else (found,)
     return [one for one in listed if all(hasattr(one, name) for name in attributes)]
@@ -320,7 +321,7 @@ def shares_work(workload_class: type) -> bool:
 
 
 def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
-    """Return how many ranks of a point finish the same items together, not held to world_size.
+    """Return how many ranks of a point finish the same items together; it may exceed world_size.
 
     All ranks if it `shares_work`, 1 if its method `ranks_per_item` is missing or returns None or 0.
     settings: world_size and the parameters. Raises UsageError when it raises or returns no number.
@@ -375,8 +376,8 @@ _CHANGES: tuple[tuple[str, Scalar], ...] = (
 def estimate(point: Point, **changes: Scalar) -> int | None:
     """Return the estimated device memory of a rank in bytes; None without an estimate.
 
-    None too if the class refuses the point or its estimate raises or is not finite. changes: values
-    in place of the point's settings; no other setting follows them. Raises as `load`.
+    None too if the class refuses the point, if its method raises or returns no finite int or float.
+    changes: values in place of the point's settings; no other setting follows. Raises as `load`.
     """
     workload_class, settings = load(point.workload), {**point.settings, **changes}
     try:

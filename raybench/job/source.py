@@ -258,7 +258,7 @@ def parse_source(
 
     name: for messages. options: as in `YamlSource`. Raises JobError where the text is no YAML or no
     mapping, and where an override cannot be applied. Other mistakes are in `problems`; `data` has
-    None, 0 or a text in place of a value that cannot be read.
+    None, 0 or a text in place of a value that cannot be read. It lacks keys that are no words.
     """
     source = parse_yaml(text, name)
     source.options = options or {}
@@ -330,15 +330,14 @@ def _position_after(text: str) -> Position:
 def parse_yaml(text: str, name: str = "", at: KeyPath = ()) -> YamlSource:
     """Return one YAML document of any shape; what is wrong with it is in `problems`.
 
-    name: of the file, for messages. at: the path of the document in a job. Raises nothing, whatever
-    `text` says.
+    name: of the file, for messages. at: the path of the document in a job. Raises nothing.
     """
     yaml, source = YAML(typ="safe", pure=True), YamlSource(name=name, text=text)
     try:
         root = yaml.compose(text)
         source.data = None if root is None else source._read(root, at, yaml)
-    except (YAMLError, ValueError, OverflowError, RecursionError) as error:
-        # ValueError and OverflowError: an escape such as "\\Uffffffff" that is no character.
+    except (YAMLError, ValueError, OverflowError, RecursionError, AssertionError) as error:
+        # ValueError, OverflowError: the escape "\\Uffffffff". AssertionError: the line `%YAML 1.0`.
         source.problems.append(_syntax_problem(error, text))
         source.is_complete = False
     return source

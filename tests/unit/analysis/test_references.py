@@ -98,6 +98,7 @@ def test_a_site_goes_before_what_is_shipped(tmp_path):
         ("model:", "at: 2026-13-45\nmodel:", "is not YAML: month must be"),
         ("model:", 'at: "\\Uffffffff"\nmodel:', "is not YAML"),
         ("model:", "at: !!bool z\nmodel:", "is not YAML"),
+        ("model:", "%YAML 1.0\n---\nmodel:", "is not YAML"),
         ("model:", "? [at, {a: 1}]\n: b\nmodel:", "is not YAML"),
         ("model:", f"at: {'[' * 5000}\nmodel:", "is not YAML"),
     ],

@@ -363,7 +363,7 @@ def test_other_braces_are_refused_with_what_to_write(text):
 def test_values_are_written_as_on_a_command_line():
     settings = {"a": 1e-3, "b": True, "c": "x y", "unused": 0}
     assert render("{a} {b} {c} {{}}", settings) == "0.001 true x y {}"
-    assert split_arguments(render("--c '{c}' {c}", settings)) == ["--c", "x y", "x", "y"]
+    assert split_arguments(render("--c '{c}' \\\n {c}", settings)) == ["--c", "x y", "x", "y"]
 
 
 def test_items_are_a_product_of_whole_numbers():

@@ -182,6 +182,7 @@ def test_what_a_job_may_not_say_is_a_problem_with_its_place(text, position, mess
         ("a: 1\n---\nb: 2\n", (2, 1), "one document only"),
         ("[" * 10_000, (1, 1), "nested too deep"),
         ("- " * 10_000, (1, 1), "nested too deep"),
+        ("%YAML 1.0\n---\na: 1", (1, 1), "not YAML: version"),
         ('a: "\\Uffffffff"', (1, 1), "not YAML"),
     ],
 )
@@ -193,11 +194,7 @@ def test_where_reading_must_end_there_is_one_problem(text, position, message):
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.text(
-        alphabet=st.sampled_from("ab01 \n\t:-[]{},&*!?|>'\"%#~.\\ux<=@`\x00é\ufeff"), max_size=60
-    )
-)
+@given(st.text("ab01 \n\t:-[]{},&*!?|>'\"%#~.\\ux<=@`\x00é\ufeff", max_size=60))
 def test_no_text_makes_it_raise_or_name_a_token_of_the_parser(text):
     tree = parse_yaml(text)
     assert tree.is_complete or tree.problems
