@@ -116,7 +116,7 @@ class Comparison(Document):
     def is_blind(self, change: float) -> bool:
         """Return whether a point may be slower by more than `change` (0.1: 10 %) unseen.
 
-        It may be if its interval allows it, or it has none, as a point that NEW did not measure.
+        It may be if the interval of step or rate allows it or is missing, as where NEW has no time.
         What is called slower or is `broken` is seen; points that BASE did not measure do not count.
         """
         return any(share > change for share in self._unseen())
@@ -133,7 +133,7 @@ class Comparison(Document):
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Return devices or node counts that differ, once each, as `other device: A, then B`."""
+        """Return how devices, else node counts, differ: each `other device: A, then B` once."""
         reasons = (row.why for row in self.compared if row.why and row.why.startswith("other "))
         return tuple(dict.fromkeys(reasons))
 
@@ -276,9 +276,9 @@ class Comparison(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        base, new (lists of runs, the newest last), threshold, left_out, comparable (false with
-        obstacles), obstacles (their texts), changes, verdicts (counts of those that occur),
-        impossible, points (in the order of `points`, each also with its changes as beside).
+        base, new (runs, the newest last), threshold, left_out (a list of run_id and differs_in),
+        comparable (false with obstacles), obstacles (texts), changes, verdicts (counts above 0),
+        impossible (list of point and text), points (in the order of `points`, each with `beside`).
         """
         points = [
             {**vars(row), "beside": [asdict(one) for one in self.beside.get(row.point_id, ())]}

@@ -212,8 +212,8 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
 def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int | None) -> Column:
     """Return the column of a metric. unit: of times. drop: as of `Column`.
 
-    words: name -> text for {name} in its meaning, which stays so without it. If there is one for
-    "items", as "samples", the column of the throughput has the title "samples/s".
+    words: name -> text that replaces {name} in its meaning; a {name} without a text stays there.
+    With a text for "items", as "samples", the column of the throughput has the title "samples/s".
     """
     meaning = metric.meaning or metric.description
     for name, word in words.items():

@@ -106,7 +106,7 @@ def _over_ranks(
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return bus bandwidths in GB/s over message sizes; None if no line has them at two sizes."""
+    """Return bus bandwidths in GB/s over message sizes; None if no drawn line has two above 0."""
     return _over_size(
         data,
         lambda row: row.busbw_gb_s,
@@ -119,7 +119,7 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return memory bandwidths in GB/s over array sizes; None if no line has them at two sizes."""
+    """Return memory bandwidths in GB/s over array sizes; None if no drawn line has two sizes."""
     known = [row for row in data.measured if row.memory_gb_s]
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
     peak = peaks.pop() if len(peaks) == 1 else None
@@ -144,7 +144,7 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
 
 
 def time_figure(data: ChartData) -> Figure | None:
-    """Return step times in µs of points with a bandwidth, over sizes; None if no line has two."""
+    """Return µs per step over sizes, of points with a bandwidth; None if no drawn line has two."""
     return _over_size(
         data,
         lambda row: (row.step_ms_p50 or 0.0) * 1000 if row.busbw_gb_s or row.memory_gb_s else None,
@@ -186,7 +186,7 @@ def _over_size(
 
 
 def throughput_figure(data: ChartData) -> Figure | None:
-    """Return samples/s of ok points over the batch size; None if no line has them at two sizes."""
+    """Return samples/s of ok points over the batch size; None if no drawn line has two sizes."""
     return _over_batch(
         data,
         lambda row: row.throughput,
@@ -200,7 +200,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
 def memory_figure(data: ChartData) -> Figure | None:
     """Return the figure of peak memory in GiB over the batch size.
 
-    None if no point ran out of memory, or if no line has two ok batch sizes with a known peak.
+    None if no point ran out of memory, or no drawn line has two ok batch sizes with a known peak.
     """
     if all(row.status != Status.OOM for row in data.rows):
         return None

@@ -22,9 +22,9 @@ from raybench.report.point_settings import settings_words
 def uneven_figure(data: ChartData) -> Figure | None:
     """Return lines of samples/s over the probed speed of slow devices, one for each way to share.
 
-    A panel has the fleets with one number of slow devices that differ in `slow_ratio` or `devices`
-    alone. The last panel is a map of the best way over speed and number of slow devices. None if
-    there are no fleets, or all have the same `slow_ratio`.
+    The fleets of a panel have the same number of slow devices and differ in `slow_ratio` or
+    `devices` alone. The last panel is a map of the best way over speed and number of slow devices.
+    None if there are no fleets, or all have the same `slow_ratio`.
     """
     fleets = data.summary.fleets
     if len({fleet.first.slow_ratio for fleet in fleets}) < 2:  # probed speeds differ by noise
