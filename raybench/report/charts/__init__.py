@@ -184,10 +184,10 @@ def bar_figure(
     """Return a figure with a bar for each point, in the order of `rows`.
 
     Bars of one panel differ in batch, number of ranks and size; each combination of other settings
-    has a panel of its own. If panels had fewer than two bars on average, none has a title, and bars
-    have all settings. Only the first 72 are drawn; the note says so. rows: one at least. marks:
-    returns one or more for a point; its second argument is its `point_name`, for their tips. x,
-    of_bars: arguments of `bar_panels`.
+    has panels of its own. If combinations had fewer than two bars on average, no panel has a title,
+    and bars have the `short_name` of all settings. Only the first 72 are drawn; the note says so.
+    rows: one at least. marks: returns one or more for a point; its second argument is its
+    `point_name`, for their tips. x, of_bars: arguments of `bar_panels`.
     """
     shown, names, ranks = rows[:MOST_BARS], distinguishing_settings(rows), data.ranks
     along = [name for name in names if name in _ALONG]

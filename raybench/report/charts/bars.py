@@ -138,9 +138,9 @@ def _gains_figure(data: ChartData) -> Figure | None:
 def operations_figure(data: ChartData) -> Figure | None:
     """Return bars of TFLOP/s, the largest products first, with panels for each precision.
 
-    None if no ok point has TFLOP/s, or if any point has a throughput. The first 72 are drawn, each
-    with a second bar for its first 30 ms if any is 1 % faster in them. If not all have numbers m, n
-    and k, they are sorted by TFLOP/s, the most first.
+    None if no ok point has TFLOP/s, or if any point has a throughput. The first 72 are drawn. If
+    any is over 1 % faster in its first 30 ms, each whose rate in them is known has a second bar for
+    it. If not all have numbers m, n and k, they are sorted by TFLOP/s, the most first.
     """
     known = [row for row in data.measured if row.achieved_tflops_per_device]
     if not known or any(row.throughput is not None for row in data.rows):
@@ -196,9 +196,9 @@ def operations_figure(data: ChartData) -> Figure | None:
 
 
 def parts_figure(data: ChartData) -> Figure | None:
-    """Return a stacked bar for each point with a breakdown: its parts as shares of the step.
+    """Return stacked bars of points with a breakdown: their parts above 0 as shares of the step.
 
-    Only parts above 0, of the first 72; the table has all. None if none of them has a throughput.
+    The first 72 are drawn; the table has all. None if no point with a breakdown has a throughput.
     """
     known = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
     if not any(row.throughput is not None for row in known):

@@ -138,7 +138,7 @@ def _panel(
 
 
 def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
-    """Return the points to draw as heat maps: at most four, of those with the most ranks.
+    """Return the points to draw as heat maps: at most four, of the ok ones with most ranks.
 
     Sorted by how much ranks differ, then steps, the most first; [] if no ok one has several ranks.
     """

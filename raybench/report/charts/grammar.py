@@ -266,11 +266,11 @@ def bar_panels(
     """Return panels of at most twelve horizontal bars each; panels of one title have one scale.
 
     bars: for each bar (title of its panel, its name, one mark or more). Marks: each with `x` and
-    `tip`; optional `low` and `high` (an interval), `text` (written at `x` or a larger `high`),
-    `line` (its series). The marks of a bar stand beside each other; with `is_stacked`, each is the
-    part of the bar from `x` to `x2`, and `x` needs a `scale` with a `domain` that has every `x2`.
-    x: of `axis`. series: the values of `line` in the order of the legend. colors: of the series,
-    instead of the usual ones. level: the x of a dashed line across the charts, and its label.
+    `tip`; optional `low` and `high` (an interval), `text` (written at the largest of 0, `x` and
+    `high`), `line` (its series). Several marks of a bar need one series each, side by side; with
+    `is_stacked`, each is the part from `x` to `x2`, and the `scale` of x needs a `domain` that has
+    every `x2`. x: of `axis`, linear. series: the values of `line` in the order of the legend.
+    colors: instead of the usual ones. level: the x of a dashed line in each panel, and its label.
     """
     groups: dict[str, list[tuple[str, Sequence[Mark]]]] = {}
     for title, name, marks in bars:
@@ -442,7 +442,7 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 
 
 def draw(panel: Panel, name: str) -> str:
-    """Return a panel as SVG in colours of page.css, without title, `missing`. name: its label."""
+    """Return a panel as SVG, coloured by page.css, without title and `missing`. name: its label."""
     svg = _svg(
         width=_WIDTH,
         height=panel.height,
