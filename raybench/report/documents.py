@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from enum import Enum
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich.cells import cell_len
@@ -323,8 +323,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """
     from raybench.results.tables import TABLES  # loads numpy, which no table of text needs
 
-    columns = [column for columns in TABLES.values() for column in columns]
-    integers = {column.name for column in columns if column.kind == "int64"}
+    integers = {one.name for one in chain(*TABLES.values()) if one.kind == "int64"}
     known = frame.astype(object).where(frame.notna(), None)
     return [
         {
@@ -381,7 +380,7 @@ def render(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) 
 
 
 def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Return rich's text, which ends in a line break; without colour no line ends in blanks.
+    """Return what rich draws, ending in a line break; without colour no line ends in blanks.
 
     All but a Text with `no_wrap` and a table with `min_width` is at most `width` and 100 wide.
     parts: rich reads a str as its markup and keeps escape sequences: give Text of `one_line`.
@@ -391,6 +390,7 @@ def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> st
         file=target,
         width=width,
         force_terminal=color,
+        force_jupyter=False,  # in a notebook it would show the text, and leave none to return
         color_system="standard" if color else None,
         highlight=False,
         legacy_windows=False,

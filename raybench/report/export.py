@@ -243,8 +243,8 @@ def junit_text(
     """Return the XML of one suite with these cases in their order, and their counts.
 
     The form is what the readers of Jenkins and GitLab have in common; there is no standard.
-    name, properties: of the suite. run: its start, in UTC, and host are the suite's. Values of
-    properties are written by `str`: None is "None". Without seconds of any case it has no time.
+    name, properties: of the suite; its start (in UTC) and host are those of `run`, its time the sum
+    of the known seconds, left out without any. Properties are written by `plain`: None is "None".
     https://github.com/testmoapp/junitxml
     """
     outcomes = [case.outcome for case in cases]

@@ -133,14 +133,9 @@ def test_mlflow_gets_a_run_with_a_run_for_each_point_once_and_no_server_is_one_l
     assert "has run-of-three already" in Answer(*again).refusal
     assert (first[0], first[2]) == (0, "")
     assert "experiment ddp_scaling" in first[1]
-    runs = {tags.get("status", "run"): (end, params, figures) for end, params, figures, tags in
-            found}  # fmt: skip
-    assert {name: end for name, (end, _, _) in runs.items()} == {
-        "run": "FAILED",
-        "ok": "FINISHED",
-        "oom": "FAILED",
-        "skipped": "KILLED",
-    }
+    runs = {tags.get("status", "run"): rest for *rest, tags in found}
+    ends = {"run": "FAILED", "ok": "FINISHED", "oom": "FAILED", "skipped": "KILLED"}
+    assert {name: end for name, (end, _, _) in runs.items()} == ends
     _, params, figures = runs["ok"]
     assert (params["hidden"], params["world_size"], params["precision"]) == ("4096", "1", "fp32")
     assert figures["step_ms_p50"] == summary.rows[0].step_ms_p50

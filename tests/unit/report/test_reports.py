@@ -205,6 +205,11 @@ def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids():
     assert run.run_id in format_document(RunList(runs=[run], machines={}), "terminal", width=40)
 
 
+def test_in_a_notebook_a_report_is_returned_and_not_shown(monkeypatch):
+    monkeypatch.setattr("builtins.get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
+    assert "ok" in report_text(make_summary(make_sweep()))
+
+
 @pytest.mark.parametrize(
     ("own", "asked", "is_told"),
     [("flash", "auto", True), ("cudnn", "auto", False), ("flash", "flash", False)],
