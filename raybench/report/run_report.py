@@ -513,8 +513,8 @@ def _ranked(summary: Summary) -> list[Insight]:
 def ranking(summary: Summary) -> str:
     """Return, by `Summary.ranked_by`, the best point of each case in words.
 
-    Of more than three cases, the setting that wins most. If no best is certain, it says so. The
-    range of the values if no case has two points; "" if nothing was measured.
+    Of more than three cases, the setting that wins most. If no best is certain, it says so. If no
+    case has two points, the range of values, or up to the largest; "" if nothing was measured.
     """
     metric, cases = answer_metric(summary), summary.cases
     if metric is None or not cases:

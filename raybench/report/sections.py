@@ -149,7 +149,7 @@ def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
     """Return `1 of 2 GPUs at 0.48 of the speed`, as devices were probed, or `2 GPUs, none slow`.
 
     The settings follow that tell it from others in `fleets` (which include it) for which this is
-    the same. ranks: `GPUs` or `workers`.
+    the same. Emulated devices that were not probed are at 1.00. ranks: `GPUs` or `workers`.
     """
     all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
     slow = f"{count} of {all_} at {fleet.probe_ratio:.2f} of the speed"
@@ -166,8 +166,8 @@ def _apart(fleet: Fleet, fleets: Sequence[Fleet]) -> list[str]:
 def verdict(fleet: Fleet) -> str:
     """Return the best shares, their gains over equal and fast, and others that may be as good.
 
-    Then, where known, those predicted to be best, if not named yet; and, unless equal or fast is
-    best, the global batch below which the fast devices alone should be faster.
+    Then, where known, the shares predicted to be best, if neither best nor as good; and, unless
+    equal or fast is best, the global batch below which fast should be faster, or that none is.
     """
     best = fleet.best
     gains = [
@@ -376,10 +376,10 @@ def _ranks(summary: Summary) -> Iterator[Table]:
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
-    """Return a table with a row per rank of one point; None if nothing is known of them.
+    """Return a table with a row per rank of one point; None if no part or clock can be shown.
 
-    It has the ranks of `ranks_to_show`; without their steps the first MOST_RANKS. Times are in
-    `unit`. row: of the table `points`.
+    Of ranks with a share it has those of `ranks_to_show`; without `ranks_of_step` the first
+    MOST_RANKS. Times are in `unit`. row: of the table `points`.
     """
     steps = {one.rank: one for one in ranks_to_show(ranks_of_step(row))}
     known = (row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ())

@@ -216,7 +216,8 @@ class PointDetails(Document):
     def blocks(self) -> Iterator[Block]:
         """Yield step, facts, error, references, attempts, methods, tables, a hint at logs, traces.
 
-        Each if any: step of several rounds, several attempts, 15 lines of error, 20 modules.
+        Left out is what is empty, the step of a single round, and a single attempt. Of the error
+        the last 15 lines are shown, of the modules the first 20.
         """
         row, (low, high) = self.row, self.step_ms_interval
         if self.rounds > 1 and row.step_ms_p50:

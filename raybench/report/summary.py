@@ -76,7 +76,7 @@ class MoreRounds:
 
     @property
     def sentence(self) -> str:
-        """Return it as one sentence with the command for it, without a full stop."""
+        """Return one sentence with a command, whose JOB and RUN are placeholders; no full stop."""
         time = formatting.long_time(self.seconds)
         more = f"{self.rounds} rounds, which give an interval, would take about {time} more"
         return f"{more}: sweep JOB --resume RUN --set measure.rounds={self.rounds}"
@@ -107,8 +107,7 @@ class Summary:
         return [
             replace(row, warnings=(*row.warnings, *texts)) if texts else row
             for row in scaling(self.points, self.run.baseline)
-            for rounds in [self._trials.rounds(row).values()]
-            for attempts_s in [[one.duration_s for one in rounds]]
+            for attempts_s in [[one.duration_s for one in self._trials.rounds(row).values()]]
             for texts in [impossible_figures(row, self.references, attempts_s)]
         ]
 
@@ -157,7 +156,7 @@ class Summary:
 
     @cached_property
     def unit(self) -> formatting.Unit:
-        """Return the unit of all step times in the tables."""
+        """Return the unit of step times in tables; slow devices and scopes are always in ms."""
         return formatting.unit_of(self.rows)
 
     @cached_property
