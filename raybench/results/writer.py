@@ -246,8 +246,8 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
     Makes the run's folder in `runs` and the lock file; both stay. The system frees the lock if the
     process dies. On a file system without locks nothing is held. Raises ResultsError for an id with
     other characters than a-z, A-Z, 0-9, '.', '_' and '-', one that begins with one of these three,
-    is empty, all digits or `latest`; if the run stays held for a second, also by the caller; if one
-    of the run's folders is a link out of `root`; and if the folder cannot be written.
+    is empty, all digits or `latest`; if the run stays held for a second, also by the caller; if a
+    link leads one of its folders or its lock file out of `root`; or if that file cannot be made.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):
@@ -288,7 +288,7 @@ def _check_run_id(run_id: str) -> None:
 
 
 def check_writable(root: Path) -> None:
-    """Raise ResultsError if `root` cannot be written, or cannot be made. Writes nothing."""
+    """Raise ResultsError if `root` is no folder that the user may write or make. Writes nothing."""
     with one_line(root):
         paths = (root, *root.absolute().parents)  # a link that leads nowhere is there too
         nearest = next(path for path in paths if path.is_symlink() or path.exists())
@@ -301,8 +301,8 @@ def check_writable(root: Path) -> None:
 def clear_leftovers(root: Path, run_id: str) -> None:
     """Delete unfinished files, and files on attempts none of which has a row in `points`.
 
-    Their telemetry stays. The run must be held (`hold_run`). Raises ResultsError for damaged parts,
-    if the run's folder in `points` is missing or unreadable, and if a file cannot be deleted.
+    Their telemetry stays. The run must be held. Raises ResultsError if its folder in `points` is
+    missing, a folder or part that it needs cannot be read, or a file cannot be deleted.
     """
     points = root / "points" / run_id
     try:  # else all attempts would be without a row

@@ -162,15 +162,15 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
 
 
 def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
-    """Return an error in ms: by chance alone the slowest host is late by up to three of it.
+    """Return an error in ms: by chance alone the slowest host is late by up to three times it.
 
     A host's pace wanders within a second, by more than its few local steps show. Six ranks or more
     show by their own steps how far they differ: the slowest has to stand out of the others, without
     their slowest eighth, by Student's t for their number (F. E. Grubbs, "Procedures for detecting
-    outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks the medians
-    of eight parts of the timed steps are taken, with a larger t for more ranks; 0 where no series
-    has 32 steps. ranks: as for `find_straggler`, one or more, each with steps. step_series_ms: the
-    point's step times, a series per repeat.
+    outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks it is the
+    largest of the series' errors, each by the medians of eight parts, with a larger t for more
+    ranks, and 0 for a series below 32 steps. ranks: as for `find_straggler`, one or more, each with
+    steps. step_series_ms: the point's step times, a series per repeat.
     """
     if len(ranks) < _ENOUGH_RANKS:
         confidence = 1 - 2 * _CHANCE / len(ranks)
@@ -231,9 +231,9 @@ class Peers:
 
     is_reference: the subjects whose median all are compared with: all, or the faster group of a
     fleet that falls into two. sigma: the spread of their values, as a share of the median. limit:
-    how much worse than the median is too much, as a share of it. ratios: its time over that of its
-    peers, median over passes; above 1 is slower, NaN where no pass has a value. is_beyond: whether
-    it is worse by more, in the median of the passes and in each. p_values: one-sided, NaN as above.
+    how much worse than the median is too much, as a share of it. ratios: its time over its peers',
+    median over passes; above 1 is slower, NaN where no pass has a value. is_beyond: whether it is
+    worse by more, in the median and in each pass with a value. p_values: one-sided, NaN as above.
     """
 
     ratios: Floats

@@ -24,10 +24,10 @@ Shares = tuple[int, ...]
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return (intercept, slope) of a line by least squares of relative differences.
+    """Return (intercept >= 0, slope > 0) of a line by least squares of relative differences.
 
-    points: (x, y), both above 0, no x twice. The intercept is at least 0, and 0 for one point; the
-    slope is above 0. Raises ValueError for no points.
+    points: (x, y), both above 0, no x twice. For one point, and where the best line does not rise
+    or has an intercept below 0, it is the best one through the origin. ValueError for no points.
     """
     if not points:
         raise ValueError("a line needs a point")
@@ -176,9 +176,9 @@ def crossover_batch(
     exchange_s: float,
     fast_exchange_s: float,
 ) -> float | None:
-    """Return the global batch above which all devices together beat the fast ones alone.
+    """Return the global batch, in items, above which all devices together beat the fast ones alone.
 
-    In items, by fixed_s and items_per_s: all have shares by speed, the fast ones alone equal ones.
+    By fixed_s and items_per_s: all get shares that take equal time, the fast alone equal shares.
     0 if all always beat the fast; None if never, and if all or none are fast. exchange_s,
     fast_exchange_s: seconds that the exchange of gradients adds to a step, among all or the fast.
     """

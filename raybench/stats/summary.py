@@ -114,10 +114,10 @@ class LevelChange:
     degrees: int
 
     def exceeds(self, least: float, errors: float) -> bool:
-        """Return whether |size| is above `least`, relative as it is, and `errors` standard errors.
+        """Return whether |size| is above both `least` (relative too) and `errors` standard errors.
 
         `errors` is for a normal distribution (3: by chance in 1 of 370 series); the equally likely
-        multiple for Student's t is taken. False for NaN.
+        multiple for Student's t is taken. False if size is NaN.
         """
         from scipy.special import ndtr, stdtrit
 
