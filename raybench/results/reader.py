@@ -50,10 +50,10 @@ LOCK = ".driver"  # of its driver, in the run's folder of `runs`; always empty
 def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     """Return (results folder, run_id) of the run that `text` means.
 
-    text: an id in `root`, a unique prefix of one, the name of a job (its newest run), `latest`, one
-    of these after a results folder, inside `root` (`examples/gemm`) or by its path, or the path of
-    a run in a table. A newest run whose row cannot be read is passed over with a ResultsWarning,
-    unless all are such. Raises ResultsError, naming candidates, if it means none or several.
+    text: an id in `root`, else `latest` or a job's name (newest run), else a unique prefix of an
+    id; one of these after a results folder, inside `root` (`examples/gemm`) or by its path; or the
+    path of a run in a table. A newest run with an unreadable row is skipped with a ResultsWarning,
+    unless all are such. Raises ResultsError if it means none or several, else as `run_ids` does.
     """
     folder, name = _separate(Path(root), text)
     jobs = {run_id: job for run_id, (_, job) in _origins(folder).items()}
@@ -144,9 +144,9 @@ def pick(
 ) -> str:
     """Return the id that is `prefix`, else the only one that starts with it.
 
-    Raises ResultsError, naming the last five candidates, if none or several start with it, and for
-    an empty prefix. For its text: kind, where: what the ids name, and where they are. way_out: its
-    end, as "; give more", if several start with it. names: other words to suggest. ids: each once.
+    ids: each once. Raises ResultsError if several start with it, naming the last five, and if none
+    does or it is empty, naming a similar one of `ids` and `names`, else the last five ids. For its
+    text: kind, where: what the ids name, and where. way_out: its end for several, as "; give more".
     """
     found = [known for known in ids if prefix and known.startswith(prefix)]
     if prefix in ids or len(found) == 1:
@@ -239,8 +239,8 @@ def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFram
     """Return a table as a frame: nulls for `isna` to find (numbers: NaN), maps dicts, lists arrays.
 
     Empty where a run has no rows. run_id: as `find_run` takes it; None or "": all runs. table: one
-    of TABLE_NAMES. Raises ResultsError where there is no such folder, table or run, or a part of
-    the run cannot be read; of all runs, such a run is left out with a ResultsWarning.
+    of TABLE_NAMES. Raises ResultsError where there is no such folder, table or run, or a folder or
+    part cannot be read; of all runs, such a run is left out with a ResultsWarning.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
@@ -386,7 +386,7 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
 
     A run whose driver died on this host is interrupted, not running. A run with points but no row
     is left out, with a ResultsWarning; so is one whose row, or whose points if its driver died,
-    cannot be read. Raises ResultsError where `root` is no folder.
+    cannot be read. Raises ResultsError if `root` is no folder, or cannot list `runs` or `points`.
     """
     root = Path(root)
     if newest is None:

@@ -574,8 +574,8 @@ def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
     A missing key is null, also where the schema forbids it; a key without a column is ignored.
     A number becomes the column's type: 1.5 becomes 1 in one of integers. Raises KeyError for an
-    unknown table, OverflowError for an integer beyond 64 bits, ArrowException for others that do
-    not fit.
+    unknown table, OverflowError for an integer beyond 64 bits in a column of integers, and
+    ArrowException for other values that do not fit.
     """
     import pyarrow as pa
 

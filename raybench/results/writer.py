@@ -98,7 +98,7 @@ class RunStore:
         return store
 
     def remove(self) -> None:
-        """Delete the run's folders that `create` makes, with all files; other tables' ones stay."""
+        """Delete only the folders that `create` makes; raises nothing if one cannot be deleted."""
         for table in _WRITTEN:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
