@@ -108,7 +108,7 @@ class Metric:
     @property
     def title(self) -> str:
         """`heading`, else its name in words and the unit, once if alike, as in "bubble ms"."""
-        words = self.name.removesuffix(f"_{self.unit}").replace("_", " ")
+        words = self.name.removesuffix(f"_{self.unit.lower()}").replace("_", " ")
         return self.heading or " ".join(dict.fromkeys((words, self.unit))).rstrip()
 
 

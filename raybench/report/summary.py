@@ -61,6 +61,7 @@ _NOUNS = {
     "step_ms_p50": "step time",
     "step_ms_p99": "99th percentile of the step time",
     "peak_mem_allocated_bytes": "memory",
+    "energy_j": "energy",
     "busbw_gb_s": "bus bandwidth",
     "memory_gb_s": "memory bandwidth",
     "wall_unsynced_share": "share of the step that time.time() shows without waiting",
@@ -305,10 +306,11 @@ class Summary:
 
     @cached_property
     def ranked_by(self) -> Answer:
-        """Return `answer` with a metric that can rank points without a baseline.
+        """Return `answer` with a metric, and its `best`, that can rank points without a baseline.
 
         It is the metric of `answer` if that was measured and is no speed-up, efficiency or batch;
-        else the first of throughput, bandwidths and TFLOP/s that was measured, or the step time.
+        else the first of throughput, bandwidths and TFLOP/s that was measured; else the
+        step time, measured or not.
         """
         asked = self.answer
         if asked.metric not in (*RATIOS, "batch_size") and find_metric(self.rows, asked.metric):
@@ -364,7 +366,7 @@ class Summary:
 
     @cached_property
     def machine(self) -> str:
-        """Return devices, transports: `4 x NVIDIA H200 on 1 node; P2P/CUMEM`, or `run.cluster`."""
+        """Return `4 x NVIDIA H200 on 1 node; P2P/CUMEM` (transports); `run.cluster` if unknown."""
         devices = self.devices
         if devices.empty:
             return self.run.cluster
@@ -440,12 +442,12 @@ class Summary:
 
     @cached_property
     def failures(self) -> tuple[MessageGroup, ...]:
-        """Return how points failed or were skipped, and why: the last attempt in each round."""
+        """Return how points that are not ok ended, and why: the last attempt in each round."""
         return messages.failures(self._attempts)
 
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
-        """Return why ok points have no speed-up; baseline points only if no other lacks one."""
+        """Return the `why` of ok points without speed-up; of baselines only if no other has one."""
         without = [row for row in self.rows if row.why is not None]
         others = [row for row in without if not row.is_baseline] or without
         return messages.group_messages(row.why or "" for row in others)
@@ -459,14 +461,12 @@ class Summary:
     def plus_minus(self) -> str:
         """Return a sentence on which rounds ± is computed over; "" if no point has an interval."""
         known = [row.rounds for row in self.rows if row.step_ms_low is not None]
-        if not known:
-            return ""
-        counts = span(*(str(choose(known)) for choose in (min, max)))
-        return f"± is half of the 95 % interval over the {counts} rounds of this run."
+        counts = span(*(str(choose(known)) for choose in (min, max) if known))
+        return counts and f"± is half of the 95 % interval over the {counts} rounds of this run."
 
     @cached_property
     def more_rounds(self) -> MoreRounds | None:
-        """Return what three rounds take; None if a point has them, none is ok, or it may go on."""
+        """Return what 3 rounds take; None if a point has them, none is ok, or the run may go on."""
         measured = [row for row in self.rows if row.status == "ok"]
         done = max((row.rounds for row in measured), default=WORTHWHILE)
         if done >= WORTHWHILE or self.run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
@@ -494,7 +494,7 @@ _RATES = ("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct", "gemm_share_pct
 
 
 def load_summary(results: Path, run: str, references: References = SHIPPED) -> Summary:
-    """Return the summary of a run, of a health check no findings. run: as of `reader.find_run`.
+    """Return the summary of a run; a health check's lacks findings. run: see `reader.find_run`.
 
     Raises ResultsError if `run` means none or several, or the run cannot be read.
     """
@@ -598,7 +598,7 @@ def metric_noun(summary: Summary, metric: Metric) -> str:
 
 
 def amount(summary: Summary, metric: Metric, value: float) -> str:
-    """Return a value, as the tables have it (ms, bytes), with a unit: `11.60 µs`, `1.50 GiB`."""
+    """Return a value, stored in ms or bytes, with its unit or title: `1.50 GiB`, `3.000 loss`."""
     if metric.name == "throughput":
         return f"{formatting.number(value)} {summary.answer.items}/s"
     if metric.name.endswith("_ms") or metric.name.startswith("step_ms"):
@@ -629,7 +629,7 @@ def _interval(
 
 
 def size_of(row: ScaledRow) -> int:
-    """Return the bytes of a message or an array (`size_bytes`); 0 if the workload has none."""
+    """Return `size_bytes`, of a message or an array; 0 if missing or no whole number."""
     text = str(row.params.get(SIZE, ""))
     return int(text) if text.isdecimal() else 0
 

@@ -104,12 +104,12 @@ def test_one_start_each_decides_no_gap_below_what_starts_differ_by():
 
 
 def test_doubts_about_a_step_time_are_none_about_memory():
-    asked = "answer: {metric: peak_mem_allocated_bytes, over: [precision], best: min}\n"
     # Memory does not scatter: so small a gap is one.
     bytes_of = {"peak_mem_allocated_bytes": [2.01 * 2**30, 2 * 2**30], "stable": [False, False]}
     records = [ran(1, 8.0), ran(1, 4.0, Precision.BF16)]
-    told = said(records, {}, asked + "workload: {kind: mlp}\n", **bytes_of)
+    told = said(records, {}, ASKED % ("peak_mem_allocated_bytes", "precision"), **bytes_of)
     assert told == "bf16 has the least memory: 2.00 GiB, 1.00x the next (fp32)"
+    assert "least energy" in said(records, {}, ASKED % ("energy_j", "precision"), energy_j=[9, 3])
 
 
 def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_asks_for_both():
