@@ -31,8 +31,8 @@ def upload_to_mlflow(summary: Summary) -> str:
 
     They go to the server that MLFLOW_TRACKING_URI names, else to mlflow's default, into the
     experiment MLFLOW_EXPERIMENT_NAME, else the job's name. Settings become params, figures metrics.
-    Sets MLFLOW_DISABLE_TELEMETRY if unset. Raises UsageError where mlflow is not installed, the
-    experiment has the run already, or the server cannot be used. What it has written stays.
+    Sets MLFLOW_DISABLE_TELEMETRY if unset. Raises UsageError where mlflow is not installed or
+    reports an error, or the experiment has the run already. What it has written stays.
     """
     # Else mlflow reports its use to its makers; nothing here is sent where nobody asked for it.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -44,7 +44,7 @@ def upload_to_mlflow(summary: Summary) -> str:
         raise UsageError(missing) from error
     try:
         return _write_to_mlflow(MlflowClient(), summary)
-    except (MlflowException, ModuleNotFoundError) as error:
+    except (MlflowException, ModuleNotFoundError, OSError) as error:  # its stores raise the last
         raise UsageError(f"--to mlflow: {plain(error)}") from error
 
 
@@ -103,7 +103,7 @@ def upload_to_wandb(summary: Summary) -> str:
     The project is WANDB_PROJECT, by default the job's name; with WANDB_MODE=offline all stays below
     WANDB_DIR until `wandb sync`. Settings become config, figures the summary. A second upload
     writes the same runs again. Sets WANDB_ERROR_REPORTING if unset. Raises UsageError where wandb
-    is not installed or reports an error.
+    is not installed or reports an error, as of a WANDB_MODE that it does not know.
     """
     # Else wandb reports its crashes to its makers; nothing here is sent where nobody asked for it.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -134,7 +134,7 @@ def upload_to_wandb(summary: Summary) -> str:
             ended |= {"error": point.error, "warnings": point.warnings}
             written.summary.update(point.figures | ended)
             written.finish(exit_code=int(point.is_failure))
-    except wandb.Error as error:
+    except (wandb.Error, ValueError) as error:  # pydantic's for its variables is the second
         raise UsageError(f"--to wandb: {plain(error)}") from error
     return f"Weights & Biases project {project}, group {run.run_id}: {counted(len(points), 'run')}"
 

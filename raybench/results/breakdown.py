@@ -121,8 +121,8 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
 
     measurements: one or more, in rank order, without ranks that have no share of the step. If one
     has no breakdown, all columns are None but `slowest_rank`, which the timed steps tell; that is
-    None if no rank stands out (`stands_out`). Raises ValueError where ranks differ in their numbers
-    of timed or hooked steps.
+    None if no rank stands out (`stands_out`). Ranks must have equal numbers of timed
+    steps, and of hooked ones: unequal numbers may raise ValueError.
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):
@@ -253,9 +253,9 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
 
 
 def write_time(*times_ms: float, digits: int = 3) -> str:
-    """Return one or more times as text: `1.2 ms`, `1.2 to 3.4 ms`, from 1,000 ms on `7.44 s`.
+    """Return one or more times as text: `1.2 ms`, `1.2 to 3.4 ms`, from 999.5 ms on `7.44 s`.
 
-    The longest decides the unit of all. digits: significant, 3 or more; whole seconds from 1,000 s.
+    The longest decides the unit of all. digits: significant, 3 or more; whole seconds from 999.5 s.
     """
     unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 999.5 else ("ms", 1.0)
     times = (time / in_unit for time in times_ms)

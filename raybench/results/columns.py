@@ -72,7 +72,7 @@ class TableColumn:
     def value_of(self, stored: Any) -> Any:
         """Return the value of the field for that of the table; None is null, NaN alone is not.
 
-        Raises ResultsError for null where `null` is MISSING, and if an enum or a number refuses it.
+        Raises ResultsError for null where `null` is MISSING, and if `read` refuses the value.
         """
         try:
             value = self.null if stored is None else self.read(stored)
@@ -164,8 +164,8 @@ def _tuple(values: Any) -> tuple[Any, ...]:
 def to_row(record: Any) -> dict[str, Any]:
     """Return column -> plain value of a dataclass, and of the dataclasses in its fields.
 
-    An enum becomes its value, a mapping to strings a dict of `setting_text`; others stay as they
-    are. Fields that declare no column are left out.
+    An enum becomes its value; a mapping, unless to numbers or booleans, a dict of `setting_text`;
+    others stay as they are. Fields that declare no column are left out.
     """
     row: dict[str, Any] = {}
     for name, column in _own_columns(cast("Hashable", type(record))):
@@ -435,8 +435,8 @@ def write_part(path: Path, table: str, whole: pa.Table) -> None:
 def write_file(path: Path, content: pa.Buffer | bytes) -> None:
     """Write a file whole, in place of an older one: no reader sees half of it. Does not sync it.
 
-    A link is replaced; a device or a pipe, as /dev/stdout, is written to. Makes its folder. Raises
-    ResultsError where it cannot be written.
+    A link to a file is replaced. Written to are a device, a pipe or a link to one, and whatever is
+    in /dev, as /dev/stdout. Makes its folder. Raises ResultsError where it cannot be written.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with one_line(path):
@@ -465,7 +465,7 @@ def one_line(
 ) -> Iterator[None]:
     """Raise ResultsError, in one line that names `path`, for an OSError inside the block.
 
-    The text is "PATH: cannot be DONE: reason; REMEDY", or "make room there" where the disk is full.
+    Text: "PATH: cannot be DONE: reason; REMEDY", with "make room there" for a full disk or quota.
     """
     try:
         yield

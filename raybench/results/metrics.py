@@ -149,7 +149,7 @@ def mean_step_ms(record: Record) -> float:
 def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
     """Return the median over iterations of the longest wait of any rank for its data, in ms.
 
-    None if no rank timed such waits. Raises ValueError where ranks differ in their sample counts.
+    None if no rank timed such waits. ValueError if ranks that did differ in their sample counts.
     """
     waits_ns = [
         [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
@@ -356,7 +356,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return what devices and libraries did; None if no rank tells, the clock if one does not."""
+    """Return the conditions: each is None if no rank knows it, the clock if even one does not."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)

@@ -110,7 +110,7 @@ def export(uri):
         except SystemExit as end:
             return end.code or 0, out.getvalue(), err.getvalue()
 
-done = [export(uri) for uri in ("http://127.0.0.1:9", *["file:" + sys.argv[1]] * 2)]
+done = list(map(export, ["http://127.0.0.1:9", "file:/dev/null/a", *["file:" + sys.argv[1]] * 2]))
 from mlflow import MlflowClient
 client = MlflowClient()
 experiment = client.get_experiment_by_name("ddp_scaling").experiment_id
@@ -128,8 +128,8 @@ def test_mlflow_gets_a_run_with_a_run_for_each_point_once_and_no_server_is_one_l
     variables = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     store, results = tmp_path / "mlruns", tmp_path / "results"
     told = run_python(TO_MLFLOW, store, results, **variables)
-    [nowhere, first, again], found = json.loads(told.stdout)
-    assert "--to mlflow: " in Answer(*nowhere).refusal
+    [*unusable, first, again], found = json.loads(told.stdout)
+    assert all("--to mlflow: " in Answer(*one).refusal for one in unusable)
     assert "has run-of-three already" in Answer(*again).refusal
     assert (first[0], first[2]) == (0, "")
     assert "experiment ddp_scaling" in first[1]
@@ -151,10 +151,11 @@ def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
     assert "project ddp_scaling, group run-of-three: 3 runs" in done.stdout
     found = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(found) == 3
-    point_id = summary.rows[0].point_id
-    written = next(path for path in found if point_id in path.name).read_bytes()
+    written = next(path for path in found if summary.rows[0].point_id in path.name).read_bytes()
     for text in (b"step_ms_p50", b"run-of-three", b"NVIDIA H200", b"4096"):
         assert text in written
+    done = run_python("from raybench.cli import main; main()", *words, WANDB_MODE="no such")
+    assert "--to wandb: " in Answer(done.returncode, done.stdout, done.stderr).refusal
 
 
 @pytest.mark.usefixtures("summary")
