@@ -250,7 +250,7 @@ class Scatter:
 def scatter(
     values: NDArray[np.float64], sides: Sequence[int] | None = None
 ) -> list[Scatter | None]:
-    """Return the scatter of each point's starts, in order, drawn to the level of all the points.
+    """Return the scatter of each point's starts, in order, shrunk towards that of all points.
 
     None for a point of which no side has two starts. values: [points, starts], logarithms of times
     or rates; NaN where a start lacks a point. sides: the side of each start by number; None: all

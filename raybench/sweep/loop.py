@@ -180,9 +180,9 @@ def sweep(
 ) -> Generator[Event]:
     """Run the trials on the cluster, whose workers are started, and yield an event for each step.
 
-    A trial that is lost on its devices is tried once more. write: gets (index, record) of attempts
-    that end or are skipped at the same time, before the events of their end; index: as of an
-    `Attempt`. earlier: None runs all trials. callbacks: None stops and adds nothing.
+    A trial lost on its devices is tried once more, unless `stopping`. write: gets (index, record)
+    of attempts that end or are skipped at the same time, before the events of their end; index: as
+    of an `Attempt`. earlier: None runs all trials. callbacks: None stops and adds nothing.
 
     An interrupt, or closing the generator, writes the points in flight as cancelled, a ClusterError
     as lost. Another error leaves them without a record. All are raised again. Workers still run
@@ -478,7 +478,7 @@ def make_record_of(running: RunningAttempt) -> Record:
 
     It has the measurements of all ranks, or none: a rank whose peer failed may have measured
     garbage. Its error is the failure that `cause_of` takes. The message names rank, device and
-    reason, after `oom` what would fit; the detail has the last lines that the rank wrote.
+    reason, after `oom` what would fit, if estimated; the detail has the rank's last output, if any.
     """
     assert not isinstance(running.outcome, BaseException)
     attempt, devices = running.attempt, running.devices
@@ -532,8 +532,8 @@ def make_record_of(running: RunningAttempt) -> Record:
 def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
     """Return the answers of a point's ranks in their order, a Failure for one that cannot be kept.
 
-    If all can, but ranks have not timed the same steps, or all clocks stood still, none is kept. A
-    Failure in place of a Measurement lacks its output. answers: one at least.
+    If none is a Failure so far, all become one where ranks timed unequal numbers of steps, or most
+    steps took 0 ns on all ranks. Such a Failure lacks the rank's output. answers: one at least.
     """
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     reasons = {one.rank: reason for one in measurements if (reason := next(_problems(one), ""))}

@@ -58,10 +58,10 @@ class Listener(Protocol):
         """Show the user one line, which stays visible; any thread may call it."""
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context in which the user sees `what` is going on, as "connecting to Ray"."""
+        """Return a context that shows `what`, as "connecting to Ray", at least on a terminal."""
 
     def progress(self, plan: Plan, trials: int) -> Progress:
-        """Return the progress of a sweep of `plan`. trials: of all rounds, as far as is known."""
+        """Return the progress of a sweep of `plan`. trials: how many it runs, as far as known."""
 
     def show_cursor(self) -> None:
         """Show the cursor, which a spinner hides; a thread calls it before the process ends."""
@@ -119,14 +119,14 @@ class RunState:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the whole run, without the points that a search adds in this sweep."""
+        """The plan of the whole run, without the points that are added while this sweep runs."""
         return self.rounds.plan
 
     @property
     def todo(self) -> tuple[TrialKey, ...]:
         """The trials that this sweep has to run, in order, as far as is known before it begins.
 
-        A batch search adds some; of a point whose status `is_lasting` later rounds are left out.
+        Those in later rounds of a point kept as failed are left out. A sweep may add or drop some.
         """
         kept = self.earlier.kept
         rounds = (self.rounds.attempts(n, kept) for n in range(1, self.rounds.count + 1))
@@ -192,8 +192,8 @@ class RunRows:
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
         """Write a batch as for `RunStore.write_records`, new devices, and the devices' new samples.
 
-        batch: one attempt or more. A record that cannot be kept gets status error, the user is
-        told. `left` stays. Raises as `keep_devices`, a ClusterError when the records are written.
+        batch: one attempt or more. A record that cannot be kept gets status error, and the user is
+        told. `left` is unchanged. Raises as `keep_devices`, ClusterError once records are written.
         """
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
@@ -238,7 +238,7 @@ class RunRows:
     def close(self, status: RunStatus | None = None) -> Run:
         """Write how the run ended, and its summary; return it. status: None: by its points.
 
-        The row of a run that was cut short stays `interrupted`, unlike what is returned, while
+        With None the row of a run that was cut short stays `interrupted`, unlike the result, while
         trials that `--filter` leaves out have not ended. Raises ResultsError if it cannot write.
         """
         run = _finish_run(self._run, self.start.plan, self._ended)
@@ -346,7 +346,7 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
     """Return the results folder and the run that `text` names in `output`, as `find_run` reads it.
 
     The folder is another one where `text` has a path. Does not hold the run. Raises ResultsError
-    when no run or several are meant, its row cannot be read, or its id is not its folder's name;
+    when no run or several are meant, its id is not its folder's name, or as `read_run` does;
     UsageError when `job` has another `meaning_sha256`.
     """
     root, run_id = reader.find_run(output, text)
@@ -365,7 +365,7 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 
 
 def check_code(run: Run, code: Code) -> None:
-    """Raise UsageError, with at most five files that differ, if the code is not that of the run."""
+    """Raise UsageError, with five differences at most, if a workload file or raybench differs."""
     differences = [
         f"{name} is new"
         if name not in run.workload_files
@@ -468,7 +468,7 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return a resumed run that has no `todo`, with the counts and the status of its points.
 
     It must be held. Writes new tags, and its end and summary if it was cut short and no trial is
-    missing or cancelled, even one that `--filter` leaves out. Raises ResultsError if that fails.
+    cancelled or missing, even by `--filter`. Raises ResultsError if it cannot read or write.
     """
     stored = reader.read_run(root, start.run.run_id)
     tagged = replace(stored, tags=start.run.tags)
