@@ -54,7 +54,7 @@ _HARM = (
 class MessageGroup:
     """A message that stands for `count` texts, which differ in figures only.
 
-    where: ranks and hosts that failed with it, and the device if it is one; "" if not known.
+    where: rank, host and device that failed if each is one, else ranks and hosts; "" if unknown.
     """
 
     text: str
@@ -70,7 +70,7 @@ _MAX_GROUPS = 20
 
 
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
-    """Return lines (`4 x`, `shortened(300)`) of the first 20 groups; a last one counts the rest."""
+    """Return lines (`4 x`, `shortened(300)`) of 20 groups; a last one sums the counts of others."""
     lines = [(f"{one.count} x", one.shortened(300)) for one in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
         lines.append((f"{more} x", "others; `--format json` has all"))
@@ -182,8 +182,8 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
 def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[MessageGroup, ...]:
     """Return what makes figures doubtful, the most harmful first, of equal harm the most frequent.
 
-    Warnings of `rows`, but not `why`, power caps, and more than one on an unsteady step; clocks by
-    a power cap, or attention kernels, that differ from the baseline point's; `trials.drifts()`.
+    Drifts of `trials`; warnings of rows, but not `why`, power caps, a second one on unsteadiness;
+    what differs from the baseline point: clocks by a power cap, attention kernels nobody asked for.
     rows: all points, by `scaling`. trials: of the same run. ranks: `GPUs` or `workers`.
     """
 
@@ -201,9 +201,9 @@ def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[Mes
     bases = {row.series: row for row in rows if row.is_baseline}
     for row in rows:
         texts = [text for text in row.warnings if text != row.why and not _POWER_CAP.search(text)]
-        unsteady = [text for text in texts if _UNSTEADY.match(text)]
         # A point is called unsteady once. That some steps are much longer is told besides.
-        found += [t for t in texts if t not in unsteady[1:] or t.startswith("some steps are much")]
+        unsteady = [t for t in texts if _UNSTEADY.match(t) and not t.startswith("some steps")]
+        found += [text for text in texts if text not in unsteady[1:]]
         if (ratio := row.clock_ratio) is not None:
             part = "is due to them" if ratio > 1 else "is lost by them"
             found.append(

@@ -22,7 +22,7 @@ DEGREES = {
 }
 _WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
 # Values that say that something is not used.
-_UNUSED = ("none", "false", "off", "1", "")
+_UNUSED = ("none", "false", "off", "0", "")
 
 
 class _Row(HasSettings, Protocol):
@@ -60,8 +60,8 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
 def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
     """Return settings in short, the layout first, as `FSDP 2, full checkpointing`.
 
-    Left out are unknown values, false, degrees of 1, `compile` and checkpointing that are off, and
-    the number of ranks if the layout tells it. True is `compiled`, `checkpointing` or the name.
+    Left out are unknown values, false, degrees of 1 or no number, `compile` and checkpointing that
+    are off, and world_size if the layout tells it. True is `compiled`, `checkpointing` or the name.
     `plain` if nothing is left; "" for no names. ranks: as for `settings_words`.
     """
     degrees = {name: number_of(setting(row, name)) or 1 for name in DEGREES if name in names}
@@ -72,8 +72,8 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
         if name == "world_size":
             words += [] if is_said else [formatting.ranks_words(int(value), ranks)]
         elif name in degrees:
-            words += [f"{DEGREES[name]} {value}"] if degrees[name] > 1 else []
-        elif str(value).lower() == "true":
+            words += [f"{DEGREES[name]} {value}"] if degrees[name] != 1 else []
+        elif str(value).lower() == "true" or (name in _WORDS and str(value) == "1"):
             words.append(_WORDS.get(name, name))
         elif name in _WORDS:
             words += [] if str(value).lower() in _UNUSED else [f"{value} {_WORDS[name]}"]
@@ -83,7 +83,7 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
-    """Return known settings as `fp32, batch 64, 4 GPUs, hidden=8`, or "". ranks: as `GPUs`."""
+    """Return known settings as `fp32, batch 64, 4 GPUs, hidden=8`, or "". ranks: plural, `GPUs`."""
     given = [(name, v) for name in names if formatting.has_value(v := setting(row, name))]
     return ", ".join(formatting.setting_words(name, value, ranks) for name, value in given)
 

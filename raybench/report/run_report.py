@@ -138,7 +138,7 @@ class RunReport(Document):
         return [list_messages(title, groups) for title, groups in found.items() if groups]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield lead, facts, findings, tables and messages; if `is_short`, less of each."""
+        """Yield lead, facts, findings, tables, messages; `is_short`: fewer, and a next command."""
         summary = self.summary
         if self.is_short:
             yield from self._short()
@@ -293,9 +293,10 @@ class Insight:
 def insights(summary: Summary) -> list[Insight]:
     """Return the numbers that answer a run's question; [] if nothing was measured.
 
-    Largest batches, the largest first; else speed-ups, as a range for each value of a setting, the
-    largest first (of scaling: on the most devices, in the order of points); else, the best first,
-    the points of the only case, or the best of each case in which points compete; else of each case
+    Largest batches, the largest first; else speed-ups, as a range for each combination of values of
+    the baseline's settings, the largest first (of scaling: on the most devices, for each value of
+    one setting, in the order of points; of more than four one range); else, the best first, the
+    points of the only case, or the best of each case in which points compete; else of each case
     with the largest message or array, of all_reduce if it ran.
     """
     if summary.largest_batches:
@@ -365,8 +366,7 @@ def _speed_ups(summary: Summary) -> list[Insight]:
     for name in [name for name in varying(rows) if name not in sizes][:1]:
         groups: dict[str, list[ScaledRow]] = {}
         for row in rows:
-            words = settings_words(row, [name], summary.ranks)
-            groups.setdefault(words, []).append(row)
+            groups.setdefault(settings_words(row, [name], summary.ranks), []).append(row)
         if len(groups) <= _MOST_GROUPS:
             return [_speed_up(members, what, where) for where, members in groups.items()]
     return [_speed_up(rows, what, "")]

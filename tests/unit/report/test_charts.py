@@ -131,15 +131,15 @@ def test_texts_of_the_results_are_no_markup_and_there_is_a_png_too():
 def test_layouts_on_as_many_devices_are_sorted_bars_with_short_names():
     records = [
         make_record(
-            make_point(world_size=2, params={**layout, "activation_checkpointing": kind}),
+            make_point(world_size=2, params={**layout, "activation_checkpointing": kind, **on}),
             step_ms=8.0 + layout["tp"] - (kind == "none"),
         )
         for layout in ({"dp_shard": 2, "tp": 1}, {"dp_shard": 1, "tp": 2})
-        for kind in ("none", "full")
+        for kind, on in (("none", {"compile": 0}), ("none", {"compile": 1}), ("full", {}))
     ]
     svg = (draw_main_figure(data_of(records), "svg") or b"").decode()
     names = [text for text in re.findall(">([^<>]+)</text>", svg) if "P 2" in text]
-    more = ("", ", full checkpointing")
+    more = ("", ", compiled", ", full checkpointing")
     assert names == [f"{way} 2{kind}" for way in ("FSDP", "TP") for kind in more]
 
 
