@@ -55,7 +55,7 @@ class PointSource(Protocol):
         """Return the first rounds, on a cluster whose workers have started; called first, once."""
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return a point's settings for all rounds; None: the job's, no breakdown after round 1."""
+        """Return a point's settings; None: the job's, no breakdown in later rounds or controls."""
 
     def note(self, record: Record) -> None:
         """Use the record of an attempt that ended or was skipped; a trial may have two, if lost."""
@@ -77,9 +77,9 @@ def run_sweep(
     `start` must have points left, and a resumed run must be held. source: makes the points instead,
     on all devices; `start` then is new and has none. Raises ClusterError where no cluster can be
     had or used, it is gone, has other models than a resumed run, or fits no point of a new one,
-    DevicesInUseError where another sweep has the devices, ResultsError where rows cannot be
-    written, UsageError for a malformed address or a batch search without a maximum on CPU workers,
-    KeyboardInterrupt before the workers start or after the end.
+    DevicesInUseError where another sweep has the devices, ResultsError where a new run's id is
+    taken or rows cannot be written, UsageError for a bad address or a batch search without maximum
+    on CPU workers, KeyboardInterrupt before workers start or after the end, or what source raises.
     """
 
     def close() -> None:
@@ -183,9 +183,9 @@ def record_run(
     """Start the workers, run what is left, write how the run ended, and return it.
 
     cluster: not started yet; it is left open. rows: of a run whose row is written. interrupts: must
-    be entered; a signal ends it early, and the user is told how to resume. source: as for
-    `run_sweep`. Raises as that does once there is a cluster, or as the source. The run is `failed`
-    then; for DevicesInUseError see `RunRows.forget`.
+    be entered; a signal ends the run early, and the user is told how to resume. source, errors: as
+    for `run_sweep`, once there is a cluster. After an error the run is `failed`, if that can be
+    written; after DevicesInUseError see `RunRows.forget`. KeyboardInterrupt leaves it as it ended.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
@@ -323,11 +323,11 @@ class Interrupts:
 
     @contextmanager
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
-        """Return a context that delays KeyboardInterrupt to its end, or to a second signal.
+        """Return a context that delays KeyboardInterrupt to its end, or until one more signal.
 
-        For the main thread. most_s: if the block takes longer after the first signal, and more than
-        1.5 s, the process may be ended. With inf nothing is raised in the block, and the process is
-        ended soon after a second signal.
+        For the main thread. most_s: if the block takes longer after the delayed signal, and more
+        than 1.5 s, the process may be ended. With inf nothing is raised in the block, and the
+        process is ended soon after one more signal.
         """
         self._holds_s.append(most_s)
         try:
@@ -344,9 +344,9 @@ class Interrupts:
             self._listener.tell("interrupted")
 
     def end(self, reason: str) -> None:
-        """Call `farewell`, tell the user `reason`, and end the process as after a ClusterError.
+        """Call `farewell`, if set, tell the user `reason`, and end the process with exit code 3.
 
-        At once, for a thread, while the main thread waits for a cluster that is gone.
+        No `finally` block runs. For a thread, while the main one waits for a cluster that is gone.
         """
         self._listener.show_cursor()
         if self.farewell:

@@ -314,7 +314,7 @@ class Rounds:
 
     @property
     def first_free_index(self) -> int:
-        """The first index after all trials of all rounds; not for a plan with a batch search."""
+        """An index above those of all trials of all rounds; not for a plan with a batch search."""
         return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
@@ -322,11 +322,11 @@ class Rounds:
 
         number: of the round, from 1. ended: how trials ended so far; those of this round stay in.
         A point that failed (but was not lost) or was skipped in an earlier round is left out. With
-        a batch search the first round has the plan's points, to which the search adds; the others
-        measure the largest batch of each series that was ok. With one round the order is that of
-        the plan, smaller batches of a series first. With more, points are in random order in blocks
-        of one world size, the blocks backward in even rounds. A control, the baseline point once
-        more, ends each block; not in a round that searches, or where no such point is left.
+        a batch search the first round has the plan's points, to which it adds, the others have the
+        largest batch of each series that was ok. With one round the order is that of the plan,
+        smaller batches of a series first. With more, points are in blocks of one world size; with a
+        seed each block is shuffled, and even rounds have the blocks backward. A control, the
+        baseline point once more, ends each block; not in a round that searches, or without it.
         """
         points: Sequence[Point] = self.plan.points
         if self.plan.batch_search is not None and number > 1:

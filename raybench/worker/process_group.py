@@ -81,8 +81,8 @@ class ProcessGroup:
 
         The current group ends on all its ranks. All ranks of `group` must call this; it waits for
         them until `group` is ended. None, for a point of one rank, forms none. task: torch's time
-        limit is a minute more than its own. Raises GroupGoneError where `group` was left or ended,
-        by this rank, another or the driver, else what torch raises.
+        limit is a minute more than its own. Raises GroupGoneError where this rank has left `group`,
+        or any rank or the driver has ended it, else what torch raises.
         """
         set_torchrun_variables(rank_info, group)
         if group in self._ended or self.is_broken(group):
@@ -109,7 +109,7 @@ class ProcessGroup:
                 time.sleep(_FREE_WAIT_S)
 
     def is_broken(self, group: Group | None) -> bool:
-        """Return whether `group` is this rank's last one that another or the driver has broken."""
+        """Return whether `group` is the last that another rank or the driver broke while joined."""
         return group is not None and group == self._broken
 
     def _form(self, group: Group, task: Task, rank_info: RankInfo) -> None:
