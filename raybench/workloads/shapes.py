@@ -212,7 +212,8 @@ class Layout:
         """Return the layout of `world_size` ranks; options: degrees by name, other keys unused.
 
         A dp_shard of -1, else a missing or None dp_replicate, becomes what the others leave of
-        world_size: rounded down, at least 1, so the product may differ. Others missing are 1.
+        world_size, rounded down, at least 1: the product may differ. Others missing are 1, as is a
+        dp_shard of 0.
         """
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
@@ -250,9 +251,10 @@ def why_not_divided(settings: Mapping[str, Any]) -> str | None:
     """Return why a training of `transformer` cannot be divided so, a sentence; None if it can.
 
     The product of dp_replicate, dp_shard, cp and tp must be world_size. A divided model excludes
-    fp16, cuda_graph, shares, slow_ratio and DDP's options; cp and tp need a Llama whose heads and
-    seq_len they divide. One rank may be refused too: float8 if torchao is not installed here, or an
-    optimizer_dtype that does not fit the precision. settings: all of the point, with defaults.
+    fp16, cuda_graph, shares, slow_ratio and DDP's options; tp also float8. cp and tp need a Llama;
+    tp must divide its heads and kv_heads, and 2 x cp x tp (tp if cp is 1) its seq_len. On one rank
+    too, float8 needs torchao here, and optimizer_dtype bf16 needs precision bf16 or float8.
+    settings: all of the point, with defaults.
     """
     layout, world_size = Layout.make(settings["world_size"], settings), settings["world_size"]
     precision = settings["precision"]
@@ -272,10 +274,7 @@ def why_not_divided(settings: Mapping[str, Any]) -> str | None:
         if find_spec("torchao") is None:
             return "precision float8 needs torchao: pip install 'raybench[float8]'; or take bf16"
         if layout.tp > 1:
-            return (
-                "precision float8 is not divided by tp; take dp_shard, or bf16, given tp "
-                f"{layout.tp}"
-            )
+            return f"precision float8 is not divided by tp {layout.tp}; take dp_shard, or bf16"
     if layout.is_divided:
         divided = "a model that dp_shard, cp or tp divides"
         if precision == Precision.FP16:

@@ -225,7 +225,7 @@ class Model(Workload):
             torch.cuda.empty_cache()
 
     def step(self) -> None:
-        """Run a forward pass; or train, on all ranks: passes and an update that clears `.grad`."""
+        """Run a forward pass; after `train` an optimizer step, on all ranks; it clears `.grad`."""
         if self._inference_pass is not None:
             with self.inference():
                 self._inference_pass()
@@ -248,10 +248,11 @@ class Model(Workload):
     def gradient_error(self) -> float:
         """Return the largest relative error of a step's gradients over all parameters.
 
-        Right are the gradients of one process over the samples of all ranks; the error is the norm
-        of the difference over that of the right gradient; not finite if one of them is not. Takes a
-        step's batches and clears `.grad`. All ranks that train together must call it, between
-        steps. After `load` it is None.
+        Right are the gradients of one process over the samples of all ranks, with the BatchNorm
+        statistics of each batch. The error is the norm of the difference over that of the right
+        gradient; not finite if one of them is not. Takes a step's batches and clears `.grad`. All
+        ranks that train together must call it, between steps. It is None after `load`, and if
+        dp_shard, cp or tp divides the model.
         """
         import torch
         from torch import distributed as dist

@@ -188,7 +188,7 @@ class Transformer(Model):
         )
 
     def check(self) -> None:
-        """Set `output_error`: largest difference of logits from those in fp32, over the largest.
+        """Set `output_error`: largest difference of logits from fp32's over the largest of fp32's.
 
         By the first 256 tokens of one sequence. It stays unset in inference, in float8, and if the
         model is divided, compiled by block or stored in bf16. The process keeps its precision.
@@ -239,7 +239,7 @@ class Transformer(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return a rank's estimated peak in bytes; None: inference, cuda_graph or unequal ranks."""
+        """Return a rank's rough peak bytes; None: inference, cuda_graph, uneven shares or speed."""
         shape = LANGUAGE_PRESETS[settings["preset"]]
         shape = replace(shape, layers=settings.get("layers") or shape.layers)
         layout = Layout.make(settings["world_size"], settings)

@@ -97,7 +97,7 @@ def test_plan_says_what_to_install(monkeypatch):
     ("options", "message"),
     [
         ({"kind": "mlp"}, "precision float8 is not for Mlp; transformer takes it"),
-        ({"world_size": 2, "tp": 2}, "float8 is not divided by tp; take dp_shard, or bf16"),
+        ({"world_size": 2, "tp": 2}, "float8 is not divided by tp 2; take dp_shard, or bf16"),
         ({"mode": "inference"}, "precision float8 is for mode: train; take bf16"),
     ],
 )
