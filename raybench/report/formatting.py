@@ -154,7 +154,7 @@ def relative_half_width(low: float | None, value: float | None, high: float | No
 
 
 def step_uncertainty(row: PointRow) -> float | None:
-    """Return half of the step's 95 % interval, as a share; None for one round or no ScaledRow."""
+    """Return half of the step's 95 % interval as a share; None unless a ScaledRow of 2+ rounds."""
     low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
     return relative_half_width(low, row.step_ms_p50, high)
 
@@ -176,7 +176,7 @@ def widest_half_width(share: float) -> str:
 
 
 def part(value_ms: float | None, unit: Unit) -> str:
-    """Return a part of a step in `unit`, unnamed: 3 digits, 3 decimals below 1; "" for None."""
+    """Return a part of a step in `unit`, unnamed: 0.123, 12.3, 123 or 1,234; "" for None."""
     if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
@@ -201,7 +201,7 @@ def gib(value: float | None) -> str:
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Return a stored value in a metric's format, no unit but %; "" if unknown. unit: of times."""
+    """Return a value by `shown.format`, no unit but %; "" if unknown. unit: for time and part."""
     if shown.format == "choices":
         # What NCCL ran, without the collectives and their sizes: RING LL, 8 channels.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
@@ -245,7 +245,7 @@ def size(count: float | None) -> str:
 
 
 def setting(name: str, value: Any) -> str:
-    """Return a setting as text: `true`, 4096 or "4096" of `*_bytes` as `4 KiB`; "" for None."""
+    """Return `str(value)`; True as `true`, 4096 or "4096" of `*_bytes` as `4 KiB`, None as ""."""
     digits = "" if value is None else str(value)
     if name.endswith("_bytes") and digits.isdecimal():
         return size(int(digits))
@@ -276,7 +276,7 @@ def ranks_words(count: int, ranks: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """Return the first `most` (1 or more) names and the count of the others: `a, b and 3 more`."""
+    """Return the first `most` (1 or more) names as `a, b and 3 more`; "" for none."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -303,7 +303,7 @@ def long_time(total_s: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text (not empty) with a full stop, and a capital where its first word is letters."""
+    """Return a text (not empty) with a full stop, a capital if its first word is all letters."""
     is_word = text.partition(" ")[0].isalpha()
     return (text[:1].upper() + text[1:] if is_word else text).removesuffix(".") + "."
 
@@ -315,14 +315,14 @@ def title(run: Run) -> str:
 
 
 def course(run: Run) -> str:
-    """Return a run's time, as `interrupted after 5 min, resumed after 1 h` (of all pauses)."""
+    """Return `interrupted after ` if so, `run_time` and all pauses: `5 min, resumed after 1 h`."""
     word = "interrupted after " if run.status == "interrupted" else ""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
     return word + run_time(run) + pause
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:
-    """Return `4 points: 2 ok, 1 failed, 0 skipped`; if any: cancelled, ended without rows, not run.
+    """Return `3 points: 2 ok, 1 failed, 0 skipped`; if any: cancelled, ended without rows, not run.
 
     statuses: one for each point with rows; all but ok, skipped and cancelled count as failed.
     """
@@ -338,7 +338,7 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
 def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None) -> str:
     """Return the devices: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
 
-    devices: one or more rows of table `devices`. node_count: of GPUs; None counts their node ids.
+    devices: rows of table `devices`, 1 or more. node_count: of GPUs; None or 0 counts node ids.
     """
     if all(device["kind"] == "cpu" for device in devices):
         # The processors of each host once, however many workers are on it.

@@ -55,7 +55,7 @@ class History(Document):
 
     @property
     def title(self) -> str:
-        """Return `2 points over 5 runs: 1 step.`; a step is a change of the level of a point."""
+        """Return `2 points over 5 runs: 1 step.` or `no step`: changes of the level of a point."""
         steps = sum(row.step is not None for row in self.rows)
         runs = len({row.run_id for row in self.rows})
         points = len({row.point_id for row in self.rows})
@@ -65,8 +65,8 @@ class History(Document):
     def blocks(self) -> Iterator[Block]:
         """Yield a table of points for each workload, counts of what is left out, steps and causes.
 
-        The tables have 40 points in all, those with steps first, and none that one run alone has. A
-        point counts once for each machine. Of a single one: its bars and a table of its runs.
+        The tables have at most 40 points in all, those with steps first, none that one run alone
+        has. A point counts once for each machine. A single one has bars and a table of its runs.
         """
         series = _series(self.rows)
         if len(series) == 1:
