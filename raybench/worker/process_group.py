@@ -363,7 +363,8 @@ class NcclFile:
     def routes(self) -> tuple[str, ...]:
         """Return this rank's transports, as `P2P/CUMEM`, sorted; () if none or not known.
 
-        All since the last `record` began, those of a workload's own groups included.
+        Those since the last `record` began, of a workload's own groups too; not what is connected
+        in the step of `choices`, nor what the log tells beyond 4 MiB.
         """
         if self._file is None:
             return ()

@@ -1,9 +1,5 @@
 """Kernels of attention, with the log-sum-exp to merge parts by, and attention divided over ranks.
 
-The kernels are torch's own. Shapes: query (1, heads, queries, head), key and value (1, heads, keys,
-head), as many heads, none empty (a kernel may kill the process); output as query; log-sum-exp of
-each query over its keys (1, heads, queries), natural, in fp32 (fp64 for fp64).
-
 A sequence is divided over a grid of ranks, ring x ulysses, in which those of one ulysses group
 follow each other: rank = ring place * ulysses + ulysses place. Attention does not depend on the
 order of the tokens, so that no rank has to know whose tokens it sees. Ulysses: all_to_all of query,
@@ -38,9 +34,9 @@ Part: TypeAlias = tuple[Tensor, Tensor]
 def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
     """Return the kernel that is asked for; for auto the one that torch chooses for these tokens.
 
-    tokens: (1, heads, tokens, head), for query, key and value; their values do not matter, but
-    shape, strides, type and device do; on meta auto is math. Raises UsageError for efficient and
-    cudnn on a CPU, torch's RuntimeError if it finds none for auto; nothing else is checked.
+    tokens: (1, heads, tokens, head), for query, key and value. Shape, strides, type, device,
+    requires_grad and torch's switches matter, not values. On meta auto is math. Raises UsageError
+    for efficient and cudnn on a CPU, RuntimeError if torch finds none for auto; checks no more.
     """
     if asked == "auto":
         choice = SDPBackend(torch._fused_sdp_choice(tokens, tokens, tokens))
@@ -52,9 +48,9 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
 def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
     """Make torch's attention use this kernel from now on, in this process; auto: as it is now.
 
-    Compiled code and recomputed activations use it too; code compiled for another kernel is not
-    taken from torch's cache. Does nothing on the meta device. Raises UsageError for efficient and
-    cudnn on a CPU; attention raises RuntimeError for what the kernel cannot compute.
+    Recomputed activations and functions compiled later use it too (torch's cache is kept apart by
+    kernel); functions compiled before keep theirs. Does nothing on meta. Raises UsageError for
+    efficient and cudnn on a CPU; attention raises RuntimeError for what the kernel cannot compute.
     """
     if device.type == "meta":
         return
@@ -76,10 +72,12 @@ def _check_device(asked: Kernel, device: torch.device) -> None:
 
 
 def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """Return (output, log-sum-exp) of attention by this kernel, not causal.
+    """Return (output, log-sum-exp) of attention by this kernel of torch's, not causal.
 
-    Shapes are those of the module's docstring. Raises UsageError for math, which computes no
-    log-sum-exp, and torch's RuntimeError for a type, head width or device that the kernel lacks.
+    query: (1, heads, queries, head); key, value: (1, heads, keys, head), as many heads; none empty
+    (a kernel may kill the process). Output as query; log-sum-exp of each query over its keys (1,
+    heads, queries), natural, in fp32 (fp64 for fp64), without gradient. Raises UsageError for math,
+    which computes none, and RuntimeError for a type, head width or device that the kernel lacks.
     """
     aten: Any = torch.ops.aten
     if kernel == "flash":
@@ -100,7 +98,7 @@ def merge(parts: Iterable[Part]) -> Tensor:
     """Return the output of attention over all keys, in the type of the parts.
 
     parts: at least one, as of `attention_part`, for the same queries, each over other keys; used
-    as they come. Computed in fp32 at least.
+    as they come. Computed in fp32 at least. Not for training: the log-sum-exp has no gradient.
     """
     remaining = iter(parts)
     out, logsumexp = next(remaining)
@@ -123,7 +121,7 @@ class SequenceParallel:
 
     rank: of this process. ulysses, ring: the numbers of ranks of its two groups. A group is None
     where it is torch's default one, of all ranks, and where it has one rank. ring_kind: whether
-    keys and values go round the ring (p2p) or are gathered.
+    keys and values go round the ring (p2p) or are gathered. No gradients pass between ranks.
     """
 
     rank: int
@@ -147,7 +145,7 @@ class SequenceParallel:
         return tokens if self.degree == 1 else _all_gather(tokens, self.degree, None)
 
     def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attention of this rank's queries over the tokens of all ranks.
+        """Return the attention, not causal, of this rank's queries over all ranks' tokens.
 
         All three and the output are (own tokens, heads, head width): as many tokens on each rank,
         and heads that `ulysses` divides. All ranks must call it. Raises as `attention_part`, for
