@@ -165,12 +165,12 @@ class Pairs(Workload):
         """Issue the pair's messages once; on a GPU the current stream waits for them, not the host.
 
         With transport send both ranks of a pair must call it, with copy the lower one; on others it
-        does nothing. Raises RuntimeError if CUDA refuses a copy.
+        does nothing. Raises RuntimeError if CUDA refuses a copy, or NCCL or gloo a message.
         """
         self._issue()
 
     def check(self) -> None:
-        """Raise WrongResultError, which names the pair, if the message arrived with other bytes.
+        """Raise WrongResultError, which names the pair, if the last message has wrong bytes.
 
         It raises too if no step came since the last check. With transport send each receiver
         checks, with copy the lower rank of the pair; on other ranks this does nothing. With copy,

@@ -221,7 +221,7 @@ class RunningScript(Workload):
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> str:
-        """Have later steps fill `parts` as `ScriptMarks.take` does; return "", or why some are not.
+        """Have later steps fill `parts` as `ScriptMarks.take` does; return "", or why not all are.
 
         Once, after the timed steps. module: name of that of `ScriptMarks`. has_peers: also find out
         whether `time_gradients` can follow: if all ranks get "". Raises as `run_steps`, and
@@ -241,7 +241,7 @@ class RunningScript(Workload):
         self._send(do="keep_gradients")
 
     def close(self) -> None:
-        """End the script within 2 s; kill its descendants and its process group; call it once."""
+        """End the script within 2 s; kill its process group and current process tree; call once."""
         started: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
             started = psutil.Process(self._process.pid).children(recursive=True)

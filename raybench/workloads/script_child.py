@@ -237,7 +237,7 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     """Run the script as `__main__` of this process, tell the parent its end, return its exit code.
 
     Call it once. If the script raises anything but SystemExit, the process exits with 1, and the
-    parent and stderr get the traceback.
+    parent and stderr get the traceback. Asked by the parent to end, the process exits with 0.
 
     descriptor: of the socket to the parent. options: JSON with `step_of`, the optimizer class whose
     step ends an iteration or "", and `timeout_s`, after which stderr gets the stacks, once.
