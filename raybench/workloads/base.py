@@ -286,8 +286,8 @@ class Context(Execution):
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
         """Return the model wrapped by DistributedDataParallel; itself on one rank and on meta.
 
-        The model must be on the device, and all ranks must call it. options: arguments of
-        DistributedDataParallel; device_ids and process_group are this context's unless given.
+        The model must be on the device; all ranks must call it. options: those of the class, where
+        bucket_cap_mb=25 counts as not given; device_ids and process_group default to the context's.
         comm_ms and wait_ms are told only of models wrapped here, or with `Workload.set_comm_hook`.
         """
         if self.world_size == 1 or self.device.type == "meta":
@@ -337,8 +337,8 @@ class Context(Execution):
         """Return a context that times what its block issues to the device, as the region `name`.
 
         Call it anew for each block. It times in a few instrumented steps after the timed ones, on a
-        CPU by the host's clock; in others, with cuda_graph and in compiled code, it does nothing.
-        Times of one name add up within a step, and an outer region contains its inner ones.
+        CPU by the host's clock. In other steps, in compiled code, with cuda_graph or with breakdown
+        false it does nothing. Times of one name add up in a step; outer regions contain inner ones.
         """
         return self.regions.region(name)
 
@@ -363,7 +363,7 @@ class Context(Execution):
         return torch.autocast(self.device.type, dtype=getattr(torch, self.precision.dtype))
 
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """Return a gradient scaler that is enabled in precision fp16 and else does nothing.
+        """Return a torch.amp.GradScaler that is enabled in precision fp16 and disabled in others.
 
         On the meta device it is never enabled. Enabled, it waits for the device once a step, unless
         the optimizer is fused. Its scale falls while gradients overflow and never grows.
@@ -442,13 +442,13 @@ class Workload(ABC):
         """Do one iteration: issue all its work; do not wait for the device unless the work does."""
 
     def check(self) -> None:  # noqa: B027
-        """Raise WrongResultError when a step computed something wrong.
+        """Raise WrongResultError when a step computed something wrong; do nothing by default.
 
-        Called on all ranks after the warm-up and after the timed steps. Does nothing by default.
+        Called on all ranks after the warm-up and after the timed steps, not twice after one step.
         """
 
     def close(self) -> None:  # noqa: B027
-        """End processes and threads; called once, after an error too, but not of `__init__`."""
+        """End processes and threads; called once and last, unless `__init__` raises an error."""
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
@@ -503,21 +503,21 @@ def as_workload(workload_class: type) -> type[Workload]:
 
 
 def builtin_class(kind: str) -> type[Workload] | None:
-    """Return the class of a built-in workload, importing it; None if `kind` is no name of one."""
+    """Return the class of a built-in workload, None for another kind. Raises as `registry.load`."""
     return as_workload(registry.load(kind)) if kind in registry.BUILTIN else None
 
 
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
-    """Return how many parameters the model of a built-in workload has.
+    """Return how many parameters the model of a built-in workload has. Raises as `registry.load`.
 
-    None for a user's own workload, and for one that does not tell. params: all of them, as texts.
+    None for a user's own, or if it has no model or does not tell. params: all of them, as texts.
     """
     built_in = builtin_class(kind)
     return built_in.parameter_count(params) if built_in else None
 
 
 def apply_precision(precision: Precision) -> None:
-    """Set all of torch's TF32 switches in this process: on for tf32, off for other precisions.
+    """Set torch's TF32 switches for GPUs in this process: on for tf32, off for other precisions.
 
     | mode | fp32 matmul, convolution and RNN outside autocast | `Context.autocast` |
     |---|---|---|
@@ -563,7 +563,7 @@ def precision_warning(precision: Precision, device: torch.device) -> str | None:
     """Return a warning for tf32 on a device without it, or bf16 on a GPU without it; else None.
 
     The point runs even so: in fp32, or with emulated bfloat16. If the device has no float8,
-    `convert_linear_layers` raises.
+    `convert_linear_layers` raises. device: a CPU or the current GPU.
     """
     import torch
 
@@ -606,9 +606,9 @@ _MOST_EXACT = 2**53
 def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
     """Return what the workload declares of one step on this rank, by the name of its attribute.
 
-    Always items_per_step, message_bytes, busbw_factor, memory_bytes, flops_per_step and
-    model_flops_per_step; None where it declares nothing. NumPy's numbers become int or float.
-    Raises UsageError for any other value than a number from 0 to 1e30: NaN, True, a tensor.
+    Always items_per_step (of all ranks with `shares_work`), message_bytes, busbw_factor,
+    memory_bytes, flops_per_step and model_flops_per_step; None: not declared. Raises UsageError for
+    any value but a real number, also of NumPy, from 0 to 1e30: for NaN, True, Decimal, a tensor.
     """
     declared: dict[str, int | float | None] = {}
     for name in _DECLARED:
@@ -624,8 +624,8 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
 def own_metrics(workload: Workload) -> dict[Metric, float]:
     """Return metric -> its value, of the metrics of the workload's class; not those unset or None.
 
-    Entries of `metrics` that are no Metric are ignored. Raises UsageError for any other value
-    than a number from -1e30 to 1e30: NaN, True, a tensor.
+    Entries of `metrics` without `name` or `over_step` are ignored. Raises UsageError for any other
+    value than a real number from -1e30 to 1e30: NaN, True, a Decimal, a tensor.
     """
     values = {}
     for metric in registry.entries(type(workload), "metrics", "name", "over_step"):

@@ -94,7 +94,7 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
-    """Return ascending groups of 2 or more ranks as text, "0-3,4+6", as for `parse_groups`."""
+    """Return one or more groups, each of 2 or more ascending ranks, as text such as "0-3,4+6"."""
     return ",".join(
         f"{group[0]}-{group[-1]}"
         if list(group) == list(range(group[0], group[-1] + 1))
@@ -137,10 +137,10 @@ class Payload:
     def first_mismatch(
         self, received: Tensor, ranks: tuple[int, ...], start: int
     ) -> tuple[int, float, float] | None:
-        """Return (index, found value, expected value) of the first wrong element; None if none is.
+        """Return (index in received, found, expected) of the first wrong element; None if none is.
 
-        received: 1-d, of the payload's dtype and device. Expected is the sum of the messages of
-        `ranks`, at least one, from their element `start` on. Waits for the device.
+        received: 1-d, of the payload's dtype and device; its element 0 is element `start` of
+        the messages of `ranks`, one or more, whose sum is expected. Waits for the device.
         """
         import torch
 
