@@ -313,10 +313,10 @@ class Steps:
     def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
         """Return a function that does one step of a scope and returns its output.
 
-        The output is this rank's tokens for a block, the velocity of the whole image for forward,
-        and for loop the whole image after `steps` Euler steps from noise; `steps` counts for loop
-        only. All ranks must call the function equally often. This method raises UsageError for the
-        kernels efficient and cudnn on a CPU, the function as `SequenceParallel.attend` does.
+        The output is this rank's tokens for a block, those of the text first; for forward the
+        velocity of the whole image; for loop the whole image after `steps` Euler steps from noise.
+        Other scopes ignore `steps`. All ranks must call the function equally often. This method
+        raises as `choose_kernel` does, the function as `SequenceParallel.attend` does.
         """
         shape, parallel, pixels = self.shape, self.parallel, self.rows * self.columns
         generator = None  # the meta device has no numbers
@@ -414,9 +414,9 @@ TOLERANCES = {
 def difference_to_whole(steps: Steps) -> float:
     """Return the relative error of a small model that is divided over the ranks of `steps`.
 
-    The model has one block of each kind, in the type and with the kernel of `steps`. The error is
+    The model has one block of each kind, with the width, type and kernel of `steps`. The error is
     |found - whole| / |whole| of its output, in Frobenius norms; 0 for one rank, NaN or infinite if
-    an output is not finite. All ranks must call it. Raises as a step of `steps` does.
+    an output is not finite. All ranks must call it. Raises as `Steps.make` and a step do.
     """
     ranks = steps.parallel.degree
     if ranks == 1:

@@ -73,7 +73,7 @@ class KeyValueCache:
     ) -> KeyValueCache:
         """Return an empty cache of all layers, for at most `room` tokens per sequence.
 
-        like: dtype and device, as torch.empty takes them.
+        like: dtype, that of the model's keys, and device, as torch.empty takes them.
         """
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
@@ -342,7 +342,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., outputs) for x (..., inputs)."""
-        if torch.compiler.is_compiling() and x.shape[:-1].numel() == 1:
+        if torch.compiler.is_compiling() and x.shape[:-1].numel() == 1 and self.bias is not None:
             return functional.linear(x, self.weight) + self.bias
         return super().forward(x)
 
@@ -378,8 +378,8 @@ def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy over all positions of the batch, a scalar.
 
-    logits: (batch, length, vocabulary). targets: (batch, length), int64, ids of the next tokens.
-    Under autocast the softmax is in the type that torch chooses, else in fp32 at least.
+    logits: (batch, length, vocabulary). targets: (batch, length), int64, ids of the next tokens;
+    -100 leaves a position out. The softmax is in fp32 at least; under autocast torch chooses.
     """
     flat, device = logits.flatten(0, 1), logits.device.type
     # The meta device has no autocast.
@@ -394,8 +394,8 @@ def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bo
     Inputs, weights and gradients are scaled by the largest number of each tensor (torchao's recipe
     `tensorwise`). Outputs have autocast's type, else that of inputs. Does nothing on the meta
     device. emulate: multiply in fp32 numbers that are rounded to float8. Raises UsageError if
-    torchao cannot be imported or, unless emulated, the device has no products in float8. On a GPU a
-    step raises RuntimeError where widths, or the tokens of a pass, are no multiples of 16.
+    torchao cannot be imported or, unless emulated, the device has no products in float8. Unless
+    emulated, a step raises RuntimeError where widths, or tokens of a pass, are no multiples of 16.
     """
     if device.type == "meta":
         return
@@ -425,11 +425,12 @@ def divide(
     *,
     compiles: bool,
 ) -> nn.Module:
-    """Divide the model over all ranks in place, else wrap it by `Context.ddp`; return what to call.
+    """Return the model, divided in place; `Context.ddp` of it where `layout` divides nothing.
 
-    That takes whole sequences, and returns the logits of `sequence_part`. All ranks must call it,
-    before they make the optimizer. model: on the device, in the optimizer_dtype. layout, options
-    (all of LayoutOptions): must pass `why_not_divided`. compiles: compile each block.
+    It takes whole sequences, with cp of exactly seq_len, and returns the logits of `sequence_part`.
+    All ranks must call `divide` before the optimizer is made. model: on the device, of type
+    optimizer_dtype. compiles: whether blocks are compiled. `why_not_divided` must accept layout and
+    options, which are all of LayoutOptions.
     """
     device = context.device
     if not layout.is_divided:
@@ -477,8 +478,7 @@ def divide(
         compile_blocks(model, Block)
     if layout.dp_replicate * layout.ranks_per_copy == 1 and gathered_dtype is None:
         return model
-    # Which takes half a second to import, and most points do without.
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes half a second
 
     policy = MixedPrecisionPolicy(
         param_dtype=gathered_dtype,
