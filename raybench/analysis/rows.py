@@ -280,8 +280,8 @@ def varying(
 
     Values are compared as text. always: settings and parameters to return even if rows do not
     differ. but: those to leave out, even if in `always`. params_first: whether parameters come
-    before all settings but the workload. Rows without a field `batch` (table `points`) have in its
-    place, also in `but` and `always`, batch_size if all scale weakly, else global_batch_size.
+    before all settings but the workload. Rows without a field `batch` (table `points`) have instead
+    batch_size if all scale weakly, else global_batch_size: name that in `but` and `always`.
     """
     params = dict.fromkeys(name for row in rows for name in row.params)
     is_weak = all(row.scaling == "weak" for row in rows)

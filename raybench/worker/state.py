@@ -164,12 +164,12 @@ class ProcessState:
         self._threads, self._children = _threads(), _children()
 
     def restore(self) -> tuple[str, ...]:
-        """Put the settings back and forget compiled code; return what a workload left behind.
+        """Put `settings` back and forget compiled code; return what a workload left behind.
 
         Call it on the thread of the workload, when that is closed and no longer referred to. Each
         is a noun phrase: of a setting that cannot be put back, of threads or of child processes
-        started since `begin`, which go on, or of `held_bytes`, raising as it does; () if all is as
-        before. Waits at most half a second for threads, and as long for child processes, to end.
+        started since `begin`, which go on, or of `held_bytes`, raising as it does; () without any.
+        Waits at most half a second for threads, and as long for child processes, to end.
         """
         _forget_compiled_code()
         # First: a context manager that the collector ends puts its own settings back.

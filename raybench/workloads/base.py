@@ -464,7 +464,7 @@ class Workload(ABC):
 
         If above 1, batch_size is that of each group of so many ranks, and items_per_step is a
         rank's part of it. Not asked of classes with `shares_work`, whose ranks always share items.
-        settings: for certain only world_size and the parameters.
+        settings: for certain only world_size and the parameters; `why_not` may refuse them later.
         """
         return 1
 
