@@ -153,7 +153,7 @@ def ecc_errors(handle: Any) -> int | None:
 
 
 def memory(handle: Any) -> Any | None:
-    """Return bytes as `total`, `free`, `reserved` (by the driver), `used` (by others); or None."""
+    """Return bytes: `total`, `free`, `reserved` (by the driver), `used` (by processes); or None."""
     # The second version counts what the driver reserves for itself apart.
     return ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
 

@@ -321,9 +321,9 @@ def workload_stream(context: Context) -> Iterator[None]:
 
     It is a new stream if the steps will be captured in a CUDA graph; else, if `context.sms` limits
     the multiprocessors (CUDA only), this process's stream for that number; else the current stream
-    stays. Work in the block runs after what was queued before it, and before what is queued later.
-    Raises UsageError for a CUDA graph on a device that is not CUDA, and where torch or the driver
-    cannot limit the multiprocessors.
+    stays. Work in the block runs after what was queued before it and, unless the block raises,
+    before what is queued later. Raises UsageError for a CUDA graph on a device that is not CUDA,
+    and where torch or the driver cannot limit the multiprocessors.
     """
     if context.cuda_graph and context.device.type != "cuda":
         raise UsageError(

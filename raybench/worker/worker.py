@@ -106,11 +106,11 @@ class Worker:
     def run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
         """Run the point as this rank, clean up, and return the answer.
 
-        All ranks of `group` must call it. The group is formed if it is not that of the last point;
-        after `leave` or a Failure it must be another. None for one rank. What the workload raises
-        is returned as a Failure, as is that of a peer. Call it no more after an answer that is not
-        `worker_reusable`. It goes on beyond the time limit, at which it, or the script, writes its
-        stack to stderr.
+        All ranks of `group` must call it; None for one rank. It is formed if it is not that of the
+        last point, which ends then on all its ranks. To run in one that ended, also by `leave` or a
+        Failure, is a Failure, as is what the workload or a peer raises. Call it no more after an
+        answer that is not `worker_reusable`. It goes on beyond the time limit, at which it, or the
+        script, writes its stack to stderr.
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()

@@ -49,20 +49,20 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
     """Make torch's attention use this kernel from now on, in this process; auto: as it is now.
 
     Recomputed activations and functions compiled later use it too (torch's cache is kept apart by
-    kernel); functions compiled before keep theirs. Does nothing on meta. Raises UsageError for
+    what is enabled); functions compiled before keep theirs. Nothing on meta. Raises UsageError for
     efficient and cudnn on a CPU; attention raises RuntimeError for what the kernel cannot compute.
     """
     if device.type == "meta":
         return
+    switches, names = torch.backends.cuda, ("flash", "mem_efficient", "cudnn", "math")
+    if asked != "auto":
+        _check_device(asked, device)
+        for name in names:
+            getattr(switches, f"enable_{name}_sdp")(name.removeprefix("mem_") == asked)
     # Else torch.compile takes code from its cache on disk that was compiled for another kernel
     # (pytorch#185449).
-    torch.compiler.config.cache_key_tag = f"{asked} of {torch._C._get_sdp_priority_order()}"
-    if asked == "auto":
-        return
-    _check_device(asked, device)
-    for kernel in ("flash", "mem_efficient", "cudnn", "math"):
-        is_asked = kernel.removeprefix("mem_") == asked
-        getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(is_asked)
+    enabled = [name for name in names if getattr(switches, f"{name}_sdp_enabled")()]
+    torch.compiler.config.cache_key_tag = f"{enabled} of {torch._C._get_sdp_priority_order()}"
 
 
 def _check_device(asked: Kernel, device: torch.device) -> None:

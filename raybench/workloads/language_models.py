@@ -389,13 +389,13 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
-    """Make all linear layers inside the model, not the model itself, multiply in float8; in place.
+    """Replace linear layers inside the model, not the model itself, by float8 ones; in place.
 
-    Inputs, weights and gradients are scaled by the largest number of each tensor (torchao's recipe
-    `tensorwise`). Outputs have autocast's type, else that of inputs. Does nothing on the meta
-    device. emulate: multiply in fp32 numbers that are rounded to float8. Raises UsageError if
-    torchao cannot be imported or, unless emulated, the device has no products in float8. Unless
-    emulated, a step raises RuntimeError where widths, or tokens of a pass, are no multiples of 16.
+    They keep the parameters, not the hooks. Inputs, weights and gradients are scaled by the largest
+    number of each tensor (torchao's recipe `tensorwise`). Outputs have autocast's type, else that
+    of inputs. Nothing on the meta device. emulate: multiply in fp32 numbers rounded to float8.
+    Raises UsageError without torchao or, unless emulated, without products in float8. A step raises
+    RuntimeError, unless emulated, where widths or tokens of a pass are no multiples of 16.
     """
     if device.type == "meta":
         return
@@ -427,10 +427,10 @@ def divide(
 ) -> nn.Module:
     """Return the model, divided in place; `Context.ddp` of it where `layout` divides nothing.
 
-    It takes whole sequences, with cp of exactly seq_len, and returns the logits of `sequence_part`.
-    All ranks must call `divide` before the optimizer is made. model: on the device, of type
-    optimizer_dtype. compiles: whether blocks are compiled. `why_not_divided` must accept layout and
-    options, which are all of LayoutOptions.
+    It takes whole sequences, with cp of exactly seq_len, and returns the logits of `sequence_part`:
+    divide their mean loss by tp. Divided, it needs no autocast. All ranks must call `divide` before
+    the optimizer is made. model: on the device, of type optimizer_dtype. compiles: whether blocks
+    are. options: all of LayoutOptions; `why_not_divided` must accept them and the layout.
     """
     device = context.device
     if not layout.is_divided:
