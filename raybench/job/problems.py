@@ -81,7 +81,8 @@ def rule_of(error: ErrorDetails) -> str:
         return "must not be empty"
     rule = _RULES.get(error["type"])
     if rule is None:
-        rule = re.sub(r"^((Input|String|Value) should|Value error, must) ", "must ", error["msg"])
+        told = " ".join(error["msg"].split())
+        rule = re.sub(r"^((Input|String|Value) should|Value error, must) ", "must ", told)
     allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     given = error["input"]
     return f"{rule}, given {quote(given)}{did_you_mean(given, allowed)}"

@@ -116,7 +116,7 @@ class Setting:
     adapter: TypeAdapter[Any]
 
     def complaint(self, value: object) -> str | None:
-        """Return what is wrong with `value`, mostly with the value in it; None if it is valid."""
+        """Return what is wrong with `value`, mostly with it, on one line; None if it is valid."""
         try:
             accepted = self.adapter.validate_python(value)
         except ValidationError as error:

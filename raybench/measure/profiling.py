@@ -180,7 +180,8 @@ class _ModuleWatch:
                     stack.callback(setattr, module, "_compiled_call_impl", call)
                     module._compiled_call_impl = partial(self._call, module, call)
                     continue
-                stack.callback(module.register_forward_pre_hook(self._begin_forward).remove)
+                begin = module.register_forward_pre_hook(self._begin_forward, with_kwargs=True)
+                stack.callback(begin.remove)
                 stack.callback(module.register_forward_hook(self._end_forward).remove)
             for parameter in self._owners:
                 if parameter.requires_grad:
@@ -190,7 +191,7 @@ class _ModuleWatch:
 
     def _call(self, module: nn.Module, compiled: Any, *inputs: Any, **named: Any) -> Any:
         """Return the outputs of compiled code of a module, and note begin and end of the call."""
-        hooked = self._begin_forward(module, inputs)
+        hooked, named = self._begin_forward(module, inputs, named)
         return self._end_forward(module, inputs, compiled(*hooked, **named))
 
     def take(self) -> dict[nn.Module, list[_Call]]:
@@ -202,11 +203,13 @@ class _ModuleWatch:
                 found[call.module].append(call)
         return found
 
-    def _begin_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _begin_forward(
+        self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Note the begin of a call; return the inputs, whose gradients will end its backward."""
         # Of a model that is compiled whole, with its hooks: an event in compiled code is none.
         if torch.compiler.is_compiling():
-            return inputs
+            return inputs, named
         call = _Call(module=module, started=self._mark())
         self._calls.append(call)
         self._latest[module] = call
@@ -218,8 +221,9 @@ class _ModuleWatch:
             call.ends_at_input |= tensor.requires_grad
             return _with_hook(tensor, end_backward)
 
-        hooked: tuple[Any, ...] = tree_map_only(Tensor, watch, inputs)
-        return hooked
+        # Nothing inside a named one: it may be a cache, of which a copy would be made.
+        named = {key: watch(one) if isinstance(one, Tensor) else one for key, one in named.items()}
+        return tree_map_only(Tensor, watch, inputs), named
 
     def _end_forward(self, module: nn.Module, _: object, outputs: Any) -> Any:
         """Note the end of a call; return the outputs, whose gradients will begin its backward."""

@@ -167,9 +167,9 @@ def code_of_script(path: Path) -> Code:
 def code_here(code: Code) -> Code:
     """Return a copy of the code with the hashes that its files have now on this host.
 
-    Only files that `code` names are read, none is parsed; those beside a script come first. Missing
-    ones are left out; one that may not be read counts as empty. Of raybench: `raybench_sha256()`.
-    Before Python 3.14 raises PermissionError for a folder that may not be entered.
+    Files that `code` names are read, none parsed: beside its script, else where this process would
+    import them. Those not found are left out; one that may not be read counts as empty. raybench's:
+    `raybench_sha256()`. PermissionError, before Python 3.14, for a folder that may not be entered.
     """
     files = {}
     for name in code.workload:

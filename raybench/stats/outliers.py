@@ -286,8 +286,8 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
 def find_slow(tests: Sequence[Peers]) -> list[Bools]:
     """Return for each test a mask of its subjects: those that are slow, and not by chance.
 
-    The false discovery rate is controlled over all tests and subjects together (Benjamini and
-    Hochberg 1995): about FALSE_ALARMS of healthy fleets as noisy as the floor have one called slow.
+    Controls the false discovery rate over all tests and subjects (Benjamini and Hochberg 1995): at
+    most about FALSE_ALARMS of healthy fleets as noisy as the floor have one called slow.
     """
     from scipy.stats import false_discovery_control
 

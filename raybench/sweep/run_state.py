@@ -119,7 +119,7 @@ class RunState:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the whole run, without the points that are added while this sweep runs."""
+        """The run's plan, unfiltered if resumed; without the points that this sweep adds."""
         return self.rounds.plan
 
     @property
@@ -221,10 +221,10 @@ class RunRows:
                 self._keep_total(self._run.points_total + 1)
 
     def adopt(self, rounds: Rounds) -> None:
-        """Set the rounds of a run whose points depend on its devices, which are known now.
+        """Replace `start` by one with these rounds, whose points depend on devices known by now.
 
-        To be called before the first attempt: `left` begins anew. Writes the row of the run, with
-        its number of points; raises ResultsError where it cannot.
+        To be called before the first attempt: `left` begins anew. Their seed stays. Writes the row
+        of the run, with its number of points; raises ResultsError where it cannot.
         """
         self.start = replace(self.start, rounds=rounds)
         self.left = set(self.start.todo)

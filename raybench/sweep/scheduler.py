@@ -52,7 +52,7 @@ class Attempt:
     """One attempt at a trial.
 
     index: the place among all trials of the run; with one round, the point's position in the plan.
-    A point that a search adds may have the index of a trial of a later round.
+    A point that a search adds, or a control after one, may have that of a trial of a later round.
     number: counts the attempts at the point over all rounds, from 1; it is 1 before the start.
     tries: counts those of this sweep at the trial, from 1. round, control_of: as of a `TrialKey`.
     """

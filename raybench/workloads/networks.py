@@ -493,5 +493,5 @@ class Smoke(Workload):
             raise WrongResultError(f"rank {rank}: the loss went from {first:g} to {last:g}")
 
     def close(self) -> None:
-        """Drop the model and its data; no step or check can follow."""
+        """Drop all attributes, so the model and its data; nothing can be called then."""
         self.__dict__.clear()

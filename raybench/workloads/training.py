@@ -282,7 +282,7 @@ class Model(Workload):
         return float(torch.stack(errors).max())  # NaN where one is; Python's `max` may lose it
 
     def close(self) -> None:
-        """Drop the model, the optimizer's state and the data; no step can follow."""
+        """Drop all attributes, so model, optimizer state and data; nothing can be called then."""
         self.__dict__.clear()
 
     def _accumulate(self, batches: Iterator[Batch]) -> None:

@@ -66,6 +66,11 @@ class Sleepy(nn.Module):
         return _Sleep.apply(x)
 
 
+class Named(nn.Sequential):
+    def forward(self, x):
+        return self[0](x=x)
+
+
 def times_of(model: nn.Module, inputs: Tensor, steps: int = 3) -> dict[str, ModuleTime]:
     def step() -> None:
         model.zero_grad()
@@ -83,6 +88,10 @@ def test_each_module_has_its_own_time_forward_and_backward():
     assert (found["0"].forward_ms, found["0"].backward_ms) == (0, 0)
     assert (found["1"].forward_ms, found["1"].backward_ms) == (4, 8)
     assert (found["2"].forward_ms, found["2"].backward_ms) == (0, 0)
+    # So has one whose input has a name.
+    model = nn.Sequential(nn.Linear(4, 4), Named(Sleepy()))
+    found = times_of(model, torch.ones(2, 4))
+    assert (found["1.0"].forward_ms, found["1.0"].backward_ms) == (4, 8)
     # A module that runs twice is added up, and one without gradients has no backward.
     model = nn.Sequential(nn.Identity(), nn.Linear(4, 4), *[Sleepy()] * 2)
     found = times_of(model, torch.ones(2, 4))
