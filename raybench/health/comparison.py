@@ -189,9 +189,9 @@ class HealthComparison(Document):
 
     @property
     def is_regression(self) -> bool:
-        """Return whether a figure is slower, or a subject is no longer healthy in a test.
+        """Return whether a figure is slower, or a test finds a healthy subject unhealthy now.
 
-        It was healthy there in `base`; a test that was unknown or not in `base` does not count.
+        Healthy in `base`, then bad, suspect or untested; unknown or missing in either is no case.
         """
         return bool(self._new_cases) or any(one.verdict == SLOWER for one in self.figures)
 

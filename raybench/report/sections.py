@@ -467,7 +467,7 @@ _REGIONS_NOTE = (
 
 
 def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
-    """Return the columns of a region: name, calls a step, time in `unit`, share of its step."""
+    """Return the columns of a region: name, calls a step, bare time in `unit`, share of step."""
     return [
         column("region", lambda one: one.region, is_text=True, min_chars=20),
         column("calls", lambda one: str(one.calls)),

@@ -282,8 +282,8 @@ def rows_of_attempts(
 
     table: one that has these two columns; KeyError for others. run_id: of one run, as `find_run`
     takes it. columns: as of `read_table`. Files are read while iterating, as the whole table may
-    not fit into memory. It raises then, as `read_table` does; rows whose part was merged or removed
-    since the first attempt are missing.
+    not fit into memory; that of a compacted run is read whole. It raises then, as `read_table`
+    does; rows whose part was merged or removed since the first attempt are missing.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -474,8 +474,8 @@ class Latest:
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
     """Return the latest attempt at each trial of a run that has a row in `points`; {} for none.
 
-    run_id: as `find_run` takes it. Raises ResultsError for parts that are damaged or newer than
-    this raybench, for an unknown status, and where there is no such run.
+    In order of the first rows, by attempt. run_id: as `find_run` takes it, not "". ResultsError for
+    parts damaged or newer than this raybench, an unknown status, and where there is no such run.
     """
     columns = ["point_id", "attempt", "status", "round", "control_of"]
     rows = read_table(root, "points", run_id, columns).sort_by("attempt").to_pylist()

@@ -94,7 +94,7 @@ class Worker:
         self._state = ProcessState(self._device)
 
     def identity(self, *, node_id: str, address: str) -> Device:
-        """Return the device of this worker, with the facts of its process, host and versions.
+        """Return the device of this worker (no `rack`), and facts of process, host and versions.
 
         node_id, address: those of its node in Ray. Call it before `run`: ranks of scripts meet at
         this address.
@@ -106,9 +106,9 @@ class Worker:
     def run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
         """Run the point as this rank, clean up, and return the answer.
 
-        All ranks of `group` must call it; None for one rank. It is formed if it is not that of the
-        last point, which ends then on all its ranks. To run in one that ended, also by `leave` or a
-        Failure, is a Failure, as is what the workload or a peer raises. Call it no more after an
+        All ranks of `group` must call it; None for one rank. Another one than the last point's ends
+        that on all its ranks, None too, and is formed. To run in one that ended, also by `leave` or
+        a Failure, is a Failure, as is what the workload or a peer raises. Call it no more after an
         answer that is not `worker_reusable`. It goes on beyond the time limit, at which it, or the
         script, writes its stack to stderr.
         """

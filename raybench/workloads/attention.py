@@ -89,6 +89,8 @@ def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) ->
         # The kernel fills the queries up to a multiple of 32.
         return found[0], found[1][..., : query.shape[2]]
     if kernel == "cudnn":
+        if query.dtype not in (torch.float16, torch.bfloat16):  # it would read others as fp16
+            raise RuntimeError(f"attention cudnn computes fp16 and bf16, given {query.dtype}")
         found = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)
         return found[0], found[1].reshape(query.shape[:3])
     raise UsageError(f"attention {kernel} gives no log-sum-exp to merge parts by; take flash")

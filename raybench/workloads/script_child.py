@@ -138,8 +138,8 @@ class _Clock:
 class _Steps:
     """Where iterations end, and how long they took.
 
-    step_of: the class of the optimizer whose step ends an iteration; empty: the last one to make
-    its first step. names: of the classes of all optimizers that have stepped.
+    step_of: name of the class of the optimizer whose step ends an iteration; empty: the last one to
+    make its first step. names: of the classes of all optimizers that have stepped.
     """
 
     def __init__(self, channel: _Channel, step_of: str) -> None:
@@ -236,11 +236,11 @@ class _Steps:
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     """Run the script as `__main__` of this process, tell the parent its end, return its exit code.
 
-    Call it once. If the script raises anything but SystemExit, the process exits with 1, and the
+    Call it once. After its first iteration, and each block that the parent asks for, the script
+    waits for the parent. If it raises anything but SystemExit, the process exits with 1, and the
     parent and stderr get the traceback. Asked by the parent to end, the process exits with 0.
-
-    descriptor: of the socket to the parent. options: JSON with `step_of`, the optimizer class whose
-    step ends an iteration or "", and `timeout_s`, after which stderr gets the stacks, once.
+    descriptor: of the socket to the parent. options: JSON with `step_of`, as of `_Steps`, and
+    `timeout_s`, after which stderr gets the stacks, once.
     """
     # The system kills this process when the worker dies; it may have died already.
     parent = os.getppid()

@@ -104,6 +104,8 @@ def test_a_kernel_that_the_device_lacks_is_refused_in_one_line():
     assert choose_kernel("auto", tokens) == "flash"
     with pytest.raises(UsageError, match="attention cudnn is for CUDA devices; on a CPU take"):
         choose_kernel("cudnn", tokens)
+    with pytest.raises(RuntimeError, match=r"cudnn computes fp16 and bf16, given torch.float32"):
+        attention_part("cudnn", *[tokens.float()] * 3)
 
 
 def test_all_kernels_compute_the_same():
