@@ -82,8 +82,8 @@ class Cluster(Protocol):
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Look who else uses the devices of these workers, before their point runs.
 
-        Call the result after the point: it names who is seen at either call or kept CPUs busy, and
-        hosts that do not answer; else (), as without `terms`. Neither raises, or waits over 4 s.
+        Call the result after the point: it names who is seen at either call or kept CPU workers'
+        CPUs busy, and silent hosts; else (), as without `terms`. Neither raises or waits over 4 s.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:

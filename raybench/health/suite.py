@@ -85,7 +85,7 @@ class HealthTest:
 
     @property
     def is_time(self) -> bool:
-        """Return whether less of the figure is better, by its unit; means nothing for facts."""
+        """Return whether the unit is no rate ("/s"): if so, less is better where `is_compared`."""
         return is_time(self.unit)
 
     @property

@@ -475,8 +475,8 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
     reductions come first; then DDP does not reduce its gradients any more. If the script ends, a
     step reduces none, or parts cannot be timed on some rank, there are only `methods` with the
     reason. Memory, traffic, regions, device_ms and wall are always left out. Of the extent only
-    `steps` counts. Raises ScriptFailedError where the script fails, ScriptAbortedError or
-    RuntimeError where another rank's has: the latter where this rank waits for the others.
+    `steps` counts. Raises ScriptFailedError where the script fails; where another rank's has,
+    ScriptAbortedError, or in a wait for the others RuntimeError (gloo), any error or none (NCCL).
     """
     script = timer.script
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"

@@ -73,10 +73,10 @@ Handler = Callable[[Collective], Work]
 def replace_collectives(handler: Handler) -> Iterator[None]:
     """Call the handler instead of each collective of this process inside the `with` block.
 
-    Also of each send and recv, but not of symmetric memory nor of a backend that is called itself.
-    A Python object that another rank broadcasts, scatters or sends becomes None, and its bytes
-    count on that rank. The handler, such as LocalCopies, returns work that is complete. It must not
-    issue real collectives: from Python, torch's own kernels are called with the interpreter's lock,
+    Also of each send and recv, but not of symmetric memory, a backend that is called itself, or the
+    replay of a CUDA graph. A Python object that another rank broadcasts, scatters or sends becomes
+    None, and its bytes count on that rank. The handler, such as LocalCopies, returns complete work.
+    It must not issue real collectives: torch's own kernels are called with the interpreter's lock,
     and threads of gloo and NCCL that hold other locks wait for it, so that both wait for ever.
     """
     with torch.library._scoped_library("c10d", "IMPL") as library, _replace_functions():

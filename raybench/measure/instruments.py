@@ -268,7 +268,7 @@ class ScriptTimer(MemoryUse):
 
         All ranks must call it. iterations: above 0. step, parts: not used. Raises StepsEndedError
         where a rank's script ends before so many, ScriptFailedError where it fails or ends before
-        the first timed iteration, ScriptAbortedError or RuntimeError where another rank's failed.
+        the first timed one; where another rank's failed as `breakdown.break_down_script`.
         """
         try:
             samples = self.script.run_steps(iterations, lead_in=lead_in)

@@ -690,7 +690,7 @@ class Task:
 
     @property
     def user_class(self) -> str:
-        """The user's own workload, as `package.module:Class`; "" for a built-in workload."""
+        """The workload if the point names a class, as `package.module:Class`; "" for a built-in."""
         return self.point.workload if ":" in self.point.workload else ""
 
     @property

@@ -86,7 +86,7 @@ def git_commit(folder: Path) -> str | None:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may keep busy, 1 or more, rounded down.
+    """Return how many CPUs (hardware threads) this process may keep busy, 1 or more, rounded down.
 
     By its CPU affinity and the quota of its cgroup at the root, which in a container is its own;
     nested cgroups are not read. root: of the file system, for tests.

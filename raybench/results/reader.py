@@ -281,9 +281,9 @@ def rows_of_attempts(
     """Yield a frame for each of these attempts (point_id, attempt), in order; empty without rows.
 
     table: one that has these two columns; KeyError for others. run_id: of one run, as `find_run`
-    takes it. columns: as of `read_table`. Files are read while iterating, as the whole table may
-    not fit into memory; that of a compacted run is read whole. It raises then, as `read_table`
-    does; rows whose part was merged or removed since the first attempt are missing.
+    takes it. columns: as of `read_table`. Files are read while iterating, as all may not fit into
+    memory; those that hold several attempts (all of a compacted run) together. It raises then, as
+    `read_table` does; rows whose part was merged or removed since the first attempt are missing.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

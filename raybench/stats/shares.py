@@ -35,7 +35,7 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if len(x) > 1:
         design = np.stack([1 / y, x / y], axis=1)
         (intercept, slope), *_ = np.linalg.lstsq(design, np.ones_like(y), rcond=None)
-        if intercept >= 0 and slope > 0:
+        if intercept >= 0 and slope * x.max() > 1e-9 * intercept:  # a level line, but for rounding
             return float(intercept), float(slope)
     (slope,), *_ = np.linalg.lstsq((x / y)[:, None], np.ones_like(y), rcond=None)
     return 0.0, float(slope)

@@ -257,9 +257,9 @@ def _all_gather(own: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
 
 
 def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the attention, not causal, of queries over these keys, computed by this kernel.
+    """Return the attention, not causal, of queries over these keys, by this kernel (meta: by math).
 
-    All are (tokens, heads, head width); on meta by math. Raises RuntimeError as `attention_part`.
+    All are (tokens, heads, head width): limits and RuntimeError as of `attention_part`.
     """
     query, key, value = map(_as_batch, (query, key, value))
     if kernel == "math" or query.device.type == "meta":

@@ -242,7 +242,7 @@ class Replicas:
 def count_compiled_frames() -> int:
     """Return a number that grows with each code frame that torch.compile processes in this process.
 
-    A frame counts once or twice, its later uses do not; a worker sets it to 0 after each point.
+    A frame counts once or twice each time it is compiled; a worker sets it to 0 after each point.
     """
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else sum(utils.counters["frames"].values())
