@@ -52,14 +52,14 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 def doctor_command(
     ctx: click.Context, address: str, device: Literal["auto", "cuda", "cpu"], as_json: bool
 ) -> None:
-    """Start a worker on every device and print one line per check: ok, warn or fail.
+    """Try every device, alone and in an all_reduce; print one line per check: ok, warn or fail.
 
     \b
     raybench doctor
     raybench doctor --address auto --json
 
-    Exit code: 0 nothing failed, 1 a check failed, 2 a mistake in the command, 3 no cluster or its
-    devices cannot be had, 130 interrupted.
+    Sweeps on these devices are slowed, not waited for. Exit code: 0 nothing failed, 1 a check
+    failed, 2 a mistake in the command, 3 no cluster or devices to be had, 130 interrupted.
     """
     from raybench.cli.progress import ConsoleListener, show_phase
     from raybench.doctor.checks import Verdict

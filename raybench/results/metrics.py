@@ -356,7 +356,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return the conditions: each is None if no rank knows it, the clock if even one does not."""
+    """Return the conditions: None if no rank knows or names any, the clock if even one does not."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)

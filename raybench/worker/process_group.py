@@ -80,9 +80,9 @@ class ProcessGroup:
         """End the current group and form `group`, if it is another; set torchrun's variables.
 
         The current group ends on all its ranks. All ranks of `group` must call this; it waits for
-        them until `group` is ended. None, for a point of one rank, forms none. task: torch's time
-        limit is a minute more than its own. Raises GroupGoneError where this rank has left `group`,
-        or any rank or the driver has ended it, else what torch raises.
+        them until `group` is ended. None, for a point of one rank, forms none. task: torch's limit
+        is a minute more than that of the task that formed the group. Raises GroupGoneError if this
+        rank has left `group`, or any rank or the driver has ended it, else what torch raises.
         """
         set_torchrun_variables(rank_info, group)
         if group in self._ended or self.is_broken(group):

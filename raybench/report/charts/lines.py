@@ -22,7 +22,7 @@ _GIB = 2**30
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
-    """Return speed-ups over ranks; None if baseline lacks world_size or no line has two of them."""
+    """Return speed-ups over ranks; None if baseline lacks world_size or no drawn line has two."""
     base = data.summary.run.baseline.get("world_size")
     if base is None:
         return None
@@ -41,7 +41,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return efficiencies over ranks; None if baseline lacks world_size or no line has two."""
+    """Return efficiencies over ranks; None if baseline lacks world_size or no drawn line has 2."""
     if "world_size" not in data.summary.run.baseline:
         return None
     return _over_ranks(
