@@ -78,8 +78,9 @@ def parse(lines: Iterable[str]) -> NcclLog:
     kept = [line for line in lines if "NCCL" in line]
     text = "\n".join(kept)
     # Supported by the devices, and given channels.
-    nvls = [found[1] is None for found in [_NVLS.search(text)] if found]
-    nvls += [int(found[1]) > 0 for found in [_NVLS_CHANNELS.search(text)] if found]
+    supported, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
+    nvls = [supported[1] is None] if supported else []
+    nvls += [int(channels[1]) > 0] if channels else []
     used = {"Socket": "", "IB": ""}
     for name in used:
         told = (line.partition(f"NET/{name} : Using")[2] for line in kept)

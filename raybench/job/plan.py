@@ -357,7 +357,8 @@ def select_points(
             name = error.name
             of = next((k for one in points for k, v in one.settings.items() if v == name), "")
             unknown = say_unknown("setting", name, point.settings)
-            message = f"{unknown}; a text needs quotes: {name!r}".replace("?; a", "? A")
+            then = " A" if unknown.endswith("?") else "; a"
+            message = f"{unknown}{then} text needs quotes: {name!r}"
             if of:
                 message = f"{name} is a value of {of}, and a text needs quotes: {of} == {name!r}"
             raise UsageError(f"{label}: {message}") from error
