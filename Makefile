@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 
 # Without a GPU the same job runs on CPU workers, cut down to what two cores can do in a minute.
 CPU_CUT := --set workload.hidden=512 --set workload.layers=4 --set matrix.world_size=1,2 \
-  --set matrix.precision=fp32,bf16 --set matrix.batch_size=64,256 --set measure.max_seconds=3 \
-  --set measure.rounds=1
+  --set matrix.precision=fp32,bf16 --set matrix.batch_size=64,256 --set measure.seconds=1 \
+  --set measure.max_seconds=4 --set measure.rounds=1
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 
 .PHONY: setup sweep test bytecode lint unit integration alone browser benchmark clean long

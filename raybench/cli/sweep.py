@@ -42,7 +42,7 @@ from raybench.report.formatting import command, counted, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raybench.job.model import Job
+    from raybench.job.model import Job, Measure
     from raybench.job.plan import Plan
     from raybench.job.problems import KeyPath
     from raybench.sweep.run_state import RunState, RunTarget
@@ -487,8 +487,8 @@ def _devices_needed(plan: Plan) -> int:
 def _iterations_s(job: Job, plan: Plan) -> tuple[float, float]:
     """Return the least and the most seconds of the iterations of all points in all rounds.
 
-    The least holds where the first look finds steps steady and known. Slow steps, controls, and
-    building workloads and groups come on top.
+    The least holds where the steps are steady. Slow steps, controls, and building workloads and
+    groups come on top.
     """
     measure = job.measure
     most_s = min(measure.repeats * measure.max_seconds, measure.timeout_s)
@@ -546,8 +546,6 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
     least_s, most_s = _iterations_s(job, plan)
     points = f"{count} series" if plan.batch_search else counted(count, "point")
     yield f"{points}; the largest needs {counted(_devices_needed(plan), 'device')}"
-    # Warm-up takes half of the budget at most.
-    fitting_s = measure.max_seconds / 2 / measure.iterations.min
     if plan.batch_search:
         each = f"at most {_duration(most_s / measure.rounds / count)} a point"
         time = f"{each}; the number of points is known when the sweep has ended"
@@ -557,10 +555,8 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
         each = f"{counted(measure.repeats, 'repeat')} of {each} s"
         time = f"{_span(_duration(least_s), _duration(most_s))} ({rounds}{points} x {each})"
     yield (
-        f"iterations: {time}; steps above {fitting_s:.3g} s take longer: "
-        f"{counted(measure.iterations.min, 'iteration')} are timed in any case; "
-        "set-up and the first step of each point take additional time, and a point is stopped "
-        f"after {measure.timeout_s:g} s"
+        f"iterations: {time}; {_slow_steps(measure)}; set-up and the first step of each point take "
+        f"additional time, and a point is stopped after {measure.timeout_s:g} s"
     )
     if measure.rounds < WORTHWHILE and not plan.batch_search:
         one_round_s = least_s / measure.rounds + count * _SET_UP_S + BETWEEN_ROUNDS_S
@@ -569,6 +565,18 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
             f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more, and the "
             "report would have intervals"
         )
+
+
+def _slow_steps(measure: Measure) -> str:
+    """Return above which step time max_seconds is too short for the samples that are wanted."""
+    from raybench.job.model import ENOUGH_SAMPLES
+
+    if measure.iterations:
+        return f"{counted(measure.iterations, 'iteration')} are timed, however long they take"
+    return (
+        f"steps above {measure.longest_step_s:.2g} s are timed fewer than {ENOUGH_SAMPLES} times, "
+        f"but at least {measure.fewest_samples} times"
+    )
 
 
 def _span(least: str, most: str) -> str:

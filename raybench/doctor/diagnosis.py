@@ -33,7 +33,7 @@ _ALL_REDUCE_BYTES = {"cuda": 256 * _MIB, "cpu": 64 * _MIB}
 _TRANSPORT_PROBE = "raybench.workloads.pairs:TransportProbe"
 _SETTINGS = Measure(
     warmup=Span(min=5, max=5),
-    iterations=Span(min=20, max=20),
+    iterations=20,
     max_seconds=10.0,
     timeout_s=120.0,
     breakdown=False,

@@ -39,10 +39,7 @@ _JOB = Path(__file__).with_name("job.yaml")
 _BURN_IN_POINT_S = 10.0
 _BURN_IN_MEASURE = Measure(
     warmup=Span(min=10, max=10),
-    iterations=Span(min=10, max=1_000_000),
-    min_seconds=_BURN_IN_POINT_S,
-    # It lasts as long as asked for, however well the median is known.
-    target_ci=0.9,
+    seconds=_BURN_IN_POINT_S,
     max_seconds=1.5 * _BURN_IN_POINT_S,
     timeout_s=60.0,
     breakdown=False,

@@ -208,12 +208,20 @@ CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=Posi
 
 
 QUICK = "quick"
+# Up to so many timed seconds are a quick look.
+QUICK_SECONDS = 0.5
+# Timing goes on until so many samples are there, unless max_seconds ends it.
+ENOUGH_SAMPLES = 30
+# max_seconds does not cut these.
+_FEWEST_SAMPLES = 5
+# A warm-up lasts at least this share of the timed seconds, and at most that one of max_seconds.
+_LEAST_WARMUP, _MOST_WARMUP = 1 / 3, 1 / 2
 
 
 def _measure(value: object) -> object:
     """Return a mapping as it is, for `quick` that of a short look; ValueError for all else."""
     if value == QUICK:
-        return {"min_seconds": 0.0, "iterations": {"min": 5, "max": 1000}}
+        return {"seconds": QUICK_SECONDS}
     if not isinstance(value, dict | Measure):
         raise ValueError("must be a mapping or quick")
     return value
@@ -225,27 +233,21 @@ class Measure(Section):
     warmup: CountOrSpan = Field(
         default=Span(min=20, max=200),
         description="Untimed iterations first: a count, or min and max. With these they end when "
-        "half of min_seconds is over, even beyond max, and the step time is steady or max is done.",
+        "a third of seconds is over, even beyond max, and the step time is steady or max is done.",
     )
-    iterations: CountOrSpan = Field(
-        default=Span(min=5, max=10_000),
-        description="Timed iterations: a count, or bounds between which measuring ends when "
-        "min_seconds and 30 iterations are timed and the step time is known within target_ci. "
-        "max_seconds never cuts the count or the minimum.",
+    seconds: Seconds = Field(
+        default=3.0,
+        description="Timed seconds of a repeat after its warm-up, and at least 30 samples. Timing "
+        "starts again if the step time drifts, unless warmup or iterations is a count.",
     )
-    target_ci: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
-        default=0.01,
-        description="Target half width of the 95 % interval of the median, relative to it.",
-    )
-    min_seconds: Annotated[float, Field(strict=True, ge=0, le=1_000_000)] = Field(
-        default=2.0,
-        description="Timed seconds of a repeat at least, after a warm-up of at least half of it. "
-        "Fixed counts of iterations stay as they are. 0, or measure: quick, takes a short look.",
-    )
+    iterations: Annotated[
+        PositiveCount | None, WithJsonSchema(TypeAdapter(PositiveCount).json_schema())
+    ] = Field(default=None, description="A fixed count of timed samples, in place of seconds.")
     max_seconds: Seconds = Field(
         default=20.0,
-        description="Time budget of a repeat in seconds, with its warm-up, without its first step. "
-        "Long steps exceed it: iterations.min are timed in any case.",
+        description="Time budget of a repeat in seconds, with its warm-up and with timing that "
+        "starts again, without its first step. Long steps exceed it: 5 samples, or the count of "
+        "iterations, are timed in any case.",
     )
     rounds: Annotated[int, Field(strict=True, ge=1, le=100)] = Field(
         default=1,
@@ -275,22 +277,46 @@ class Measure(Section):
 
     @property
     def is_quick(self) -> bool:
-        """Whether `measure: quick`, or no least time, is asked for: few iterations will do."""
-        return self.min_seconds == 0
+        """Whether at most QUICK_SECONDS are to be timed, as for `measure: quick`."""
+        return self.timed_s <= QUICK_SECONDS
 
     @property
-    def least_timed_s(self) -> float:
-        """Timed seconds to aim at if iterations vary: min_seconds, at most 2/3 of max_seconds."""
-        return min(self.min_seconds, self.max_seconds * 2 / 3)
+    def timed_s(self) -> float:
+        """Seconds to time unless `iterations` is given: max_seconds leaves room for a warm-up."""
+        return min(self.seconds, self.max_seconds / (1 + _LEAST_WARMUP))
+
+    @property
+    def least_warmup_s(self) -> float:
+        """Seconds that a warm-up fills unless its count is fixed."""
+        return self.timed_s * _LEAST_WARMUP
+
+    @property
+    def most_warmup_s(self) -> float:
+        """Seconds after which a warm-up ends, whatever its count."""
+        return self.max_seconds * _MOST_WARMUP
+
+    @property
+    def fewest_samples(self) -> int:
+        """Samples of a repeat that are timed even beyond max_seconds."""
+        return self.iterations or _FEWEST_SAMPLES
+
+    @property
+    def longest_step_s(self) -> float:
+        """Step time above which max_seconds leaves room for fewer than ENOUGH_SAMPLES samples."""
+        # The cold first step is not part of the budget.
+        steps = self.warmup.min - 1 + ENOUGH_SAMPLES
+        least_s = 0.0 if self.warmup.is_fixed else self.least_warmup_s
+        after_s = self.max_seconds - least_s
+        after_most_s = self.max_seconds - self.most_warmup_s
+        return max(
+            min(self.max_seconds / steps, after_s / ENOUGH_SAMPLES), after_most_s / ENOUGH_SAMPLES
+        )
 
     @property
     def least_s(self) -> float:
-        """The least seconds of a repeat: `least_timed_s`, and half of it for the warm-up.
-
-        A part whose count is fixed adds none. `iterations.max` may end a repeat before.
-        """
-        timed_s = 0.0 if self.iterations.is_fixed else self.least_timed_s
-        return timed_s + (0.0 if self.warmup.is_fixed else self.least_timed_s / 2)
+        """Least seconds of a repeat; warm-up or samples of a fixed count add none."""
+        timed_s = self.timed_s if self.iterations is None else 0.0
+        return timed_s + (0.0 if self.warmup.is_fixed else self.least_warmup_s)
 
 
 MeasureOrQuick = Annotated[
@@ -521,7 +547,6 @@ _MODELS: Mapping[str, type[BaseModel]] = {
     "matrix.batch_size": BatchSearch,
     "measure": Measure,
     "measure.warmup": Span,
-    "measure.iterations": Span,
     "placement": Placement,
 }
 

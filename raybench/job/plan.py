@@ -299,9 +299,12 @@ def _remarks(job: Job) -> Iterator[Problem]:
         yield Problem(path=("workload",), at_key=True, message=message)
     measure = job.measure
     budget_s = measure.repeats * measure.max_seconds
-    if "min_seconds" in measure.model_fields_set and measure.min_seconds > measure.max_seconds:
-        message = f"max_seconds, {measure.max_seconds:g}, ends a repeat before; raise it"
-        yield Problem(path=("measure", "min_seconds"), message=message)
+    if "seconds" in measure.model_fields_set and measure.seconds > measure.timed_s:
+        message = (
+            f"max_seconds, {measure.max_seconds:g}, leaves {measure.timed_s:.3g} s after the "
+            "warm-up; raise it"
+        )
+        yield Problem(path=("measure", "seconds"), message=message)
     elif measure.timeout_s <= budget_s:
         message = f"a slow point is stopped before its budget of {budget_s:g} s is used"
         yield Problem(path=("measure", "timeout_s"), message=message)

@@ -89,8 +89,14 @@ def rule_of(error: ErrorDetails) -> str:
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the name nearest to `given`, or "". The case counts."""
-    near = difflib.get_close_matches(str(given), list(known), n=1)
+    """Return `; did you mean 'x'?` with the name nearest to `given`, or "". The case counts.
+
+    A name that `given` has as one of its words is nearer than one of similar letters.
+    """
+    names = list(known)
+    words = str(given).split("_")
+    near = [name for name in names if name in words]
+    near = near or difflib.get_close_matches(str(given), names, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

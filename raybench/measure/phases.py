@@ -253,8 +253,8 @@ def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:
     """Return the eager steps of a warm-up, which are run until they are steady.
 
     All ranks must call it. It goes on while any rank's clocks are held back, within the budget, but
-    not in quick runs or where the job fixes its length. The number is that of the iterations until
-    torch.compile was last seen to compile on this rank.
+    not where the job fixes its length. The number is that of the iterations until torch.compile was
+    last seen to compile on this rank.
     """
     context, is_limited, compiling_steps = run.context, False, 0
     blocks: _Blocks = []

@@ -11,12 +11,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raybench.job.model import Measure
-from raybench.stats.summary import LevelChange, level_change, median_interval, student_t
+from raybench.job.model import ENOUGH_SAMPLES, Measure
+from raybench.stats.summary import LevelChange, level_change, student_t
 
 # In place of a number of samples: those timed so far were warm-up.
 RESTART = -1
 _NS_PER_S = 1e9
+
+# The step time drifts if its level changes by more than this share, and by more than so many
+# standard errors. Noise of 1 % does so in 1 of 3 looks, which costs the time of one look; a drift
+# that is missed costs more.
+DRIFT_CHANGE, DRIFT_ERRORS = 0.003, 1.0
+# A point is marked unsteady where chance does not explain the change.
+UNSTEADY_CHANGE, UNSTEADY_ERRORS = 0.01, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +84,6 @@ class StoppingPolicy:
 
     settings: Measure
 
-    # Warm-up may not use more of the budget: the samples are what is wanted.
-    warmup_share: float = 0.5
     # Between looks at it warm-up grows by half: many looks would find a steady moment by chance.
     warmup_growth: float = 1.5
     # Steps that are shorter than 1 ms go on warming up in the loops in which they are timed.
@@ -86,21 +91,10 @@ class StoppingPolicy:
     # Clocks that are not held back for so long count as free.
     unlimited_s: float = 0.3
 
-    # A level that changes by more than this share, and by more than so many standard errors, is
-    # still that of the warm-up. Noise of 1 % does so in 1 of 3 looks, which costs a second; a
-    # change that is missed costs more.
-    warmup_change: float = 0.003
-    warmup_errors: float = 1.0
-    # Standard errors beyond which a change is not chance, so that the point is marked.
-    drift_errors: float = 3.0
-
-    # Fewer samples only where the budget ends or the job asks for fewer.
-    enough_samples: int = 30
     # From this share on, a time or a count is reached: no block of a single step for the rest.
     nearly: float = 0.97
-    # How much the number of samples grows between two looks at the interval.
-    min_growth: float = 1.25
-    max_growth: float = 2.0
+    # Bounds the memory of a repeat: a quarter of an hour of loops of 1 ms.
+    most_samples: int = 1_000_000
     # The ranks meet between blocks, and a hang is noticed there.
     max_block_s: float = 5.0
 
@@ -125,13 +119,16 @@ class StoppingPolicy:
     ) -> int:
         """Return how many iterations the next warm-up block (at most 5 s, or one) has; 0 ends it.
 
-        step_ns: durations of the iterations so far; the first, cold one runs alone, and counts
-        neither in the budget nor as steady. If the job does not fix the count, `warmup.min` steps
-        come first; more fill half of `least_timed_s`, 1000 at most, even beyond `warmup.max`; then,
-        up to it, until they are steady. The budget, half of `max_seconds`, cuts a fixed count too.
-        at_least: iterations needed in all, whatever job and budget say.
-        is_limited: whether clocks were limited in the last block: then one more block follows
-        while the budget lasts, except in quick runs and where the job fixes the length.
+        Unless the job fixes the count, `warmup.min` steps come first. More fill `least_warmup_s`
+        (1000 at most, even beyond `warmup.max`), then go on up to `warmup.max` until the step time
+        is steady. `most_warmup_s` cuts a fixed count too.
+
+        Args:
+            step_ns: durations of the iterations so far. The first, cold one counts neither in the
+                budget nor as steady.
+            at_least: iterations needed in all, whatever job and budget say.
+            is_limited: whether clocks were limited in the last block. One more block follows then
+                while the budget lasts, unless the job fixes the count.
         """
         settings, span, done = self.settings, self.settings.warmup, len(step_ns)
         if done == 0:
@@ -140,17 +137,17 @@ class StoppingPolicy:
         # as many as there are where the step is steady, else some more.
         wanted = max(span.min, min(2, span.max))  # the cold one alone tells nothing of the others
         if done >= span.min and not span.is_fixed:
-            least_s = settings.least_timed_s * self.warmup_share
-            least = 1 + min(self.max_single_steps, _count_in(least_s, step_ns[1:]))
+            in_time = _count_in(settings.least_warmup_s, step_ns[1:])
+            least = 1 + min(self.max_single_steps, in_time)
             if done < self.nearly * least:
                 wanted = least
-            elif self._is_warming(level_change(step_ns[1:])):
+            elif _drifts(level_change(step_ns[1:])):
                 more = max(done + 1, round(done * self.warmup_growth))
                 wanted = min(max(span.max, least), more)
-        left_s = settings.max_seconds * self.warmup_share - sum(step_ns[1:]) / _NS_PER_S
+        left_s = settings.most_warmup_s - sum(step_ns[1:]) / _NS_PER_S
         needed = max(0, at_least - done)
         missing = max(needed, wanted - done)
-        if is_limited and missing <= 0 and not (span.is_fixed or settings.is_quick):
+        if is_limited and missing <= 0 and not span.is_fixed:
             missing = max(1, _count_in(self.unlimited_s, step_ns[1:]))
         return self._limit(missing, step_ns[1:], left_s, at_least=needed)
 
@@ -158,44 +155,27 @@ class StoppingPolicy:
         """Return how many samples the next timed block (at most 5 s, or one) has; 0 ends the phase.
 
         RESTART: the samples so far were warm-up; move them to `drifted_ns` and ask again. The
-        budget `max_seconds` includes `warm_s`; `iterations.min` samples are timed in any case.
+        budget `max_seconds` includes `warm_s`. It never cuts a fixed count nor 5 samples.
         """
         settings, done = self.settings, len(progress.sample_ns)
         left_s = settings.max_seconds - progress.warm_s - progress.timed_s
-        # Samples that the warm-up lacks, of steps too short to warm up one by one. None where the
-        # job fixes its length, and once samples have been counted as warm-up.
-        owed, owed_s = 0, settings.least_timed_s * self.warmup_share - progress.warm_s
-        is_complete = owed_s <= (1 - self.nearly) * settings.least_timed_s
-        if not (is_complete or settings.warmup.is_fixed or progress.drifted_ns):
-            owed = min(settings.iterations.max, _count_in(owed_s, progress.expected_ns))
-        if owed:
-            is_over = done >= self.nearly * owed
-        else:
-            # Where enough samples still change their level, and there is time to begin anew.
-            is_adaptive = not (settings.warmup.is_fixed or settings.iterations.is_fixed)
-            is_over = (
-                is_adaptive
-                and not settings.is_quick
-                and done >= self.nearly * self._least_samples(progress)
-                and progress.timed_s <= left_s
-                and self._is_warming(progress.level_change())
-            )
-        if done and is_over:
-            return RESTART
+        owed = self._owed_warmup(progress)
         wanted = owed or self._samples_wanted(progress)
-        at_least = max(0, settings.iterations.min - done)
+        is_complete = done >= self.nearly * wanted
+        if done and is_complete and (owed or self._is_drift(progress, left_s)):
+            return RESTART
+        if is_complete and done >= settings.fewest_samples:
+            return 0
+        at_least = max(0, settings.fewest_samples - done)
         return self._limit(wanted - done, progress.expected_ns, left_s, at_least=at_least)
 
     def has_settled(self, progress: Progress) -> bool | None:
         """Return whether the step time stayed at one level; None where `level_change` is None.
 
-        Of the steps that count there it looks at the last two thirds. False if a drift like theirs
-        changes a whole series by more than `target_ci`, and by more than chance explains.
+        Only the last two thirds of the steps that count there are compared.
         """
         change = progress.level_change()
-        if change is None:
-            return None
-        return not change.exceeds(self.settings.target_ci, self.drift_errors)
+        return None if change is None else not change.exceeds(UNSTEADY_CHANGE, UNSTEADY_ERRORS)
 
     def lead_in(self, progress: Progress) -> int:
         """Return how many untimed samples to run at the beginning of a block, 2 or 0.
@@ -235,39 +215,31 @@ class StoppingPolicy:
         fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fits))
 
-    def _is_warming(self, change: LevelChange | None) -> bool:
-        """Return whether a level seems to change still; an unknown change does not count."""
-        return change is not None and change.exceeds(self.warmup_change, self.warmup_errors)
+    def _owed_warmup(self, progress: Progress) -> int:
+        """Return how many samples the warm-up lacks, whose single steps were too short to fill it.
+
+        0 where the job fixes its length, and once samples have been counted as warm-up.
+        """
+        owed_s = self.settings.least_warmup_s - progress.warm_s
+        is_complete = owed_s <= (1 - self.nearly) * self.settings.timed_s
+        if is_complete or self.settings.warmup.is_fixed or progress.drifted_ns:
+            return 0
+        return self._at_most(_count_in(owed_s, progress.expected_ns))
 
     def _samples_wanted(self, progress: Progress) -> int:
-        """Return how many samples the phase is to have in all: as many as it has, if they suffice.
+        """Return how many samples are to be timed in all, however long they take."""
+        if self.settings.iterations:
+            return self.settings.iterations
+        in_time = _count_in(self.settings.timed_s, progress.expected_ns)
+        return self._at_most(max(ENOUGH_SAMPLES, in_time))
 
-        Estimated from the interval of the median, whose width falls with the root of their number;
-        at most `iterations.max` of the job.
-        """
-        span, done = self.settings.iterations, len(progress.sample_ns)
-        if span.is_fixed:
-            return span.min
-        least = self._least_samples(progress)
-        if done < span.min or done < self.nearly * least:
-            return least
-        shortfall = math.inf
-        if interval := median_interval([progress.sample_ns]):
-            half_width = (interval.high - interval.low) / 2 / statistics.median(progress.sample_ns)
-            shortfall = (half_width / self.settings.target_ci) ** 2
-        if not self.settings.is_quick and self._is_warming(progress.level_change()):
-            # More samples, as far as the budget goes, so that those that still change weigh little.
-            shortfall = max(shortfall, self.max_growth)
-        if shortfall <= 1:
-            return done
-        growth = min(max(shortfall, self.min_growth), self.max_growth)
-        return min(span.max, max(done + 1, round(done * growth)))
+    def _at_most(self, count: int) -> int:
+        return min(count, self.settings.iterations or self.most_samples)
 
-    def _least_samples(self, progress: Progress) -> int:
-        """Return the samples that are taken before the interval is looked at."""
-        span = self.settings.iterations
-        in_time = _count_in(self.settings.least_timed_s, progress.expected_ns)
-        return min(span.max, max(span.min, self.enough_samples, in_time))
+    def _is_drift(self, progress: Progress, left_s: float) -> bool:
+        """Return whether all samples drift, and the budget has time for as many again."""
+        is_fixed = self.settings.warmup.is_fixed or self.settings.iterations
+        return not is_fixed and progress.timed_s <= left_s and _drifts(progress.level_change())
 
     def _limit(
         self, missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int
@@ -284,6 +256,11 @@ class StoppingPolicy:
         iteration_s = max(1.0, statistics.median(expected_ns)) / _NS_PER_S
         fits = max(at_least, int(left_s / iteration_s))
         return min(missing, fits, max(1, int(self.max_block_s / iteration_s)))
+
+
+def _drifts(change: LevelChange | None) -> bool:
+    """Return whether a level seems to change still; an unknown change does not count."""
+    return change is not None and change.exceeds(DRIFT_CHANGE, DRIFT_ERRORS)
 
 
 def _count_in(seconds: float, expected_ns: Sequence[float]) -> int:

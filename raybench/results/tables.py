@@ -36,6 +36,7 @@ from raybench.results.metrics import (
     condition_columns,
     crowding,
     half_interval,
+    is_imprecise,
     memory_columns,
     rate_columns,
     relate_to_step,
@@ -216,7 +217,7 @@ class PointRow(
     warnings: Annotated[tuple[str, ...], Column("", "reasons to doubt the figures")] = ()
     neighbours: Annotated[tuple[str, ...], Column("", "points, runs and processes beside it")] = ()
     crowded: Annotated[bool | None, Column("", "CPU workers share cores")] = None
-    quick: Annotated[bool | None, Column("", "a short look: min_seconds is 0")] = None
+    quick: Annotated[bool | None, Column("", "a short look: at most 0.5 s were to be timed")] = None
 
 
 def point_row(run_id: str, record: Record, measure: Measure, code: Code | None = None) -> PointRow:
@@ -340,21 +341,22 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
         yield NO_ITEMS
     if NO_COLLECTIVES in (row.methods or {}).get("comm_exposed_ms", ""):
         yield f"no breakdown on several ranks: {NO_COLLECTIVES}"
-    samples, wanted = row.iterations or 0, measure.iterations.min * measure.repeats
+    samples = row.iterations or 0
+    wanted = measure.fewest_samples * measure.repeats
     if samples < wanted:
-        yield f"time budget: {samples} of {wanted} iterations"
+        yield f"{samples} of {wanted} iterations timed"
     first = measurements[0].repetitions
     steps = sum(len(one.timed.step_ns) * one.inner_iterations for one in first)
     # Of a repeat.
     timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / 1000
     if measure.is_quick:
         yield f"quick: {timed_s:.2g} s timed"
-    elif not measure.iterations.is_fixed and timed_s < _NEARLY * measure.min_seconds:
-        yield f"time budget: {timed_s:.2g} s of {measure.min_seconds:g} s timed"
+    elif measure.iterations is None and timed_s < _NEARLY * measure.seconds:
+        yield f"timed for {timed_s:.2g} s of the requested {measure.seconds:g} s"
     half_width = half_interval(row)
-    if half_width is not None and half_width > measure.target_ci:
+    if half_width is not None and is_imprecise(row):
         known = ">100%" if half_width >= 1 else f"{half_width:.1%}"
-        yield f"step time is known to ±{known} only; the job asks for ±{measure.target_ci:.1%}"
+        yield f"step time is known to ±{known} only"
     mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
     if mean_ms > (1 + _RARE_STALLS) * median_ms:
         yield (
@@ -364,7 +366,7 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
     if row.stable is False:
         warmups = [len(r.warmup.step_ns) for m in measurements for r in m.repetitions]
         yield f"step time changes its level still after {max(warmups)} iterations of warm-up"
-    elif row.stable is None and not measure.iterations.is_fixed:
+    elif row.stable is None and measure.iterations is None:
         yield "too few steps to tell whether their time is steady"
     yield from _part_doubts(row)
     if row.alloc_retries:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 # scipy is imported where it is needed: `raybench sweep` starts sooner.
 
 # Below this an interval would say more about the method than about the samples.
-MIN_SAMPLES = 5
+MIN_SAMPLES = 6
 # n samples are cut into n^0.4 batches, and into 20 at most.
 _BATCHES_GROW, _MOST_BATCHES = 0.4, 20
 # In place of 95 %: neighbouring batches still resemble each other a little.

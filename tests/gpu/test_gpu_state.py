@@ -22,7 +22,7 @@ def run(cluster, workload, params, precision=Precision.BF16, *, cuda_graph=False
     batch_size = {"mlp": 1024, "transformer": 4}.get(workload, 64)
     asked = {"precision": precision, "cuda_graph": cuda_graph, "batch_size": batch_size}
     point = make_point(workload=workload, params=params, **asked)
-    lengths = {"warmup": Span(min=20, max=20), "iterations": Span(min=50, max=50)}
+    lengths = {"warmup": Span(min=20, max=20), "iterations": 50}
     settings = Measure(**{**lengths, "breakdown": False, **measure})
     (answer,) = cluster.run(Task(point=point, settings=settings), (0,))
     assert isinstance(answer, Measurement), answer.detail or answer.message
@@ -30,7 +30,7 @@ def run(cluster, workload, params, precision=Precision.BF16, *, cuda_graph=False
 
 
 def run_mess(cluster, folder, mess):
-    short = {"warmup": Span(min=2, max=2), "iterations": Span(min=2, max=2)}
+    short = {"warmup": Span(min=2, max=2), "iterations": 2}
     params = {"folder": str(folder), "mess": mess}
     answer = run(cluster, GPU_MESS, params, Precision.FP32, **short)
     return json.loads((folder / "seen.json").read_text()), answer

@@ -102,8 +102,7 @@ LAUNCHERS = Path(__file__).parents[2] / "docs" / "launchers"
 JOB = """\
 workload: {kind: mlp, hidden: 64, layers: 2}
 matrix: {world_size: [2], batch_size: [8, 16, 32, 64]}
-measure:
-  {warmup: 2, iterations: {min: 5, max: 9999}, min_seconds: 6, max_seconds: 6, breakdown: false}
+measure: {warmup: 2, seconds: 6, max_seconds: 8, breakdown: false}
 """
 PATIENCE_S = 240
 

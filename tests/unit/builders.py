@@ -38,7 +38,7 @@ START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)
 
 
 def make_measure(**changes: Any) -> Measure:
-    return Measure(**{"warmup": 2, "iterations": 6, "target_ci": 0.01, "repeats": 1, **changes})
+    return Measure(**{"warmup": 2, "iterations": 6, "repeats": 1, **changes})
 
 
 def make_point(**changes: Any) -> Point:

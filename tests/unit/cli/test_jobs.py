@@ -57,8 +57,8 @@ def test_plan_shows_what_varies_as_a_table_and_the_rest_once():
     assert lines[table + 5].split()[2:4] == ["2", "16"]
     assert "4 points; the largest needs 2 devices" in lines
     told = " ".join(" ".join(lines).split())
-    assert "iterations: 12 s to 80 s (4 points x 1 repeat of 3 to 20 s); steps above 2 s" in told
-    assert "take longer: 5 iterations are timed in any case" in told
+    assert "iterations: 16 s to 80 s (4 points x 1 repeat of 4 to 20 s); steps above 0.41 s" in told
+    assert "are timed fewer than 30 times, but at least 5 times" in told
     assert max(map(len, lines)) <= 80
     job = JOB.replace("mlp, hidden: 64", "transformer")
     Path("job.yaml").write_text(f"{job}include: [{{world_size: 1, batch_size: 1, layers: 2}}]\n")

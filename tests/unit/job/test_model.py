@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jobs import HEAD, MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
 from raybench.job.loading import load_job
-from raybench.job.model import Measure, Span, answer_of_run
+from raybench.job.model import Measure, answer_of_run
 from raybench.job.registry import ANSWER_METRICS, BUILTIN, Answer
 from raybench.job.registry import load as load_class
 from raybench.results.tables import TABLES
@@ -24,7 +24,7 @@ SEARCH = MLP + "matrix: {batch_size: auto}\n"
 def test_quick_is_short_for_the_settings_of_a_short_look():
     for job in (load(JOB + "measure: quick\n"), load(JOB, "measure=quick")):
         assert job.measure.is_quick
-        assert job.measure == Measure(min_seconds=0.0, iterations=Span(min=5, max=1000))
+        assert job.measure == Measure(seconds=0.5)
     assert not load(JOB).measure.is_quick
 
 
@@ -86,7 +86,19 @@ MALFORMED = [
     (JOB.replace("test", "../x"), "2:7: name: must match"),
     (JOB + "measure: {warmup: true}\n", "6:19: measure.warmup: must be a count or a mapping"),
     (JOB + "measure: {warmup: {min: 5, max: 2}}\n", "6:33: measure.warmup.max: must not be"),
-    (JOB + "measure: {iterations: {min: 5}}\n", "6:11: measure.iterations.max: required, but"),
+    (JOB + "measure: {warmup: {min: 5}}\n", "6:11: measure.warmup.max: required, but"),
+    (
+        JOB + "measure: {iterations: {min: 5}}\n",
+        "6:23: measure.iterations: must be an integer, given ",
+    ),
+    (
+        JOB + "measure: {target_ci: 0.1}\n",
+        "6:11: measure.target_ci: unknown key 'target_ci'; known: ",
+    ),
+    (
+        JOB + "measure: {min_seconds: 1}\n",
+        "6:11: measure.min_seconds: unknown key 'min_seconds'; did you mean 'seconds'?",
+    ),
     (JOB + "measure: {warmup: {min: 1, max: 5, mx: 3}}\n", "6:36: measure.warmup.mx: unknown"),
     (JOB + "placement: {isolation: nodes}\n", "6:24: placement.isolation: must be 'cluster',"),
     (MLP + "matrix: {batch_size: {start: 8, max: 4}}\n", "4:38: matrix.batch_size.max: must"),
@@ -175,7 +187,7 @@ def test_the_problem_of_an_override_is_located_at_it():
         (
             MLP + "matrix: {batch_size: 1, world_sise: 2}\n"
             "measure: {warmup: {min: 5, max: 2}, iterations: {min: 3}}\n",
-            "matrix.world_sise measure.warmup.max measure.iterations.max",
+            "matrix.world_sise measure.warmup.max measure.iterations",
         ),
     ],
 )

@@ -153,9 +153,10 @@ def test_a_budget_that_cannot_be_used_is_a_warning_where_the_job_gives_it():
     (cut,) = plan(text, "measure.repeats=15").warnings
     assert cut.startswith("--set measure.repeats=15: measure.timeout_s: a slow point is stopped")
     assert plan(text, "measure.repeats=14").warnings == ()
-    (more,) = plan(text, "measure.min_seconds=30", "measure.max_seconds=20").warnings
-    place = "--set measure.min_seconds=30: measure.min_seconds"
-    assert more.startswith(f"{place}: max_seconds, 20, ends")
+    (more,) = plan(text, "measure.seconds=30", "measure.max_seconds=20").warnings
+    assert more.startswith(
+        "--set measure.seconds=30: measure.seconds: max_seconds, 20, leaves 15 s"
+    )
     assert plan(text, "measure.max_seconds=1").warnings == ()
 
 

@@ -152,7 +152,7 @@ def run_rank(rank: int, store: str) -> tuple[list[int], int, Measurement]:
         slowest = instruments.max_over_ranks([5, 9] if rank == 0 else [7, 3], CPU)
         assert instruments.gather_durations([5, rank], CPU) == [[5, 0], [5, 1]]
         decision = instruments.broadcast_from_rank_0(lambda: 40 + rank, CPU)
-        settings = Measure(target_ci=0.5, min_seconds=0.2, breakdown=False)
+        settings = Measure(seconds=0.3, breakdown=False)
         done = measure(lambda: Lagging(rank), context, settings)
     return slowest, decision, done
 

@@ -64,14 +64,15 @@ def measure_paced(clock, *, cold_s=1.0, step_s=0.01, **settings):
         ({"warmup": 10, "iterations": 50, "max_seconds": 8.0}, (1.0, 1.0), 1 + 4, 50, True),
         # A long cold iteration does not eat it.
         ({"warmup": 5, "iterations": 20, "max_seconds": 1.0}, (60.0, 0.01), 5, 20, None),
-        # A quiet workload is warmed up for one second and timed for two.
-        ({}, (1.0, 0.01), 1 + 100, 200, True),
-        ({"min_seconds": 6.0}, (1.0, 0.01), 1 + 300, 600, True),
-        ({"min_seconds": 0.0}, (1.0, 0.01), 20, 30, True),
-        # Of a budget too small a third is warm-up, unless the job fixes it; short steps are looped.
-        ({"max_seconds": 1.0}, (1.0, 0.01), 1 + 34, 65, True),
-        ({"warmup": 30}, (1.0, 0.01), 30, 200, True),
-        ({}, (1.0, 0.0001), 1 + 1900, 2000, True),
+        # A quiet workload is warmed up for one second and timed for three.
+        ({}, (1.0, 0.01), 1 + 100, 300, True),
+        ({"seconds": 6.0}, (1.0, 0.01), 1 + 200, 600, True),
+        ({"seconds": 0.1}, (1.0, 0.01), 20, 30, True),
+        # Of a budget too small a quarter is warm-up, unless the job fixes it; short steps are
+        # looped.
+        ({"max_seconds": 1.0}, (1.0, 0.01), 1 + 25, 75, True),
+        ({"warmup": 30}, (1.0, 0.01), 30, 300, True),
+        ({}, (1.0, 0.0001), 1 + 1900, 3000, True),
         # Slow steps are timed thirty times, or as often as the budget allows.
         ({}, (1.0, 0.1), 20, 30, True),
         ({}, (1.0, 1.0), 1 + 10, 10, None),
@@ -127,10 +128,10 @@ def test_an_error_of_close_is_a_note_on_the_error_before_it_or_raised(fails):
 
 
 class Sinking(Paced):
-    """Steps that become shorter by 5 % over the first two seconds, and stay so."""
+    """Steps that become shorter by 5 % over the first four seconds, and stay so."""
 
     def step(self) -> None:
-        self._step_s = 0.01 * (1.05 - 0.05 * min(1.0, self._clock[0] / 2e9))
+        self._step_s = 0.01 * (1.05 - 0.05 * min(1.0, self._clock[0] / 4e9))
         super().step()
 
 
@@ -298,7 +299,7 @@ def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
     by_heat = lambda time_s: {"thermal_sw": min(time_s, 1.0 + hot_s)}  # noqa: E731
     monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_heat))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
-    (repetition,) = measure_paced(clock, max_seconds=20.0, min_seconds=2.0).repetitions
+    (repetition,) = measure_paced(clock, max_seconds=20.0, seconds=3.0).repetitions
     assert sum(repetition.warmup.step_ns[1:]) / 1e9 == pytest.approx(warm_s, abs=0.5)
     assert any(repetition.timed.throttled) == (hot_s > 10)
 

@@ -8,7 +8,6 @@ import pytest
 from benchmarks.simulations.looks import NOISES, Cell, Look, looks
 from raybench.job.model import Measure, Span
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
-from raybench.stats.summary import median_interval
 
 MS = 1_000_000
 S = 1000 * MS
@@ -27,7 +26,7 @@ def test_a_warm_up_that_a_cuda_graph_needs_is_done_whatever_job_and_budget_say()
 
 
 def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
-    chosen = policy(warmup=Span(min=20, max=60), min_seconds=0.0, max_seconds=1000.0)
+    chosen = policy(warmup=Span(min=20, max=60), seconds=0.03, max_seconds=1000.0)
     climbing = [S] + [MS + 20_000 * i for i in range(100)]
     assert chosen.next_warmup([S] + [MS] * 29) == 0
     assert policy(warmup=Span(min=1, max=9)).next_warmup([S]) == 1, "one beside the cold step"
@@ -48,50 +47,71 @@ def noisy(count: int, sd: float, step_ns: int = 10 * MS) -> list[int]:
     return [int(step_ns * (1 + sd * x)) for x in rng.standard_normal(count)]
 
 
-def test_at_least_two_seconds_are_timed():
-    assert policy().next_timed(course([10 * MS] * 100, WARM)) == 100
-    assert policy().next_timed(course([10 * MS] * 199, WARM)) == 0, "no block for the last 1 %"
-    chosen = policy(warmup=1, iterations=Span(min=5, max=1000), max_seconds=1.0)
-    assert chosen.next_timed(course([MS] * 10, inner=50)) == 10, "loops count against the budget"
-    small = policy(warmup=1, min_seconds=3.0, max_seconds=3.0)
-    assert (small.settings.least_s, small.next_timed(course([10 * MS] * 200))) == (2.0, 0)
+def test_a_start_is_timed_for_three_seconds():
+    assert policy().next_timed(course([10 * MS] * 100, WARM)) == 200
+    assert policy().next_timed(course([10 * MS] * 299, WARM)) == 0, "no block for the last 1 %"
+    assert policy(seconds=1).next_timed(course([], WARM)) == 100
+    assert policy(seconds=1).next_timed(course([MS] * 10, WARM, inner=50)) == 20
+    small = policy(warmup=1, seconds=4, max_seconds=4)
+    assert (small.settings.least_s, small.next_timed(course([10 * MS] * 300))) == (3.0, 0)
 
 
-def test_samples_are_added_until_the_median_is_known_within_the_target():
-    chosen = policy(target_ci=0.01, max_seconds=1000.0)
-    assert chosen.next_timed(course(noisy(200, 0.001), WARM)) == 0
-    assert chosen.next_timed(course(noisy(200, 0.3), WARM)) == 200, "no more than as many again"
-    assert chosen.next_timed(course(noisy(9900, 0.9), WARM)) == 100, "no more than the maximum"
+def test_noise_does_not_prolong_timing():
+    for sd in (0.001, 0.3):
+        assert policy(warmup=1).next_timed(course(noisy(310, sd))) == 0
 
 
-def test_a_quick_look_ends_when_the_median_is_known_within_the_target():
-    chosen = policy(min_seconds=0.0, target_ci=0.01, max_seconds=1000.0)
-    assert chosen.next_timed(course([], [S] + [MS] * 9)) == 30
-    assert chosen.next_timed(course(noisy(30, 0.001))) == 0
-    assert chosen.next_timed(course(noisy(30, 0.3))) == 30, "no more than twice as many in all"
-    samples = noisy(100, 0.05)
-    interval = median_interval([samples])
-    half = (interval.high - interval.low) / 2 / float(np.median(samples))
-    asked = chosen.settings.model_copy(update={"target_ci": half / 1.3})
-    assert StoppingPolicy(settings=asked).next_timed(course(samples)) == 69
+@pytest.mark.parametrize(
+    ("step_s", "samples"), [(0.1, 30), (0.3, 30), (1.0, 20), (3.0, 6), (5.0, 5), (30.0, 5)]
+)
+def test_slow_steps_are_timed_thirty_times_within_the_budget(step_s, samples):
+    chosen, timed = policy(warmup=1), []
+    while count := chosen.next_timed(course(timed)):
+        timed += [step_s * S] * count
+    assert len(timed) == samples
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"warmup": 10}, {"max_seconds": 5}, {"warmup": Span(min=3, max=20)}, {"seconds": 12}],
+)
+def test_plan_knows_which_steps_have_thirty_samples(settings):
+    chosen = policy(**settings)
+    limit_s = chosen.settings.longest_step_s
+    for step_s, is_enough in ((0.99 * limit_s, True), (1.02 * limit_s, False)):
+        warmup, timed = [], []
+        while count := chosen.next_warmup(warmup):
+            warmup += [step_s * S] * count
+        while count := chosen.next_timed(course(timed, warmup)):
+            timed += [step_s * S] * count
+        assert (len(timed) >= 30) is is_enough, len(timed)
+
+
+def test_a_fixed_count_is_timed_as_it_is():
+    chosen, timed = policy(iterations=50, max_seconds=1.0), []
+    while count := chosen.next_timed(course(timed, WARM)):
+        timed += noisy(count, 0.3, 100 * MS)
+    assert len(timed) == 50
 
 
 def test_samples_that_drift_were_warm_up_and_timing_begins_anew():
-    sinking = [10 * MS * (1 - 0.02 * i / 200) for i in range(200)]
+    sinking = [10 * MS * (1 - 0.02 * i / 300) for i in range(300)]
     assert policy().next_timed(course(sinking, WARM)) == RESTART
     anew = course([], WARM, drifted_ns=sinking)
     assert policy().next_timed(anew) > 0
     assert anew.warm_s == pytest.approx(1 + sum(sinking) / 1e9)
-    assert policy(max_seconds=4.0).next_timed(course(sinking, WARM)) != RESTART, "no time is left"
+    assert policy(max_seconds=6.0).next_timed(course(sinking, WARM)) != RESTART, "no time is left"
     assert policy(warmup=100).next_timed(course(sinking, WARM)) != RESTART, "the job fixes it"
-    assert policy(min_seconds=0.0).next_timed(course(sinking, WARM)) != RESTART, "a quick look"
+    fixed = policy(iterations=300)
+    assert fixed.next_timed(course(sinking, WARM)) != RESTART, "the job fixes the count"
 
 
 def test_a_drift_shows_against_the_end_of_the_warm_up_too():
     warm = [S, *(1.01 * x for x in noisy(200, 0.002))]
-    assert policy().next_timed(course(noisy(200, 0.002), warm)) == RESTART
+    assert policy(seconds=2).next_timed(course(noisy(200, 0.002), warm)) == RESTART
     for other in ({"inner": 2}, {"is_graph": True}):
-        assert policy().next_timed(course(noisy(200, 0.002), warm, **other)) != RESTART, (
+        timed = course(noisy(200, 0.002), warm, **other)
+        assert policy(seconds=2).next_timed(timed) != RESTART, (
             "single steps tell nothing of loops and graphs"
         )
 
@@ -101,7 +121,7 @@ def test_what_warm_up_lacks_in_time_is_done_in_loops():
     owing = course([], short, inner=10)
     assert policy().next_timed(owing) == 900
     assert policy().next_timed(course([100_000] * 900, short, inner=10)) == RESTART
-    assert policy().next_timed(course([], short, inner=10, drifted_ns=[100_000] * 900)) == 2000
+    assert policy().next_timed(course([], short, inner=10, drifted_ns=[100_000] * 900)) == 3000
 
 
 def test_a_step_time_has_settled_where_its_level_changes_no_more():
@@ -109,7 +129,6 @@ def test_a_step_time_has_settled_where_its_level_changes_no_more():
     assert chosen.has_settled(course(noisy(200, 0.001), WARM)) is True
     drifting = course([10 * MS * (1 + i / 5000) for i in range(200)], WARM)
     assert chosen.has_settled(drifting) is False
-    assert policy(target_ci=0.1).has_settled(drifting) is True, "as much as the job cares for"
     assert chosen.has_settled(course([S] * 4, [S] * 5)) is None, "nobody can tell by eight steps"
 
 
@@ -140,10 +159,11 @@ def look(name: str, step_s: float, runs: int = 60) -> list[Look]:
     return looks(Cell(name=name, draw=NOISES[name], step_s=step_s), runs, Measure())
 
 
-@pytest.mark.parametrize("step_s", [0.005, 0.3, 3.0])
-@pytest.mark.parametrize("name", ["iid 1 %", "AR .6 1 %"])
+@pytest.mark.parametrize("step_s", [0.005, 0.3, 1.0])
+@pytest.mark.parametrize("name", ["independent 1 %", "AR 0.6 5 %"])
 def test_the_median_is_right_its_interval_honest_and_clean_noise_not_marked(name, step_s):
     found = look(name, step_s)
-    assert abs(np.mean([o.bias for o in found])) <= 0.004
-    assert np.mean([o.is_covered for o in found]) >= 0.85
+    noise = 0.01 if "1 %" in name else 0.05
+    assert abs(np.mean([o.bias for o in found])) <= 0.4 * noise
+    assert np.mean([o.is_covered for o in found if o.half is not None]) >= 0.85
     assert np.mean([o.is_stable is False for o in found]) <= 0.05

@@ -42,7 +42,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     (folder / "one_file_workload.py").write_text(ONE_FILE)
     point = make_point(workload="one_file_workload:Pipeline", params={})
-    measure = {"warmup": 2, "iterations": 6, "min_seconds": 0, "breakdown": False}
+    measure = {"warmup": 2, "iterations": 6, "breakdown": False}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         return measure_here(folder / "results", [point], **measure)

@@ -162,8 +162,8 @@ def test_a_run_of_one_round_can_go_on_with_more():
 
 
 def test_no_round_shortens_the_look_and_the_first_alone_takes_the_step_apart():
-    asked = [task.settings for task in Swept(rounds_of(), measure=Measure(min_seconds=2.0)).tasks]
-    assert {(settings.min_seconds, settings.target_ci) for settings in asked} == {(2.0, 0.01)}
+    asked = [task.settings for task in Swept(rounds_of(), measure=Measure(seconds=2.0)).tasks]
+    assert {settings.seconds for settings in asked} == {2.0}
     assert sum(settings.breakdown for settings in asked) == 3 * (1 + 2 + 4)
 
 
