@@ -353,21 +353,7 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
         yield f"quick: {timed_s:.2g} s timed"
     elif measure.iterations is None and timed_s < _NEARLY * measure.seconds:
         yield f"timed for {timed_s:.2g} s of the requested {measure.seconds:g} s"
-    half_width = half_interval(row)
-    if half_width is not None and is_imprecise(row):
-        known = ">100%" if half_width >= 1 else f"{half_width:.1%}"
-        yield f"step time is known to ±{known} only"
-    mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
-    if mean_ms > (1 + _RARE_STALLS) * median_ms:
-        yield (
-            f"some steps are much longer: the mean of {write_time(mean_ms, digits=4)}, which the "
-            f"rates follow, is {mean_ms / median_ms - 1:.1%} above the median"
-        )
-    if row.stable is False:
-        warmups = [len(r.warmup.step_ns) for m in measurements for r in m.repetitions]
-        yield f"step time changes its level still after {max(warmups)} iterations of warm-up"
-    elif row.stable is None and measure.iterations is None:
-        yield "too few steps to tell whether their time is steady"
+    yield from step_doubts(row, is_count_fixed=measure.iterations is not None)
     yield from _part_doubts(row)
     if row.alloc_retries:
         yield (
@@ -389,6 +375,30 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
             f"{row.mfu_pct:.0f}% of the device's peak is impossible: the operations or the "
             "peak are counted wrong, or the precision is not what was asked for"
         )
+
+
+def step_doubts(row: PointRow, *, is_count_fixed: bool) -> Iterator[str]:
+    """Yield a sentence for each doubt about the step time that follows from the row's columns.
+
+    Args:
+        is_count_fixed: the job set a count of iterations; too few of them are then no doubt.
+    """
+    half_width = half_interval(row)
+    if half_width is not None and is_imprecise(row):
+        known = ">100%" if half_width >= 1 else f"{half_width:.1%}"
+        yield f"step time is known to ±{known} only"
+    mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
+    if mean_ms > (1 + _RARE_STALLS) * median_ms:
+        yield (
+            f"some steps are much longer: the mean of {write_time(mean_ms, digits=4)}, which the "
+            f"rates follow, is {mean_ms / median_ms - 1:.1%} above the median"
+        )
+    if row.stable is False:
+        yield (
+            f"step time changes its level still after {row.warmup_iterations} iterations of warm-up"
+        )
+    elif row.stable is None and not is_count_fixed:
+        yield "too few steps to tell whether their time is steady"
 
 
 def why_no_breakdown(row: PointRow) -> str | None:
