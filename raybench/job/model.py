@@ -42,7 +42,7 @@ from raybench.job import registry
 from raybench.job.point import ANY, RUN_SETTINGS, Scalar, Strategy, are_devices
 from raybench.job.problems import KeyPath, Problem, key_text, quote, rule_of, say_unknown
 from raybench.job.registry import ANSWER_METRICS, SAMPLES, Answer
-from raybench.job.source import YamlSource, parse_source, with_sizes
+from raybench.job.source import QUICK_SECONDS, YamlSource, parse_source, with_sizes
 
 
 def _must(rule: str, test: Callable[[Any], object]) -> Callable[[Any], Any]:
@@ -207,9 +207,6 @@ Matrix = Annotated[dict[str, Axis], BeforeValidator(_matrix)]
 CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=PositiveCount | Span)]
 
 
-QUICK = "quick"
-# Up to so many timed seconds are a quick look.
-QUICK_SECONDS = 0.5
 # Timing goes on until so many samples are there, unless max_seconds ends it.
 ENOUGH_SAMPLES = 30
 # max_seconds does not cut these.
@@ -219,9 +216,7 @@ _LEAST_WARMUP, _MOST_WARMUP = 1 / 3, 1 / 2
 
 
 def _measure(value: object) -> object:
-    """Return a mapping as it is, for `quick` that of a short look; ValueError for all else."""
-    if value == QUICK:
-        return {"seconds": QUICK_SECONDS}
+    """Return a mapping as it is; raise ValueError for all else."""
     if not isinstance(value, dict | Measure):
         raise ValueError("must be a mapping or quick")
     return value

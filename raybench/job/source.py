@@ -26,6 +26,8 @@ from ruamel.yaml.reader import ReaderError
 from raybench.errors import JobError
 from raybench.job.problems import KeyPath, Position, Problem, key_text, quote
 
+# `measure: quick` stands for `measure: {seconds: 0.5}`, in a file and in an override.
+QUICK, QUICK_SECONDS = "quick", 0.5
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
 _MOST_LINES = 50
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
@@ -270,6 +272,8 @@ def parse_source(
             message = f"{rule}; `raybench init` writes one to start from"
             source.problems.insert(0, Problem(message=message))
         source.data = {}
+    elif source.data.get("measure") == QUICK:
+        source.data["measure"] = {"seconds": QUICK_SECONDS}
     failures = [line for text in overrides if (line := _override(source, text)) is not None]
     if not is_mapping or failures:
         lines = [source.explain_all(source.problems), *failures]
@@ -305,6 +309,9 @@ def _override(source: YamlSource, text: str) -> str | None:
         is_told = not value.strip() or ", given " in problem.message
         given = "" if is_told else f", given {quote(value)}"
         return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
+    if path == ("measure",) and tree.data == QUICK:
+        # Other keys of the file's section stay.
+        path, tree.data = ("measure", "seconds"), QUICK_SECONDS
     container = source.data
     for depth, name in enumerate(path[:-1], start=1):
         container = container.setdefault(str(name), {})

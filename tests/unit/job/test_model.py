@@ -28,6 +28,12 @@ def test_quick_is_short_for_the_settings_of_a_short_look():
     assert not load(JOB).measure.is_quick
 
 
+def test_quick_keeps_the_other_measure_settings():
+    more = load(JOB + "measure: quick\n", "measure.rounds=3")
+    less = load(JOB + "measure: {seconds: 9, rounds: 3}\n", "measure=quick")
+    assert more.measure == less.measure == Measure(seconds=0.5, rounds=3)
+
+
 def test_the_meaning_changes_with_what_is_run_and_with_nothing_else():
     meaning = load(JOB).meaning_sha256
     same = ["name=other", "baseline={}", "on_error=stop"]
