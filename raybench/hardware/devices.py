@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -49,8 +49,11 @@ _LIMITED_SHARE = 0.02
 _UNLIMITED_S, _LONGEST_WAIT_S, _LOOK_S = 0.3, 3.0, 0.05
 # Limits by heat or by a fault, not by the work itself.
 _HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
-# NVML's power is an average over windows of up to a second, and on A100 and H100 only a quarter
-# of the time is sampled (arXiv 2312.02741): the energy of a short block is mostly its neighbours'.
+# NVML's energy counter moves every 20 to 100 ms, and on A100 and H100 only a quarter of the time is
+# sampled (arXiv 2312.02741). A reading is late by up to one update, so one short block says
+# nothing. The sum over blocks is right to one update or two, however short the blocks are: in the
+# short pause between two blocks the counter rarely moves, so the energy that one block lacks is
+# counted in the next block.
 _SHORTEST_ENERGY_S = 2.0
 _BYTES_PER_KIB = 1024
 # A reading of the clock takes some 30 us.
@@ -229,6 +232,10 @@ class Reading:
     limited_s: Mapping[str, float] = field(default_factory=dict)
 
 
+# The readings before and after something, such as a block of steps.
+ReadingSpan = tuple[Reading | None, Reading | None]
+
+
 class Counters:
     """Reads energy and limited clocks of one device; a CPU counts neither."""
 
@@ -303,12 +310,22 @@ def is_held_back(before: Reading | None, after: Reading | None) -> bool:
     return not _HEAT_OR_FAULT.isdisjoint(throttle_reasons(before, after))
 
 
-def energy_j(before: Reading | None, after: Reading | None) -> float | None:
-    """Return the energy in J used between two readings; None if unknown or less than 2 s apart."""
-    if before is None or after is None or before.energy_j is None or after.energy_j is None:
-        return None
-    is_long = after.time_s - before.time_s >= _SHORTEST_ENERGY_S
-    return after.energy_j - before.energy_j if is_long else None
+def seconds_between(spans: Iterable[ReadingSpan]) -> float:
+    """Return the seconds within all spans together; spans with an unknown reading count as 0."""
+    return sum(after.time_s - before.time_s for before, after in spans if before and after)
+
+
+def energy_j(spans: Sequence[ReadingSpan]) -> float | None:
+    """Return the energy in J used within all spans together.
+
+    None if it is unknown, or if the spans are shorter than 2 s together.
+    """
+    used_j = 0.0
+    for before, after in spans:
+        if before is None or after is None or before.energy_j is None or after.energy_j is None:
+            return None
+        used_j += after.energy_j - before.energy_j
+    return used_j if seconds_between(spans) >= _SHORTEST_ENERGY_S else None
 
 
 class Sampler:

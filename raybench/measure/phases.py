@@ -8,6 +8,7 @@ run the same number of collectives.
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,8 +21,10 @@ from raybench.errors import add_note, brief
 from raybench.hardware.devices import (
     Counters,
     Reading,
+    ReadingSpan,
     energy_j,
     is_held_back,
+    seconds_between,
     throttle_reasons,
     wait_until_unlimited,
 )
@@ -50,7 +53,7 @@ from raybench.measure.instruments import (
     workload_stream,
 )
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
-from raybench.measure.uneven import has_other_gradients
+from raybench.measure.uneven import Idle, has_other_gradients
 from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.stats.summary import step_series
 from raybench.workloads.base import (
@@ -63,6 +66,7 @@ from raybench.workloads.base import (
 from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")
+_NS_PER_S = 1e9
 # Blocks of iterations: this rank's samples, and the durations in ns on each rank.
 _Blocks = list[tuple[Samples, list[list[int]]]]
 # Runs a step, and describes what NCCL ran for its collectives.
@@ -74,8 +78,9 @@ class _PointRun:
     """What the repeats of a point share: their instruments, and what they found so far.
 
     policy: decides how long they are measured, by what the job asks for (`policy.settings`).
-    energies_j: of each timed phase. peaks_bytes: of (allocated, reserved) memory after each repeat.
-    fields: further fields of the Measurement, by name.
+    is_idle: this rank has no share of the step. energies_j: of each timed phase. peaks_bytes: of
+    (allocated, reserved) memory after each repeat. fields: further fields of the Measurement, by
+    name.
     """
 
     context: Context
@@ -84,6 +89,7 @@ class _PointRun:
     counters: Counters
     memory: MemoryUse
     nccl_choices: NcclChoices
+    is_idle: bool = False
     repetitions: list[Repetition] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)
     peaks_bytes: list[tuple[int | None, int | None]] = field(default_factory=list)
@@ -212,6 +218,7 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
     StepsEndedError where a script ends too soon, and what the workload raises.
     """
     context, policy = run.context, run.policy
+    run.is_idle = isinstance(workload, Idle)
     with no_garbage_collection():
         warmup, compiling_steps = _warm_up(workload, run)
         warmup_ns = _point_ns(warmup)
@@ -287,8 +294,9 @@ def _time(
     drifted: _Blocks = []
     timed: _Blocks = []
     retries, device_allocs = run.memory.retries, run.memory.device_allocs
-    # Of the device's counters, before and after each block that counts.
-    readings: list[Reading | None] = []
+    # Of the device's counters, around each block that counts.
+    readings: list[ReadingSpan] = []
+    lead_ins: list[int] = []
     spans_ns: list[SpanNs] = []
 
     def progress() -> Progress:
@@ -305,6 +313,7 @@ def _time(
             drifted += timed
             timed.clear()
             readings.clear()
+            lead_ins.clear()
             spans_ns.clear()
             run.memory.retries, run.memory.device_allocs = retries, device_allocs
             run.memory.restart()
@@ -315,17 +324,40 @@ def _time(
         with run.memory.counting():
             block = run.time_block(step, count, lead_in=lead_in)
         spans_ns.append((begin_ns, time.monotonic_ns()))
+        if run.is_idle:
+            _rest(lead_in + count, progress().expected_ns, policy.max_block_s)
         samples, after = per_step(block, inner), run.counters.read()
-        readings += [before, after]
+        readings.append((before, after))
+        lead_ins.append(lead_in)
         if before and after and after.limited_s:
             is_throttled = bool(throttle_reasons(before, after))
             samples = replace(samples, throttled=(is_throttled,) * count)
         timed.append((samples, gather_durations(samples.step_ns, device)))
     run.timed_at_ns.extend(spans_ns)
-    run.energies_j.append(energy_j(readings[0], readings[-1]))
-    for before, after in zip(readings[::2], readings[1::2], strict=True):
+    used_j = _energy_of_samples(readings, sum(lead_ins), progress(), is_idle=run.is_idle)
+    run.energies_j.append(used_j)
+    for before, after in readings:
         run.throttle_reasons.update(dict.fromkeys(throttle_reasons(before, after)))
     return drifted, timed, progress()
+
+
+def _rest(samples: int, expected_ns: Sequence[float], at_most_s: float) -> None:
+    """Leave the device idle for as long as the other ranks need for so many samples."""
+    # Without this the next collective would begin now, and NCCL would spin on the idle device.
+    if expected_ns:
+        time.sleep(min(at_most_s, samples * statistics.median(expected_ns) / _NS_PER_S))
+
+
+def _energy_of_samples(
+    readings: Sequence[ReadingSpan], lead_ins: int, progress: Progress, *, is_idle: bool
+) -> float | None:
+    """Return the energy in J of the timed samples, without lead-in samples and pauses."""
+    used_j = energy_j(readings)
+    if used_j is None:
+        return None
+    if is_idle:  # the samples of such a rank take no time
+        return used_j * progress.timed_s / seconds_between(readings)
+    return used_j * len(progress.sample_ns) / (len(progress.sample_ns) + lead_ins)
 
 
 def _point_ns(blocks: _Blocks) -> Sequence[float]:

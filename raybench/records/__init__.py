@@ -449,7 +449,8 @@ class Measurement(RankMetrics):
     flops_per_step: floating-point operations of this rank's step. model_flops_per_step: the same as
     papers on MFU count them, 6 for each parameter and token.
     gemm_tflops: what this device reaches in large matrix products of the point's precision.
-    energy_j: of the device in all timed phases; None if unknown, or if one is shorter than 2 s.
+    energy_j: of the device in all timed steps, without lead-in steps and pauses; None if unknown,
+    or if a timed phase is shorter than 2 s.
     throttle_reasons: why clocks were limited in its timed blocks. timed_at_ns: when these were.
     sm_clocks_mhz: of the device, read meanwhile by another process; empty where it is not known.
     workload_metrics: the values of the metrics that the workload declares itself.

@@ -309,6 +309,8 @@ def point_metrics(record: Record) -> dict[str, Any]:
     for column in columns_of(RankMetrics):
         of_ranks = [getattr(one, column.name) for one in working]
         found[column.name] = combine_ranks(column.about.over_ranks or "max", of_ranks)
+    # Devices that wait for the others use energy too.
+    found["energy_j"] = combine_ranks("sum", [one.energy_j for one in record.measurements])
     if shares:  # the check of an uneven step is made with its probes
         found["gradient_error"] = shares[0].gradient_error
     if shares and len(shares) == len(record.measurements):

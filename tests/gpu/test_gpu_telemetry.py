@@ -58,7 +58,7 @@ def test_a_reading_is_cheap_and_grows_with_the_work(device, described):
     cost_ms = (time.perf_counter() - started_s) / 100 * 1e3
     keep_busy(device, BUSY_S)
     after = counters.read()
-    used_j, elapsed_s = energy_j(before, after), after.time_s - before.time_s
+    used_j, elapsed_s = energy_j([(before, after)]), after.time_s - before.time_s
     grown_s = {
         reason: after.limited_s[reason] - before.limited_s[reason] for reason in after.limited_s
     }

@@ -171,7 +171,7 @@ def test_an_old_driver_counts_by_policy_and_the_fields_win_where_both_are(monkey
     assert Counters(CUDA).read().limited_s == {"power_cap": 1.0, "thermal_sw": 1e-9}
 
 
-def test_throttling_is_told_above_two_percent_of_the_time_and_energy_from_two_seconds_on():
+def test_throttling_is_told_above_two_percent_of_the_time():
     before = reading(10.0, power_cap=100.0, thermal_hw=5.0, sync_boost=0.0)
     after = reading(20.0, power_cap=100.3, thermal_hw=5.1, sync_boost=0.0)
     assert throttle_reasons(before, after) == ("power_cap",)
@@ -181,11 +181,15 @@ def test_throttling_is_told_above_two_percent_of_the_time_and_energy_from_two_se
     # Clocks that an administrator set, and idling, are not counted.
     benign = {"idle", "app_clocks", "display_clocks"}
     assert not benign & {*nvml.LIMITED_NS_FIELDS.values(), *nvml.LIMITED_NS_POLICIES.values()}
-    # Energy is told from two seconds on.
-    assert energy_j(reading(0.0, 100.0), reading(2.0, 1500.0)) == 1400.0
-    assert energy_j(reading(0.0, 100.0), reading(1.9, 1500.0)) is None
-    assert energy_j(reading(0.0), reading(5.0, 1500.0)) is None
-    assert energy_j(None, None) is None
+
+
+def test_energy_is_known_from_two_seconds_on():
+    first = (reading(0.0, 100.0), reading(1.5, 1500.0))
+    later = (reading(6.5, 9000.0), reading(7.0, 9400.0))
+    assert energy_j([first, later]) == 1800.0  # not that of the pause
+    assert energy_j([first]) is None
+    assert energy_j([first, (reading(6.5), reading(9.5, 9400.0))]) is None
+    assert energy_j([(None, None)]) is None
 
 
 class Limited:

@@ -12,6 +12,7 @@ from builders import make_context
 from raybench.hardware.devices import Reading
 from raybench.job.model import Measure
 from raybench.measure import phases, profiling
+from raybench.measure.uneven import Idle
 from raybench.records import Breakdown, Profile
 from raybench.workloads.base import Workload
 from raybench.workloads.networks import Mlp
@@ -279,6 +280,37 @@ def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(clock
     assert done.sm_clocks_mhz == ()  # another process reads them
     monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, lambda time_s: {}))
     assert measure_paced(clock, step_s=1.0, iterations=8).repetitions[0].timed.throttled == ()
+
+
+@pytest.mark.parametrize("step_s", [0.0005, 0.005, 0.02, 0.24])
+def test_energy_per_step_has_no_lead_in_and_pauses(clock, monkeypatch, step_s):
+    gather = phases.gather_durations
+
+    def gather_after_a_pause(step_ns, device):
+        clock[0] += 50_000_000
+        return gather(step_ns, device)
+
+    monkeypatch.setattr(phases, "gather_durations", gather_after_a_pause)
+    monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, lambda time_s: {}))
+    monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
+    done = measure_paced(clock, step_s=step_s)
+    steps = len(done.step_ns) * done.repetitions[0].inner_iterations
+    assert done.energy_j / steps == pytest.approx(100 * step_s, rel=0.001)
+
+
+def test_a_rank_without_a_share_counts_its_idle_power(clock, monkeypatch):
+    def of_both_ranks(step_ns, device):
+        return [[50_000_000] * len(step_ns), list(step_ns)]
+
+    def sleep(seconds):
+        clock[0] += round(seconds * 1e9)
+
+    monkeypatch.setattr(phases, "gather_durations", of_both_ranks)
+    monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, lambda time_s: {}))
+    monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
+    monkeypatch.setattr(phases.time, "sleep", sleep)
+    done = measure(Idle)
+    assert done.energy_j / len(done.step_ns) == pytest.approx(100 * 0.05)
 
 
 def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_share(clock):

@@ -15,7 +15,7 @@ from builders import (
 )
 
 from raybench.job.point import Precision
-from raybench.records import Breakdown, PeakParts, Repetition, Status, Traffic
+from raybench.records import Breakdown, PeakParts, RankShare, Repetition, Status, Traffic
 from raybench.results.columns import SCHEMA_VERSION, from_row, to_row
 from raybench.results.metrics import dense_peak_tflops
 from raybench.results.tables import TABLES, Run, point_row, sample_columns, schema, units
@@ -125,6 +125,25 @@ def test_what_ranks_tell_becomes_one_value_of_the_point(column, by_rank, expecte
     ranks = [make_measurement(r, [[MS] * 6], **{column: told}) for r, told in enumerate(by_rank)]
     row = row_of(make_record(make_point(world_size=2), measurements=tuple(ranks)))
     assert row["new_processes" if column == "is_of_new_process" else column] == expected
+
+
+def test_energy_counts_devices_without_a_share():
+    share = RankShare(
+        items=8,
+        fixed_ms=0.0,
+        items_per_s=1.0,
+        slow_ratio=None,
+        exchange_ms=0.0,
+        predicted_step_ms=8.0,
+        crossover_batch=None,
+        gradient_error=None,
+    )
+    ranks = (
+        make_measurement(0, [[MS] * 6], energy_j=700.0, share=share),
+        make_measurement(1, [[0] * 6], energy_j=90.0, share=replace(share, items=0)),
+    )
+    row = row_of(make_record(make_point(world_size=2, shares="fast"), measurements=ranks))
+    assert row["energy_j"] == 790.0
 
 
 def test_the_first_step_and_the_first_after_compiling_are_those_of_the_slowest_rank():
