@@ -452,13 +452,13 @@ class FactReader:
 
     def _read_device(self, device: Device, logged: _LoggedXids | None) -> DeviceFacts:
         """Return the facts of one device, and watch it from now on. logged: as of `kernel_xids`."""
-        now = datetime.now(UTC)
+        now_s = time.monotonic()
         handle = nvml.device(device.uuid) if device.kind == "cuda" else None
         if handle is None:
             unread = "NVML does not answer" if device.kind == "cuda" else ""
-            return DeviceFacts(device=device, read_at=now, unread=unread)
+            return DeviceFacts(device=device, read_s=now_s, unread=unread)
         if device.uuid not in self._watches:
-            self._watches[device.uuid] = _XidWatch(handle, now)
+            self._watches[device.uuid] = _XidWatch(handle, now_s)
         watch, kernel_xids = self._watches[device.uuid], None
         pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
         if pci is not None and logged is not None:
@@ -471,10 +471,10 @@ class FactReader:
         pending = nvml.ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
         return DeviceFacts(
             device=device,
-            read_at=now,
+            read_s=now_s,
             kernel_xids=kernel_xids,
             new_xids=watch.read(),
-            xids_watched_since=watch.since,
+            xids_watched_since_s=watch.since_s,
             memory_free_bytes=None if memory is None else memory.free,
             ecc_errors=nvml.ecc_errors(handle),
             # Those after errors that could be corrected, and those after others.
@@ -488,10 +488,10 @@ class FactReader:
 
 
 class _XidWatch:
-    """The driver errors of one device since `since`, as NVML reports them by events."""
+    """The driver errors of one device since `since_s`, as NVML reports them by events."""
 
-    def __init__(self, handle: Any, since: datetime) -> None:
-        self.since = since
+    def __init__(self, handle: Any, since_s: float) -> None:
+        self.since_s = since_s
         self._seen: list[int] = []
         self._events = nvml.ask(pynvml.nvmlEventSetCreate)
         if self._events is not None:
@@ -503,7 +503,7 @@ class _XidWatch:
                 self._events = None
 
     def read(self) -> tuple[int, ...] | None:
-        """Return the Xid numbers of all errors since `since`, oldest first; None if unknown."""
+        """Return the Xid numbers of all errors since `since_s`, oldest first; None if unknown."""
         if self._events is None:
             return None
         for _ in range(_MOST_EVENTS):

@@ -628,7 +628,7 @@ def _fact_problems(
             found[name] = f"{counted(grown, noun)} of memory went bad during the check"
     if now.is_remap_failed:
         found["failed remaps"] = "no spare row is left"
-    passed_s = (now.read_at - before.read_at).total_seconds()
+    passed_s = now.read_s - before.read_s
     replays = _growth(before.pcie_replays, now.pcie_replays)
     if replays > _REPLAYS_PER_MIN * max(1.0, passed_s / 60):
         found["PCIe replays"] = f"{replays} packets were sent again over PCIe during the check"
@@ -662,7 +662,7 @@ def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str:
         new = sorted(logged.elements())
     else:
         # An agent that was replaced meanwhile watches anew.
-        is_same_watch = now.xids_watched_since == before.xids_watched_since
+        is_same_watch = now.xids_watched_since_s == before.xids_watched_since_s
         new = list((now.new_xids or ())[len(before.new_xids or ()) if is_same_watch else 0 :])
     if new:
         return f"the driver reported Xid {_numbers(new)} during the check"

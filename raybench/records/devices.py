@@ -53,11 +53,12 @@ class DeviceFacts:
     fabric_faults: what the fabric manager says is wrong, in words; () also where it is unknown.
     kernel_xids: numbers of the errors of the driver that the kernel's log still holds, oldest
     first; None where it may not be read, as by users on most hosts and in most containers.
-    new_xids: those that NVML told of since `xids_watched_since`: it knows of none before.
+    new_xids: those that NVML told of since `xids_watched_since_s`: it knows of none before.
     """
 
     device: Device
-    read_at: datetime
+    # By the monotonic clock of its host.
+    read_s: float
     unread: str = ""
     memory_free_bytes: int | None = None
     ecc_errors: int | None = None
@@ -74,7 +75,7 @@ class DeviceFacts:
     fabric_faults: tuple[str, ...] = ()
     kernel_xids: tuple[int, ...] | None = None
     new_xids: tuple[int, ...] | None = None
-    xids_watched_since: datetime | None = None
+    xids_watched_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

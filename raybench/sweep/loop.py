@@ -246,8 +246,10 @@ class _Loop:
         """Write a record of each point in flight: `reason`, with the status of `cause`."""
         batch = []
         for one in self._in_flight.running.values():
-            record = _make_unmeasured(
-                one.attempt, cause, reason, started_at=one.started_at, neighbours=one.neighbours
+            record = replace(
+                _make_unmeasured(one.attempt, cause, reason, one.started_at),
+                duration_s=time.monotonic() - one.started_s,
+                neighbours=tuple(one.neighbours),
             )
             batch.append((one.attempt.index, record))
         if batch:
@@ -307,7 +309,7 @@ class _Loop:
             attempt = replace(decision.attempt, number=self._attempts[point_id])
             if isinstance(decision, Skip):
                 now = datetime.now(UTC)
-                skipped = _make_unmeasured(attempt, decision.cause, decision.reason, started_at=now)
+                skipped = _make_unmeasured(attempt, decision.cause, decision.reason, now)
                 yield from self._end([(attempt, skipped)])
                 continue
             devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
@@ -376,6 +378,8 @@ class RunningAttempt:
     attempt: Attempt
     devices: tuple[Device, ...]
     started_at: datetime
+    # By the monotonic clock: the other one may be set back meanwhile.
+    started_s: float = field(default_factory=time.monotonic)
     neighbours: dict[str, None] = field(default_factory=dict)
     outcome: tuple[Answer, ...] | BaseException = ()
     duration_s: float = 0.0
@@ -411,11 +415,10 @@ class InFlight:
         self.running[attempt.index] = running
 
         def run() -> None:
-            started_s = time.perf_counter()
             try:
                 seen = self._cluster.watch_other_users(worker_ids)
                 running.outcome = self._cluster.run(task, worker_ids)
-                running.duration_s = time.perf_counter() - started_s
+                running.duration_s = time.monotonic() - running.started_s
                 running.others = seen()
             except BaseException as error:
                 running.outcome = error  # it is raised again on the thread that waits
@@ -447,18 +450,8 @@ class InFlight:
         return ended
 
 
-def _make_unmeasured(
-    attempt: Attempt,
-    cause: Cause,
-    reason: str,
-    *,
-    started_at: datetime,
-    neighbours: Collection[str] = (),
-) -> Record:
-    """Return the record of an attempt without answers: status of `cause`, message `reason`.
-
-    started_at: with a time zone; it ends now. neighbours: ids of points that ran beside it.
-    """
+def _make_unmeasured(attempt: Attempt, cause: Cause, reason: str, started_at: datetime) -> Record:
+    """Return the record of an attempt without answers: status of `cause`, message `reason`."""
     return Record(
         point=attempt.point,
         attempt=attempt.number,
@@ -466,10 +459,9 @@ def _make_unmeasured(
         control_of=attempt.control_of,
         status=cause.status,
         started_at=started_at,
-        duration_s=(datetime.now(UTC) - started_at).total_seconds(),
+        duration_s=0.0,
         error_type=cause,
         error_message=reason,
-        neighbours=tuple(neighbours),
     )
 
 

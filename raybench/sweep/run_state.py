@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 import shlex
 import socket
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
@@ -164,6 +165,8 @@ class RunRows:
         self._ended = dict(start.ended)
         self._known = set(start.devices)
         self._run = start.run
+        # A clock that is set back must not make the run end before it began.
+        self._began = datetime.now(UTC), time.monotonic()
         self._points = {point.point_id for point in start.plan.points}
         self._is_told = False
 
@@ -242,7 +245,9 @@ class RunRows:
         trials that `--filter` leaves out have not ended. Raises ResultsError if it cannot write.
         """
         run = _finish_run(self._run, self.start.plan, self._ended)
-        run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
+        began_at, began_s = self._began
+        finished_at = began_at + timedelta(seconds=time.monotonic() - began_s)
+        run = replace(run, status=status or run.status, finished_at=finished_at)
         is_over = status or not self.start.was_cut_short or _is_whole(self.start, run, self._ended)
         _write_end(self.store, run if is_over else replace(run, status=RunStatus.INTERRUPTED))
         return run

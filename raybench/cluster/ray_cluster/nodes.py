@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -434,10 +433,10 @@ class NodeAgents:
         """Return facts of each device, in order; `unread` says so if no agent answers in 20 s."""
         answers = self._ask("device_facts", devices, lambda here: (here,), timeouts.AGENT_FACTS_S)
         by_uuid = {one.device.uuid: one for facts in answers.values() for one in facts}
-        now = datetime.now(UTC)
+        now_s = time.monotonic()
         unread = "the agent of its node does not answer"
         return tuple(
-            by_uuid.get(device.uuid, DeviceFacts(device=device, read_at=now, unread=unread))
+            by_uuid.get(device.uuid, DeviceFacts(device=device, read_s=now_s, unread=unread))
             for device in devices
         )
 

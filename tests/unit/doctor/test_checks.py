@@ -1,6 +1,5 @@
 """What doctor says of facts: each fault is found, named, and nothing is guessed."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -177,7 +176,7 @@ def test_a_variable_that_one_worker_has_is_told_with_its_owner():
 def with_state(**known: Any) -> Facts:
     """One GPU of which NVML and the kernel tell this."""
     device = healthy()
-    state = DeviceFacts(device=device, read_at=datetime.now(UTC), **known)
+    state = DeviceFacts(device=device, read_s=0.0, **known)
     return Facts(devices=(device,), states=(state,))
 
 

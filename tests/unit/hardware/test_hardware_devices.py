@@ -348,7 +348,7 @@ def test_each_unsupported_question_costs_only_its_own_answer(monkeypatch):
             field.name
             for field in fields_of(DeviceFacts)
             if getattr(partly, field.name) != getattr(whole, field.name)
-            and field.name not in ("read_at", "xids_watched_since")
+            and field.name not in ("read_s", "xids_watched_since_s")
         ]
         assert len(differing) <= 4, (name, differing)
 
@@ -380,7 +380,7 @@ def test_errors_of_the_driver_are_told_from_the_first_reading_on(monkeypatch):
     (after,) = reader.read(devices)
     (later,) = reader.read(devices)
     assert [before.new_xids, after.new_xids, later.new_xids] == [(), (31, 79), (31, 79)]
-    assert before.xids_watched_since == after.xids_watched_since == before.read_at
+    assert before.xids_watched_since_s == after.xids_watched_since_s == before.read_s
     assert fake.asked.count("nvmlDeviceRegisterEvents") == 1
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from builders import make_device, make_failed, make_measurement, make_record
@@ -248,7 +247,7 @@ def test_drift_is_the_last_tenth_of_a_burn_in_against_the_first(last, ratio):
     assert not list(drift(readings[:1], 0.01))
 
 
-AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
+AT_S = 1000.0
 NO_ERRORS = {"crc": 0, "replay": 0, "recovery": 0}
 LINKS = tuple(NvLink(link=link, is_active=True, errors=NO_ERRORS) for link in range(4))
 
@@ -257,7 +256,7 @@ def facts_of(index: int = 0, **changes) -> DeviceFacts:
     """A healthy device of an NVSwitch system."""
     healthy = {
         "device": make_device(index),
-        "read_at": AT,
+        "read_s": AT_S,
         "memory_free_bytes": 139 * 2**30,
         "ecc_errors": 0,
         "remapped_rows": 1,
@@ -272,14 +271,14 @@ def facts_of(index: int = 0, **changes) -> DeviceFacts:
         "fabric_state": "completed",
         "kernel_xids": (31,),
         "new_xids": (),
-        "xids_watched_since": AT,
+        "xids_watched_since_s": AT_S,
     }
     return DeviceFacts(**{**healthy, **changes})
 
 
 def later(facts: DeviceFacts, **changes) -> DeviceFacts:
     """The same device three minutes afterwards."""
-    return replace(facts, **{"read_at": AT + timedelta(minutes=3), **changes})
+    return replace(facts, **{"read_s": AT_S + 180, **changes})
 
 
 def problems(*readings: Reading) -> dict[str, str]:
@@ -354,7 +353,7 @@ def test_errors_from_before_the_check_count_only_where_the_device_itself_failed(
     }
     # A watch that began anew counts from its own beginning.
     before = facts_of(kernel_xids=None, new_xids=(31, 31))
-    again = later(before, new_xids=(79,), xids_watched_since=AT + timedelta(minutes=1))
+    again = later(before, new_xids=(79,), xids_watched_since_s=AT_S + 60)
     during = {"Xid errors": "the driver reported Xid 79 during the check"}
     assert problems(*facts_readings([before], [again])) == during
 

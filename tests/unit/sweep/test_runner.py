@@ -392,6 +392,32 @@ def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(sweeping
     assert stored("points", "attempt") == [1, 2, 1]
 
 
+def test_a_clock_set_back_shortens_no_duration(job, sweeping, stored, monkeypatch):
+    offset = timedelta(0)
+
+    class WallClock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + offset
+
+    def script(point, rank):
+        nonlocal offset
+        offset -= timedelta(hours=1)
+        if point.batch_size == 2:
+            raise ClusterError("gone")
+        return make_measurement(rank)
+
+    for module in ("loop", "run_state"):
+        monkeypatch.setattr(f"raybench.sweep.{module}.datetime", WallClock)
+    run = replace(state_of(job).run, started_at=datetime.now(UTC))
+    with pytest.raises(ClusterError):
+        sweeping(one_worker(script), run=run)
+    assert stored("points", "status") == ["ok", "lost"]
+    assert min(stored("points", "duration_s")) >= 0
+    (ended,) = [*stored("runs", "finished_at")]
+    assert ended >= run.started_at
+
+
 @pytest.fixture
 def resume(folder, job, monkeypatch, command):
     """`raybench sweep --resume run-a` of a run that ended so: what it began with, if it did."""
