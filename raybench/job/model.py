@@ -334,8 +334,8 @@ class Placement(Section):
     devices: Annotated[StrictStr, Predicate(are_devices)] = Field(
         default=ANY,
         description="Devices that points may use where devices is no axis: any, those of a model, "
-        "as in H200 (a part of its name), or those with these numbers by node and index, as in "
-        "0/2.",
+        "as in H200 (a part of its name), or those with these numbers, as in 0/2. Devices are "
+        "numbered from 0 by rack, node and index; those that come late get the next numbers.",
     )
     isolation: Isolation = Field(
         default="cluster",

@@ -70,8 +70,9 @@ class SlowBy(StrEnum):
     SMS = "sms"
 
 
-# The setting `devices`: all of the cluster, those of a model, or some by number. Numbers count the
-# devices of the cluster in the order of ranks: by node, then by index.
+# The setting `devices`: all of the cluster, those of a model, or some by number. Devices are
+# numbered in the order in which they come: those at the start of the sweep by rack, node and index,
+# then each late one, so that a number stays with its device.
 ANY = "any"
 _NUMBERS = re.compile(r"\d+(/\d+)*")
 
@@ -94,7 +95,7 @@ def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
 
     devices: "any", numbers as in "2/0" or "2", or else a part of a model's name in any case.
     Numbers keep their order, without those beyond the cluster; else the order is ascending.
-    models: of all devices, by number (by node, then by index).
+    models: of all devices, by number.
     """
     if numbers := device_numbers(devices):
         return [number for number in numbers if number < len(models)]
@@ -195,7 +196,8 @@ class Execution:
         Predicate(are_devices),
         About(
             text="Devices that a point may use: any, those of a model, as in H200 (a part of its "
-            "name), or those with these numbers by node and index, as in 0/2.",
+            "name), or those with these numbers, as in 0/2. Devices are numbered from 0 by rack, "
+            "node and index; those that come late get the next numbers.",
             column="devices that the point may use",
         ),
     ] = ANY

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
+from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy
 from raybench.errors import UsageError
 from raybench.job.model import BatchSearch
 from raybench.job.plan import Plan, varying_settings
@@ -228,9 +228,8 @@ class Schedule:
         if asked not in self._allocators:
             chosen = None
             if point.devices != ANY:
-                ordered = in_device_order(self._devices)
-                models = [self._devices[worker_id].name for worker_id in ordered]
-                chosen = {ordered[number] for number in choose_devices(point.devices, models)}
+                # A device's number is its worker id, which does not change when others come later.
+                chosen = choose_devices(point.devices, [device.name for device in self._devices])
             self._allocators[asked] = DeviceAllocator(
                 self._devices, self._lost, point.strategy, self._isolation, chosen
             )

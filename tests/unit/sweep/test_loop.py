@@ -294,6 +294,20 @@ def test_points_that_fit_run_before_the_workers_that_are_coming_are_waited_for()
     assert told == [(2, 0), (2, 2), (0, 0), (2, 8), (4, 0), (2, 4)]  # a control ends its block
 
 
+def test_a_late_node_sorting_first_renumbers_no_device():
+    late, *early = make_devices(a=1, b=1)
+    cluster = ChangingCluster(early, measured, late=[late])
+    cluster.start(1, "pack")
+    points = (make_point(devices="0"), make_point(devices="1"), make_point(world_size=2))
+    records, _ = run(Plan(points=points), cluster, count=2)
+    used = {(r.round, r.point.devices): [d.node_id for d in r.devices] for r in records}
+    assert used == {
+        **{(number, "0"): ["b"] for number in (1, 2)},
+        **{(number, "1"): ["a"] for number in (1, 2)},
+        **{(number, "any"): ["a", "b"] for number in (1, 2)},
+    }
+
+
 def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones_are_lost():
     def script(point, rank):
         if point.world_size == 2 and not cluster.gone:
