@@ -171,7 +171,7 @@ def test_an_old_driver_counts_by_policy_and_the_fields_win_where_both_are(monkey
     assert Counters(CUDA).read().limited_s == {"power_cap": 1.0, "thermal_sw": 1e-9}
 
 
-def test_throttling_is_told_above_two_percent_of_the_time():
+def test_throttling_is_told_above_two_percent():
     before = reading(10.0, power_cap=100.0, thermal_hw=5.0, sync_boost=0.0)
     after = reading(20.0, power_cap=100.3, thermal_hw=5.1, sync_boost=0.0)
     assert throttle_reasons(before, after) == ("power_cap",)

@@ -283,7 +283,7 @@ def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(clock
 
 
 @pytest.mark.parametrize("step_s", [0.0005, 0.005, 0.02, 0.24])
-def test_energy_per_step_has_no_lead_in_and_pauses(clock, monkeypatch, step_s):
+def test_energy_excludes_lead_in_and_pauses(clock, monkeypatch, step_s):
     gather = phases.gather_durations
 
     def gather_after_a_pause(step_ns, device):
@@ -298,7 +298,7 @@ def test_energy_per_step_has_no_lead_in_and_pauses(clock, monkeypatch, step_s):
     assert done.energy_j / steps == pytest.approx(100 * step_s, rel=0.001)
 
 
-def test_a_rank_without_a_share_counts_its_idle_power(clock, monkeypatch):
+def test_a_rank_without_share_counts_idle_power(clock, monkeypatch):
     def of_both_ranks(step_ns, device):
         return [[50_000_000] * len(step_ns), list(step_ns)]
 
