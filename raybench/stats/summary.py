@@ -213,9 +213,13 @@ def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 # Mol. Biol. 3(1), 2004). Points of one start may all be moved by the same cause, and then together
 # say hardly more than one: others add degrees of freedom only as far as they are independent.
 
-# All other points together add at most as many as the point's own starts have: else the interval of
-# a point that is much noisier than the rest would be far too narrow.
+# All other points together add at most as many as the point's own starts have.
 _MOST_OTHERS = 1.0
+# A point with a variance of more than so many times the common level borrows nothing from the
+# other points, which would make its interval too narrow. The idea is that of B. Phipson et al.,
+# "Robust hyperparameter estimation protects against hypervariable genes", Ann. Appl. Stat. 10(2),
+# 2016. The number is by simulation: `python -m benchmarks.simulations.noisy_points`.
+_NOISY = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +256,13 @@ def scatter(
 ) -> list[Scatter | None]:
     """Return the scatter of each point's starts, in order, shrunk towards that of all points.
 
-    None for a point of which no side has two starts. values: [points, starts], logarithms of times
-    or rates; NaN where a start lacks a point. sides: the side of each start by number; None: all
-    are of one. Starts of one side differ by chance alone, the levels of two sides may differ.
+    A point that is much noisier than the other points keeps its own scatter. A point has none
+    (None) where no side has two starts of it.
+
+    Args:
+        values: [points, starts], logarithms of times or rates; NaN where a start lacks a point.
+        sides: the side of each start by number; None: all starts are of one side. Starts of one
+            side differ by chance alone, the levels of two sides may differ.
     """
     of_start = np.zeros(values.shape[1], int) if sides is None else np.asarray(sides)
     rest = np.full(values.shape, np.nan)
@@ -274,6 +282,7 @@ def scatter(
     level, weight = _fit_prior(variances, degrees)
     others = _independent_points(rest, variances, degrees) - 1
     more = np.minimum(min(weight, others * float(degrees.mean())), _MOST_OTHERS * degrees)
+    more[variances > _NOISY * level] = 0.0
     deviations = np.sqrt((degrees * variances + more * level) / (degrees + more))
     for place, sd, both in zip(np.flatnonzero(known), deviations, degrees + more, strict=True):
         found[place] = Scatter(sd=float(sd), degrees=float(both))

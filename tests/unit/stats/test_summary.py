@@ -149,6 +149,20 @@ def test_a_noisy_point_among_quiet_ones_keeps_its_noise():
     assert scatter(alike)[9].degrees == 2  # the others count no more than its own two starts
 
 
+@pytest.mark.parametrize(
+    ("count", "noisy", "times"), [(5, 1, 6.0), (12, 3, 10.0), (36, 1, 10.0), (36, 1, 4.0)]
+)
+def test_noisy_points_have_intervals_that_hold(count, noisy, times):
+    rng = np.random.default_rng(6)
+    sds = np.where(np.arange(count) < noisy, times, 1.0)[:, np.newaxis]
+    held = []
+    for _ in range(1500 // noisy):
+        values = sds * rng.standard_normal((count, 3))
+        for of_point, found in zip(values[:noisy], scatter(values), strict=False):
+            held.append(abs(of_point.mean()) <= found.half_width(1 / 3))
+    assert np.mean(held) > 0.88
+
+
 def test_the_level_of_a_side_is_no_scatter_of_its_starts():
     values = np.array([[0.0, 0.01, 1.0, 1.01]])
     [apart] = scatter(values, sides=[0, 0, 1, 1])
