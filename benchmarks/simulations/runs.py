@@ -34,13 +34,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from click.testing import CliRunner
 
 from benchmarks.common import options
 from benchmarks.made_up import START, devices, run
+from benchmarks.simulations.commands import run_command
 from benchmarks.store_scale import records
 from raybench.analysis.compare import compare
-from raybench.cli import raybench
 from raybench.job.model import Measure
 from raybench.results.columns import to_row
 from raybench.results.tables import PointRow, point_row, schema
@@ -111,14 +110,6 @@ def point_rows(
             )
 
 
-def command(*words: object) -> tuple[int, str]:
-    """Run `raybench WORDS`: exit code and stdout."""
-    done = CliRunner().invoke(raybench, list(map(str, words)), standalone_mode=False)
-    if done.exception is not None:
-        raise done.exception
-    return int(done.return_value or 0), done.stdout
-
-
 def draw(rng: np.random.Generator, starts: int, cell: tuple[int, float, float]) -> Any:
     """Draw the medians of some starts in ms, starts x points."""
     count, start_sd, shift = cell
@@ -133,7 +124,7 @@ def reports(count: int, cell: tuple[int, float, float]) -> dict[str, float]:
     for _ in range(count * (12 if cell[0] == 1 else 3 if cell[0] < 10 else 1)):
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), "run", draw(rng, 3, cell), 0.0)
-            text = command("report", "run", "--json", "--results", folder)[1]
+            text = run_command("report", "run", "--json", "--results", folder)[1]
         for point in json.loads(text)["points"]:
             held.append(point["step_ms_low"] <= LEVEL_MS <= point["step_ms_high"])
             halves.append((point["step_ms_high"] - point["step_ms_low"]) / 2 / LEVEL_MS)
@@ -189,7 +180,7 @@ def _check_command(sides: dict[str, Any], verdicts: Counter[str]) -> None:
         for run in itertools.chain(*sides.values()):
             write(Path(folder), *run)
         words = ("compare", "side=base", "side=new", "--json", "--fail-on", "regression")
-        code, text = command(*words, "--results", folder)
+        code, text = run_command(*words, "--results", folder)
     assert json.loads(text)["verdicts"] == dict(verdicts)
     assert (code == 1) == bool(verdicts["slower"])
 

@@ -187,6 +187,13 @@ class Trials:
         """Return round -> ok row of the point of `row`, rounds from 1; empty if none is ok."""
         return self._rounds.get((row.run_id, row.point_id), {})
 
+    def logs(self, row: PointRow, value: Callable[[PointRow], float | None]) -> dict[int, float]:
+        """Return round -> ln(value of that round); empty unless all rounds have one above 0."""
+        values = {number: value(one) or 0.0 for number, one in self.rounds(row).items()}
+        if min(values.values(), default=0.0) <= 0:
+            return {}
+        return {number: math.log(one) for number, one in values.items()}
+
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
         """Return round -> ln(throughput of row / that of base), for rounds in which both have one.
 

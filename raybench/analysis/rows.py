@@ -59,6 +59,10 @@ class ScaledRow(PointRow):
     # The 95 % interval over the rounds of this run: raybench.stats.summary.
     step_ms_low: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
     step_ms_high: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
+    throughput_low: Annotated[float | None, Column("samples/s", "95 % interval over rounds")] = None
+    throughput_high: Annotated[float | None, Column("samples/s", "95 % interval over rounds")] = (
+        None
+    )
     # A series is all points that are equal but for the settings of the baseline.
     series: Annotated[int, Column("", "counts from 0")] = 0
     is_baseline: Annotated[bool, Column("", "others are compared with it")] = False

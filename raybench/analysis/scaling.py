@@ -57,8 +57,9 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     strong: global_batch_size; weak and strong apart). speed_up is None for a point that is not ok
     or has no throughput; `why` tells why an ok point has none; it may be None without throughput.
 
-    * Intervals (`*_low`, `*_high`) are over the rounds of the run, those of speed-up and efficiency
-      by the ratios within each round, see `raybench.stats.summary`.
+    * Intervals (`*_low`, `*_high`) are over the rounds of the run, each by the values of its own
+      quantity in each round; those of speed-up and efficiency by the ratios within each round. See
+      `raybench.stats.summary`.
     * efficiency is speed_up / (world_size / that of the baseline point), where the baseline names
       world_size. Where devices differ or are emulated, the ratio is that of what they do alone,
       added up (`_OwnSpeeds`); losses and serial fraction are not known then.
@@ -90,15 +91,16 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
             if base is not None and row is not base and "speed_up" in found:
                 ratios.append((row, trials.log_ratios(base, row)))
             derived[row.point_id] = found
-    times = [
-        (row, {at: math.log(one.step_ms_p50) for at, one in rounds.items() if one.step_ms_p50})
-        for row in rows
-        if row.status is Status.OK and (rounds := trials.rounds(row))
-    ]
-    for logs, columns in ((times, ("step_ms",)), (ratios, ("speed_up", "efficiency"))):
-        for row, half_width in _half_widths(logs):
+    times = [(row, trials.logs(row, lambda one: one.step_ms_p50)) for row in rows]
+    rates = [(row, trials.logs(row, lambda one: one.throughput)) for row in rows]
+    for logs, columns in (
+        (times, ("step_ms",)),
+        (rates, ("throughput",)),
+        (ratios, ("speed_up", "efficiency")),
+    ):
+        for row, half_width in half_widths(logs):
             found = derived[row.point_id]
-            values = {"step_ms": row.step_ms_p50} | found
+            values = {"step_ms": row.step_ms_p50, "throughput": row.throughput} | found
             for name in columns:
                 if (value := values.get(name)) is not None:
                     found[f"{name}_low"] = value * math.exp(-half_width)
@@ -170,12 +172,14 @@ def _against(
     return found | {"efficiency": efficiency}
 
 
-def _half_widths(
+def half_widths(
     measured: Sequence[tuple[ScaledRow, Mapping[int, float]]],
 ) -> Iterator[tuple[ScaledRow, float]]:
     """Yield each row that has two rounds or more, and half of the 95 % interval of its mean.
 
-    measured: each row with its logarithms by round; half of the interval is a logarithm too.
+    Args:
+        measured: each row with the logarithm of its value in each round. The half width is a
+            logarithm too.
     """
     rounds = list(dict.fromkeys(number for _, logs in measured for number in logs))
     values = np.array([[logs.get(n, math.nan) for n in rounds] for _, logs in measured])

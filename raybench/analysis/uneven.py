@@ -48,15 +48,10 @@ class Scenario:
         return self.row.shares
 
     @property
-    def half_width(self) -> float:
-        """Return half of the step's 95 % interval as a share of the step; 0 if it is not known.
-
-        The interval is over rounds; for one round over its samples, which is too narrow.
-        """
-        low, high = self.row.step_ms_low, self.row.step_ms_high
-        if low is None or high is None:
-            low, high = self.row.step_ms_ci_low, self.row.step_ms_ci_high
-        return 0.0 if low is None or high is None else (high - low) / 2 / self.step_ms
+    def half_width(self) -> float | None:
+        """Return half of the 95 % interval of the throughput, as a share; None for one round."""
+        low, high = self.row.throughput_low, self.row.throughput_high
+        return None if low is None or high is None else (high - low) / 2 / self.throughput
 
     @cached_property
     def ranks(self) -> tuple[RankOfStep, ...]:
@@ -90,18 +85,18 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Throughput of one scenario / another's - 1, with half of its 95 % interval.
-
-    A scenario whose `half_width` is not known counts as exact.
-    """
+    """Throughput of one scenario / another's - 1, with half of its 95 % interval."""
 
     gain: float
-    half_width: float
+    # None where one of the scenarios has a single round.
+    half_width: float | None
 
 
 def gain_over(one: Scenario, other: Scenario) -> Gain:
     """Return by what share the throughput of `one` is above that of `other` (0.1: 10 % more)."""
     ratio = one.throughput / other.throughput
+    if one.half_width is None or other.half_width is None:
+        return Gain(gain=ratio - 1, half_width=None)
     return Gain(gain=ratio - 1, half_width=ratio * math.hypot(one.half_width, other.half_width))
 
 
@@ -151,11 +146,20 @@ class Fleet:
     def as_good(self) -> list[str]:
         """Return the other shares that may be as good as the best, as "by_speed".
 
-        Those whose difference to the best is within its 95 % interval (`gain_over`).
+        Their difference to the best is within its 95 % interval (`gain_over`), or is 0.
         """
         others = [one for one in self.scenarios.values() if one is not self.best]
         gains = [gain_over(self.best, one) for one in others]
-        return [o.shares for o, g in zip(others, gains, strict=True) if abs(g.gain) <= g.half_width]
+        return [
+            other.shares
+            for other, gain in zip(others, gains, strict=True)
+            if abs(gain.gain) <= (gain.half_width or 0.0)
+        ]
+
+    @property
+    def is_sure(self) -> bool:
+        """Return whether each scenario has an interval, without which none is called the best."""
+        return all(one.half_width is not None for one in self.scenarios.values())
 
     @property
     def crossover_batch(self) -> float | None:

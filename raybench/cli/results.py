@@ -318,6 +318,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         row=row,
         rounds=len(measured),
         step_ms_interval=(scaled.step_ms_low, scaled.step_ms_high),
+        throughput_interval=(scaled.throughput_low, scaled.throughput_high),
         is_precision_unknown=summary.is_precision_unknown,
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),

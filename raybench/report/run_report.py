@@ -44,6 +44,7 @@ from raybench.report.summary import (
     amount,
     answer_metric,
     follows_step_time,
+    is_speed,
     metric_noun,
     size_of,
     with_most_ranks,
@@ -557,10 +558,19 @@ def _verdict(summary: Summary, metric: Metric, case: Case) -> str:
             f"{where}which has {_superlative(summary, metric)} is not decided: {best.name} {told}, "
             f"{others}{rest}; {_more_rounds(best.row)}"
         )
-    return (
-        f"{where}{best.name} has {_superlative(summary, metric)}: {told}, "
-        f"{_over_next(summary, metric, case)}"
-    )
+    wins = f"{best.name} {_wins(summary, metric, case)}"
+    return f"{where}{wins}: {told}, {_over_next(summary, metric, case)}"
+
+
+def _wins(summary: Summary, metric: Metric, case: Case, where: str = "") -> str:
+    """Write `has the most tokens/s`, or after a single start `was the fastest in this run`.
+
+    A second start could have another winner. where: goes before `in this run`.
+    """
+    if case.best.is_sure:
+        return f"has {_superlative(summary, metric)}{where}"
+    what = "was the fastest" if is_speed(metric) else f"had {_superlative(summary, metric)}"
+    return f"{what}{where} in this run"
 
 
 def _gain(summary: Summary, case: Case) -> float:
@@ -580,7 +590,9 @@ def _over_next(summary: Summary, metric: Metric, case: Case) -> str:
 
 def _winner(summary: Summary, metric: Metric, contested: Sequence[Case]) -> str:
     """Write which setting is the best most often, and where it gains most."""
-    decided = [case for case in contested if not case.rivals]
+    # Without a case of several rounds, say which points were the fastest in this run.
+    sure = [case for case in contested if case.best.is_sure] or contested
+    decided = [case for case in sure if not case.rivals]
     noun, count = _superlative(summary, metric), len(contested)
     if not decided:
         case = max(contested, key=lambda one: _gain(summary, one))
@@ -596,9 +608,10 @@ def _winner(summary: Summary, metric: Metric, contested: Sequence[Case]) -> str:
     undecided = counted(count - len(decided), "case")
     open_cases = f"; {undecided} not decided" if len(decided) < count else ""
     told = _told(summary, metric, most.best) + _of_datasheet(metric, most.best.row)
+    won = _wins(summary, metric, most, f" in {wins[most.best.name]} of {count} cases")
     return (
-        f"{most.best.name} has {noun} in {wins[most.best.name]} of {count} cases: {told} with "
-        f"{most.name}, {_over_next(summary, metric, most)}{open_cases}"
+        f"{most.best.name} {won}: {told} with {most.name}, "
+        f"{_over_next(summary, metric, most)}{open_cases}"
     )
 
 

@@ -116,12 +116,18 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
 def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     """Return which shares were best most often, and where they gained most; "" for no fleets.
 
-    Only fleets count in which no other shares may be as good; if there is none, it says so. fleets:
-    of one run. ranks: `GPUs` or `workers`.
+    Only fleets count in which no other shares may be as good; if there is none, it says so. After a
+    single round it says which shares were the fastest in this run.
+
+    Args:
+        fleets: all of one run.
+        ranks: `GPUs` or `workers`.
     """
     if not fleets:
         return ""
-    decided = [fleet for fleet in fleets if not fleet.as_good()]
+    # Without a fleet of several rounds, say which shares were the fastest in this run.
+    sure = [fleet for fleet in fleets if fleet.is_sure]
+    decided = [fleet for fleet in sure or fleets if not fleet.as_good()]
     cases = f"{len(fleets)} cases"
     if not decided:
         first = fleets[0]
@@ -136,11 +142,12 @@ def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     gain, most = max(
         ((_over_best_other(one.best, one), one) for one in won), key=lambda pair: pair[0].gain
     )
-    where = f"in {count} of {cases}" if len(fleets) > 1 else "here"
+    where = f" in {count} of {cases}" if len(fleets) > 1 else ""
     open_cases = len(fleets) - len(decided)
+    wins = f"is best{where or ' here'}" if sure else f"was the fastest{where} in this run"
     return (
-        f"shares={shares} is best {where}, by up to {_gain(gain)} over the best of "
-        f"the others ({fleet_name(most, ranks, fleets)})"
+        f"shares={shares} {wins}, by up to {_gain(gain)} over the {'best' if sure else 'fastest'} "
+        f"of the others ({fleet_name(most, ranks, fleets)})"
         + (f"; {open_cases} cannot be told apart" if open_cases else "")
     )
 
@@ -175,7 +182,8 @@ def verdict(fleet: Fleet) -> str:
         for name in (EQUAL, FAST)
         if name in fleet.scenarios and name != best.shares
     ]
-    text = f"{best.shares}: {', '.join(gains)}" if gains else best.shares
+    name = best.shares if fleet.is_sure else f"{best.shares} was the fastest in this run"
+    text = f"{name}: {', '.join(gains)}" if gains else name
     if rivals := fleet.as_good():
         text += f"; {' and '.join(rivals)} may be as good"
     known = [one for one in fleet.scenarios.values() if one.row.predicted_step_ms is not None]
@@ -190,8 +198,9 @@ def verdict(fleet: Fleet) -> str:
 
 
 def _gain(gain: Gain) -> str:
-    """Write `+12.3% ±1.0%`."""
-    return f"{gain.gain:+.1%} {formatting.half_width(gain.half_width)}"
+    """Write `+12.3% ±1.0%`; `+12.3%` without an interval."""
+    half = "" if gain.half_width is None else f" {formatting.half_width(gain.half_width)}"
+    return f"{gain.gain:+.1%}{half}"
 
 
 def _over_best_other(scenario: Scenario, fleet: Fleet) -> Gain:

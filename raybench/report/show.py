@@ -192,6 +192,8 @@ class PointDetails(Document):
     row: PointRow
     rounds: int = 1
     step_ms_interval: tuple[float | None, float | None] = (None, None)
+    # As `step_ms_interval`, of the row's samples/s.
+    throughput_interval: tuple[float | None, float | None] = (None, None)
     is_precision_unknown: bool = False
     ranks: pd.DataFrame
     modules: pd.DataFrame
@@ -225,6 +227,11 @@ class PointDetails(Document):
             if low and high:
                 text += f", {formatting.number(low)} to {formatting.number(high)} ms (95% interval)"
             yield Line(text=f"{text}; each number below is that of all rounds.", tone="strong")
+        low, high = self.throughput_interval
+        if row.throughput and low and high:
+            rate, *ends = map(formatting.number, (row.throughput, low, high))
+            text = f"{rate} samples/s over {self.rounds} rounds, {' to '.join(ends)} (95% interval)"
+            yield Line(text=text, tone="strong")
         yield Listing(lines=list(self._facts()), is_quoted=True)
         if row.error_detail and (lines := plain_lines(row.error_detail)):
             last = lines[-15:]  # which say most; `--json` has all of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +35,7 @@ from raybench.analysis.rows import (
     varying,
     workload_metrics,
 )
-from raybench.analysis.scaling import scaling
+from raybench.analysis.scaling import half_widths, scaling
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.errors import JobError
 from raybench.job.model import answer_of_run
@@ -331,16 +332,17 @@ class Summary:
             return []
         names = [name for name in self.settings if name not in of_cases]
         groups: dict[tuple[Any, ...], list[Candidate]] = {}
+        is_exact = metric.format == "gib"  # memory is the same in each start
+        known = {} if is_exact else self._half_widths(metric)
         for row in self.rows:
             if row.status == "ok" and (value := value_of(row, metric)) is not None:
-                low, high = _interval(row, metric, value)
+                half_width = known.get(row.point_id)
                 one = Candidate(
                     name=short_name(row, names, self.ranks) if names else "",
                     value=float(value),
-                    low=low,
-                    high=high,
-                    # Memory is the same in each start.
-                    between_starts=0.0 if metric.format == "gib" else _BETWEEN_STARTS,
+                    low=None if half_width is None else value * math.exp(-half_width),
+                    high=None if half_width is None else value * math.exp(half_width),
+                    is_exact=is_exact,
                     row=row,
                 )
                 key = tuple(setting_order(setting(row, name)) for name in of_cases)
@@ -353,6 +355,16 @@ class Summary:
             )
             for key in sorted(groups)
         ]
+
+    def _half_widths(self, metric: Metric) -> dict[str, float]:
+        """Return point_id -> half of the 95 % interval of a metric, by its value in each round."""
+
+        def number(row: PointRow) -> float | None:
+            value = value_of(row, metric)
+            return float(value) if isinstance(value, int | float) else None
+
+        measured = [(row, self._trials.logs(row, number)) for row in self.rows]
+        return {row.point_id: half_width for row, half_width in half_widths(measured)}
 
     @cached_property
     def compared(self) -> list[ScaledRow]:
@@ -486,9 +498,6 @@ _SIZES = (
     "scope",
 )
 SIZE = "size_bytes"
-# Between starts, the median point of the committed runs on GPUs scatters by 0.4 % (116 points with
-# rounds): two points of one start each are not told apart below 1 %.
-_BETWEEN_STARTS = 0.005
 _TIMES = ("step_ms_p50", "step_ms_mean")
 _RATES = ("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct", "gemm_share_pct", "throughput")
 
@@ -514,15 +523,14 @@ class Candidate:
     """A point as one of those that may be the best.
 
     name: the settings that are compared, in short. low, high: the 95 % interval of the value over
-    the rounds of the run; None where it is not known. between_starts: by which share of it the
-    value of one start may differ from that of another, to either side.
+    the rounds of the run; None where it is not known. is_exact: each start has the same value.
     """
 
     name: str
     value: float
     low: float | None
     high: float | None
-    between_starts: float
+    is_exact: bool
     row: ScaledRow
 
     @property
@@ -531,12 +539,15 @@ class Candidate:
         return formatting.relative_half_width(self.low, self.value, self.high)
 
     @property
-    def _ends(self) -> tuple[float, float]:
-        """Return (low, high); without an interval, the value ± `between_starts` of it."""
-        if self.low is None or self.high is None:
-            half = abs(self.value) * self.between_starts
-            return self.value - half, self.value + half
-        return self.low, self.high
+    def is_sure(self) -> bool:
+        """Return whether it is known how far the value differs from start to start."""
+        return self.is_exact or self.low is not None
+
+    def may_equal(self, other: Candidate) -> bool:
+        """Return whether the intervals overlap; without two intervals, whether values are equal."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return self.value == other.value or self.is_sure != other.is_sure
+        return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,9 +567,8 @@ class Case:
 
     @property
     def rivals(self) -> tuple[Candidate, ...]:
-        """Return the other points whose intervals (else ± `between_starts`) overlap the best's."""
-        low, high = self.best._ends
-        return tuple(o for o in self.ranked[1:] if o._ends[0] <= high and low <= o._ends[1])
+        """Return the other points that may be as good as the best point."""
+        return tuple(other for other in self.ranked[1:] if self.best.may_equal(other))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -608,26 +618,6 @@ def amount(summary: Summary, metric: Metric, value: float) -> str:
     return f"{text} {metric.unit or metric.title if unit is None else unit}".rstrip()
 
 
-def _interval(
-    row: ScaledRow, metric: Metric, value: float
-) -> tuple[float, float] | tuple[None, None]:
-    """Return the 95 % interval over rounds of a metric that is a ratio, a time or a rate.
-
-    Times and rates follow the step time.
-    """
-    low, high = (getattr(row, f"{metric.name}_{end}", None) for end in ("low", "high"))
-    if low is not None and high is not None:
-        return low, high
-    step, low, high = row.step_ms_p50, row.step_ms_low, row.step_ms_high
-    if not step or not low or not high:
-        return None, None
-    if follows_step_time(metric):
-        return value * low / step, value * high / step
-    if metric.name in _RATES or "/s" in metric.title:
-        return value * step / high, value * step / low
-    return None, None
-
-
 def size_of(row: ScaledRow) -> int:
     """Return `size_bytes`, of a message or an array; 0 if missing or no whole number."""
     text = str(row.params.get(SIZE, ""))
@@ -637,6 +627,11 @@ def size_of(row: ScaledRow) -> int:
 def follows_step_time(metric: Metric) -> bool:
     """Return whether a metric is the median or mean step time, or titled such as `ms/token`."""
     return metric.name in _TIMES or metric.title.startswith("ms/")
+
+
+def is_speed(metric: Metric) -> bool:
+    """Return whether a metric is a rate or a step time, so that its best point is the fastest."""
+    return metric.name in _RATES or "/s" in metric.title or follows_step_time(metric)
 
 
 def rows_compared(rows: Iterable[ScaledRow]) -> list[ScaledRow]:

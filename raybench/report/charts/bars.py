@@ -76,10 +76,11 @@ def _ranking_figure(data: ChartData) -> Figure | None:
         ends = {"x": one.value, "low": one.low, "high": one.high}
         mark = {name: end and end / of_unit for name, end in ends.items()}
         bars.append((case.name, one.name, [{**mark, "text": text, "tip": tip}]))
-    note = f"The best first, by {noun}. Thin lines: 95 % intervals, where they are known."
+    order = "largest" if data.summary.ranked_by.best == "max" else "smallest"
+    note = f"The {order} {noun} first. Thin lines: 95 % intervals, where they are known."
     return Figure(
         anchor="ranking",
-        title=f"{noun[:1].upper()}{noun[1:]}, the best first",
+        title=f"{noun[:1].upper()}{noun[1:]}, the {order} first",
         note=note + drawn_of(len(bars), len(every)),
         panels=bar_panels(bars, axis(along, format="~s")),
     )

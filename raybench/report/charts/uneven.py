@@ -49,7 +49,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
         if EQUAL in fleet.scenarios and best.shares != EQUAL:
             text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
         text += "".join(f" or {name}" for name in fleet.as_good())
-        tip = f"{group}, at a speed of {speed}\nbest: {text}"
+        tip = f"{group}, at a speed of {speed}\nfastest: {text}"
         cells.append({"x": group, "y": speed, "line": best.shares, "text": text, "tip": tip})
     panels = [
         line_panel(
@@ -68,7 +68,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
         names_axis(groups, orient="top", labelAngle=0),
         names_axis(speeds) | {"title": "speed"},
         by_series(shares, "color", symbol="square"),
-        title="The best way",
+        title="The fastest way in this run",
         height=max(80, 34 * len(speeds)),
         inverse="true",
     )

@@ -84,23 +84,23 @@ def test_a_doubt_that_all_points_of_a_range_share_is_told_with_the_range():
     assert told == "bf16 is 2.00x to 4.00x as fast as fp32 (all quick)"
 
 
-def test_what_has_the_most_samples_is_told_with_the_next():
+def test_the_fastest_is_told_with_the_next():
     for asked in ("throughput", "device_name"):  # no rank is by a text
         told = said([ran(1, 8.0), ran(1, 4.0, Precision.BF16)], {}, ASKED % (asked, "precision"))
-        assert told == "bf16 has the most rows/s: 16,000 rows/s, 2.00x the next (fp32)"
+        assert told == "bf16 was the fastest in this run: 16,000 rows/s, 2.00x the next (fp32)"
 
 
-def test_one_start_each_decides_no_gap_below_what_starts_differ_by():
+def test_points_of_equal_rates_are_not_decided():
     job = ASKED % ("throughput", "precision")
-    records = [ran(1, 8.0), ran(1, 7.95, Precision.BF16), ran(1, 16.0, Precision.FP16)]
-    assert said(records, {}, job).startswith("which has the most rows/s is not decided: bf16 ")
-    assert "fp32 8,000 rows/s; all others are at most 0.50x that" in said(records, {}, job)
+    records = [ran(1, 8.0), ran(1, 8.0, Precision.BF16), ran(1, 16.0, Precision.FP16)]
+    assert said(records, {}, job).startswith("which has the most rows/s is not decided: fp32 ")
+    assert "bf16 8,000 rows/s; all others are at most 0.50x that" in said(records, {}, job)
     # The report asks for rounds once.
     summary = make_summary(records, make_run("run-a", job_text=job))
     assert RunReport(summary=summary).lead.count("measure.rounds") == 1
     below_0 = [{"gain": -2.0}, {"gain": -2.001}]
     told = said(records[:2], {}, ASKED % ("gain", "precision"), workload_metrics=below_0)
-    assert told.startswith("which has the most gain is not decided: fp32 ")
+    assert told.startswith("fp32 had the most gain in this run: -2")
 
 
 def test_doubts_about_a_step_time_are_none_about_memory():
@@ -118,7 +118,7 @@ def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_ask
         for batch, step_ms in ((8, 8.0), (1, 16.0))
     ]
     both = said(records, {}, ASKED % ("throughput", "batch_size, grad_accumulation"))
-    assert both.startswith("batch 8, grad_accumulation=1 has the most rows/s: ")
+    assert both.startswith("batch 8, grad_accumulation=1 was the fastest in this run: ")
     one = said(records, {}, ASKED % ("throughput", "precision"))
     assert one.startswith("up to ")
 
@@ -234,8 +234,8 @@ def groups(summary):
 
 
 CLAIM = re.compile(
-    r"(?:^|; |: )((?!which)[^:;]+?) has the (most|least) [^:;]*?"
-    r"(?: in (\d+) of (\d+) cases)?: ([^;]*)"
+    r"(?:^|; |: )((?!which)[^:;]+?) (?:has|had|was) the (most|least|fastest)\b[^:;]*?"
+    r"(?: in (\d+) of (\d+) cases)?(?: in this run)?: ([^;]*)"
 )
 
 
@@ -246,7 +246,10 @@ def test_no_lead_contradicts_the_table(summary):
     assert bool(told) == bool(ok)
     assert not ok or re.search(r"\d", told)
     for name, word, won, count, value in CLAIM.findall(told):
-        best = max if word == "most" else min
+        best = max if summary.ranked_by.best == "max" else min
+        assert word != "most" or best is max
+        # A winner needs rounds.
+        assert (word == "fastest") == all(row.rounds == 1 for row in ok)
         contested = [group for group in groups(summary) if len(group) > 1]
         # Nobody is said to be the best where another one is as good.
         alone = [group for group in contested if [v for v, _ in group].count(best(group)[0]) == 1]
@@ -254,7 +257,8 @@ def test_no_lead_contradicts_the_table(summary):
         assert any(value.startswith(amount(summary, answer_metric(summary), v)) for v, _ in ahead)
         assert int(won or 1) <= len(ahead)
         assert not count or int(count) == len(contested)
-    if best_shares := re.search(r"shares=(\w+) is best (?:in (\d+)|here)", told):
+    shares = r"shares=(\w+) (?:is best|was the fastest)(?: in (\d+))?"
+    if best_shares := re.search(shares, told):
         bests = [max(f.scenarios.values(), key=lambda one: one.throughput) for f in summary.fleets]
         won = [one for one in bests if one.shares == best_shares[1]]
         assert len(won) >= int(best_shares[2] or 1)
