@@ -170,19 +170,25 @@ def _compare(
         base, new = ([list(point_rows(*run)) for run in runs] for runs in sides.values())
         verdicts = Counter(point.verdict for point in compare(base, new, threshold=THRESHOLD))
         if number % EVERY == 0:
-            _check_command(sides, verdicts)
+            code, told = check_command(sides)
+            assert Counter(told) == verdicts
+            assert (code == 1) == bool(verdicts["slower"])
         results.append(verdicts)
     return results
 
 
-def _check_command(sides: dict[str, Any], verdicts: Counter[str]) -> None:
+def check_command(sides: dict[str, Any]) -> tuple[int, list[str]]:
+    """Return the exit code of `raybench compare --fail-on regression`, and all verdicts.
+
+    Args:
+        sides: name -> what `write` takes of each run.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for run in itertools.chain(*sides.values()):
             write(Path(folder), *run)
         words = ("compare", "side=base", "side=new", "--json", "--fail-on", "regression")
         code, text = run_command(*words, "--results", folder)
-    assert json.loads(text)["verdicts"] == dict(verdicts)
-    assert (code == 1) == bool(verdicts["slower"])
+    return code, [point["verdict"] for point in json.loads(text)["points"]]
 
 
 def _named(cell: tuple[int, float, float]) -> dict[str, float]:

@@ -6,17 +6,17 @@ surer and add no observations: T. Kalibera, R. Jones, "Rigorous benchmarking in 
 ISMM 2013. How far runs of a side lie apart is estimated for each point by `raybench.stats.summary`,
 the model that reports use for rounds. Where a side has one run, the verdict is `unclear`.
 
-Two figures of each point are tested: the median step, and the rate (samples/s), which follows the
-mean step: a stall now and then shows in the mean alone. What may have changed it comes after: the
-facts of the runs, and parts and clocks of the points; last the `history` of points over many runs.
-Pure.
+One figure of each point is tested and shown: its rate in samples/s, or in steps/s where a step
+finishes no samples. The rate follows the mean step, because a stall now and then shows in the mean
+alone. What may have changed it comes after: the facts of the runs, and parts and clocks of the
+points; last the `history` of points over many runs. Pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -34,10 +34,11 @@ from raybench.analysis.rounds import (
 )
 from raybench.analysis.rows import EXECUTION
 from raybench.records import Status
+from raybench.results.metrics import MS_PER_S
 from raybench.results.tables import PointRow, Run, why_no_breakdown
 from raybench.stats.summary import Scatter, scatter
 
-# Smaller changes of the step time are none.
+# Smaller changes are none.
 THRESHOLD = 0.015
 # At most this share of comparisons in which nothing changed calls a point slower, and as many call
 # one faster (Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995, over all points).
@@ -54,29 +55,24 @@ _SETTINGS = (
 # What `compare` needs of the table `points`.
 POINT_COLUMNS = (
     *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
-    *("step_ms_p50", "step_ms_mean", "throughput"),
+    *("step_ms_mean", "throughput"),
 )
 # Of the 90 % interval, which lies within the threshold where a point is the same: two one-sided
-# tests at 5 % (D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987).
+# tests at 5 % (D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987). Half of it is also what
+# a measured change falls short of the true change in 5 % of cases.
 _INTERVAL = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedPoint:
-    """A point of two sides, with its settings. None: not known, or a side has no time.
+    """A point of two sides, with its settings. None: not known, or a side has no rate.
 
     status_base, status_new: over the rounds of the runs a failure if one failed, the worst; else ok
     if one is; None where no run has a row.
     base_failed, new_failed: the share of rounds that failed; 0 without a round.
-    base_ms, new_ms: geometric mean of the median steps of the ok runs, which `base_runs` and
-    `new_runs` count. ratio: new / base of these. rate_ratio: the same of samples/s, or of steps/s
-    where a step finishes no samples (`rate_unit`), so 0.94 means 6 % fewer. *_low, *_high: their
-    90 % intervals.
-    least_seen: from this change on, of this point alone, either figure would have been called.
-    q_value: the smallest level at which `slower` or `faster` holds over all points, else None.
-    verdict: `slower`, else `faster`, where the step or the time for a sample changed by more than
-    the threshold and q_value is at most FALSE_VERDICTS. `same` where the intervals of both lie
-    within the threshold. `unclear` where neither holds; `why` says what is missing.
+    verdict: `slower`, else `faster`, where the rate changed by more than the threshold and q_value
+    is at most FALSE_VERDICTS. `same` where the interval of the ratio lies within the threshold.
+    `unclear` where neither holds; `why` says what is missing.
     """
 
     point_id: str
@@ -99,19 +95,21 @@ class ComparedPoint:
     status_new: Status | None
     base_failed: float
     new_failed: float
-    base_ms: float | None = None
-    new_ms: float | None = None
     base_runs: int
     new_runs: int
+    # "samples/s", or "steps/s" where a run finishes no samples.
+    unit: str
+    # In `unit`: the geometric mean over the ok runs, which `base_runs` and `new_runs` count.
+    base: float | None = None
+    new: float | None = None
+    # new / base, with its 90 % interval: 0.94 means 6 % fewer samples/s.
     ratio: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
-    rate_ratio: float | None = None
-    rate_ratio_low: float | None = None
-    rate_ratio_high: float | None = None
+    # A slowdown of this point alone by this share would have been called in 95 % of cases.
     least_seen: float | None = None
+    # The smallest level at which `slower` or `faster` holds over all points.
     q_value: float | None = None
-    rate_unit: str
     verdict: str | None = None
     why: str | None = None
 
@@ -167,9 +165,9 @@ class _Pair:
 
     @cached_property
     def ok(self) -> list[list[PointRow]]:
-        """Return the ok rows that have a step time: a list of the base, one of the new side."""
+        """Return the ok rows that have a mean step: a list of the base, one of the new side."""
         return [
-            [row for row in side if row.status is Status.OK and row.step_ms_p50]
+            [row for row in side if row.status is Status.OK and row.step_ms_mean]
             for side in self.rows
         ]
 
@@ -179,21 +177,14 @@ class _Pair:
         return all(row.throughput for side in self.ok for row in side)
 
     @cached_property
-    def logs(self) -> dict[str, list[list[float]]]:
-        """Return figure -> logarithms of the base, then of the new side, in the order of `ok`.
-
-        ratio: of the median step in ms. rate_ratio: of the time for a sample, or of the mean step
-        where a run finishes none; NaN where not known.
-        """
+    def logs(self) -> list[list[float]]:
+        """Return the logarithms of the rates of the base, then of the new side, as of `ok`."""
 
         def rate(row: PointRow) -> float:
             per_s = row.throughput if self.has_samples else None
-            return 1 / per_s if per_s else row.step_ms_mean or math.nan
+            return per_s or MS_PER_S / (row.step_ms_mean or math.nan)
 
-        return {
-            "ratio": [[math.log(row.step_ms_p50 or math.nan) for row in side] for side in self.ok],
-            "rate_ratio": [[math.log(rate(row)) for row in side] for side in self.ok],
-        }
+        return [[math.log(rate(row)) for row in side] for side in self.ok]
 
     @cached_property
     def obstacle(self) -> str | None:
@@ -226,120 +217,115 @@ class _Pair:
             new_failed=failed[1],
             base_runs=len(self.ok[0]),
             new_runs=len(self.ok[1]),
-            rate_unit="samples/s" if self.has_samples else "steps/s",
+            unit="samples/s" if self.has_samples else "steps/s",
         )
         if not all(self.ok):
             return result
-        base_ms, new_ms = (math.exp(np.mean(side)) for side in self.logs["ratio"])
-        rate_ratio = math.exp(-_change(self.logs["rate_ratio"]))
-        return replace(
-            result,
-            base_ms=base_ms,
-            new_ms=new_ms,
-            ratio=new_ms / base_ms,
-            rate_ratio=None if math.isnan(rate_ratio) else rate_ratio,
-            **{"verdict": UNCLEAR, "why": self.obstacle} | found,
-        )
-
-
-def _change(logs: Sequence[Sequence[float]]) -> float:
-    return float(np.mean(logs[1]) - np.mean(logs[0]))
+        base, new = (math.exp(np.mean(side)) for side in self.logs)
+        measured = {"base": base, "new": new, "ratio": new / base}
+        return replace(result, **measured | {"verdict": UNCLEAR, "why": self.obstacle} | found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Test:
-    """The test whether one figure of a point differs between the two sides.
-
-    figure: `ratio` or `rate_ratio`. size: the change of the logarithm of its time, which is larger
-    where it is slower. share: variance of the change over that of one run. found: how far runs lie
-    apart. change, low, high: the relative change, and the ends of its interval.
-    """
+    """The test whether the rate of a point differs between the two sides."""
 
     point_id: str
-    figure: str
+    # Change of the logarithm of the rate; below 0 it is slower.
     size: float
+    # Variance of `size` / variance of one run.
     share: float
+    # How far runs lie apart.
     found: Scatter
-    change: float
-    low: float
-    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Return half of the 90 % interval of `size`."""
+        return self.found.half_width(self.share, _INTERVAL)
+
+    @property
+    def ratios(self) -> tuple[float, float, float]:
+        """Return new / base with its 90 % interval: (ratio, low, high)."""
+        half = self.half_width
+        return math.exp(self.size), math.exp(self.size - half), math.exp(self.size + half)
+
+    def least_seen(self, threshold: float, tests: int) -> float:
+        """Return the slowdown that is called in 95 % of cases if no other point changed.
+
+        A measured change must exceed both the threshold and the reach of chance among so many
+        tests; and a true change must exceed that by what it is measured too small in 5 % of cases.
+        """
+        reach = self.found.half_width(self.share, 1 - 2 * FALSE_VERDICTS / tests)
+        return -math.expm1(-max(-math.log1p(-threshold), reach) - self.half_width)
 
 
 def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:
     """Return point_id -> fields of a ComparedPoint, from all points with enough runs together."""
     from scipy.stats import false_discovery_control
 
-    tests = [test for figure in ("ratio", "rate_ratio") for test in _tests(pairs, figure)]
+    tests = _tests(pairs)
     if not tests:
         return {}
-    rates = [
+    slower, faster = (
         false_discovery_control(
             [test.found.p_value(sign * test.size, test.share) for test in tests]
         )
-        for sign in (1, -1)
-    ]
-    of_point: dict[str, list[tuple[_Test, Sequence[float]]]] = {}
-    for test, *both in zip(tests, *rates, strict=True):
-        of_point.setdefault(test.point_id, []).append((test, [float(rate) for rate in both]))
-    alone = 1 - 2 * FALSE_VERDICTS / len(tests)
+        for sign in (-1, 1)
+    )
     verdicts = {}
-    for point_id, members in of_point.items():
-        found = verdicts[point_id] = _verdict(members, threshold)
-        reach = max(test.found.half_width(test.share, alone) for test, _ in members)
-        found["least_seen"] = max(threshold, math.expm1(reach))
-        for test, _ in members:
-            low, high = 1 + test.low, 1 + test.high
-            if test.figure == "rate_ratio":
-                low, high = 1 / high, 1 / low
-            found |= {f"{test.figure}_low": low, f"{test.figure}_high": high}
+    for test, *rates in zip(tests, slower.tolist(), faster.tolist(), strict=True):
+        _, low, high = test.ratios
+        verdicts[test.point_id] = {
+            **_verdict(test, rates, threshold),
+            "ratio_low": low,
+            "ratio_high": high,
+            "least_seen": test.least_seen(threshold, len(tests)),
+        }
     return verdicts
 
 
-def _tests(pairs: Sequence[_Pair], figure: str) -> Iterator[_Test]:
-    """Yield the test of each point with the figure in all its runs, and a scatter of its starts."""
-    known = [one for one in pairs if not np.isnan(np.concatenate(one.logs[figure])).any()]
+def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
+    """Return the test of each point that has a scatter between its runs."""
     runs = [
-        [(number, row.run_id) for number, side in enumerate(one.ok) for row in side]
-        for one in known
+        [(number, row.run_id) for number, side in enumerate(pair.ok) for row in side]
+        for pair in pairs
     ]
     starts = list(dict.fromkeys(chain(*runs)))
-    values = np.full((len(known), len(starts)), math.nan)
-    for place, (one, of_point) in enumerate(zip(known, runs, strict=True)):
-        columns = [starts.index(run) for run in of_point]
-        values[place, columns] = np.concatenate(one.logs[figure])
-    for one, found in zip(known, scatter(values, [number for number, _ in starts]), strict=True):
-        if found is not None:
-            size, share = _change(one.logs[figure]), sum(1 / len(side) for side in one.ok)
-            half_width = found.half_width(share, _INTERVAL)
-            yield _Test(
-                point_id=one.newest.point_id,
-                figure=figure,
-                size=size,
-                share=share,
-                found=found,
-                change=math.expm1(size),
-                low=math.expm1(size - half_width),
-                high=math.expm1(size + half_width),
-            )
+    values = np.full((len(pairs), len(starts)), math.nan)
+    for place, (pair, of_point) in enumerate(zip(pairs, runs, strict=True)):
+        values[place, [starts.index(run) for run in of_point]] = np.concatenate(pair.logs)
+    if not pairs:
+        return []
+    sides = [number for number, _ in starts]
+    return [
+        _Test(
+            point_id=pair.newest.point_id,
+            size=float(np.mean(pair.logs[1]) - np.mean(pair.logs[0])),
+            share=sum(1 / len(side) for side in pair.ok),
+            found=found,
+        )
+        for pair, found in zip(pairs, scatter(values, sides), strict=True)
+        if found is not None
+    ]
 
 
-def _verdict(tests: Sequence[tuple[_Test, Sequence[float]]], threshold: float) -> dict[str, Any]:
+def _verdict(test: _Test, rates: Sequence[float], threshold: float) -> dict[str, Any]:
     """Return the fields verdict, q_value and why of a point.
 
-    tests: of the point, each with its rates of false discoveries as slower and as faster.
+    Args:
+        rates: of false discoveries, if the point is called slower, and if it is called faster.
     """
-    for place, (verdict, sign) in enumerate(((SLOWER, 1), (FASTER, -1))):
-        rates = [rates[place] for test, rates in tests if sign * test.change > threshold]
-        if rates and min(rates) <= FALSE_VERDICTS:
-            return {"verdict": verdict, "q_value": min(rates), "why": None}
-    low = min(test.low for test, _ in tests)
-    high = max(test.high for test, _ in tests)
-    if -threshold <= low and high <= threshold:
+    ratio, low, high = test.ratios
+    change = ratio - 1
+    for verdict, sign, rate in ((SLOWER, -1, rates[0]), (FASTER, 1, rates[1])):
+        if sign * change > threshold and rate <= FALSE_VERDICTS:
+            return {"verdict": verdict, "q_value": rate, "why": None}
+    if 1 - threshold <= low and high <= 1 + threshold:
         return {"verdict": SAME, "why": None}
-    if any(abs(test.change) > threshold for test, _ in tests):
+    if abs(change) > threshold:
         why = "runs of the same thing may differ as much"
     else:
-        why = f"known to {low:+.1%} to {high:+.1%} only, which is not within the threshold"
+        why = f"known to {low - 1:+.1%} to {high - 1:+.1%} only, which is not within the threshold"
     return {"verdict": UNCLEAR, "why": why}
 
 

@@ -51,7 +51,9 @@ _MOST_TAGGED = 300
 @click.argument("base", shell_complete=complete_run)
 @click.argument("new", shell_complete=complete_run)
 @results_option
-@threshold_option(help="Changes of the step time, or of samples/s, up to this are none.")
+@threshold_option(
+    help="Changes of samples/s (steps/s where a step has no samples) up to this are none."
+)
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),

@@ -86,7 +86,7 @@ class Comparison(Document):
 
     @cached_property
     def compared(self) -> list[ComparedPoint]:
-        """Return the points that have a step time on both sides, in the order of `rows`."""
+        """Return the points that have a rate on both sides, in the order of `rows`."""
         return [row for row in self.rows if row.verdict is not None]
 
     @property
@@ -116,7 +116,7 @@ class Comparison(Document):
     def is_blind(self, change: float) -> bool:
         """Return whether a point may be slower by more than `change` (0.1: 10 %) unseen.
 
-        It may be if the interval of step or rate allows it or is missing, as where NEW has no time.
+        It may be if the interval of its rate allows it or is missing, as where NEW has no rate.
         What is called slower or is `broken` is seen; points that BASE did not measure do not count.
         """
         return any(share > change for share in self._unseen())
@@ -124,9 +124,7 @@ class Comparison(Document):
     def _unseen(self) -> list[float]:
         """Return by which share each point may be slower unseen; infinite without an interval."""
         return [
-            max(row.ratio_high, 1 / row.rate_ratio_low) - 1
-            if row.ratio_high and row.rate_ratio_low
-            else math.inf
+            math.inf if row.ratio_low is None else 1 - row.ratio_low
             for row in self.rows
             if row.base_runs and row.verdict != SLOWER and row.new_failed <= row.base_failed
         ]
@@ -145,7 +143,7 @@ class Comparison(Document):
         if not rows:
             return f"No point was measured on both sides{broken}."
         middle = percent(float(np.median([row.ratio for row in rows])) - 1)
-        median = f"; the median change of the step is {middle}" if len(rows) > 1 else ""
+        median = f"; the median change of {self._unit} is {middle}" if len(rows) > 1 else ""
         if self.has_one_run:
             ok = {"base": [r.base_runs for r in rows], "new": [r.new_runs for r in rows]}
             few = [side for side, runs in ok.items() if max(runs) < LEAST_RUNS]
@@ -154,9 +152,11 @@ class Comparison(Document):
             likely = [f"{words[one]} {one}" for one in (f"{SLOWER}?", f"{FASTER}?") if words[one]]
             found = f"; of {counted(len(rows), 'point')}: {', '.join(likely)}" if likely else ""
             return f"1 run {where}: no verdict{found}{broken}{median}."
-        slower = [max(_slowdowns(row)) for row in rows if row.verdict == SLOWER]
+        slower = [row for row in rows if row.verdict == SLOWER]
         lead = f"{len(slower)} of {counted(len(rows), 'point')} slower"
-        lead += f", the worst by {max(slower):.1%}" if slower else ""
+        if slower:
+            worst = slower[0]
+            lead += f", the worst with {-_relative_change(worst):.1%} fewer {worst.unit}"
         others = [f"{verdicts[name]} {name}" for name in (FASTER, SAME, UNCLEAR) if verdicts[name]]
         found = "; ".join(filter(None, (lead, ", ".join(others))))
         most, unknown = max(unseen := self._unseen(), default=0.0), unseen.count(math.inf)
@@ -172,8 +172,8 @@ class Comparison(Document):
             base, new = (span(str(min(runs)), str(max(runs))) for runs in counts)
             seen = sorted(row.least_seen or 0.0 for row in known)
             least = span(f"{seen[0]:.1%}", f"{seen[-1]:.1%}")
-            alone = f"a point that alone is slower by {least} or more would be called."
-            yield Line(text=f"By {base} runs of base and {new} runs of new, {alone}")
+            slower = f"a point that alone does {least} fewer {self._unit} is found in 95% of cases."
+            yield Line(text=f"By {base} runs of base and {new} runs of new, {slower}")
         if text := self._one_sided():
             yield Line(text=text)
         yield from (Line(text=text, tone="advice") for text in self._advice())
@@ -209,6 +209,11 @@ class Comparison(Document):
             pairs = list(zip(point_names(failed), ends, strict=True))
             yield Listing(title="Failed in one of the runs", lines=pairs, is_quoted=True)
         yield Legend()
+
+    @property
+    def _unit(self) -> str:
+        """Return the unit of the rates of `compared`."""
+        return " or ".join(sorted({row.unit for row in self.compared}))
 
     def _one_sided(self) -> str:
         """Return how many points only one of the sides has, and in what all of them differ.
@@ -252,8 +257,7 @@ class Comparison(Document):
         """Return the table of the points that changed, and of others up to 60 in all."""
         changed = sum(row.verdict != SAME for row in self.compared)
         rows = self.compared[: max(changed, _MOST_ROWS)]
-        unit = formatting.unit_of_times(row.base_ms for row in rows)
-        rate = "samples/s" if any(row.rate_unit == "samples/s" for row in rows) else "steps/s"
+        unit = self._unit
 
         def verdict(row: ComparedPoint) -> Cell:
             words = _verdict_words(row, self.threshold)
@@ -261,10 +265,9 @@ class Comparison(Document):
 
         columns: list[ColumnOf[ComparedPoint]] = [
             *setting_columns(self.compared),
-            column(f"base {unit.name}", lambda row: formatting.time_in(unit, row.base_ms)),
-            column(f"new {unit.name}", lambda row: formatting.time_in(unit, row.new_ms), drop=1),
-            column("step", lambda row: _change(row, "ratio")),
-            column(rate, lambda row: _change(row, "rate_ratio")),
+            column(f"base {unit}", lambda row: formatting.number(row.base)),
+            column("new", lambda row: formatting.number(row.new), drop=1),
+            column("change", _change),
             column("seen from", lambda r: formatting.percent(r.least_seen), meaning=_SEEN, drop=0),
             column("verdict", verdict, is_text=True),
         ]
@@ -300,14 +303,14 @@ class Comparison(Document):
         }
 
 
-_SEEN = "the least change of that point alone that would be called"
+_SEEN = "a slowdown of that point alone by so much is found in 95% of cases"
 _EXPLANATION = (
-    "step: change of the median step; samples/s or steps/s: change of the rate, which follows "
-    "the mean step; each of the mean over the runs of a side, ± half its 90% interval. slower, "
-    "faster: one of the two changed by more than {0}, and by more than chance (where nothing "
-    f"changed, at most {FALSE_VERDICTS:.2%} of comparisons call a point slower, and as many "
-    "faster). same: both intervals are within {0}. unclear: neither; slower?, faster?: unclear, "
-    "and changed by more than {0}."
+    "samples/s (steps/s where a step has no samples) follow the mean step. base, new: the mean "
+    "over the runs of a side. change: ± half its 90% interval. slower, faster: changed by more "
+    "than {0}, and by more than chance (where nothing changed, at most "
+    f"{FALSE_VERDICTS:.2%} of comparisons call a point slower, and as many faster). "
+    "same: the interval is within {0}. unclear: neither; slower?, faster?: unclear, and changed "
+    "by more than {0}."
 )
 
 
@@ -328,7 +331,7 @@ def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
     """Return the sort key of `Comparison.rows`."""
     place = _ORDER.index(row.verdict) if row.verdict in _ORDER else len(_ORDER)
     has_changed = row.verdict != SAME and row.ratio is not None and row.verdict is not None
-    size = -max(map(abs, _slowdowns(row))) if has_changed else 0
+    size = -abs(_relative_change(row)) if has_changed else 0
     batch = "global_batch_size" if row.scaling == "strong" else "batch_size"
     return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, batch)))
 
@@ -345,29 +348,23 @@ def _verdict_words(row: ComparedPoint, threshold: float) -> str:
     """Write the verdict; of an unclear change beyond the threshold `slower?` or `faster?`."""
     if row.verdict != UNCLEAR:
         return str(row.verdict)
-    slowest, fastest = max(_slowdowns(row)), min(_slowdowns(row))
-    if max(slowest, -fastest) <= threshold:
+    change = _relative_change(row)
+    if abs(change) <= threshold:
         return UNCLEAR
-    return f"{SLOWER}?" if slowest >= -fastest else f"{FASTER}?"
+    return f"{SLOWER}?" if change < 0 else f"{FASTER}?"
 
 
-def _slowdowns(row: ComparedPoint) -> list[float]:
-    """Return by which share a point is slower, by the step and by the rate, as far as known.
-
-    Negative where it is faster.
-    """
-    found = (row.ratio, row.rate_ratio and 1 / row.rate_ratio)
-    return [ratio - 1 for ratio in found if ratio is not None]
+def _relative_change(row: ComparedPoint) -> float:
+    """Return the relative change of the rate, below 0 if the point is slower; 0 if not known."""
+    return 0.0 if row.ratio is None else row.ratio - 1
 
 
-def _change(row: ComparedPoint, name: str) -> str:
-    """Write a change and half its interval, as `+2.1% ±0.4%`; without what is not known.
-
-    name: of the ratio, "ratio" or "rate_ratio".
-    """
-    low, high = getattr(row, f"{name}_low"), getattr(row, f"{name}_high")
-    half = f" {formatting.half_width((high - low) / 2)}" if low is not None else ""
-    return ("" if getattr(row, name) is None else percent(getattr(row, name) - 1)) + half
+def _change(row: ComparedPoint) -> str:
+    """Write the change of the rate and half its interval, as `+2.1% ±0.4%`."""
+    if row.ratio_low is None or row.ratio_high is None:
+        return percent(_relative_change(row))
+    half = formatting.half_width((row.ratio_high - row.ratio_low) / 2)
+    return f"{percent(_relative_change(row))} {half}"
 
 
 def _point_change(one: PointChange) -> str:

@@ -297,17 +297,18 @@ def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]
 
 
 def _figures(comparison: Comparison) -> list[Figure]:
-    """Return the bars of the points that have a step time on both sides; [] where none has."""
+    """Return the bars of the points that have a rate on both sides; [] where none has."""
     changes = [(row.ratio - 1, row) for row in comparison.compared if row.ratio is not None]
     if not changes:
         return []
     # What changed most, whichever way, is drawn; of that the slowest comes first.
     drawn = sorted(changes, key=lambda one: -abs(one[0]))[:_MOST_BARS]
-    drawn.sort(key=lambda one: -one[0])
+    drawn.sort(key=lambda one: one[0])
     rows = [row for _, row in drawn]
     present = {row.verdict for row in rows}
     colors = {name: color for name, color in _COLORS.items() if name in present}
-    note = "Change of the median step, the slowest first."
+    unit = " or ".join(sorted({row.unit for row in rows}))
+    note = f"Change of {unit}, the slowest first."
     if any(row.ratio_low is not None for row in rows):
         note += " Thin lines are 90 % intervals."
     if len(changes) > len(rows):
@@ -323,6 +324,6 @@ def _figures(comparison: Comparison) -> list[Figure]:
         tip = f"{name}\n{words}{interval}: {row.verdict}"
         place: Mark = {"x": change, "x2": 0.0, "low": low, "high": high}
         bars.append(("", name, [{**place, "line": row.verdict, "text": words, "tip": tip}]))
-    x = axis("change of the step", format="+%")
+    x = axis(f"change of {unit}", format="+%")
     panels = bar_panels(bars, x, series=[*colors], colors=[*colors.values()], is_stacked=True)
     return [Figure(anchor="changes", title="Slower or faster", note=note, panels=panels)]

@@ -1,6 +1,7 @@
 """`raybench compare` over Parquet of runs whose difference is known, as users type it."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from datetime import timedelta
@@ -19,6 +20,7 @@ from builders import (
     unscaled_point,
 )
 from compared import compare_as_json, make_points, sweep, sweep_both, sweep_sides, write
+from scipy.stats import t as student
 
 from raybench.analysis.compare import (
     PointChange,
@@ -64,8 +66,8 @@ def test_all_rounds_and_runs_count(tmp_path, command, base_rounds, new_rounds, b
     found = compare_as_json(command, *(",".join(names[side]) for side in ("base", "new")))
     [point] = found["points"]
     assert (point["base_runs"], point["new_runs"]) == (base_runs, new_runs)
-    assert point["base_ms"] == pytest.approx(8.0 * 1.1 ** (1 / base_rounds), rel=1e-3)
-    assert point["new_ms"] == pytest.approx(8.8 * 1.1 ** (1 / new_rounds), rel=1e-3)
+    assert point["base"] == pytest.approx(64000 / 8.0 / 1.1 ** (1 / base_rounds), rel=1e-3)
+    assert point["new"] == pytest.approx(64000 / 8.8 / 1.1 ** (1 / new_rounds), rel=1e-3)
     has_verdict = min(base_runs, new_runs) > 1
     assert point["verdict"] == ("slower" if has_verdict else "unclear")
 
@@ -76,7 +78,7 @@ def test_rounds_of_one_run_are_no_verdict(tmp_path, command):
     code, out, _ = command("compare", "base", "new")
     told = "1 run a side: no verdict; of 3 points: 3 slower?"
     assert (code, flat(out).startswith(told)) == (0, True)
-    assert len(re.findall(r"\+(29|30)\.\d% .* slower\?", out)) == 3
+    assert len(re.findall(r"-(22|23)\.\d% .* slower\?", out)) == 3
     assert "then name them all: `raybench compare base,RUN,… new,RUN,…`" in flat(out)
     assert max(map(len, out.splitlines())) <= 80
 
@@ -122,10 +124,36 @@ def test_a_stall_that_only_the_mean_sees_is_a_regression(tmp_path, command, poin
     found = compare_as_json(command, *SIDES)
     for point in found["points"]:
         assert point["verdict"] == "slower"
-        assert point["ratio"] == pytest.approx(1.0, abs=0.01)
-        assert point["rate_ratio"] == pytest.approx(1 / (1 + 1 / 16), abs=0.01)
-        assert point["rate_ratio_low"] < point["rate_ratio"] < point["rate_ratio_high"]
+        assert point["unit"] == ("samples/s" if points is None else "steps/s")
+        assert point["ratio"] == pytest.approx(1 / (1 + 1 / 16), abs=0.01)
+        assert point["ratio_low"] < point["ratio"] < point["ratio_high"]
     assert command("compare", *SIDES, "--fail-on", "regression")[0] == REGRESSION
+
+
+def test_all_that_is_shown_is_of_one_rate(tmp_path, command):
+    # The median step is 12.7 % longer, but no step takes ten times as long any more.
+    new = {"stall": 1.0}
+    sweep_sides(tmp_path, 1.127, runs=1, stall=10.0, new=new)
+    found = compare_as_json(command, "base0", "new0")
+    for point in found["points"]:
+        assert point["ratio"] == pytest.approx((1 + 9 / 16) / 1.127, abs=0.02)
+        assert point["new"] / point["base"] == pytest.approx(point["ratio"])
+    out = command("compare", "base0", "new0").out
+    assert len(re.findall(r"\+(38|39)\.\d% +faster\?", out)) == 3
+    assert "ms" not in [word for line in out.splitlines() for word in line.split()]
+    assert re.search(r"the median change of samples/s is \+(38|39)", flat(out))
+
+
+def test_the_change_to_be_seen_includes_what_chance_hides(tmp_path, command):
+    sweep_sides(tmp_path, 1.0, points=make_points(1), start_sd=0.01)
+    [point] = compare_as_json(command, *SIDES)["points"]
+    half = math.log(point["ratio_high"] / point["ratio_low"]) / 2
+    # Chance alone reaches so far in 1.75 % of cases, and hides so much in 5 %.
+    reach = half * student.ppf(1 - 0.0175, 4) / student.ppf(0.95, 4)
+    seen = 1 - math.exp(-reach - half)
+    assert point["least_seen"] == pytest.approx(seen)
+    told = f"a point that alone does {seen:.1%} fewer samples/s is found in 95% of cases."
+    assert told in flat(command("compare", *SIDES).out)
 
 
 def test_the_sides_change_places_without_changing_what_is_said(tmp_path, command):
@@ -160,10 +188,11 @@ def test_the_worst_change_stands_first(tmp_path, command):
         ]
         write(tmp_path, f"{side}{number}", records, tags={"side": side})
     out = command("compare", *SIDES)[1]
-    assert "2 of 3 points slower, the worst by 40.0%; 1 same" in flat(out)
+    told = "2 of 3 points slower, the worst with 28.6% fewer samples/s; 1 same"
+    assert told in flat(out)
     lines = [line for line in out.splitlines() if line.endswith(("slower", "same"))]
     assert [line.split()[-1] for line in lines] == ["slower", "slower", "same"]
-    assert "+40.0%" in lines[0]
+    assert "-28.6%" in lines[0]
 
 
 def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(tmp_path, command):
@@ -230,8 +259,8 @@ def test_runs_of_which_some_finish_no_samples_are_compared_by_their_steps():
         return [[make_row(run_id=f"{name}{n}", throughput=rate, **t)] for n, t in enumerate(times)]
 
     [found] = compare(side("a", None), side("b", 6400.0))
-    assert (found.verdict, found.rate_unit) == ("same", "steps/s")
-    assert found.rate_ratio == pytest.approx(1.0)
+    assert (found.verdict, found.unit) == ("same", "steps/s")
+    assert (found.base, found.ratio) == (pytest.approx(99.9, abs=0.1), pytest.approx(1.0))
 
 
 def test_other_devices_are_said_loudly_and_no_gate(tmp_path, command):
@@ -272,7 +301,7 @@ def test_the_page_leads_with_the_answer_and_draws_sorted_bars(tmp_path, command)
     code, out, err = command("compare", *SIDES, "--format", "html", "-o", str(page))
     assert (code, out, err) == (0, "", f"{page}: open it in a browser\n")
     text = page.read_text()
-    assert '<p class="lead">3 of 3 points slower, the worst by ' in text
+    assert '<p class="lead">3 of 3 points slower, the worst with ' in text
     assert "What changed around the points" in text
     assert text.count("<svg") == 1
 
