@@ -1,6 +1,7 @@
 """Sweeps on one host: a second one is refused, or says in its rows who was there."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from raybench.cluster.device_reservation import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
 from tests.integration.orphans import hanging_sweep, lives, orphans_in
-from tests.integration.sweeps import begin, cpu_sweep, table, wait_for, write_text
+from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for, write_text
 
 JOB = """\
 workload: {kind: mlp, hidden: 32, layers: 1}
@@ -66,6 +67,10 @@ def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_w
     for neighbours, warnings in zip(points["neighbours"], points["warnings"], strict=True):
         assert any(one.startswith("run first-1 of ") for one in neighbours)
         assert any(one.startswith("not alone: run first-1 of ") for one in warnings)
+    report = raybench("report", run_id, "--results", tmp_path / "results").stdout
+    warning = re.search(r"^\d+ x (?!CPU)(.*)$", report, re.MULTILINE)
+    assert warning is not None
+    assert warning[1].startswith("not alone: "), report
     first.close()
     # The agents of the sweep that has ended hold nothing any more, and have removed their files.
     assert not list((tmp_path / "locks").iterdir())
