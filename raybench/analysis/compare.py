@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from raybench.analysis.rounds import (
     ATTEMPT_COLUMNS,
@@ -36,6 +35,7 @@ from raybench.analysis.rows import EXECUTION
 from raybench.records import Status
 from raybench.results.metrics import MS_PER_S
 from raybench.results.tables import PointRow, Run, why_no_breakdown
+from raybench.stats.levels import find_steps
 from raybench.stats.summary import Scatter, scatter
 
 # Smaller changes are none.
@@ -499,26 +499,14 @@ def all_point_changes(
     }
 
 
-# The step time of a point over many runs, and where it changed its level. A step is searched for by
-# binary segmentation (A. J. Scott, M. Knott, "A cluster analysis method for grouping means in the
-# analysis of variance", Biometrics 30(3), 1974): the place where the runs before and after differ
-# most is a step if that is too much to be chance, and then either side is searched.
+# The step time of a point over many runs, and where it changed its level.
 
-# The chance that a series without a step shows one.
-FALSE_STEPS = 0.02
 # What `history`, and those that filter or show its rows, need of the table `points`.
 HISTORY_COLUMNS = (
     *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
     *("env", "host_bound", "step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
 )
-# Below this, the differences of neighbours may be the step itself.
-_MIN_RUNS = 5
-# The efficiency of the median absolute deviation for normal noise, and its scale.
-_EFFICIENCY = 0.37
-_NORMAL = 1.4826
 _TWO_SIDED_95 = 1.96
-# Runs that agree to the last digit still differ by as much.
-_LEAST_SD = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -571,43 +559,3 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
             found += [HistoryRow(**vars(row), **shared) for row in rows[first + 1 : end]]
             before = level
     return sorted(found, key=lambda row: (order[row.point_id], row.started_at, row.run_id))
-
-
-def find_steps(values: NDArray[np.float64], within: float, threshold: float) -> list[int]:
-    """Return the indices at which a new level begins, ascending; empty for fewer than five runs.
-
-    Index 0 is never one. A step is larger than `threshold`, a relative change. It was larger than
-    chance explains (FALSE_STEPS) when it was found; steps found later may make it smaller. values:
-    logarithms of step times, one per run, in the order of time. within: standard deviation of a
-    value by the samples of its run alone; 0 if not known.
-    """
-    from scipy.special import stdtr
-
-    if len(values) < _MIN_RUNS:
-        return []
-    # Of the differences of neighbours, of which steps spoil few.
-    seen = _NORMAL * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
-    sd, degrees = max(seen, within, _LEAST_SD), _EFFICIENCY * (len(values) - 1)
-    found: list[int] = []
-    open_ends = [(0, len(values))]
-    while open_ends:
-        first, end = open_ends.pop()
-        if (count := end - first) < 2:
-            continue
-        before, sums = np.arange(1, count), np.cumsum(values[first:end])
-        change = (sums[-1] - sums[:-1]) / (count - before) - sums[:-1] / before
-        statistics = np.abs(change) / (sd * np.sqrt(1 / before + 1 / (count - before)))
-        largest = int(statistics.argmax())
-        # Bonferroni: any of the places could have been the largest.
-        chance = 2 * float(stdtr(degrees, -statistics[largest])) * (count - 1)
-        if abs(math.expm1(change[largest])) > threshold and chance <= FALSE_STEPS:
-            place = first + largest + 1
-            found.append(place)
-            open_ends += [(first, place), (place, end)]
-    found.sort()
-    while found:
-        sizes = np.abs(np.expm1(np.diff([part.mean() for part in np.split(values, found)])))
-        if sizes.min() > threshold:
-            break
-        del found[int(sizes.argmin())]
-    return found

@@ -346,8 +346,8 @@ def history_command(
 ) -> None:
     """How the step time of each point went over all runs, and where it changed its level.
 
-    Runs on other devices, or on another number of nodes, are apart from each other. A step that
-    one run alone shows may be undone by the next one. Health checks are left out: --health.
+    Runs on other devices, or on another number of nodes, are apart from each other. A new level has
+    at least three runs. Health checks are left out: --health.
     --filter is as for `raybench sweep`; points without a setting that it names are left out.
     """
     from raybench.analysis.compare import history

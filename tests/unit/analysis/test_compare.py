@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 
-import numpy as np
 import pytest
 from builders import (
     START,
@@ -27,7 +26,6 @@ from raybench.analysis.compare import (
     changes,
     compare,
     facts,
-    find_steps,
     history,
     point_changes,
 )
@@ -367,18 +365,6 @@ def test_the_part_that_moved_with_the_step_is_named():
     both = {"step_ms_p50": 9.0, "comm_exposed_ms": 1.4, "straggler_ms": 1.6}
     found = point_changes(replace(base, comm_exposed_ms=1.1), replace(base, **both))
     assert [one.name for one in found] == ["one rank slower", "exposed communication"]
-
-
-def test_levels_change_where_steps_are_and_nowhere_else():
-    flat = 0.002 * np.random.default_rng(5).standard_normal(30)
-    assert find_steps(flat, 0.001, 0.015) == []
-    stepped = flat + np.repeat([0.0, 0.04, -0.03], 10)
-    assert find_steps(stepped, 0.001, 0.015) == [10, 20]
-    assert find_steps(stepped, 0.001, 0.2) == []
-    assert find_steps(stepped, 0.05, 0.015) == []
-    between = np.repeat([0.0, 0.02, 0.01, 0.03], [10, 3, 10, 3]) + np.tile([1, -1], 13) / 2000
-    assert find_steps(between, 0.0005, 0.015) == [23], "a second step would be of 1.2 %"
-    assert find_steps(np.array([0.0, 0.0, 1.0, 1.0]), 0.001, 0.015) == [], "fewer than five runs"
 
 
 def test_a_history_keeps_other_devices_apart(tmp_path):

@@ -1,0 +1,122 @@
+"""Where a series of values, one per run, changes its level. Pure.
+
+Candidates come from binary segmentation (A. J. Scott, M. Knott, "A cluster analysis method for
+grouping means in the analysis of variance", Biometrics 30(3), 1974). The weakest candidate is then
+removed until every remaining step is larger than chance explains.
+
+Runs of neighbouring days resemble each other, so n runs say less about a level than n independent
+ones. The memory is the correlation of neighbouring residuals, and a t test with the effective
+sample size takes it into account (H. von Storch, F. W. Zwiers, "Statistical Analysis in Climate
+Research", 1999, section 6.6).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The chance that a series of independent normal values without a step shows one.
+# docs/explanation/statistics.md has the simulated shares for runs with a memory.
+FALSE_STEPS = 0.005
+# A level has at least so many runs: one slow run, or two, are no new level.
+LEAST_RUNS = 3
+# One candidate more for so many runs.
+_RUNS_PER_CANDIDATE = 10
+# Runs that agree to the last digit still differ by as much.
+_LEAST_SD = 1e-6
+_MOST_MEMORY = 0.95
+
+Floats = NDArray[np.float64]
+
+
+def find_steps(values: Floats, within: float, threshold: float) -> list[int]:
+    """Return the indices at which a new level begins, ascending.
+
+    Args:
+        values: logarithms of step times, one per run, in the order of time.
+        within: standard deviation of a value by the samples of its run alone; 0 if unknown.
+        threshold: smaller relative changes are no steps, 0.015 for 1.5 %.
+    """
+    places = _candidates(values)
+    while places:
+        sd, degrees = _noise(values, places, within)
+        strengths = _strengths(values, places, sd)
+        weakest = int(strengths.argmin())
+        if _chance(float(strengths[weakest]), degrees, len(values)) <= FALSE_STEPS:
+            break
+        del places[weakest]
+    while places:
+        sizes = np.abs(np.expm1(_changes(values, places)))
+        if sizes.min() > threshold:
+            break
+        del places[int(sizes.argmin())]
+    return places
+
+
+def _candidates(values: Floats) -> list[int]:
+    """Return the places whose steps explain most of the variance, ascending."""
+    most = 1 + len(values) // _RUNS_PER_CANDIDATE
+    places: list[int] = []
+    while len(places) < most:
+        ends = [0, *places, len(values)]
+        splits = [_best_split(values, ends[i], ends[i + 1]) for i in range(len(ends) - 1)]
+        gain, place = max(splits)
+        if gain < 0:
+            break
+        places = sorted([*places, place])
+    return places
+
+
+def _best_split(values: Floats, first: int, end: int) -> tuple[float, int]:
+    """Return how much variance the best split explains, and its place; -1 if it is too short."""
+    before = np.arange(LEAST_RUNS, end - first - LEAST_RUNS + 1)
+    if not len(before):
+        return -1.0, first
+    after = end - first - before
+    sums = np.cumsum(values[first:end])
+    sums_before = sums[before - 1]
+    changes = (sums[-1] - sums_before) / after - sums_before / before
+    gains = changes**2 / (1 / before + 1 / after)
+    best = int(gains.argmax())
+    return float(gains[best]), first + int(before[best])
+
+
+def _noise(values: Floats, places: list[int], within: float) -> tuple[float, float]:
+    """Return the standard deviation of independent runs of this noise, and its degrees of freedom.
+
+    A mean over k runs has its variance / k. Runs with a memory count as fewer independent runs.
+    """
+    levels = np.split(values, places)
+    residuals = np.concatenate([level - level.mean() for level in levels])
+    squares = float((residuals**2).sum())
+    memory = float((residuals[1:] * residuals[:-1]).sum()) / squares if squares else 0.0
+    # Each fitted mean hides (1 + 3 memory) / n of the memory: M. G. Kendall, "Note on bias in the
+    # estimation of autocorrelation", Biometrika 41, 1954.
+    memory += len(levels) * (1 + 3 * memory) / len(values)
+    memory = min(max(memory, 0.0), _MOST_MEMORY)
+    inflation = (1 + memory) / (1 - memory)
+    degrees = len(values) - len(levels)
+    sd = max(math.sqrt(squares / degrees), within, _LEAST_SD)
+    return sd * math.sqrt(inflation), max(1.0, degrees / inflation)
+
+
+def _changes(values: Floats, places: list[int]) -> Floats:
+    """Return the change of level at each place."""
+    return np.diff([level.mean() for level in np.split(values, places)])
+
+
+def _strengths(values: Floats, places: list[int], sd: float) -> Floats:
+    """Return the size of each step over its standard error. sd: of one independent run."""
+    runs = np.diff([0, *places, len(values)])
+    errors = sd * np.sqrt(1 / runs[:-1] + 1 / runs[1:])
+    return np.asarray(np.abs(_changes(values, places)) / errors)
+
+
+def _chance(strength: float, degrees: float, runs: int) -> float:
+    """Return an upper bound of the chance that noise makes such a step anywhere in the series."""
+    from scipy.special import stdtr
+
+    # Bonferroni: the step could have been at any place.
+    return 2 * float(stdtr(degrees, -strength)) * (runs - 1)
