@@ -494,19 +494,20 @@ def _read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple
 def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind: str) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
-    RUN is as for `raybench report`, with ok points of two numbers of devices and of one batch_size
-    (weak scaling), with steps known to ±10 %. A run on one node predicts up to the devices of that
-    node, a run over several nodes up to four times as many as it measured; the largest N decides
-    whether a point is predicted at all. Needs no cluster.
+    RUN is as for `raybench report`, with ok points of two numbers of devices of one node and of one
+    batch_size (weak scaling), with steps known to ±10 %. N is at most the number of devices of a
+    node: what several nodes cost depends on their network and on NCCL's algorithm. The largest N
+    decides whether a point is predicted at all. Needs no cluster.
     """
-    from raybench.analysis.prediction import predict
+    from raybench.analysis.prediction import is_on_one_node, predict
     from raybench.analysis.rows import point_rows
     from raybench.report.prediction import Forecast
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
     found, points = reader.read_run(root, run_id), point_rows(reader.load(root, "points", run_id))
-    largest = max((row.world_size for row in points if row.status == "ok"), default=0)
+    measured = [row.world_size for row in points if row.status == "ok" and is_on_one_node(row)]
+    largest = max(measured, default=0)
     if world_sizes[0] <= largest:
         raise UsageError(
             f"--world-size {world_sizes[0]}: must be more than the {largest} that {run_id} measured"

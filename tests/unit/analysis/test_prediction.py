@@ -92,20 +92,24 @@ def test_no_efficiency_is_above_100_percent_unless_the_run_measured_that():
     assert one.efficiency_high == one.measured_efficiency == pytest.approx(8.0 / 7.6)
 
 
-def test_more_nodes_are_predicted_only_from_steps_over_several_nodes_and_not_too_far():
-    with pytest.raises(ResultsError, match="up to 2 devices on 1 node of 8; 64 devices need sev"):
-        predicted([row(1, 8.0), row(2, 9.0)], 8, 9, 64)
+def test_steps_over_several_nodes_are_no_ground():
+    rows = [row(1, 8.0), row(2, 9.0)]
+    over_two = row(8, 20.0, node_count=2)
+    assert predicted([*rows, over_two], 4) == predicted(rows, 4)
+    with pytest.raises(ResultsError, match="two world sizes on one node, has 1; sweep"):
+        predicted([rows[0], over_two], 4)
+
+
+def test_devices_of_several_nodes_are_refused():
     rows = [row(1, 8.0), row(8, 8.5), row(16, 9.875, node_count=2)]
-    # The network between nodes alone: what 8 devices of a node exposed tells nothing of it.
-    assert predicted(rows, 64)[0].step_ms == pytest.approx(8.0 + 1.96875)
-    with pytest.raises(ResultsError, match=r"on 2 nodes, .* ask for up to 64 devices"):
-        predicted(rows, 65)
+    with pytest.raises(ResultsError, match=r"32 devices need several nodes; .* end at the 8 dev"):
+        predicted(rows, 8, 32)
 
 
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ([row(1, 8.0), row(2, 9.0, status=Status.OOM)], "two world sizes, has 1;"),
+        ([row(1, 8.0), row(2, 9.0, status=Status.OOM)], "two world sizes on one node, has 1;"),
         ([row(n, 8.0, workload="gemm", params={}) for n in (1, 2)], "no step of Distributed"),
         ([row(n, 8.0, params=PARAMS | {"mode": "inference"}) for n in (1, 2)], "no step of D"),
         ([row(n, 8.0, scaling="strong", global_batch_size=64) for n in (1, 2)], "scales strongly"),
@@ -128,7 +132,9 @@ def test_series_that_lack_a_world_are_told_beside_those_that_are_predicted():
     rows = [row(1, 8.0), row(2, 9.0), row(1, 9.0, batch_size=8, point_id="alone")]
     found, left_out = predict(rows, [4, 8], 8)
     assert len(found) == 2
-    assert left_out == ["needs ok points of two world sizes, has 1; sweep world_size: [1, 2]"]
+    assert left_out == [
+        "needs ok points of two world sizes on one node, has 1; sweep world_size: [1, 2]"
+    ]
 
 
 def test_devices_of_failed_points_are_predicted_over_the_smallest_worlds(command, monkeypatch):

@@ -1,7 +1,13 @@
-"""`raybench predict` on the committed runs."""
+"""`raybench predict`, and the script that checks its intervals."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
-from commands import EXAMPLES
+from builders import make_apart, make_device, make_steady, write_run
+from commands import EXAMPLES, REPOSITORY
 
 RUN = "ddp_scaling-20261122-142621-6209"
 
@@ -10,10 +16,36 @@ RUN = "ddp_scaling-20261122-142621-6209"
     ("arguments", "why"),
     [
         ((RUN, "--world-size", "4"), "must be more than the 4 that"),
-        ((RUN, "--world-size", "8,64"), "4 devices on 1 node of 4; 64 devices need several nodes"),
+        ((RUN, "--world-size", "8,64"), "64 devices need several nodes; their step depends on"),
         ((RUN, "--world-size", "8,x"), "must be numbers from 2"),
-        (("collectives", "--world-size", "8"), "no step of DistributedDataParallel"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_in_one_line(command, arguments, why):
     assert why in command("predict", *arguments, results=EXAMPLES).refusal
+
+
+@pytest.fixture
+def two_nodes(tmp_path):
+    """A run on 1, 2 and 3 devices of two nodes with four each, and on 8 devices of both."""
+    devices = [make_device(rank, node_id=f"node-{rank // 4}") for rank in range(8)]
+    records = [make_steady(1, 8.0), make_apart([8.0, 8.0], 9.0), make_apart([8.0] * 3, 9.3)]
+    records.append(replace(make_apart([8.0] * 8, 14.0), devices=tuple(devices)))
+    write_run(tmp_path, "run-a", records, devices)
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_a_run_over_nodes_predicts_within_a_node(command):
+    found = json.loads(command("predict", "--world-size", "4", "--format", "json").out)
+    [prediction] = found["predictions"]
+    assert prediction["measured_world_size"] == 3
+    assert prediction["step_ms_low"] < 9.5 < prediction["step_ms_high"]
+    assert "end at the 4 devices of a node" in command("predict", "--world-size", "16").refusal
+
+
+def test_the_accuracy_script_writes_its_figures(tmp_path):
+    output = tmp_path / "prediction.json"
+    script = [sys.executable, "-m", "benchmarks.prediction_accuracy", "-o", str(output)]
+    subprocess.run(script, cwd=REPOSITORY, check=True)
+    found = json.loads(output.read_text())["held_out"]
+    assert found["all"]["points"] == len(found["points"]) > 20
+    assert found["bound by GPUs"]["held"] > 0.9
