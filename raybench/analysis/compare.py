@@ -338,6 +338,7 @@ _OF_ALLOCATION = (_UUIDS, _HOSTS, "variable CUDA_VISIBLE_DEVICES", "variable NCC
 # Column of `devices` -> what it is called. Not what changes from start to start by itself.
 _DEVICE_FACTS = {
     "driver_version": "driver",
+    "nccl_path": "NCCL file",
     "power_cap_w": "power cap W",
     "sm_clock_max_mhz": "highest SM clock MHz",
     "memory_clock_mhz": "memory clock MHz",

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pynvml
 
 from raybench.hardware import nvml
+from raybench.hardware.nccl_library import loaded_nccl
 from raybench.records import Device, SpanNs
 from raybench.records.devices import DeviceFacts, DeviceSample, NvLink
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
@@ -108,6 +109,7 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
     """
     import torch
 
+    library = loaded_nccl()
     facts: dict[str, Any] = {
         "node_id": node_id,
         "host": socket.gethostname(),
@@ -120,12 +122,17 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
         "environment": variables_that_matter(),
         "disk_free_bytes": _free_bytes(tempfile.gettempdir()),
         "shm_free_bytes": _free_bytes("/dev/shm"),
+        "nccl_path": library and library.path,
     }
+    nccl = {"nccl": library.version} if library else {}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         uuid = f"GPU-{properties.uuid}"
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-        versions = {**package_versions(), "cuda": str(torch.version.cuda), "nccl": nccl}
+        versions = {**package_versions(), "cuda": str(torch.version.cuda), **nccl}
+        if not nccl:
+            # Without a library of its own NCCL is a part of torch.
+            compiled = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            versions["nccl"] = ".".join(map(str, compiled))
         facts |= {"name": properties.name, "memory_bytes": properties.total_memory}
         return Device(kind="cuda", uuid=uuid, versions=versions, **facts, **_nvml_facts(uuid))
     cpuinfo = Path("/proc/cpuinfo")
@@ -133,7 +140,8 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     facts["name"] = names[0] if names else platform.processor() or platform.machine()
     uuid = f"{node_id}/{os.getpid()}"
-    return Device(kind="cpu", uuid=uuid, versions=package_versions(), **facts)
+    versions = {**package_versions(), **nccl}
+    return Device(kind="cpu", uuid=uuid, versions=versions, **facts)
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:

@@ -569,6 +569,7 @@ class Device:
     versions: Annotated[Mapping[str, str], Column("", "software of the worker")] = field(
         default_factory=dict
     )
+    nccl_path: Annotated[str | None, Column("", "file of the NCCL that the worker loaded")] = None
     environment: Annotated[Mapping[str, str], Column("", "variables of the worker")] = field(
         default_factory=dict
     )

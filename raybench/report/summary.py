@@ -417,16 +417,19 @@ class Summary:
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
-        """Return name -> version of the run's software; those of its first device replace them.
+        """Return name -> version of the run's software and driver, such as `2.27.3 and 2.28.9`.
 
-        With the driver, if it is known. Whether other devices have other versions is not told.
+        Versions of the workers replace those of the driver process.
         """
-        if self.devices.empty:
-            return dict(self.run.versions)
-        first = self.devices.iloc[0]
-        found = {**self.run.versions, **dict(first["versions"])}
-        driver = first["driver_version"]
-        return found | ({"driver": driver} if formatting.has_value(driver) else {})
+        of_workers: dict[str, set[str]] = {}
+        for device in self.devices.to_dict("records"):
+            found = dict(device["versions"] or {})
+            if formatting.has_value(device["driver_version"]):
+                found["driver"] = device["driver_version"]
+            for name, version in found.items():
+                of_workers.setdefault(name, set()).add(version)
+        joined = {name: " and ".join(sorted(versions)) for name, versions in of_workers.items()}
+        return {**self.run.versions, **joined}
 
     @cached_property
     def lost_nodes(self) -> tuple[str, ...]:

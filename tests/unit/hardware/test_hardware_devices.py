@@ -27,6 +27,7 @@ from raybench.hardware.devices import (
     throttle_reasons,
     wait_until_unlimited,
 )
+from raybench.hardware.nccl_library import LoadedNccl
 from raybench.records.devices import DeviceFacts, NvLink
 from tests.unit.fake_nvml import UUID, FakeNvml, XidEvents, fabric, fields, processes, refusal
 from tests.unit.fakes import make_device
@@ -138,6 +139,21 @@ def test_free_space_is_that_of_the_disk_and_of_shared_memory():
     assert device.disk_free_bytes > 0
     status = os.statvfs("/dev/shm")
     assert device.shm_free_bytes <= status.f_blocks * status.f_frsize
+
+
+def test_a_worker_without_nccl_tells_of_none():
+    device = describe_device(CPU, 0, node_id="n", address="10.0.0.1")
+    assert device.nccl_path is None
+    assert "nccl" not in device.versions
+
+
+def test_the_version_is_that_of_the_loaded_nccl(monkeypatch):
+    FakeNvml(**ALL).install(monkeypatch)
+    # A torch without a library of NCCL has it in its own.
+    assert (described().versions["nccl"], described().nccl_path) == ("2.28.9", None)
+    library = LoadedNccl(version="2.30.0", path="/opt/nccl/libnccl.so.2")
+    monkeypatch.setattr("raybench.hardware.devices.loaded_nccl", lambda: library)
+    assert (described().versions["nccl"], described().nccl_path) == ("2.30.0", library.path)
 
 
 def reading(time_s: float, energy: float | None = None, **limited_s: float) -> Reading:

@@ -3,7 +3,15 @@
 from dataclasses import replace
 
 import torch
-from builders import make_measurement, make_record, make_row, make_summary, unscaled_point
+from builders import (
+    make_device,
+    make_measurement,
+    make_record,
+    make_row,
+    make_summary,
+    unscaled_point,
+    write_run,
+)
 from commands import EXAMPLES
 
 from raybench.job.point import Precision
@@ -74,3 +82,13 @@ def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built():
     assert Mlp.describe({"hidden": "8", "layers": "1"}) == "MLP of 1 layer, 8 wide"
     assert parameter_count("gemm", {"m": "8"}) is None
     assert parameter_count("my.module:Model", {"hidden": "8", "layers": "2"}) is None
+
+
+def test_a_report_names_the_nccl_of_each_node(command, tmp_path):
+    devices = [
+        make_device(rank, node_id=f"node-{rank}", versions={"nccl": version})
+        for rank, version in enumerate(("2.28.9", "2.27.3"))
+    ]
+    write_run(tmp_path, "run-a", [make_record()], devices)
+    shown = command("report", "run-a", "--full", "--format", "md")
+    assert "nccl 2.27.3 and 2.28.9" in shown.out

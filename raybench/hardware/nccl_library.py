@@ -1,0 +1,70 @@
+"""The NCCL library that this process has loaded, and its version."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# As libnccl.so.2 or libnccl.so.2.28.9. Plugins have other names, such as libnccl-net.so.
+_FILE = re.compile(r"libnccl\.so(?:\.\d+)*")
+# Of a library whose file was replaced after the process loaded it.
+_DELETED = " (deleted)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedNccl:
+    """An NCCL library in the memory of this process."""
+
+    # As `2.28.9`.
+    version: str
+    path: str
+
+
+def loaded_nccl() -> LoadedNccl | None:
+    """Return the NCCL that this process calls; None if it has loaded none as a shared library.
+
+    `torch.cuda.nccl.version()` is the version that torch was compiled with. LD_PRELOAD and
+    LD_LIBRARY_PATH replace the library, and that version stays the same.
+    """
+    found = list(_libraries())
+    if len(found) > 1:
+        # The dynamic linker takes the first one in the global scope, as of LD_PRELOAD.
+        in_use = _address(ctypes.CDLL(None))
+        found.sort(key=lambda named: _address(named[1]) != in_use)
+    for path, library in found:
+        number = ctypes.c_int()
+        if library.ncclGetVersion(ctypes.byref(number)) == 0:
+            return LoadedNccl(version=_text(number.value), path=path)
+    return None
+
+
+def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
+    """Yield path and handle of each NCCL library in the memory map; load nothing."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    # The path is the sixth column and may contain blanks.
+    paths = (columns[5] for line in lines if len(columns := line.split(maxsplit=5)) == 6)
+    for path in dict.fromkeys(path.removesuffix(_DELETED) for path in paths):
+        if not _FILE.fullmatch(Path(path).name):
+            continue
+        try:
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+        except OSError:
+            continue  # its file was replaced, and the linker knows it by another path
+        if _address(library) is not None:
+            yield path, library
+
+
+def _address(library: ctypes.CDLL) -> int | None:
+    """Return the address of `ncclGetVersion`; None if the library has no such function."""
+    function = getattr(library, "ncclGetVersion", None)
+    return function and ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _text(number: int) -> str:
+    """Write NCCL's number of a version, 22809 or before 2.9 as 2804, with dots."""
+    major = 10_000 if number >= 10_000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
