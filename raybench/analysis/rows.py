@@ -79,7 +79,8 @@ class ScaledRow(PointRow):
     ] = None
     speed_up_low: Annotated[float | None, Column("", "95 % interval over rounds")] = None
     speed_up_high: Annotated[float | None, Column("", "95 % interval over rounds")] = None
-    # Where the baseline names world_size. Where devices differ: raybench.analysis.scaling.
+    # Where the point and its baseline point differ in their devices alone. Where the models of the
+    # devices differ: raybench.analysis.scaling.
     efficiency: Annotated[
         float | None,
         Column(
@@ -221,6 +222,11 @@ def value_of(row: PointRow, metric: Metric) -> Any:
 # or before (`varying`). `batch` is the batch size that the job fixed.
 EXECUTION, OPTIONAL = point.EXECUTION, point.OPTIONAL
 SETTINGS = ("workload", "scaling", *EXECUTION, "batch", "world_size")
+# Settings by which several devices share the work of a step, and their names in the field.
+DEGREES = {
+    **{"dp_replicate": "DDP", "dp_shard": "FSDP", "tp": "TP", "cp": "CP", "pp": "PP"},
+    **{"ulysses": "Ulysses", "ring": "ring"},
+}
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.rows import (
+    DEGREES,
     EXECUTION,
     OPTIONAL,
     SETTINGS,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.
 _SETTINGS = tuple(name for name in SETTINGS if name != "batch")
+# Settings that say which devices run a point and how these share its work.
+_OF_DEVICES = frozenset({"world_size", "strategy", "devices", *UNEVEN, *DEGREES})
 # A GPU at work runs at its power limit: that is its speed.
 NORMAL_LIMITS = frozenset({"power_cap", "sync_boost"})
 # More than this between the clocks of two points is a difference of the machine's own doing.
@@ -61,7 +64,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
       quantity in each round; those of speed-up and efficiency by the ratios within each round. See
       `raybench.stats.summary`.
     * efficiency is speed_up / (world_size / that of the baseline point), where the baseline names
-      world_size. Where devices differ or are emulated, the ratio is that of what they do alone,
+      world_size and the two points differ in their devices alone: the speed-up of another precision
+      has no ideal. Where devices differ or are emulated, the ratio is that of what they do alone,
       added up (`_OwnSpeeds`); losses and serial fraction are not known then.
     * serial_fraction is, in strong scaling, e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times
       the devices, and e / (b - (b - 1) e) where the baseline has b of them: A. H. Karp, H. P.
@@ -87,7 +91,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
         for row in members:
             found: Derived = {"series": number, "why": _why_not(row, members, baseline, own)}
             if base is not None and found["why"] is None and _has_throughput(row):
-                found |= _against(row, base, "world_size" in baseline, trials, own)
+                is_scaling = _differ_in_devices_alone(row, base, baseline)
+                found |= _against(row, base, is_scaling, trials, own)
             if base is not None and row is not base and "speed_up" in found:
                 ratios.append((row, trials.log_ratios(base, row)))
             derived[row.point_id] = found
@@ -136,7 +141,7 @@ def _against(
 ) -> Derived:
     """Return what a point is compared with its baseline; `why` alone where no round has both.
 
-    is_scaling: over numbers of devices.
+    is_scaling: the two differ in their devices alone, so that the speed-up has an ideal.
     """
     ratios = trials.log_ratios(base, row)
     if not ratios:
@@ -170,6 +175,20 @@ def _against(
     if not (row.why_no_breakdown or base.why_no_breakdown):
         found |= shares_of_loss(row, base, efficiency)
     return found | {"efficiency": efficiency}
+
+
+def _differ_in_devices_alone(
+    row: ScaledRow, base: ScaledRow, baseline: Mapping[str, Scalar]
+) -> bool:
+    """Return whether a baseline over numbers of devices changes nothing else between two points.
+
+    The batch that the job does not fix follows from the number of devices.
+    """
+    following = {"batch_size", "global_batch_size"} - {batch_column(row)}
+    others = [name for name in baseline if name not in _OF_DEVICES and name not in following]
+    return "world_size" in baseline and all(
+        _is_same(setting(row, name), setting(base, name)) for name in others
+    )
 
 
 def half_widths(
@@ -207,7 +226,8 @@ def _why_not(
     if base.status is not Status.OK:
         return f"baseline point {base.status.clause}"
     if base.device_name != row.device_name:
-        can_be_weighed = "world_size" in baseline and _has_throughput(base)
+        is_scaling = _differ_in_devices_alone(row, base, baseline)
+        can_be_weighed = is_scaling and _has_throughput(base)
         if not can_be_weighed or own.together(row) is None:
             if len(set(_models_of(row))) < 2:
                 return f"baseline point ran on another device: {base.device_name}"

@@ -11,15 +11,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from raybench.analysis.rows import OPTIONAL, HasSettings, is_numeric, number_of, setting, varying
+from raybench.analysis.rows import (
+    DEGREES,
+    OPTIONAL,
+    HasSettings,
+    is_numeric,
+    number_of,
+    setting,
+    varying,
+)
 from raybench.report import formatting
 from raybench.report.documents import SETTING_CHARS, Column, ColumnOf
 
-# Settings by which several devices share the work of a step, and their names in the field.
-DEGREES = {
-    **{"dp_replicate": "DDP", "dp_shard": "FSDP", "tp": "TP", "cp": "CP", "pp": "PP"},
-    **{"ulysses": "Ulysses", "ring": "ring"},
-}
 _WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
 # Values that say that something is not used.
 _UNUSED = ("none", "false", "off", "0", "")

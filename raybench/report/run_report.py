@@ -393,7 +393,7 @@ def _scaling_lead(summary: Summary, found: Sequence[Insight]) -> str:
         shares = sorted(row.efficiency for row in rows if row.efficiency is not None)
         ends = [formatting.percent(share) for share in shares[:: len(shares) - 1 or 1]]
         ideal = f"{span(*ends)} of what they do alone" if ends else "their ideal is not known"
-    elif len(baseline) == 1:
+    elif all(row.efficiency is not None for row in rows):
         ideal = f"{rows[0].world_size / int(baseline['world_size']):.4g}x is ideal"
     return "; ".join(filter(None, (text, ideal, _main_loss(rows) if ideal else "")))
 

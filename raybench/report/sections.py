@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, TypeVar
 from raybench.analysis import rows as metrics
 from raybench.analysis.references import HOW_TO_MAKE, count_within
 from raybench.analysis.rounds import MOST_RANKS, RankStep, ranks_of_step, ranks_to_show
-from raybench.analysis.rows import ScaledRow, setting, value_of, varying, workload_metrics
+from raybench.analysis.rows import (
+    DEGREES,
+    ScaledRow,
+    setting,
+    value_of,
+    varying,
+    workload_metrics,
+)
 from raybench.analysis.uneven import Fleet, Gain, Scenario, gain_over
 from raybench.job.point import EQUAL, FAST
 from raybench.records import Metric
@@ -33,7 +40,6 @@ from raybench.report.documents import (
 )
 from raybench.report.messages import marks
 from raybench.report.point_settings import (
-    DEGREES,
     point_names,
     setting_columns,
     settings_words,
@@ -285,8 +291,10 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
     own, answer = workload_metrics(every), find_metric(every, summary.answer.metric)
     # A search is answered by a setting, which has its column already.
     hidden = {"step_ms_p50", "batch_size", "global_batch_size"}
-    if not rows_compared(every):  # baseline points alone have a speed-up of 1, which says nothing
-        hidden |= {"speed_up", "efficiency"}
+    # The speed-up and efficiency of 1 of a baseline point alone say nothing.
+    compared = rows_compared(every)
+    hidden |= set() if compared else {"speed_up"}
+    hidden |= set() if any(row.efficiency is not None for row in compared) else {"efficiency"}
     first_dropped = [
         *(one for one in shows.optional if one.name != "throughput"),
         *reversed(own),

@@ -24,6 +24,7 @@ from raybench.analysis.references import (
 from raybench.analysis.rounds import Trials, latest_trials, regions_by_point, without_controls
 from raybench.analysis.rows import (
     BY_NAME,
+    DEGREES,
     OPTIONAL,
     ScaledRow,
     batch_column,
@@ -48,7 +49,6 @@ from raybench.report.documents import records
 from raybench.report.formatting import counted, plain, span
 from raybench.report.messages import MARKS, MessageGroup, marks
 from raybench.report.point_settings import (
-    DEGREES,
     distinguishing_settings,
     settings_words,
     short_name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, is_numeric, varying
@@ -10,6 +10,7 @@ from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, line_figure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
+from raybench.report.formatting import counted
 from raybench.report.run_report import speed_up_half_width
 from raybench.report.summary import SIZE, size_of
 from raybench.results.metrics import memory_peak_gb_s
@@ -23,19 +24,27 @@ _GIB = 2**30
 
 def speed_up_figure(data: ChartData) -> Figure | None:
     """Return speed-ups over ranks; None if baseline lacks world_size or no drawn line has two."""
-    base = data.summary.run.baseline.get("world_size")
+    baseline = data.summary.run.baseline
+    base = baseline.get("world_size")
     if base is None:
         return None
     of = formatting.ranks_words(int(base), data.ranks)
-    sizes = _sizes(data)
+    note = f"Samples per second over those of the same settings on {of}."
+    compared = [row for row in data.rows if row.speed_up is not None]
+    ideal = [(size, size / float(base)) for size in _sizes(data.rows)]
+    if any(row.efficiency is None for row in compared):
+        # Some points differ from the baseline in more than their devices: nothing is their ideal.
+        ideal = []
+        note = f"Samples per second over those of the baseline ({formatting.settings(baseline)})."
+        of = "the baseline"
     return _over_ranks(
         data,
+        data.rows,
         "speed_up",
         title=f"Speed-up over the number of {data.ranks}",
-        note=f"Samples per second over those of the same settings on {of}. Both axes are "
-        "logarithmic. Thin bars: 95 % intervals.",
+        note=f"{note} Both axes are logarithmic. Thin bars: 95 % intervals.",
         y=axis(f"times the samples/s of {of}", 2, format="~g"),
-        ideal=[(size, size / float(base)) for size in sizes],
+        ideal=ideal,
         number=lambda row: formatting.ratio(row.speed_up),
     )
 
@@ -44,13 +53,19 @@ def efficiency_figure(data: ChartData) -> Figure | None:
     """Return efficiencies over ranks; None if baseline lacks world_size or no drawn line has 2."""
     if "world_size" not in data.summary.run.baseline:
         return None
+    without = [row for row in data.rows if row.speed_up is not None and row.efficiency is None]
+    note = f"Speed-up over the ratio of {data.ranks}; 100 % is ideal."
+    if without:
+        note += f" {counted(len(without), 'point')} without an ideal speed-up: not drawn."
+    rows = [row for row in data.rows if row not in without]
     return _over_ranks(
         data,
+        rows,
         "efficiency",
         title="Scaling efficiency",
-        note=f"Speed-up over the ratio of {data.ranks}; 100 % is ideal.",
+        note=note,
         y=axis("efficiency", format="~%"),
-        ideal=[(size, 1.0) for size in _sizes(data)],
+        ideal=[(size, 1.0) for size in _sizes(rows)],
         number=lambda row: f"{row.efficiency:.0%}",
     )
 
@@ -65,14 +80,18 @@ def speed_up_words(row: ScaledRow) -> str:
     return formatting.ratio(row.speed_up) + text
 
 
-def _sizes(data: ChartData) -> list[int]:
-    """Return the numbers of ranks of all points with a speed-up, ascending."""
-    known = [row for row in data.rows if row.speed_up is not None]
-    return sorted({int(row.world_size) for row in known})
+def _sizes(rows: Sequence[ScaledRow]) -> list[int]:
+    """Return the numbers of ranks of the points with a speed-up, ascending."""
+    return sorted({int(row.world_size) for row in rows if row.speed_up is not None})
 
 
 def _over_ranks(
-    data: ChartData, name: str, *, number: Callable[[ScaledRow], str], **rest: Any
+    data: ChartData,
+    rows: Sequence[ScaledRow],
+    name: str,
+    *,
+    number: Callable[[ScaledRow], str],
+    **rest: Any,
 ) -> Figure | None:
     """Return a `line_figure` of the column `name` over ranks; None without two points on a line.
 
@@ -87,20 +106,22 @@ def _over_ranks(
         ends = {"low": getattr(row, f"{name}_low"), "high": getattr(row, f"{name}_high")}
         return {"number": number(row), **ends} if value(row) else {}
 
+    def tip(row: ScaledRow) -> str:
+        share = formatting.percent(row.efficiency)
+        text = f"speed-up {speed_up_words(row)}" + (f", efficiency {share}" if share else "")
+        return f"{text}\n{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
+
     return line_figure(
         data,
-        data.rows,
+        rows,
         value,
         anchor=name.replace("_", "-"),
         over=("world_size",),
         lines_by=("batch", "scaling"),
-        x=axis(data.ranks, 2, values=_sizes(data), format="~g", scale={"padding": _ROOM}),
+        x=axis(data.ranks, 2, values=_sizes(rows), format="~g", scale={"padding": _ROOM}),
         along=lambda row: int(row.world_size),
         more=more,
-        tip=lambda row: (
-            f"speed-up {speed_up_words(row)}, efficiency {formatting.percent(row.efficiency)}\n"
-            f"{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
-        ),
+        tip=tip,
         **rest,
     )
 
