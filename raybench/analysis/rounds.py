@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -197,25 +198,49 @@ class Trials:
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
         """Return round -> ln(throughput of row / that of base), for rounds in which both have one.
 
-        Of base and row only the ids of run and point count. If the baseline is in another block
-        (world_size), half of the drift that the control at the end of row's block shows is removed.
+        The baseline is taken as it was when the row was timed: a drift of the machine, which the
+        controls show (`_drift_rates`), is removed. Of base and row only the ids of run and point
+        count.
         """
         of_base, found = self.rounds(base), {}
         for number, one in self.rounds(row).items():
             first = of_base.get(number)
             if first is not None and one.throughput and first.throughput:
-                block = (one.run_id, number, one.world_size)
-                drift = 0.0 if first.world_size == one.world_size else self._drift(block)
-                found[number] = math.log(one.throughput / first.throughput) - drift / 2
+                rate = self._drift_rates.get((one.run_id, number), 0.0)
+                drift = rate * (_timed_at_s(one) - _timed_at_s(first))
+                found[number] = math.log(one.throughput / first.throughput) + drift
         return found
 
-    def _drift(self, block: tuple[str, int, int]) -> float:
-        """Return log(step of the point / step of its control in the same round); 0 if unknown."""
-        control = self._controls.get(block)
-        first = None if control is None else self.rounds(control).get(block[1])
-        if control is None or first is None or not first.step_ms_p50 or not control.step_ms_p50:
-            return 0.0
-        return math.log(first.step_ms_p50 / control.step_ms_p50)
+    @cached_property
+    def _drift_rates(self) -> dict[tuple[str, int], float]:
+        """Return (run, round) -> by how much ln(step) of the machine grows per second.
+
+        This is the slope of a line through all trials of the control point in that round. A slope
+        that is noise would add noise to speed-ups, so the slopes of a run are multiplied by
+        1 - 1/F, the share of their variance that the noise about the lines does not explain
+        (empirical Bayes).
+        """
+        by_run: dict[str, dict[int, _Line]] = {}
+        for (run_id, number), trials in self._control_trials().items():
+            if (line := _line_through(trials)) is not None:
+                by_run.setdefault(run_id, {})[number] = line
+        rates: dict[tuple[str, int], float] = {}
+        for run_id, lines in by_run.items():
+            freedom = sum(line.freedom for line in lines.values())
+            noise = sum(line.residual for line in lines.values()) / freedom if freedom else math.inf
+            signal = fmean(line.explained for line in lines.values())
+            share = max(0.0, 1 - noise / signal) if signal else 0.0
+            rates |= {(run_id, number): share * line.slope for number, line in lines.items()}
+        return rates
+
+    def _control_trials(self) -> dict[tuple[str, int], list[PointRow]]:
+        """Return (run, round) -> its controls, and the trial of their point in that round."""
+        found: dict[tuple[str, int], list[PointRow]] = {}
+        for (run_id, number, _), control in self._controls.items():
+            first = self.rounds(control).get(number)
+            known = found.setdefault((run_id, number), [] if first is None else [first])
+            known.append(control)
+        return found
 
     def drifts(self) -> Iterator[tuple[int, int, float]]:
         """Yield (round, block, relative change of the step time) of each control that moved.
@@ -223,12 +248,48 @@ class Trials:
         It moved if its step differs from that of its point in this round by more than LARGEST_DRIFT
         and than half their intervals, added in quadrature. Above 0: slower. block: its world_size.
         """
-        for (run_id, number, block), control in self._controls.items():
-            drift = -self._drift((run_id, number, block))
-            first = self.rounds(control).get(number, control)
+        for (_, number, block), control in self._controls.items():
+            first = self.rounds(control).get(number)
+            if first is None or not first.step_ms_p50 or not control.step_ms_p50:
+                continue
+            drift = math.log(control.step_ms_p50 / first.step_ms_p50)
             unsure = math.hypot(half_interval(first) or 0.0, half_interval(control) or 0.0)
             if abs(drift) > max(LARGEST_DRIFT, unsure):
                 yield number, block, math.expm1(drift)
+
+
+def _timed_at_s(row: PointRow) -> float:
+    """Return about when an attempt was timed: the middle of what followed its set-up."""
+    return row.started_at.timestamp() + ((row.setup_s or 0.0) + (row.duration_s or 0.0)) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A least-squares line of ln(step) over the time in seconds, with its sums of squares."""
+
+    slope: float
+    explained: float
+    residual: float
+    # Trials beyond the two that any line fits.
+    freedom: int
+
+
+def _line_through(trials: Sequence[PointRow]) -> _Line | None:
+    """Return the line through the steps of some trials; None where they have no two times."""
+    known = [(_timed_at_s(row), math.log(row.step_ms_p50)) for row in trials if row.step_ms_p50]
+    times_s, logs = np.array(known, np.float64).reshape(-1, 2).T
+    if len(known) < 2 or not np.ptp(times_s):
+        return None
+    times_s, logs = times_s - times_s.mean(), logs - logs.mean()
+    spread = float(times_s @ times_s)
+    slope = float(times_s @ logs) / spread
+    residuals = logs - slope * times_s
+    return _Line(
+        slope=slope,
+        explained=slope**2 * spread,
+        residual=float(residuals @ residuals),
+        freedom=len(known) - 2,
+    )
 
 
 # What `rank_by_iteration` needs of the table `samples`.

@@ -197,7 +197,7 @@ def warnings(rows: Sequence[ScaledRow], trials: Trials, ranks: str) -> tuple[Mes
     found = [
         f"round {number}: at the end of the block of {block} {ranks} the control took "
         f"{abs(drift):.1%} {'longer' if drift > 0 else 'less'} than at first, more than "
-        f"{LARGEST_DRIFT:.0%}: the machine drifts; ratios are taken against the mean of both"
+        f"{LARGEST_DRIFT:.0%}: the machine drifts, and speed-ups are corrected for that"
         for number, block, drift in trials.drifts()
     ]
     bases = {row.series: row for row in rows if row.is_baseline}

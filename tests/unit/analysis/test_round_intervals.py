@@ -89,12 +89,8 @@ def steps(times):
     return [10_000_000] * 5 + [10_000_000 * times]
 
 
-def test_ratios_are_taken_against_the_mean_of_the_baseline_and_its_control():
-    # The machine becomes 4 % slower until the control; the point of four devices stands between.
+def test_controls_that_moved_are_told():
     points = in_rounds((10.0, 12.0, 10.2), (10.0, 12.0, 10.2), control=(10.4, 10.4))
-    four = of_size(scaling(points, BASELINE), 4)
-    assert four.speed_up == pytest.approx(4 * math.sqrt(10.0 * 10.4) / 10.2, rel=1e-3)
-    assert of_size(scaling(points, BASELINE), 2).speed_up == pytest.approx(2 * 10 / 12, rel=1e-3)
     found = list(Trials(points).drifts())
     assert [(number, block) for number, block, _ in found] == [(1, 4), (2, 4)]
     assert found[0][2] == pytest.approx(0.04, abs=1e-3)
