@@ -41,6 +41,8 @@ _FLOOR = 0.01
 _ONE_DEVICE = 0.1
 # A device is held against some 40 quantities: of 95 % ranges a healthy one would be outside of two.
 _CONFIDENCE = 0.99
+# A range that reaches further to either side says little, and is not counted.
+_NARROW = 0.1
 # In bytes, of the cache of any device (256 MB on MI300X): arrays below it may be read from there.
 LARGER_THAN_CACHES = 2**28
 
@@ -112,8 +114,8 @@ class Entry(Quantity):
     """The range of one quantity on one model of device.
 
     value: geometric mean over devices. low, high: 99 % prediction interval for one start of a new
-    device (`predict_range`). devices, hosts, starts, days: how many of each; two devices of the
-    same host name and index are of two hosts. measured: the values of which all this is
+    device (`predict_range`). devices, starts, days: how many of each. hosts: the least number that
+    the devices may be of (`_count_hosts`). measured: the values of which all this is
     computed; empty where only the range is known, by `source`.
     """
 
@@ -136,10 +138,27 @@ class Entry(Quantity):
         return (min(values), max(values)) if values else (self.low, self.high)
 
     @property
+    def half_width(self) -> float:
+        """Return half the width of the range, as a share of the value."""
+        return (self.high - self.low) / 2 / self.value
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether the range is narrow enough to say something: ±10 % at most."""
+        return self.half_width <= _NARROW
+
+    @property
+    def groups(self) -> int:
+        """Return how many independent values the range rests on: devices, or groups of them."""
+        return len(_merge(_keys(self.measured))) or self.devices
+
+    @property
     def provenance(self) -> str:
-        """Return `6 devices of 3 hosts, November 2026`; `of 3 hosts` only for several hosts."""
+        """Return `6 devices in 3 groups, 3 hosts, November 2026`; no groups of single devices."""
         devices = f"{self.devices} device{'s' * (self.devices > 1)}"
-        return f"{devices}{f' of {self.hosts} hosts' * (self.hosts > 1)}, {self.dates}"
+        if self.groups < self.devices:
+            devices += f" in {self.groups} group{'s' * (self.groups > 1)}"
+        return f"{devices}, {self.hosts} host{'s' * (self.hosts > 1)}, {self.dates}"
 
 
 class ReferenceFile(_Strict):
@@ -257,22 +276,14 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
 def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> Entry:
     """Return the entry of a quantity from its starts, one or more. file: lists their devices."""
     # Starts that share a UUID may be of the same device.
-    groups: list[tuple[set[str], list[float]]] = []
-    are_together = False
-    for names, values in (one for found in measured.values() for one in found.items()):
-        uuids, values = _uuids(names), list(values)
-        are_together = are_together or "+" in names
-        for group in [other for other in groups if other[0] & uuids]:
-            groups.remove(group)
-            uuids, values = uuids | group[0], [*group[1], *values]
-        groups.append((uuids, values))
-    value, low, high = predict_range([values for _, values in groups])
-    used = {uuid for uuids, _ in groups for uuid in (uuids if are_together else [min(uuids)])}
-    # A host has a device of each index once, so that of two with the same index one is elsewhere.
-    hosts: Counter[str] = Counter()
-    for place, count in Counter(file.devices[uuid] for uuid in used).items():
-        host = place.rpartition(" ")[0]
-        hosts[host] = max(hosts[host], count)
+    groups = _merge(_keys(measured))
+    values: list[list[float]] = [[] for _ in groups]
+    for names, starts in (start for of_run in measured.values() for start in of_run.items()):
+        place = next(n for n, group in enumerate(groups) if group & _uuids(names))
+        values[place] += starts
+    value, low, high = predict_range(values)
+    are_together = any("+" in names for of_run in measured.values() for names in of_run)
+    used = {uuid for group in groups for uuid in (group if are_together else [min(group)])}
     dates = sorted({file.runs[name].date for name in measured})
     return Entry(
         of=quantity.of,
@@ -283,12 +294,43 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
         low=low,
         high=high,
         devices=len(used),
-        hosts=hosts.total(),
-        starts=sum(len(values) for _, values in groups),
+        hosts=_count_hosts(used, measured, file.devices),
+        starts=sum(map(len, values)),
         days=len(dates),
         dates=" to ".join(dict.fromkeys(f"{day:%B %Y}" for day in (dates[0], dates[-1]))),
         measured={name: dict(sorted(measured[name].items())) for name in sorted(measured)},
     )
+
+
+def _count_hosts(used: set[str], measured: Measured, places: Mapping[str, str]) -> int:
+    """Return the least number of hosts that the devices are of.
+
+    Of two devices with the same host name and index one is on another host, unless one run has
+    both. places: UUID -> host and index, as of a ReferenceFile.
+    """
+    total = 0
+    for host in {places[uuid].rpartition(" ")[0] for uuid in used}:
+        own = {uuid for uuid in used if places[uuid].rpartition(" ")[0] == host}
+        same_index = Counter(places[uuid] for uuid in own)
+        runs = [_uuids("+".join(of_run)) & own for of_run in measured.values()]
+        total += min(max(same_index.values()), len(_merge(filter(None, runs))))
+    return total
+
+
+def _keys(measured: Measured) -> Iterator[set[str]]:
+    """Yield the devices of each value."""
+    for of_run in measured.values():
+        yield from map(_uuids, of_run)
+
+
+def _merge(groups: Iterable[set[str]]) -> list[set[str]]:
+    """Return the unions of the groups that share a device."""
+    merged: list[set[str]] = []
+    for group in groups:
+        overlapping = [other for other in merged if other & group]
+        merged = [other for other in merged if not other & group]
+        merged.append(group.union(*overlapping))
+    return merged
 
 
 def _uuids(devices: str) -> set[str]:
@@ -324,12 +366,17 @@ HOW_TO_MAKE = "No reference is known; `raybench export RUN --format reference` w
 SHIPPED = References()
 
 
+OWN = "made from this run too"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """A measured value beside its reference."""
 
     measured: Measurement
     entry: Entry
+    # The reference was made from values of this run too, so the value is no independent check.
+    is_own: bool = False
 
     def share_of(self, value: float) -> float:
         """Return the speed of a value (in the entry's unit) over the entry's: above 1 is faster."""
@@ -347,40 +394,60 @@ class Standing:
 
     @property
     def text(self) -> str:
-        """Return `97% of the reference for H200 (94 to 101%, 6 devices, November 2026)`.
+        """Return `97% of the reference for H200 (94 to 101%, 6 devices, 5 hosts, November 2026)`.
 
         A value out of the range has `, outside: slow` or `, outside: fast` at the end.
         """
         low, high = sorted(map(self.share_of, (self.entry.low, self.entry.high)))
+        model = self.measured.model.removeprefix("NVIDIA ")
         mark = "" if self.is_within else f", outside: {'slow' if self.share < 1 else 'fast'}"
         return (
-            f"{self.share:.0%} of the reference for {self.measured.model.removeprefix('NVIDIA ')} "
-            f"({100 * low:.0f} to {high:.0%}, {self.entry.provenance}){mark}"
+            f"{self.share:.0%} of the reference for {model} ({100 * low:.0f} to {high:.0%}, "
+            f"{self.entry.provenance}{f'; {OWN}' * self.is_own}){mark}"
         )
 
     @property
     def members(self) -> dict[str, Any]:
-        """Return point_id, model, value, share, is_within, reference (entry but `measured`)."""
+        """Return what JSON has of it; reference: the entry without `measured`."""
         return {
             "point_id": self.measured.point_id,
             "model": self.measured.model,
             "value": self.measured.value,
             "share": self.share,
             "is_within": self.is_within,
+            "is_counted": self.entry.is_narrow,
+            "is_made_from_this_run": self.is_own,
             "reference": self.entry.model_dump(mode="json", exclude={"measured"}),
         }
 
 
+def counted_standings(found: Sequence[Standing]) -> list[Standing]:
+    """Return those whose reference is narrow enough to count."""
+    return [one for one in found if one.entry.is_narrow]
+
+
 def count_within(found: Sequence[Standing]) -> str:
-    """Return in words how many are within: `within reference on 11 of 12 quantities`."""
-    count = sum(one.is_within for one in found)
-    return f"within reference on {count} of {len(found)} quantities"
+    """Return in words how many are within: `within reference on 11 of 12 quantities`.
+
+    Quantities with a range wider than ±10 % are not counted, and said to be left out.
+    """
+    counted = counted_standings(found)
+    own = f" ({OWN})" if any(one.is_own for one in found) else ""
+    wide = len(found) - len(counted)
+    left_out = f"{wide} with ranges wider than ±{_NARROW:.0%} not counted"
+    if not counted:
+        return f"{left_out}{own}"
+    within = sum(one.is_within for one in counted)
+    text = f"within reference on {within} of {len(counted)} quantities{own}"
+    return f"{text}; {left_out}" if wide else text
 
 
-def standings(measured: Iterable[Measurement], references: References) -> list[Standing]:
-    """Return the measurements that have a reference, each with it, in their order."""
+def standings(
+    measured: Iterable[Measurement], references: References, run_id: str
+) -> list[Standing]:
+    """Return the measurements of a run that have a reference, each with it, in their order."""
     return [
-        Standing(measured=one, entry=entry)
+        Standing(measured=one, entry=entry, is_own=run_id in entry.measured)
         for one in measured
         if (entry := references.find(one.model, one))
     ]

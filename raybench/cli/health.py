@@ -250,6 +250,6 @@ def load_health(
         machine=formatting.machine(devices) if devices else found.cluster,
         kinds=[device["kind"] for device in devices],
         findings=findings,
-        grades=grades(findings, gpus, references or SHIPPED),
+        grades=grades(findings, gpus, references or SHIPPED, run_id),
         measurements=measurements(findings, gpus),
     )

@@ -147,18 +147,19 @@ class Elsewhere:
 
 
 def grades(
-    findings: Iterable[Finding], gpus: Mapping[str, Device], references: References
+    findings: Iterable[Finding], gpus: Mapping[str, Device], references: References, run_id: str
 ) -> dict[str, list[Standing]]:
     """Return name -> how its values stand against references, in the order of the findings.
 
     Names are those of devices, then `node HOST` of nodes with several devices: with the values of
     its devices, pairs and groups. Tests are those of `measurements`, with any verdict. gpus: UUID
-    -> device of the check. Devices and nodes without a reference are left out.
+    -> device of the check. run_id: of the check. Devices and nodes without a reference are left
+    out.
     """
     by_device: dict[str, list[Standing]] = {}
     by_node: dict[str, list[Standing]] = {}
     for finding in findings:
-        for standing in standings(_measured(finding, gpus), references):
+        for standing in standings(_measured(finding, gpus), references, run_id):
             if finding.subject.kind == "device":
                 by_device.setdefault(finding.subject.name, []).append(standing)
             host, *others = {gpus[uuid].host for uuid in finding.subject.uuids}

@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
-from raybench.analysis.references import HOW_TO_MAKE, count_within
+from raybench.analysis.references import HOW_TO_MAKE, count_within, counted_standings
 from raybench.analysis.rounds import MOST_RANKS, RankStep, ranks_of_step, ranks_to_show
 from raybench.analysis.rows import (
     DEGREES,
@@ -528,10 +528,8 @@ def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "none", HOW_TO_MAKE
         return
     if len(found) > 1:
-        is_part = any(summary.run.run_id in one.entry.measured for one in found)
-        own = "; it was made from this run too" if is_part else ""
-        middle = median(one.share for one in found)
-        yield "all", f"{count_within(found)}, the median is {middle:.0%} of it{own}"
+        middle = median(one.share for one in counted_standings(found) or found)
+        yield "all", f"{count_within(found)}; the median is {middle:.0%} of the reference"
     rows = summary.rows
     names = dict(zip((row.point_id for row in rows), point_names(rows), strict=True))
     outside = [one for one in found if not one.is_within]

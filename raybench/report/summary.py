@@ -116,7 +116,7 @@ class Summary:
     @cached_property
     def standings(self) -> list[Standing]:
         """Return those `measurements` of `rows` that have a reference, each with it."""
-        return standings(measurements(self.rows), self.references)
+        return standings(measurements(self.rows), self.references, self.run.run_id)
 
     @cached_property
     def _trials(self) -> Trials:

@@ -67,9 +67,26 @@ def test_files_are_pooled_by_their_starts():
     expected = references.predict_range([[700.0], [710.0, 720.0, 721.0], [705.0]])
     assert (entry.value, entry.low, entry.high) == pytest.approx(expected, rel=1e-5)
     assert entry.observed == (700.0, 721.0)
-    assert entry.provenance == "3 devices of 2 hosts, August 2026"
+    assert entry.provenance == "3 devices, 2 hosts, August 2026"
     entry.of["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     assert references.parse_references(references.format_references(pooled), "again") == pooled
+
+
+def test_pairs_count_as_groups_on_their_hosts():
+    runs = {"run-1": (0, 1), "run-2": (0, 1), "run-3": (0, 0)}
+    files = []
+    for run, indices in runs.items():
+        uuids = [f"GPU-{run}-{place}" for place in range(2)]
+        rows = [
+            {"uuid": uuid, "host": "vm", "index": index, "versions": {}, "driver_version": "580.1"}
+            for uuid, index in zip(uuids, indices, strict=True)
+        ]
+        pair = references.Measurement(
+            **GEMM.model_dump(), model=H200, devices="+".join(uuids), value=380.0
+        )
+        files += references.reference_files(make_run(run), rows, [pair])
+    [[entry]] = [file.quantities for file in references.pool(files)]
+    assert entry.provenance == "6 devices in 3 groups, 3 hosts, August 2026"
 
 
 def test_a_site_goes_before_what_is_shipped(tmp_path):
