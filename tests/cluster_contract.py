@@ -2,7 +2,7 @@
 
 from raybench.cluster import Cluster
 from raybench.job.model import Measure
-from raybench.records import Answer, Failure, Measurement, Status, Task
+from raybench.records import Answer, Failure, Measurement, OtherUsers, Status, Task
 from tests.unit.fakes import make_point
 
 PROBE = "tests.integration.probe_workloads:Probe"
@@ -72,7 +72,7 @@ class PointContract:
     def test_nobody_else_and_no_sample_is_an_empty_answer(self, cluster: Cluster):
         seen = cluster.watch_other_users([0])
         assert failures(run(cluster, 0)) == []
-        assert isinstance(seen(), tuple)
+        assert isinstance(seen(), OtherUsers)
         assert isinstance(cluster.telemetry(), tuple)
 
     def test_the_facts_of_each_device_come_in_the_order_of_the_devices(self, cluster: Cluster):

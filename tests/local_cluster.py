@@ -14,7 +14,7 @@ from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.hardware.devices import FactReader
-from raybench.records import Answer, Device, DeviceKind, Group, RankInfo, Task
+from raybench.records import Answer, Device, DeviceKind, Group, OtherUsers, RankInfo, Task
 from raybench.records.devices import DeviceFacts, DeviceSample
 
 
@@ -107,8 +107,8 @@ class LocalCluster:
             self._workers[devices[rank].uuid] = self._make_worker(devices[rank])
         return outcome.answers
 
-    def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        return tuple
+    def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], OtherUsers]:
+        return OtherUsers
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         return ()

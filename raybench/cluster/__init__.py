@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from raybench.cluster.allocator import Strategy
-from raybench.records import Answer, Device, DeviceKind, Task
+from raybench.records import Answer, Device, DeviceKind, OtherUsers, Task
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
 
 if TYPE_CHECKING:  # `raybench plan` shall not wait for psutil
@@ -79,11 +79,11 @@ class Cluster(Protocol):
         A worker that gets none is lost. Raises ClusterError when the cluster is gone or closed.
         """
 
-    def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Look who else uses the devices of these workers, before their point runs.
+    def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], OtherUsers]:
+        """Look who else uses the nodes of these workers, before their point runs.
 
         Call the result after the point: it names who is seen at either call or kept CPU workers'
-        CPUs busy, and silent hosts; else (), as without `terms`. Neither raises or waits over 4 s.
+        CPUs busy, and silent hosts; nobody without `terms`. Neither raises or waits over 4 s.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:

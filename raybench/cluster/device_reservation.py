@@ -10,7 +10,7 @@ holder is shortened, cleaned and shown; it decides no more than how long a sweep
 
 A `DeviceReservation` takes the locks on all nodes of a sweep, by the agents of these nodes.
 
-Who else used the devices of a point is found by two looks at each node, before the point and after
+Who else used the nodes of a point is found by two looks at each node, before the point and after
 it: other sweeps by their locks, on CPUs the processor time of processes that are not of this sweep,
 on GPUs the processes that NVML names. Nothing here runs in the process of a rank.
 """
@@ -35,7 +35,7 @@ import psutil
 
 from raybench.cluster import reaper, timeouts
 from raybench.errors import DevicesInUseError
-from raybench.records import Device
+from raybench.records import Device, OtherUsers
 
 # All processors of a host: CPU workers are not bound to cores.
 CPU = "cpu"
@@ -46,6 +46,8 @@ _FOLDER = Path("/tmp/raybench-locks")
 _MOST_BYTES = 64 * 1024
 _PAUSE_S = 0.05
 _TURN_S = 5.0
+# What a file in the folder may be the lock of.
+_LOCK_FILE = re.compile(r"(cpu|GPU-[0-9A-Za-z-]+)\..+")
 _MOST_CHARACTERS = 120
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Share of the processors of the workers below which a load is ignored: an idle system has some.
@@ -167,6 +169,19 @@ class DeviceLocks:
             return LockResult(others=self._find_others(devices, sweep))
         except OSError as error:
             return LockResult(problem=f"{self._folder}: {error.strerror or error}")
+
+    def users_beside(self, devices: Collection[str], sweep: str) -> dict[str, tuple[Holder, ...]]:
+        """Return other sweeps by the device that they use, without these; {} if unreadable.
+
+        devices, sweep: as of `other_users`.
+        """
+        matches = (_LOCK_FILE.fullmatch(path.name) for path in self._folder.glob("*"))
+        names = sorted({match[1] for match in matches if match} - set(devices))
+        return dict(self.other_users(names, sweep).others)
+
+    def holds(self, device: str) -> bool:
+        """Return whether this process has locked the device."""
+        return device in self._held
 
     def close(self) -> None:
         """Release all locks; `lock` may be called again."""
@@ -437,6 +452,7 @@ class NodeUse:
 
     time_s: by its monotonic clock. holders: other sweeps that have locked the devices. processes:
     GPU UUID -> processes of others, in words, without GPUs where NVML does not name our worker.
+    beside: other sweeps and processes on other devices of the node, in words.
     busy_s: processor time since the host started of the `processors` that this node may use; None
     where it cannot be read. own: (process id, start time) -> processor time of each process of this
     sweep. Without CPU workers there is neither.
@@ -445,20 +461,34 @@ class NodeUse:
     time_s: float
     holders: tuple[Holder, ...] = ()
     processes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
     busy_s: float | None = None
     own: Mapping[tuple[int, float], CpuTime] = field(default_factory=dict)
     processors: int = 0
 
 
-def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder) -> NodeUse:
-    """Return who uses these devices of this node now. holder: this sweep.
+def read_node_use(
+    devices: Sequence[Device], locks: DeviceLocks, holder: Holder, ended: Collection[int] = ()
+) -> NodeUse:
+    """Return who uses this node now.
 
     Must be called in a child process of the node's raylet. Ray workers with a mark of raybench that
     can be read count as this sweep's; another sweep shows by its lock, as `locks` sees it.
+
+    Args:
+        devices: those of a point on this node.
+        locks: those of this sweep on this node.
+        holder: this sweep.
+        ended: ids of processes of this sweep that have just ended; NVML may still list them.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
     own = _own_processes(holder)
     gpus = [device for device in devices if device.kind == "cuda"]
+    ended = {*ended, *(device.process_id for device in devices)}
+    looks = {gpu.uuid: _on_gpu(gpu, own | ended) for gpu in gpus}
+    processes = {uuid: others for uuid, others in looks.items() if others is not None}
+    # In a container NVML may name processes by ids of the host, also that of our worker.
+    known = own | ended if processes else None
     processors = os.sched_getaffinity(0)
     has_cpu_workers = len(gpus) < len(devices)
     times = {}
@@ -473,20 +503,29 @@ def read_node_use(devices: Sequence[Device], locks: DeviceLocks, holder: Holder)
     return NodeUse(
         time_s=time.monotonic(),
         holders=tuple(dict.fromkeys(one for held_by in locked.others.values() for one in held_by)),
-        processes={gpu.uuid: found for gpu in gpus if (found := _on_gpu(gpu, own)) is not None},
+        processes=processes,
+        beside=_others_on_node(devices, locks, holder, known),
         busy_s=_busy_s(processors) if has_cpu_workers else None,
         own=times,
         processors=len(processors),
     )
 
 
-def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield, in a few words each, who else was seen at either look, and others' CPU load between.
+def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> OtherUsers:
+    """Return who else was seen at either look, and others' CPU load between.
 
     before, after: the node's use just before and just after our own. devices: those that we used
     on this node, at least one. Left out are loads up to 0.1 s or 5 % of our threads, or of the
     cores if these are fewer, and any load if we had no CPU workers.
     """
+    return OtherUsers(
+        on_devices=tuple(_users_of(before, after, devices)),
+        on_nodes=tuple(dict.fromkeys((*before.beside, *after.beside))),
+    )
+
+
+def _users_of(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
+    """Yield who else used these devices, in a few words each."""
     host = devices[0].host
     yield from (str(one) for one in dict.fromkeys((*before.holders, *after.holders)))
     for device in devices:
@@ -545,6 +584,35 @@ def _own_processes(holder: Holder) -> set[int]:
     return own
 
 
+def _others_on_node(
+    devices: Sequence[Device], locks: DeviceLocks, holder: Holder, own: set[int] | None
+) -> tuple[str, ...]:
+    """Return, in words, other sweeps and processes on the other devices of this host.
+
+    own: ids of the processes of this sweep; None if NVML does not name them by these ids.
+    """
+    from raybench.hardware import nvml
+
+    host, here, told = devices[0].host, set(map(lock_name, devices)), []
+    sweeps = locks.users_beside(here, holder.sweep)
+    numbers = nvml.uuids() if sweeps or own is not None else {}
+    for name, holders in sweeps.items():
+        place = f"GPU {numbers[name]}" if name in numbers else "another GPU"
+        place = "the processors" if name == CPU else place
+        told += [f"{one} used {place} of {host}" for one in holders]
+    if own is None:
+        return tuple(told)
+    for uuid in sorted(numbers.keys() - here - sweeps.keys(), key=numbers.__getitem__):
+        handle = nvml.device(uuid)
+        found = set() if handle is None else nvml.compute_process_ids(handle)
+        for process in sorted(found - own):
+            program = _process_name(process)
+            # On a GPU of this sweep a process without a name may be one that has just ended.
+            if program is not None or not locks.holds(uuid):
+                told.append(f"{_in_words(process, program)} used GPU {numbers[uuid]} of {host}")
+    return tuple(told)
+
+
 def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
     """Return other processes on the GPU in words; None where NVML does not even name the worker's.
 
@@ -556,11 +624,18 @@ def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
     found = set() if handle is None else nvml.process_ids(handle)
     if device.process_id not in found:
         return None
-    named = []
-    for process in sorted(found - own):
-        try:
-            name = psutil.Process(process).name()
-        except psutil.Error:
-            name = "of another container"
-        named.append(f"process {process} ({''.join(c if c.isprintable() else '?' for c in name)})")
-    return tuple(named)
+    return tuple(_in_words(process, _process_name(process)) for process in sorted(found - own))
+
+
+def _process_name(process: int) -> str | None:
+    """Return the name of a living process of this container; None for all others."""
+    try:
+        return psutil.Process(process).name()
+    except psutil.Error:
+        return None
+
+
+def _in_words(process: int, name: str | None) -> str:
+    """Return `process 17 (python)`."""
+    shown = "of another container" if name is None else name
+    return f"process {process} ({''.join(c if c.isprintable() else '?' for c in shown)})"

@@ -69,6 +69,17 @@ def devices() -> list[Any]:
     return [handle for handle in handles if handle is not None]
 
 
+def uuids() -> dict[str, int]:
+    """Return UUID -> number of each GPU that NVML can open, as nvidia-smi counts them."""
+    found = {}
+    for number in range((ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0):
+        handle = ask(pynvml.nvmlDeviceGetHandleByIndex, number)
+        uuid = None if handle is None else ask(pynvml.nvmlDeviceGetUUID, handle)
+        if uuid is not None:
+            found[uuid] = number
+    return found
+
+
 def uuid_of(index: int) -> str | None:
     """Return the UUID of the device with this CUDA index; None if NVML does not know it.
 
@@ -172,11 +183,14 @@ def process_ids(handle: Any) -> set[int]:
 
     In a container some or all may be missing. Call it between points: it may delay others' work.
     """
-    kinds = (
-        pynvml.nvmlDeviceGetComputeRunningProcesses,
-        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-    )
-    return {process.pid for kind in kinds for process in ask(kind, handle) or ()}
+    graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or ()
+    return compute_process_ids(handle) | {process.pid for process in graphics}
+
+
+def compute_process_ids(handle: Any) -> set[int]:
+    """Return those of `process_ids` that compute, without desktops and displays."""
+    running = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    return {process.pid for process in running}
 
 
 def flag(answer: int | None) -> bool | None:

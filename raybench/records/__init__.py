@@ -461,6 +461,7 @@ class Measurement(RankMetrics):
     warnings: what this rank knows to make the number doubtful, one sentence each.
     worker_reusable: the process is as fit for the next point as a fresh one.
     output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
+    ended_processes: ids of the processes of its script, which have ended.
     """
 
     rank: int
@@ -485,6 +486,7 @@ class Measurement(RankMetrics):
     warnings: tuple[str, ...] = ()
     worker_reusable: bool = True
     output: str = ""
+    ended_processes: tuple[int, ...] = ()
 
     @property
     def step_ns(self) -> tuple[int, ...]:
@@ -498,7 +500,7 @@ class Failure:
 
     error_type: a Cause, or the name of the class of what was raised.
     worker_reusable: the process that answered is known to be fit for the next point.
-    output: as of a Measurement.
+    output, ended_processes: as of a Measurement.
     """
 
     rank: int
@@ -508,6 +510,7 @@ class Failure:
     detail: str = ""
     worker_reusable: bool = False
     output: str = ""
+    ended_processes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, cause: Cause, *, rank: int, message: str, **more: Any) -> Self:
@@ -516,6 +519,16 @@ class Failure:
 
 
 Answer = Measurement | Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherUsers:
+    """Who else used the nodes of a point: other sweeps and processes, in a few words each."""
+
+    # On the devices of the point.
+    on_devices: tuple[str, ...] = ()
+    # On other devices of its nodes.
+    on_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -603,6 +616,7 @@ class Record:
     and the last lines that it wrote. outputs: what each rank wrote, by rank; () if none did.
     neighbours: point_ids that ran on a node of this one at the same time; and in words who else
     used its devices, other sweeps and other processes.
+    node_neighbours: who used other devices of its nodes.
     warnings: those of the ranks and of the driver, without repeats; only when status is ok.
     mem_estimate_bytes: what a rank was estimated to need at most; None if not known, or on a CPU.
     """
@@ -622,6 +636,7 @@ class Record:
     error_detail: str | None = None
     outputs: tuple[str, ...] = ()
     neighbours: tuple[str, ...] = ()
+    node_neighbours: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     mem_estimate_bytes: int | None = None
 

@@ -103,7 +103,7 @@ def marks(row: ScaledRow) -> str:
         "t": row.throttled and limits,
         "s": is_slowed_by_one_rank(row),
         "c": is_ok and row.crowded,
-        "n": is_ok and row.neighbours,
+        "n": is_ok and (row.neighbours or row.node_neighbours),
         "q": is_ok and row.quick,
         # The parts of steps that finish no items are not shown.
         "b": row.why_no_breakdown is not None and row.throughput is not None,

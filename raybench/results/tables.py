@@ -216,6 +216,9 @@ class PointRow(
     ] = None
     warnings: Annotated[tuple[str, ...], Column("", "reasons to doubt the figures")] = ()
     neighbours: Annotated[tuple[str, ...], Column("", "points, runs and processes beside it")] = ()
+    node_neighbours: Annotated[
+        tuple[str, ...], Column("", "runs and processes on other devices of its nodes")
+    ] = ()
     crowded: Annotated[bool | None, Column("", "CPU workers share cores")] = None
     quick: Annotated[bool | None, Column("", "a short look: at most 0.5 s were to be timed")] = None
 
@@ -260,6 +263,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
         grad_accumulation=point.grad_accumulation,
         warnings=record.warnings,
         neighbours=record.neighbours,
+        node_neighbours=record.node_neighbours,
         mem_estimate_bytes=record.mem_estimate_bytes,
         crowded=any(crowding(devices)) if kind == "cpu" else None,
     )

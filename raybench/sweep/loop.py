@@ -32,6 +32,7 @@ from raybench.records import (
     Device,
     Failure,
     Measurement,
+    OtherUsers,
     Record,
     Samples,
     Status,
@@ -372,7 +373,7 @@ class RunningAttempt:
     """An attempt that runs now, or has just ended.
 
     neighbours: point_ids on its nodes; a dict keeps their order. outcome: its ranks' answers, or
-    what `Cluster.run` raised. others: who used the devices besides, other than points of this run.
+    what `Cluster.run` raised. others: who used the nodes besides, other than points of this run.
     """
 
     attempt: Attempt
@@ -383,7 +384,7 @@ class RunningAttempt:
     neighbours: dict[str, None] = field(default_factory=dict)
     outcome: tuple[Answer, ...] | BaseException = ()
     duration_s: float = 0.0
-    others: tuple[str, ...] = ()
+    others: OtherUsers = field(default_factory=OtherUsers)
 
 
 class InFlight:
@@ -489,14 +490,16 @@ def make_record_of(running: RunningAttempt) -> Record:
         duration_s=running.duration_s,
         devices=devices,
         outputs=outputs if any(outputs) else (),
-        neighbours=(*running.neighbours, *running.others),
+        neighbours=(*running.neighbours, *running.others.on_devices),
+        node_neighbours=running.others.on_nodes,
         mem_estimate_bytes=estimate_bytes,
     )
     failure = cause_of(answers)
     if failure is None:
         measurements = tuple(answer for answer in answers if isinstance(answer, Measurement))
         warnings = [warning for measurement in measurements for warning in measurement.warnings]
-        warnings += [f"not alone: {other}" for other in running.others]
+        warnings += [f"not alone: {other}" for other in running.others.on_devices]
+        warnings += [f"shared node: {other}" for other in running.others.on_nodes]
         warnings += crowding(devices)
         return replace(record, measurements=measurements, warnings=tuple(dict.fromkeys(warnings)))
     rank, device, output = failure.rank, devices[failure.rank], outputs[failure.rank]

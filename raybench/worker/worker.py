@@ -81,6 +81,8 @@ class Worker:
         self._address = "127.0.0.1"
         self._is_new = True
         self._script: RunningScript | None = None
+        # Ids of the processes of the scripts of a point.
+        self._ended: set[int] = set()
         load()
         self._enter_device()
         torch.zeros(1, device=self._device)
@@ -114,8 +116,10 @@ class Worker:
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()
+        self._ended = set()
         try:
-            return self._run(task, rank_info, group)
+            answer = self._run(task, rank_info, group)
+            return replace(answer, ended_processes=tuple(sorted(self._ended)))
         finally:
             self._script = None
             faulthandler.cancel_dump_traceback_later()
@@ -235,15 +239,7 @@ class Worker:
             apply_precision(point.precision)
             state.seed_all(task.seed)
             if point.workload == SCRIPT:
-                # Its process writes its stack when the time is up; this one only waits for it.
-                faulthandler.cancel_dump_traceback_later()
-                self._script = RunningScript(
-                    context,
-                    task,
-                    serve_store(self._address) if context.rank == 0 else None,
-                    is_aborted=lambda: self._group.is_broken(group),
-                    deadline_s=self._began_s + task.settings.timeout_s,
-                )
+                self._script = self._start_script(context, task, group)
                 return self._script
             workload: Workload = workload_class(context, **params)
             return workload
@@ -290,6 +286,19 @@ class Worker:
             gemm_tflops=self._gemm_tflops.get(point.precision),
             # Launches stay slower after a profiler was in use (pytorch#144455).
             worker_reusable=done.profile is None,
+        )
+
+    def _start_script(self, context: Context, task: Task, group: Group | None) -> RunningScript:
+        """Start the script of a point; all ranks must call it. Raises as `RunningScript`."""
+        # Its process writes its stack when the time is up; this one only waits for it.
+        faulthandler.cancel_dump_traceback_later()
+        return RunningScript(
+            context,
+            task,
+            serve_store(self._address) if context.rank == 0 else None,
+            is_aborted=lambda: self._group.is_broken(group),
+            deadline_s=self._began_s + task.settings.timeout_s,
+            ended=self._ended,
         )
 
     def _flops_fields(

@@ -131,14 +131,15 @@ class RunningScript(Workload):
         store: TCPStore | None,
         is_aborted: Callable[[], bool],
         deadline_s: float,
+        ended: set[int],
     ) -> None:
         """Start the script and wait for its first step. All ranks must call it.
 
         store: a TCP store for the ranks of the script, served by rank 0; None on the others.
-        is_aborted: tells whether another rank has failed. deadline_s: when the time of the point is
-        up, by `time.monotonic`. Just before, the script writes its stack, and the driver sees which
-        rank hangs. Raises ScriptFailedError where the script fails or ends before its first step,
-        and ScriptAbortedError where another rank has failed.
+        is_aborted: tells whether another rank has failed. deadline_s: by `time.monotonic`. Just
+        before, the script writes its stack, which tells the driver the rank that hangs. ended: gets
+        the ids of the script's processes from `close`. Raises ScriptFailedError if the script fails
+        or ends before its first step, ScriptAbortedError if another rank has failed.
         """
         given, settings = task.point.params, task.point.settings
         file = task.code.script if task.code else None
@@ -176,7 +177,7 @@ class RunningScript(Workload):
                 # By which all that it starts is ended with it.
                 process_group=0,
             )
-        self._socket, self._read = ours, b""
+        self._socket, self._read, self._ended = ours, b"", ended
         self._handle = os.pidfd_open(self._process.pid)
         try:
             self.facts: Mapping[str, Any] = self._receive()["begun"]
@@ -245,6 +246,7 @@ class RunningScript(Workload):
         started: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
             started = psutil.Process(self._process.pid).children(recursive=True)
+        self._ended.update([self._process.pid, *(process.pid for process in started)])
         self._send(do="end")
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S if self._is_held else 0.0)

@@ -28,7 +28,7 @@ def first(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
     write_text(tmp_path, JOB)
     locks = DeviceLocks()
-    locks.lock([CPU], this_process("run first-1"), shared=False)
+    locks.lock([CPU, "GPU-1"], this_process("run first-1"), shared=False)
     yield locks
     locks.close()
 
@@ -67,6 +67,10 @@ def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_w
     for neighbours, warnings in zip(points["neighbours"], points["warnings"], strict=True):
         assert any(one.startswith("run first-1 of ") for one in neighbours)
         assert any(one.startswith("not alone: run first-1 of ") for one in warnings)
+    for neighbours in points["node_neighbours"]:
+        assert {one.partition(" used ")[2].partition(" of ")[0] for one in neighbours} == {
+            "another GPU"
+        }
     report = raybench("report", run_id, "--results", tmp_path / "results").stdout
     warning = re.search(r"^\d+ x (?!CPU)(.*)$", report, re.MULTILINE)
     assert warning is not None

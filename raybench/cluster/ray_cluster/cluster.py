@@ -21,7 +21,7 @@ from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address, start_o
 from raybench.cluster.ray_cluster.pool import WorkerPool, how_it_died
 from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, end_process, start_guard
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
-from raybench.records import Answer, Cause, Device, Failure, Group, Status, Task
+from raybench.records import Answer, Cause, Device, Failure, Group, OtherUsers, Status, Task
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
 
 _LOOK_S = 0.2
@@ -150,8 +150,8 @@ class RayCluster(WorkerPool):
         self._groups.forget(used)
         self.replace(used)
 
-    def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Look who else uses the devices; call the result after the point; as in `Cluster`."""
+    def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], OtherUsers]:
+        """Look who else uses the nodes; call the result after the point; as in `Cluster`."""
         return self._agents.watch_other_users([self[worker_id].device for worker_id in worker_ids])
 
     def telemetry(self) -> tuple[DeviceSample, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from raybench.cluster.device_reservation import (
     read_node_use,
 )
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
-from raybench.records import Answer, Device, Measurement, SpanNs
+from raybench.records import Answer, Device, Measurement, OtherUsers, SpanNs
 from raybench.records.devices import DeviceFacts, DeviceSample
 
 _TAIL_LINES = 60
@@ -43,6 +43,8 @@ _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
 # Less than any CUDA context has, more than the driver keeps for itself.
 _FREE_WITHIN_BYTES = 256 * 1024**2
+# An id is not given to another process so soon, and a GPU is free of an ended one in seconds.
+_LISTED_S = 60.0
 
 
 class NodeAgent(DeviceLocks):
@@ -55,6 +57,8 @@ class NodeAgent(DeviceLocks):
         # Before the first worker of this run, unless an agent died: the memory of other processes.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
+        # Processes of scripts by id, and until when NVML may still list them.
+        self._ended_until_s: dict[int, float] = {}
         self._facts: Any = None
         # How far the logs of a worker were read, by process id.
         self._read_to: dict[int, dict[str, int]] = {}
@@ -84,8 +88,10 @@ class NodeAgent(DeviceLocks):
         self._samplers[-1].start()
 
     def read_use(self, devices: Sequence[Device], holder: Holder) -> NodeUse:
-        """Return who uses these devices of this node now. holder: this sweep."""
-        return read_node_use(devices, self, holder)
+        """Return who uses this node now. devices: those of the point. holder: this sweep."""
+        now_s = time.monotonic()
+        ended = [one for one, until_s in self._ended_until_s.items() if now_s < until_s]
+        return read_node_use(devices, self, holder, ended)
 
     def drain(self) -> tuple[DeviceSample, ...]:
         """Return the samples since the last call; those of one call of `sample` oldest first."""
@@ -112,12 +118,17 @@ class NodeAgent(DeviceLocks):
         return {one: new_output(logs, one, read_to) for one, read_to in ends.items()}
 
     def end_point(
-        self, process_ids: Sequence[int], spans_ns: Mapping[str, Sequence[SpanNs]]
+        self,
+        process_ids: Sequence[int],
+        spans_ns: Mapping[str, Sequence[SpanNs]],
+        ended: Collection[int],
     ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
         """Return process id -> its new output, as `outputs` with `is_new`, and UUID -> SM clocks.
 
         spans_ns: UUID -> timed spans. The clocks are what `Sampler.sm_clocks_mhz` returns, in MHz.
+        ended: ids of the processes of scripts; `read_use` does not count them for a minute.
         """
+        self._ended_until_s |= dict.fromkeys(ended, time.monotonic() + _LISTED_S)
         clocks = {
             uuid: max((s.sm_clocks_mhz(uuid, spans) for s in self._samplers), key=len, default=())
             for uuid, spans in spans_ns.items()
@@ -348,30 +359,35 @@ class NodeAgents:
         """Release all locks of this sweep on these devices' nodes, if they answer in 10 s."""
         self._ask("close", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
-    def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
-        """Have agents look who else uses the devices; return a function to call after the use.
+    def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], OtherUsers]:
+        """Have agents look who else uses their nodes; return a function to call after the use.
 
-        That looks again, for 4 s at most, and returns in words who was seen at either look or kept
-        processors of CPU workers busy in between, and hosts that did not answer, unless silent or
-        without an agent at the first look. It returns () if `lock` was not called before.
+        That looks again, for 4 s at most, and names who was seen at either look or kept processors
+        of CPU workers busy in between, and hosts that did not answer, unless silent or without an
+        agent at the first look. It names nobody if `lock` was not called before.
         """
         holder = self._holder
         if holder is None:
-            return tuple
+            return OtherUsers
         begun = self._send("read_use", devices, lambda here: (here, holder))
 
-        def name_others() -> tuple[str, ...]:
+        def name_others() -> OtherUsers:
             ended = self._send("read_use", devices, lambda here: (here, holder))
             limit_s = timeouts.AGENT_LOOK_S
             before, after = _collect(begun, limit_s), _collect(ended, limit_s)
-            found: list[str] = []
+            on_devices: list[str] = []
+            on_nodes: list[str] = []
             for node, here in _by_node(devices).items():
                 if node in before and node in after:
-                    found += other_users(before[node], after[node], here)
+                    found = other_users(before[node], after[node], here)
+                    on_devices += found.on_devices
+                    on_nodes += found.on_nodes
                 elif node in begun.values():
                     host = here[0].host
-                    found.append(f"who else uses {host} is not known: its agent does not answer")
-            return tuple(found)
+                    on_devices.append(
+                        f"who else uses {host} is not known: its agent does not answer"
+                    )
+            return OtherUsers(on_devices=tuple(on_devices), on_nodes=tuple(on_nodes))
 
         return name_others
 
@@ -452,12 +468,16 @@ class NodeAgents:
             for answer, device in zip(answers, devices, strict=True)
             if isinstance(answer, Measurement) and device.kind == "cuda"
         }
+        ended: dict[str, list[int]] = {}
+        for answer, device in zip(answers, devices, strict=True):
+            ended.setdefault(device.node_id, []).extend(answer.ended_processes)
         read = self._ask(
             "end_point",
             devices,
             lambda here: (
                 [one.process_id for one in here],
                 {one.uuid: spans[one.uuid] for one in here if one.uuid in spans},
+                ended[here[0].node_id],
             ),
         )
         completed: list[Answer] = []

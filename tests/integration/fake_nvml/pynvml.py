@@ -1,10 +1,14 @@
-"""nvidia-ml-py with one made-up device, for the processes that are started with this folder first.
+"""nvidia-ml-py with made-up devices, for the processes that are started with this folder first.
 
-The structures, constants and errors are the package's own; every device is known.
+The structures, constants and errors are the package's own; every device is known. FAKE_GPUS names
+a folder with a file for each GPU of the host: its name is the UUID, and it holds the ids of the
+processes on the GPU. A process stays listed for 5 s after its end.
 """
 
 import importlib.util
+import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +27,33 @@ def _state_of_link(handle, link):
     return 1
 
 
+_GPUS = os.environ.get("FAKE_GPUS", "")
+_LISTED_S = 5.0
+# Greater ids are those of another container.
+_MOST_PROCESSES = 2**22
+_ended_s = {}
+
+
+def _refuse(*arguments, **named):
+    """As a driver does that has no answer to a question."""
+    raise _real.NVMLError(_real.NVML_ERROR_NOT_SUPPORTED)
+
+
+def _uuids():
+    return sorted(file.name for file in Path(_GPUS).iterdir()) if _GPUS else _refuse()
+
+
+def _processes(uuid):
+    if not _GPUS:
+        _refuse()
+    listed, now_s = [], time.monotonic()
+    for number in map(int, Path(_GPUS, uuid).read_text().split()):
+        has_ended = number < _MOST_PROCESSES and not Path(f"/proc/{number}").exists()
+        if not has_ended or now_s < _ended_s.setdefault(number, now_s) + _LISTED_S:
+            listed.append(SimpleNamespace(pid=number))
+    return listed
+
+
 # Each look at the counter finds three packets more that were sent again.
 _replays = iter(range(0, 3000, 3))
 _ANSWERS = {
@@ -34,12 +65,11 @@ _ANSWERS = {
     "nvmlDeviceGetRemappedRows": lambda handle: (1, 0, 0, 0),
     "nvmlDeviceGetNvLinkState": _state_of_link,
     "nvmlDeviceGetPcieReplayCounter": lambda handle: next(_replays),
+    "nvmlDeviceGetCount": lambda: len(_uuids()),
+    "nvmlDeviceGetHandleByIndex": lambda index: _uuids()[index],
+    "nvmlDeviceGetUUID": lambda handle: handle,
+    "nvmlDeviceGetComputeRunningProcesses": _processes,
 }
-
-
-def _refuse(*arguments, **named):
-    """As a driver does that has no answer to a question."""
-    raise _real.NVMLError(_real.NVML_ERROR_NOT_SUPPORTED)
 
 
 for _name in [name for name in dir(_real) if name.startswith("nvml") and name[4].isupper()]:

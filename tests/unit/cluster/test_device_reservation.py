@@ -19,6 +19,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+from fake_nvml import FakeNvml, processes
 from fakes import make_device
 
 from raybench.cluster.device_reservation import (
@@ -329,7 +330,7 @@ CPU_WORKER = make_device(kind="cpu", uuid="a/1", cpu_count=2)
 
 
 def seen(before, after, *devices):
-    return list(other_users(before, after, devices or [CPU_WORKER]))
+    return list(other_users(before, after, devices or [CPU_WORKER]).on_devices)
 
 
 def on_cpus(time_s, busy_s, **own):
@@ -373,6 +374,70 @@ def test_sweeps_and_processes_that_came_or_went_are_told_once():
     assert seen(before, nothing, gpu) == told
     assert seen(nothing, after, gpu) == told
     assert seen(nothing, nothing, gpu) == []
+
+
+def on_gpus(monkeypatch, *lists):
+    """A host with so many GPUs, each with a list of the ids of its processes."""
+    FakeNvml(
+        nvmlDeviceGetHandleByUUID=lambda uuid: int(uuid.removeprefix("GPU-")),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetCount=len(lists),
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: processes(*lists[handle]),
+    ).install(monkeypatch)
+
+
+def beside_gpu_0(locks, *ended, holder=None):
+    """Who is beside this process, which works on GPU 0."""
+    device = make_device(uuid="GPU-0", process_id=os.getpid())
+    use = read_node_use([device], locks, holder or me(), ended)
+    found = other_users(use, use, [device])
+    return list(found.on_devices), list(found.on_nodes)
+
+
+NOBODY = 2**22 + 1
+
+
+def test_holders_of_other_devices_are_beside_the_node(other, monkeypatch):
+    on_gpus(monkeypatch, [os.getpid()], [other.pid], [NOBODY])
+    holder = f"run other-1 of {me().user} (process {other.pid} on {socket.gethostname()})"
+    assert beside_gpu_0(DeviceLocks()) == (
+        [],
+        [
+            f"{holder} used GPU 1 of host-a",
+            f"{holder} used the processors of host-a",
+            f"process {NOBODY} (of another container) used GPU 2 of host-a",
+        ],
+    )
+
+
+def test_ended_processes_of_this_sweep_are_no_neighbours(monkeypatch):
+    on_gpus(monkeypatch, [os.getpid(), NOBODY], [NOBODY], [NOBODY, 1])
+    locks, mine = DeviceLocks(), me()
+    locks.lock(["GPU-0", "GPU-1"], mine, shared=True)
+    named = f"process {NOBODY} (of another container)"
+    on_device, on_node = beside_gpu_0(locks, holder=mine)
+    assert on_device == [f"{named} on cuda:0 of host-a"]
+    # GPU 1 is of this sweep, and its other points may just have ended a script.
+    assert f"{named} used GPU 2 of host-a" in on_node
+    assert not any("GPU 1 " in one for one in on_node)
+    on_device, on_node = beside_gpu_0(locks, NOBODY, holder=mine)
+    assert not any(named in one for one in (*on_device, *on_node))
+    locks.close()
+
+
+def test_ids_of_a_hosts_processes_name_nobody_in_a_container(monkeypatch):
+    on_gpus(monkeypatch, [NOBODY], [NOBODY + 1])
+    assert beside_gpu_0(DeviceLocks()) == ([], [])
+
+
+def test_a_planted_lock_file_of_another_name_names_nobody(folder, monkeypatch):
+    on_gpus(monkeypatch, [NOBODY])
+    locks = DeviceLocks()
+    locks.lock(["GPU-1"], me("run other-1"), shared=True)
+    for file in list(folder.iterdir()):
+        file.rename(folder / "evil\x1b[31m.x")
+    assert beside_gpu_0(DeviceLocks()) == ([], [])
 
 
 def test_a_look_counts_strangers_alone(tmp_path):

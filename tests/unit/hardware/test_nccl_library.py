@@ -41,7 +41,7 @@ def test_a_preloaded_library_replaces_the_other(tmp_path):
     assert told(usual)["version"] == "2.28.9"
 
 
-def test_a_replaced_file_is_not_taken_for_the_library(tmp_path):
+def test_a_replaced_file_is_not_the_library(tmp_path):
     library = compile_nccl(tmp_path / "a", 22809)
     newer = compile_nccl(tmp_path / "b", 23000)
     found = told(library, then=f"os.replace({str(newer)!r}, sys.argv[1])")

@@ -367,10 +367,11 @@ def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
 def test_a_point_that_was_not_alone_on_its_nodes_is_marked():
     beside = make_record(make_point(batch_size=1), neighbours=("abc",))
     failed = make_failed(make_point(batch_size=2), neighbours=("abc",))
-    summary = make_summary([beside, failed, make_record()])
+    on_node = make_record(make_point(batch_size=3), node_neighbours=("process 7 used GPU 1",))
+    summary = make_summary([beside, failed, on_node, make_record()])
     table = tables_of(summary)[0]
     place = table.titles.index("!")
-    assert [row[place] for row in table.texts] == ["n", "", ""]
+    assert [row[place] for row in table.texts] == ["n", "", "n", ""]
     explained = "!: n not alone, something else used its devices or nodes at the same time."
     assert explained in legend_of(summary)
 
