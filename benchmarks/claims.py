@@ -162,9 +162,8 @@ class Point:
 
     @property
     def rate(self) -> Figure:
-        """Samples/s, with the relative interval of the step."""
-        factor = self.row["throughput"] / self.row["step_ms_p50"]
-        return self.step.changed(lambda step_ms: step_ms * factor)
+        """Samples/s."""
+        return self._with_ends("throughput", "throughput")
 
     @property
     def memory(self) -> Figure:

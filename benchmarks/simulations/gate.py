@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulations.gate [--comparisons 1000] [--only power]
 
-Runs whose true rates are known are compared by the function behind the command; of every 100
+Runs whose true rates are known are compared by the function behind the command; of every 500
 comparisons one also goes through the command over written runs, and must end alike. The logarithm
 of a point's step in a run is its level, plus a deviation of the point (sd), plus a deviation of the
 whole run (shift). Each side has three runs of one round. ± in a table is one standard error.
@@ -39,7 +39,7 @@ from raybench.analysis.compare import SLOWER, ComparedPoint, compare
 from raybench.report.comparison import Comparison
 
 BLIND = 0.1
-EVERY = 100
+EVERY = 500
 MOST_RUNS = 9
 
 

@@ -58,8 +58,7 @@ POINT_COLUMNS = (
     *("step_ms_mean", "throughput"),
 )
 # Of the 90 % interval, which lies within the threshold where a point is the same: two one-sided
-# tests at 5 % (D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987). Half of it is also what
-# a measured change falls short of the true change in 5 % of cases.
+# tests at 5 % (D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987).
 _INTERVAL = 0.9
 
 
@@ -106,7 +105,7 @@ class ComparedPoint:
     ratio: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
-    # A slowdown of this point alone by this share would have been called in 95 % of cases.
+    # Such runs find a slowdown of this point alone by this share in 95 % of cases.
     least_seen: float | None = None
     # The smallest level at which `slower` or `faster` holds over all points.
     q_value: float | None = None
@@ -250,13 +249,13 @@ class _Test:
         return math.exp(self.size), math.exp(self.size - half), math.exp(self.size + half)
 
     def least_seen(self, threshold: float, tests: int) -> float:
-        """Return the slowdown that is called in 95 % of cases if no other point changed.
+        """Return the slowdown that such runs find in 95 % of cases if no other point changed.
 
-        A measured change must exceed both the threshold and the reach of chance among so many
-        tests; and a true change must exceed that by what it is measured too small in 5 % of cases.
+        A measured change must exceed both chance among so many tests and the threshold.
         """
-        reach = self.found.half_width(self.share, 1 - 2 * FALSE_VERDICTS / tests)
-        return -math.expm1(-max(-math.log1p(-threshold), reach) - self.half_width)
+        beyond_chance = self.found.detectable(self.share, FALSE_VERDICTS / tests)
+        beyond_threshold = self.half_width - math.log1p(-threshold)
+        return -math.expm1(-max(beyond_chance, beyond_threshold))
 
 
 def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:

@@ -250,6 +250,22 @@ class Scatter:
             return 0.5 if size == 0 else float(size < 0)
         return float(stdtr(self.degrees, -size / error))
 
+    def detectable(self, share: float, level: float) -> float:
+        """Return the true difference that a one-sided test at `level` finds in 95 % of cases.
+
+        By the noncentral t distribution. The standard deviation is only estimated: it is taken
+        larger, so that the true one is below it in half of all cases.
+
+        Args:
+            share: as of `p_value`.
+            level: share of tests that find a difference where there is none.
+        """
+        from scipy.special import chdtri, nctdtrinc
+
+        sd = self.sd * math.sqrt(self.degrees / chdtri(self.degrees, 0.5))
+        reach = student_t(self.degrees, 1 - 2 * level)
+        return float(nctdtrinc(self.degrees, 0.05, reach)) * sd * math.sqrt(share)
+
 
 def scatter(
     values: NDArray[np.float64], sides: Sequence[int] | None = None
