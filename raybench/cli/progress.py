@@ -114,6 +114,9 @@ class PointProgress:
             self._total += 1
         elif isinstance(event, PointStarted):
             self._running = {**self._running, event.index: (event, time.monotonic())}
+            if event.heat_s:
+                devices = formatting.counted(len(event.devices), "device")
+                self._print(f"heating {devices} for {event.heat_s:g} s", "")
         elif isinstance(event, RoundStarted):
             self._total = self._done + len(event.trials) + event.later
             if event.trials:

@@ -488,12 +488,15 @@ def _iterations_s(job: Job, plan: Plan) -> tuple[float, float]:
     """Return the least and the most seconds of the iterations of all points in all rounds.
 
     The least holds where the steps are steady. Slow steps, controls, and building workloads and
-    groups come on top.
+    groups come on top. Steps that heat the devices are included: once at least, and at most in each
+    round for each choice of devices.
     """
     measure = job.measure
     most_s = min(measure.repeats * measure.max_seconds, measure.timeout_s)
     trials = measure.rounds * len(plan.points)
-    return trials * measure.repeats * measure.least_s, trials * most_s
+    heatings = measure.rounds * len({(point.world_size, point.devices) for point in plan.points})
+    least_s = trials * measure.repeats * measure.least_s + measure.heat_s
+    return least_s, trials * most_s + heatings * measure.heat_s
 
 
 def _plan_as_text(
@@ -553,11 +556,17 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
         rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
         each = _span(f"{measure.least_s:.3g}", f"{measure.max_seconds:g}")
         each = f"{counted(measure.repeats, 'repeat')} of {each} s"
+        each += f" + {measure.heat_s:g} s of heating" if measure.heat_s else ""
         time = f"{_span(_duration(least_s), _duration(most_s))} ({rounds}{points} x {each})"
     yield (
         f"iterations: {time}; {_slow_steps(measure)}; set-up and the first step of each point take "
         f"additional time, and a point is stopped after {measure.timeout_s:g} s"
     )
+    if measure.heat_s:
+        yield (
+            f"heating: {measure.heat_s:g} s of steps before the first point, and before each point "
+            "one of whose devices was idle for 10 s"
+        )
     if measure.rounds < WORTHWHILE and not plan.batch_search:
         one_round_s = least_s / measure.rounds + count * _SET_UP_S + BETWEEN_ROUNDS_S
         more_s = (WORTHWHILE - measure.rounds) * one_round_s

@@ -266,6 +266,12 @@ class Measure(Section):
         description="After the timed steps compare the gradients of one step with those of one "
         "process over the samples of all ranks, of workloads that can.",
     )
+    heat_s: Annotated[float, Field(strict=True, ge=0, le=1_000_000)] = Field(
+        default=0.0,
+        description="Seconds of steps before the warm-up of a point one of whose devices has run "
+        "nothing in this sweep, or nothing for 10 s. For devices that slow down while they heat "
+        "up: about three times as long as that takes. timeout_s includes it.",
+    )
     fresh_workers: StrictBool = Field(
         default=False, description="Run each point in new processes; adds seconds to each point."
     )

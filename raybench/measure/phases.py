@@ -8,6 +8,7 @@ run the same number of collectives.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,8 @@ from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")
 _NS_PER_S = 1e9
+# Of one block of steps that heat the device.
+_HEATING_BLOCK_NS, _MOST_HEATING_STEPS = 1e9, 1000
 # Blocks of iterations: this rank's samples, and the durations in ns on each rank.
 _Blocks = list[tuple[Samples, list[list[int]]]]
 # Runs a step, and describes what NCCL ran for its collectives.
@@ -277,7 +280,26 @@ def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:
         if count_compiled_frames() > compiled:
             compiling_steps = sum(len(block.step_ns) for block, _ in blocks)
         is_limited = any_rank(is_held_back(before, run.counters.read()), context.device)
+        if len(blocks) == 1 and not run.repetitions and run.policy.settings.heat_s:
+            _heat(workload.step, run)
     return blocks, compiling_steps
+
+
+def _heat(step: Step, run: _PointRun) -> None:
+    """Run steps for `heat_s` after the cold one; they are in no table. All ranks must call it."""
+    began_s = time.monotonic()
+    step_ns: Sequence[int] = ()
+
+    def wanted() -> int:
+        left_ns = _NS_PER_S * (run.policy.settings.heat_s + began_s - time.monotonic())
+        typical_ns = max(1.0, statistics.median(step_ns or [left_ns]))
+        # The ranks meet between blocks, and a CUDA event stands between any two steps.
+        block_ns = min(left_ns, _HEATING_BLOCK_NS)
+        return min(_MOST_HEATING_STEPS, math.ceil(max(0.0, block_ns) / typical_ns))
+
+    while count := run.agree(wanted):
+        step_ns = max_over_ranks(run.time_block(step, count).step_ns, run.context.device)
+    run.fields["heated_s"] = time.monotonic() - began_s
 
 
 def _time(

@@ -399,6 +399,9 @@ class RankMetrics:
     setup_s: Annotated[
         float | None, Column("s", "process group and model, slowest rank", over_ranks="max")
     ] = None
+    heated_s: Annotated[
+        float | None, Column("s", "steps before the warm-up, to heat the devices", over_ranks="max")
+    ] = None
     flops_per_step: Annotated[
         float | None, Column("FLOP", "of one device and optimizer step", over_ranks="max")
     ] = None
@@ -439,6 +442,7 @@ class Measurement(RankMetrics):
     what ranks finish together; None if the workload tells none.
     setup_s: forming the process group, the first build of the workload, and the wait until the
     clocks are free of limits; outside the samples.
+    heated_s: steps between the cold one and the warm-up (`measure.heat_s`); None without any.
     is_of_new_process: the process had run no point before; None where the steps are another's.
     peak_mem_allocated_bytes: largest of tensors in timed steps. peak_mem_reserved_bytes: largest of
     torch's allocator, from the build on, without peaks of checks. Both None on a CPU.

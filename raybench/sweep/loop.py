@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -50,6 +51,9 @@ _MOST_NS = 2**53
 _LOOK_AROUND_S = 1.0
 # More of them in one part would make readers wait for the first, and take memory together.
 _MOST_AT_ONCE = 64
+# A device that was idle for longer is cold again. Between two rounds the processes of two H200s are
+# replaced in 4.5 s.
+_STAYS_HOT_S = 10.0
 _LAST_LINES = 10
 # Of a line in a message.
 _LINE_CHARACTERS = 500
@@ -83,6 +87,8 @@ class PointStarted:
     index: int
     point: Point
     devices: tuple[Device, ...]
+    # Seconds of steps before its warm-up, which heat the devices.
+    heat_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +230,8 @@ class _Loop:
             if kept.get(point.point_id) is Status.OOM:
                 self._schedule.note_oom(point)
         self._in_flight = InFlight(self.cluster)
+        # Lasting name of a device -> when it last ended an ok point, by the monotonic clock.
+        self._busy_until_s: dict[str, float] = {}
         self._next_index = len(self.rounds.plan.points)
 
     def events(self) -> Iterator[Event]:
@@ -314,14 +322,22 @@ class _Loop:
                 yield from self._end([(attempt, skipped)])
                 continue
             devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
-            yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
             own = settings.measure_of(attempt.point) if settings.measure_of else None
             usual = settings.measure
             if attempt.round > 1 or attempt.control_of:  # the first round has made the breakdown
                 usual = usual.model_copy(update={"breakdown": False})
+            measure = own or usual
+            if measure.heat_s and self._are_hot(devices):
+                measure = measure.model_copy(update={"heat_s": 0.0})
+            yield PointStarted(
+                index=attempt.index,
+                point=attempt.point,
+                devices=devices,
+                heat_s=measure.heat_s,
+            )
             task = Task(
                 point=attempt.point,
-                settings=own or usual,
+                settings=measure,
                 profile=point_id in settings.profiled,
                 code=settings.code,
                 precisions=settings.precisions,
@@ -329,13 +345,22 @@ class _Loop:
             self._has_used_workers = True
             self._in_flight.submit(attempt, task, decision.worker_ids, devices)
 
+    def _are_hot(self, devices: Sequence[Device]) -> bool:
+        """Return whether each of these devices was measured in the last 10 s."""
+        since_s = time.monotonic() - _STAYS_HOT_S
+        ends_s = [self._busy_until_s.get(device.lasting_name, -math.inf) for device in devices]
+        return min(ends_s) > since_s
+
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
         """Free the workers of these attempts and write their records.
 
         Then try the trial of each again, or note how it ended and add the points that follow.
         """
-        for attempt, _ in ended:
+        for attempt, record in ended:
             self._schedule.free(attempt)
+            if record.status is Status.OK:
+                names = [device.lasting_name for device in record.devices]
+                self._busy_until_s |= dict.fromkeys(names, time.monotonic())
         if ended:
             self.write([(attempt.index, record) for attempt, record in ended])
         for attempt, record in ended:

@@ -110,6 +110,18 @@ def test_memory_of_a_device_without_a_unit_is_refused(given):
         run("plan", "job.yaml", "--device-memory", given)
 
 
+def test_plan_counts_the_time_of_heating():
+    words = ("--set", "measure.heat_s=30", "--set", "measure.rounds=3")
+    without, heated = (
+        json.loads(run("plan", "job.yaml", "--json", *given)) for given in (words[2:], words)
+    )
+    sizes = {point["world_size"] for point in heated["points"]}
+    assert heated["time_at_least_s"] == without["time_at_least_s"] + 30
+    assert heated["time_at_most_s"] == without["time_at_most_s"] + 3 * len(sizes) * 30
+    text = " ".join(run("plan", "job.yaml", *words).split())
+    assert "heating: 30 s of steps before the first point" in text
+
+
 def test_plan_as_json_has_every_setting_of_the_points_that_overrides_and_a_filter_leave():
     words = ("--set", "measure.repeats=2", "--set", "matrix.world_size=4")
     plan = json.loads(run("plan", "job.yaml", "--json", *words, "--filter", "batch_size > 8"))

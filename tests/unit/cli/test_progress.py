@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from builders import make_failed, make_measurement, make_point, make_record
+from builders import make_device, make_failed, make_measurement, make_point, make_record
 from rich.console import Console
 
 from raybench.cli.progress import ConsoleListener, PointProgress, show_phase
@@ -118,3 +118,11 @@ def test_a_finished_point_tells_its_step_time_and_what_it_comes_to(changes, told
     record = make_record(PLAN.points[0], measurements=(measurement,))
     PointProgress(PLAN, console).show(PointFinished(index=0, record=record))
     assert told in written(console)
+
+
+def test_heating_is_told_before_its_point():
+    console = console_of("pipe")
+    devices = (make_device(0), make_device(1))
+    started = PointStarted(index=0, point=PLAN.points[0], devices=devices, heat_s=30.0)
+    PointProgress(PLAN, console).show(started)
+    assert written(console) == "heating 2 devices for 30 s\n"

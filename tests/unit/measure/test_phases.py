@@ -313,6 +313,19 @@ def test_a_rank_without_share_counts_idle_power(clock, monkeypatch):
     assert done.energy_j / len(done.step_ns) == pytest.approx(100 * 0.05)
 
 
+def test_steps_heat_the_device_before_the_warm_up(clock, monkeypatch):
+    monkeypatch.setattr(phases.time, "monotonic", lambda: clock[0] / 1e9)
+    workload = Paced(clock, 1.0, 0.05)
+    settings = {"warmup": 3, "iterations": 4}
+    done = measure(lambda: workload, heat_s=30.0, repeats=2, **settings)
+    for repetition in done.repetitions:
+        assert len(repetition.warmup.step_ns) == 3
+    assert done.heated_s == pytest.approx(30.0, abs=0.1)
+    # Of each step one, and the lead-in of two blocks.
+    assert clock[0] / 1e9 == pytest.approx(1.0 + 30.0 + 0.05 * (5 + 8 + 2 * 2 * 1), abs=0.3)
+    assert measure_paced(clock, **settings).heated_s is None
+
+
 def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_share(clock):
     begin_ns = time.monotonic_ns()
     done = measure_paced(clock, step_s=1.0, warmup=1, iterations=8)

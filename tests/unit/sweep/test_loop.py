@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import builders
@@ -306,6 +307,28 @@ def test_a_late_node_sorting_first_renumbers_no_device():
         **{(number, "1"): ["a"] for number in (1, 2)},
         **{(number, "any"): ["a", "b"] for number in (1, 2)},
     }
+
+
+def test_only_cold_devices_are_heated(monkeypatch):
+    clock_s = 1000.0
+
+    def script(point, rank):
+        nonlocal clock_s
+        clock_s += (20.0 if point.batch_size == 2 else 4.0) * (rank == 0)
+        return failure(rank, Status.ERROR) if point.batch_size == 5 else make_measurement(rank)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock_s))
+    settings = {"measure": Measure(heat_s=30.0)}
+    # The second device is cold at first, and again after 20 s of the first one alone.
+    plan = make_plan_of(1, 1, 2, 2)
+    _, events = run(plan, make_started(make_devices(a=2), script), **settings)
+    heated_s = [event.heat_s for event in events if isinstance(event, loop.PointStarted)]
+    assert heated_s == [30.0, 0.0, 30.0, 0.0]
+    # A point that failed may have heated nothing.
+    failed = Plan(points=tuple(make_point(batch_size=batch) for batch in (5, 6, 7)))
+    _, events = run(failed, make_started(make_devices(a=1), script), **settings)
+    heated_s = [event.heat_s for event in events if isinstance(event, loop.PointStarted)]
+    assert heated_s == [30.0, 30.0, 0.0]
 
 
 def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones_are_lost():

@@ -40,7 +40,7 @@ from raybench.sweep.loop import EarlierSweeps, PointFinished
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
 from raybench.sweep.runner import Interrupts, record_run, run_sweep
 from raybench.sweep.scheduler import Rounds
-from tests.local_cluster import LocalCluster
+from tests.local_cluster import LocalCluster, this_process
 
 SETTINGS = make_settings(measure=make_measure())
 RESUME = "raybench sweep job.yaml --resume run-a"
@@ -266,6 +266,20 @@ def test_a_sweep_beside_damaged_runs_reports_and_exits_0(job, folder, command, m
     monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: one_worker(measured))
     done = command("sweep", "job.yaml", "--address", "local", "--device", "cuda", results=None)
     assert (done.code, "2 points" in done.out) == (0, True), done.err
+
+
+def test_a_sweep_heats_each_device_once(job, stored, command, monkeypatch):
+    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: this_process())
+    measure = ("heat_s=0.5", "rounds=2", "warmup=2", "iterations=3", "breakdown=false")
+    words = [word for given in measure for word in ("--set", f"measure.{given}")]
+    done = command(
+        "sweep", "job.yaml", "--address", "local", "--device", "cuda", *words, results=None
+    )
+    assert done.code == 0, done.err
+    assert done.err.count("heating 1 device for 0.5 s") == 1
+    (heated_s,) = [one for one in stored("points", "heated_s") if one > 0]
+    assert 0.5 <= heated_s < 2
+    assert len(stored("points", "status")) == 6  # with a control in each round
 
 
 @pytest.fixture
