@@ -4,7 +4,7 @@
 
 A made-up device takes 3 % longer for a step when it is hot. It heats up under steps and cools down
 between points with the same time constant. Six points of equal steps run in three rounds under the
-real `measure`; the devices are idle for 0.6 s between two points and for 6 s between two rounds. The
+real `measure`. The device is idle for 0.6 s between two points and for 6 s between two rounds. The
 first point is heated as a sweep does it. Time is made up. The true step is that of the hot device.
 
 first: bias of the first point of the run. all: mean bias of all points. spread: largest difference

@@ -346,7 +346,7 @@ def _time(
         with run.memory.counting():
             block = run.time_block(step, count, lead_in=lead_in)
         spans_ns.append((begin_ns, time.monotonic_ns()))
-        if run.is_idle:
+        if run.is_idle and before:
             _rest(lead_in + count, progress().expected_ns, policy.max_block_s)
         samples, after = per_step(block, inner), run.counters.read()
         readings.append((before, after))
