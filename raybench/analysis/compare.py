@@ -34,7 +34,7 @@ from raybench.analysis.rounds import (
 from raybench.analysis.rows import EXECUTION
 from raybench.records import Status
 from raybench.results.metrics import MS_PER_S
-from raybench.results.tables import PointRow, Run, why_no_breakdown
+from raybench.results.tables import PointRow, Run, step_of_parts, why_no_breakdown
 from raybench.stats.levels import find_steps
 from raybench.stats.summary import Scatter, scatter
 
@@ -433,6 +433,7 @@ _PARTS = {
     "compute_ms": "compute",
     "optimizer_ms": "optimizer",
     "comm_exposed_ms": "exposed communication",
+    "unexplained_ms": "unexplained",
     "straggler_ms": "one rank slower",
     "data_ms": "waiting for data",
     "host_gap_ms": "device idle",
@@ -462,7 +463,8 @@ def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
     and host-bound (bool) if they differ, and the SM clock in MHz if it moved by 2 % or more. What
     one row lacks is left out. base, new: the same point in two runs.
     """
-    step_ms = (new.step_ms_p50 or math.nan) - (base.step_ms_p50 or math.nan)
+    # The parts are of one round: what explains the change is held against the step of that round.
+    step_ms = (step_of_parts(new) or math.nan) - (step_of_parts(base) or math.nan)
     is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
     parts = []
     for column, name in _PARTS.items():

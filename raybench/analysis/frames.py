@@ -31,7 +31,7 @@ _DERIVED = (
     *("baseline_point_id", "speed_up", "speed_up_low", "speed_up_high"),
     *("efficiency", "efficiency_low", "efficiency_high"),
     *("lost_comm", "lost_wait", "lost_compute", "lost_data", "lost_host", "lost_unexplained"),
-    "why_not",
+    *("why_no_losses", "why_not"),
 )
 
 
@@ -48,7 +48,7 @@ def load(
     health (of health checks), or one of two that are derived from `points`. `scaling`: each point,
     its rounds as one, with speed-up and efficiency over the baseline point of the job, their 95 %
     intervals, losses by cause, and `why_not`: why an ok point has no speed-up; it may be null where
-    steps finish no samples. `summary`: one row per point with 27 columns, also `params.NAME` of
+    steps finish no samples. `summary`: one row per point with 29 columns, also `params.NAME` of
     each parameter and each setting not at its default, and `metrics.NAME`, with their types.
     run_id: an id, its unique prefix, a job, `latest`, or a path; None or "" for all runs.
     params: `columns` puts a column `params.hidden` in place of {"hidden": "4096"}, with numbers or

@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raybench.records import Status
+from raybench.results.breakdown import BREAKDOWN
 from raybench.results.columns import TableColumn, columns_of
 from raybench.results.metrics import NS_PER_MS, half_interval
-from raybench.results.tables import PointRow, RegionRow, why_no_breakdown
+from raybench.results.tables import PointRow, RegionRow, step_of_parts, why_no_breakdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,10 +33,10 @@ _OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank")
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
 # Their nulls count too.
 _WITH_NULLS = ("inner_iterations", "slowest_rank")
-# Taken from the rounds with a breakdown, as the first has one: elsewhere ranks wait for each other,
+# Taken from the rounds with a breakdown, which is the first: elsewhere ranks wait for each other,
 # and take the same time. Of these rounds, only those with the shares of the last are joined.
 _OF_BREAKDOWN = (
-    *("slowest_rank", "share_by_rank", "local_step_ms_by_rank", "device_ms_by_rank"),
+    *(*BREAKDOWN, "parts_step_ms", "host_bound", "slowest_rank", "share_by_rank"),
     *("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank"),
 )
 _BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
@@ -45,6 +46,8 @@ _BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     # Null where rounds differ.
     "inner_iterations": lambda known: known[0] if len(set(known)) == 1 else None,
     "models_by_rank": lambda known: known[0] if len(set(known)) == 1 else None,
+    # A round without a breakdown lacks the methods of the parts.
+    "methods": lambda known: dict(ChainMap(*known)),
     # None stands out in most of the rounds: then none does.
     "slowest_rank": lambda known: Counter(known).most_common(1)[0][0],
     "step_ms_min": min,
@@ -77,12 +80,13 @@ def without_controls(trials: Iterable[PointRow]) -> list[PointRow]:
 def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     """Return one row for each point of each run: its last attempt, or the mean of its rounds.
 
-    Step times, rates and parts are geometric means over the ok rounds; arithmetic by rank or name,
-    and if one is 0 or less. A breakdown by rank is the mean of only the rounds that have one with
-    the same shares as the last. step_ms_min and step_ms_max are extremes, cold steps medians,
-    counts of samples and energy sums, memory the largest. Number, start and duration are the last
-    ok round's. `throttled` and `host_bound` are true if one is, `stable` if half are. Warnings of
-    ok rounds are kept; any other round adds one. Without an ok round: the worst row (by `Status`).
+    Step times and rates are geometric means over the ok rounds; arithmetic by rank or name, and if
+    one is 0 or less. Parts of the step are means of only the rounds that have a breakdown with the
+    same shares as the last, and parts_step_ms is the step of those rounds. step_ms_min and
+    step_ms_max are extremes, cold steps medians, counts of samples and energy sums, memory the
+    largest. Number, start and duration are the last ok round's. `throttled` is true if one round
+    was, `stable` if half were. Warnings of ok rounds are kept; any other round adds one. Without an
+    ok round: the worst row (by `Status`).
     The interval is of the samples alone. points: all attempts in table order, controls are ignored.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
@@ -403,15 +407,17 @@ class RankStep:
     """One rank's part of a step, in ms.
 
     computes_ms: its device works; if idle_ms is None, its whole own step. idle_ms: its device waits
-    for its host; None on a CPU or if unknown. waits_ms: for the slowest rank. exchange_ms: the step
-    less the slowest rank's own, the same on all ranks; below 0 if instrumented steps were slower.
+    for its host; None on a CPU or if unknown. waits_ms: for the slowest rank. exposed_ms: exposed
+    communication, None if unknown. unexplained_ms: the rest of the step; below 0 if instrumented
+    steps were slower. The last two are the same on all ranks.
     """
 
     rank: int
     computes_ms: float
     idle_ms: float | None
     waits_ms: float
-    exchange_ms: float
+    exposed_ms: float | None
+    unexplained_ms: float
 
     @property
     def own_ms(self) -> float:
@@ -425,11 +431,13 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
     Empty if one rank alone works, and without a breakdown that may be shown (`why_no_breakdown`).
     """
     own, device = row.local_step_ms_by_rank or (), row.device_ms_by_rank
-    if len(own) < 2 or row.step_ms_p50 is None or why_no_breakdown(row):
+    step_ms = step_of_parts(row)
+    if len(own) < 2 or step_ms is None or why_no_breakdown(row):
         return ()
     shares = row.share_by_rank or own
     working = [rank for rank, share in enumerate(shares) if share]
-    exchange_ms = row.step_ms_p50 - max(own)
+    exposed_ms = row.comm_exposed_ms
+    unexplained_ms = step_ms - max(own) - (exposed_ms or 0.0)
     return tuple(
         RankStep(
             rank=rank,
@@ -437,7 +445,8 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
             computes_ms=min(device[place], own_ms) if device else own_ms,
             idle_ms=max(0.0, own_ms - device[place]) if device else None,
             waits_ms=max(own) - own_ms,
-            exchange_ms=exchange_ms,
+            exposed_ms=exposed_ms,
+            unexplained_ms=unexplained_ms,
         )
         for place, (rank, own_ms) in enumerate(zip(working, own, strict=True))
     )

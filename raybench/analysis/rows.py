@@ -103,6 +103,9 @@ class ScaledRow(PointRow):
     lost_data: Annotated[float | None, Column("", "share lost to waiting for data")] = None
     lost_host: Annotated[float | None, Column("", "share lost to a late host")] = None
     lost_unexplained: Annotated[float | None, Column("", "the rest of the loss")] = None
+    why_no_losses: Annotated[
+        str | None, Column("", "why it is not known what the step is lost to")
+    ] = None
     serial_fraction: Annotated[
         float | None, Column("", "of Amdahl's law, by Karp and Flatt; strong scaling")
     ] = None
@@ -181,10 +184,10 @@ RATES = _show(
     optional="gemm_share_pct scatter burst_tflops_per_device mfu_pct nccl_choices",
 )
 PARTS = _show(
-    "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms straggler_ms mfu_pct "
-    "mfu_6n_pct gemm_share_pct achieved_tflops_per_device",
+    "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms unexplained_ms straggler_ms "
+    "mfu_pct mfu_6n_pct gemm_share_pct achieved_tflops_per_device",
     optional="achieved_tflops_per_device gemm_share_pct mfu_6n_pct mfu_pct host_gap_ms "
-    "straggler_ms",
+    "straggler_ms unexplained_ms",
 )
 # What the memory is made of when it is largest.
 MEMORY = _show(

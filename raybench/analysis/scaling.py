@@ -32,7 +32,13 @@ from raybench.records import Status
 from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.metrics import MS_PER_S, NO_ITEMS
-from raybench.results.tables import PointRow, Run, SummaryRow, why_no_breakdown
+from raybench.results.tables import (
+    PointRow,
+    Run,
+    SummaryRow,
+    step_of_parts,
+    why_no_breakdown,
+)
 from raybench.stats.outliers import slowest_and_other
 from raybench.stats.summary import scatter
 
@@ -119,6 +125,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     column = batch_column(row)
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
+    of_parts_ms = step_of_parts(row)
     of_rounds = trials.rounds(row).values() if row.status is Status.OK else ()
     counts = [(one.iterations or 0) * (one.inner_iterations or 0) for one in of_rounds]
     steps = sum(counts) if all(counts) else 0  # else not known
@@ -130,7 +137,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
         is_baseline=bool(baseline)
         and all(_is_same(setting(row, name), value) for name, value in baseline.items()),
         samples_per_joule=samples / row.energy_j if samples and row.energy_j else None,
-        wall_unsynced_share=wall_ms / row.step_ms_p50 if wall_ms and row.step_ms_p50 else None,
+        wall_unsynced_share=wall_ms / of_parts_ms if wall_ms and of_parts_ms else None,
         scatter=None if not mean_ms or sd_ms is None else sd_ms / mean_ms,
         why_no_breakdown=reason,
     )
@@ -171,10 +178,35 @@ def _against(
         of_time = (1 / speed_up - 1 / devices) / (1 - 1 / devices)
         share = base.world_size - (base.world_size - 1) * of_time
         found["serial_fraction"] = of_time / share if share > 0 else None
-    # Losses are not known where one of the two breakdowns contradicts its step.
+    found["why_no_losses"] = _why_no_losses(row, base)
     if not (row.why_no_breakdown or base.why_no_breakdown):
         found |= shares_of_loss(row, base, efficiency)
     return found | {"efficiency": efficiency}
+
+
+def _why_no_losses(row: ScaledRow, base: ScaledRow) -> str | None:
+    """Return why it is not known what a point loses; None where it is, and without a breakdown."""
+    if row.is_baseline:
+        return None
+    if row.why_no_breakdown:
+        return "the parts exceed the step"
+    if base.why_no_breakdown:
+        return "the parts exceed the step of the baseline point"
+    if (reason := _why_not_taken_apart(row)) is not None:
+        return reason
+    reason = _why_not_taken_apart(base)
+    return None if reason is None else f"at the baseline point, {reason}"
+
+
+def _why_not_taken_apart(row: ScaledRow) -> str | None:
+    """Return why a point lacks its parts, as its breakdown says; None where it has them."""
+    needed = ("compute_ms",) if row.world_size == 1 else ("compute_ms", "comm_exposed_ms")
+    methods = row.methods or {}
+    for name in needed:
+        state, _, reason = methods.get(name, "").partition(": ")
+        if getattr(row, name) is None and state in ("unknown", "none"):
+            return reason
+    return None
 
 
 def _differ_in_devices_alone(
@@ -379,25 +411,24 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
     baseline point, times the share of the work that samples/s tell (about 1 in weak scaling, the
     inverse ratio of devices in strong scaling). Less than 0: it became quicker.
 
-    * lost_comm: the step beyond the slowest rank's own step; of gradients, as far as the
-      communication that was timed in other steps can explain it.
+    * lost_comm: exposed communication (`comm_exposed_ms`).
     * lost_wait: the slowest rank's own step beyond that of the others.
     * lost_compute: the device's own work takes longer on the others, the optimizer's included;
       with DDP also what it does around the gradients.
     * lost_data: the next batch is late; on a GPU, as far as the device is idle, and never below 0.
     * lost_host: the device is idle because the host is late, other than for data.
-    * lost_unexplained: what no cause explains. The step beyond the slowest rank's own one that is
-      more than was timed of communication, or less than none; a baseline step that is not the sum
-      of its parts; own steps that were not taken apart.
+    * lost_unexplained: what no cause explains: `unexplained_ms` of either point, stalls that the
+      median step does not show, own steps that were not taken apart.
 
-    None for a cause that was not measured; all but lost_unexplained, where nothing was.
-    Empty where one has no step time.
+    The parts are those of the first round. In the other rounds each is taken to have the same share
+    of the median step. None for a cause that was not measured; all but lost_unexplained, where
+    nothing was. Empty where one has no step time.
     """
     step_ms, base_ms = _pace_ms(row), _pace_ms(base)
     if not step_ms or not base_ms:
         return {}
     work = efficiency * step_ms / base_ms
-    now, before = _parts(row), _parts(base)
+    now, before = _parts_of_rounds(row), _parts_of_rounds(base)
     grown = {
         name: None if ms is None or (was := before[name]) is None else ms - work * was
         for name, ms in now.items()
@@ -413,7 +444,17 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
     return {**shares, "lost_unexplained": 1 - efficiency - explained}
 
 
-def _parts(row: PointRow) -> dict[str, float | None]:
+def _parts_of_rounds(row: PointRow) -> dict[str, float | None]:
+    """Return `_parts` as they are in the step of all rounds."""
+    of_round_ms = step_of_parts(row)
+    if not of_round_ms or not row.step_ms_p50:
+        return dict.fromkeys(LOSSES[:-1])
+    factor = row.step_ms_p50 / of_round_ms
+    parts = _parts(row, (_pace_ms(row) or 0.0) / factor)
+    return {name: None if ms is None else factor * ms for name, ms in parts.items()}
+
+
+def _parts(row: PointRow, pace_ms: float) -> dict[str, float | None]:
     """Return the parts of a point's step in ms, by the cause of a loss; None: not known.
 
     lost_wait: the slowest rank's excess. lost_compute, lost_data, lost_host: of the rank that the
@@ -436,29 +477,13 @@ def _parts(row: PointRow) -> dict[str, float | None]:
         device_ms = None if gap_ms is None else local_ms - gap_ms
     if is_alone and device_ms is not None:
         # Its timed step is its own one too: the device did not idle longer in it than that leaves.
-        own_ms = min(own_ms, max(_pace_ms(row) or 0.0, device_ms))
+        own_ms = min(own_ms, max(pace_ms, device_ms))
     if row.device_type == "cpu":
         parts["lost_compute"] = own_ms - (data_ms or 0.0)
     elif device_ms is not None:
         parts["lost_compute"], parts["lost_host"] = device_ms, own_ms - device_ms
-    comm_ms = 0.0 if is_alone else _communication_ms(row)
+    comm_ms = 0.0 if is_alone else row.comm_exposed_ms
     return {**parts, "lost_comm": comm_ms, "lost_wait": excess_ms}
-
-
-def _communication_ms(row: PointRow) -> float | None:
-    """Return by how many ms communication makes the step longer than the slowest rank's own.
-
-    Between none and what was measured of communication, and of ranks that are late in turn. All of
-    it where collectives were counted but not timed: the own step is then the same with local copies
-    in their place, and nothing else differs. None where nothing was measured.
-    """
-    timed_ms, exposed_ms = row.comm_ms, row.comm_exposed_ms
-    if exposed_ms is None:
-        return None
-    if timed_ms is None:
-        return max(0.0, exposed_ms) if row.comm_calls else None
-    most_ms = timed_ms + (row.late_in_turn_ms or 0.0)
-    return min(max(0.0, exposed_ms), most_ms)
 
 
 def _pace_ms(row: PointRow) -> float | None:
@@ -470,7 +495,6 @@ def _pace_ms(row: PointRow) -> float | None:
 _SOURCES = {
     "step_ms": "step_ms_p50",
     "throughput_items_per_s": "throughput",
-    "exposed_comm_ms": "comm_exposed_ms",
     "data_wait_ms": "data_ms",
     "device_idle_ms": "host_gap_ms",
     "peak_memory_bytes": "peak_mem_allocated_bytes",

@@ -15,6 +15,7 @@ from typing import Any
 from raybench.analysis.rows import EXECUTION, ScaledRow, batch_column, setting
 from raybench.analysis.scaling import probe_speeds
 from raybench.records import Status
+from raybench.results.tables import step_of_parts
 from raybench.stats.shares import fast_devices
 
 
@@ -80,7 +81,7 @@ class Scenario:
     def idle_share_of_fast(self) -> float | None:
         """Return the mean share of a step that fast ranks with samples wait; None if unknown."""
         waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
-        return sum(waits) / len(waits) / self.step_ms if waits else None
+        return sum(waits) / len(waits) / (step_of_parts(self.row) or 1.0) if waits else None
 
 
 @dataclass(frozen=True, kw_only=True)

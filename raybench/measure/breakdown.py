@@ -70,6 +70,7 @@ _ALL_COLUMNS = (
     "compute_ms",
     "comm_ms",
     "comm_exposed_ms",
+    "unexplained_ms",
     "straggler_ms",
     "wait_ms",
     "optimizer_ms",
@@ -80,7 +81,7 @@ _PEAK_COLUMNS = tuple(f"mem_{field.name}" for field in fields(PeakParts))
 _NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 _REDUCED = {
     "comm_ms": "each bucket of gradients from ready to reduced, minimum over ranks",
-    "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook",
+    "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook, at most comm_ms",
     "straggler_ms": "largest local step of a rank less the lower median of the others'",
     "wait_ms": "last gradient ready to last one reduced, less the minimum over ranks",
     "slowest_rank": "its local step is longer than the others'",
@@ -93,6 +94,7 @@ _NOT_HOOKED = {
 }
 _COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
 _PLAIN_STEP = "the step as it is"
+_REST = {"unexplained_ms": "step less local_step_ms and comm_exposed_ms"}
 _QUEUED = {
     "compute_ms": "device's time for the local step, queued beforehand, less optimizer_ms",
     "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
@@ -360,7 +362,7 @@ def _time_local_steps(
     loop = loop_step(step, extent.inner)
     optimizer = OptimizerMarks(context.device)
     device_ms: float | None = None
-    methods = {"local_step_ms": how}
+    methods = {"local_step_ms": how, **_REST}
     if context.device.type == "cuda":
         before = _time_until_known(instrumented, loop, around)
         loop_ms = extent.inner * statistics.median(chain(*before))

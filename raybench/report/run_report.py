@@ -449,14 +449,13 @@ def _main_loss(rows: Sequence[ScaledRow]) -> str:
         # What may be ideal has lost nothing for certain.
         and not (row.efficiency_high is not None and row.efficiency_high >= 1)
     ]
-    explained = [row for row in losing if has_causes(row)]
-    contradicted = [row for row in losing if row.why_no_breakdown is not None]
     if not losing:
         return ""
-    if not explained and contradicted:
-        return "what the rest is lost to is not known: the parts of the step exceed it"
-    if len(explained) + len(contradicted) < len(losing):
-        return "what the rest is lost to was not measured"
+    explained = [row for row in losing if has_causes(row)]
+    if not explained:
+        reason = next(iter(why_not_known(losing)), None)
+        known = "was not measured" if reason is None else f"is not known: {reason}"
+        return f"what the rest is lost to {known}"
     causes: Counter[str] = Counter()
     for row in explained:
         # One rank is a cause only where it stands out.
@@ -466,9 +465,26 @@ def _main_loss(rows: Sequence[ScaledRow]) -> str:
     if count < len(losing):
         certain = "" if len(losing) == len(rows) else " that lose for certain"
         points = f"{counted(len(losing), 'point')}{certain}"
-        return f"{CAUSES[cause]} is the largest loss in {count} of {points}"
+        return (
+            f"{CAUSES[cause]} is the largest loss in {count} of {points}{_rest_not_known(losing)}"
+        )
     shares = sorted(min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing)
     return f"{CAUSES[cause]} is {span(f'{shares[0]:.0%}', f'{shares[-1]:.0%}')} of the loss"
+
+
+def why_not_known(rows: Sequence[ScaledRow]) -> dict[str, int]:
+    """Return why it is not known what points lose -> how many points, the most frequent first."""
+    reasons = Counter(row.why_no_losses for row in rows if row.why_no_losses)
+    return dict(reasons.most_common())
+
+
+def _rest_not_known(losing: Sequence[ScaledRow]) -> str:
+    """Write at how many points the causes are not known, and why; "" where all are known."""
+    unknown = [row for row in losing if not has_causes(row)]
+    if not unknown:
+        return ""
+    reason = next(iter(why_not_known(unknown)), "it was not measured")
+    return f", not known in {len(unknown)} ({reason})"
 
 
 def _largest_batches(summary: Summary) -> list[Insight]:
@@ -673,15 +689,20 @@ def _listings(summary: Summary) -> Iterator[Listing]:
         lines = [(one.where, f"{one.value} {one.what}") for one in insights(summary)]
         yield Listing(title="Largest batches", lines=lines)
     rows = with_most_ranks(summary.rows)
-    if not _is_scaling(summary) or not any(map(has_causes, rows)):
+    if not _is_scaling(summary):
         return
     causes = []
     for name in LOSSES:
         lost = sorted(value for row in rows if (value := getattr(row, name)) is not None)
         if lost and max(abs(lost[0]), abs(lost[-1])) >= _MIN_SHARE:
             causes.append(f"{span(*map(formatting.percent, (lost[0], lost[-1])))} {CAUSES[name]}")
-    if causes:
+    devices = formatting.ranks_words(rows[0].world_size, summary.ranks)
+    lines = [(devices, ", ".join(causes))] if causes else []
+    unknown = [row for row in rows if not has_causes(row)]
+    for reason, count in why_not_known(unknown).items():
+        which = f"{count} of {counted(len(rows), 'point')}"
+        lines.append((which, f"not known: {reason}"))
+    if lines:
         over = formatting.settings(summary.run.baseline)
         title = f"Share of the step that is lost, against {over}"
-        devices = formatting.ranks_words(rows[0].world_size, summary.ranks)
-        yield Listing(title=title, lines=[(devices, ", ".join(causes))])
+        yield Listing(title=title, lines=lines)

@@ -38,6 +38,7 @@ from raybench.report.documents import (
     make_table,
     metric_column,
 )
+from raybench.report.formatting import counted
 from raybench.report.messages import marks
 from raybench.report.point_settings import (
     point_names,
@@ -46,7 +47,12 @@ from raybench.report.point_settings import (
     short_name,
 )
 from raybench.report.summary import find_metric, rows_compared
-from raybench.results.tables import PointRow, is_slowed_by_one_rank
+from raybench.results.tables import (
+    PointRow,
+    is_of_first_round,
+    is_slowed_by_one_rank,
+    step_of_parts,
+)
 
 if TYPE_CHECKING:
     from raybench.report.summary import Summary
@@ -220,8 +226,12 @@ STEP_MEANING = (
     "the median over the iterations; of ranks in lockstep their median, else the slowest one's"
 )
 _PARTS_NOTE = (
-    "The parts are those of the slowest rank, from instrumented steps after the timed ones, so "
-    "their sum may differ from the step."
+    "The parts are those of the slowest rank, from instrumented steps after the timed ones. With "
+    "what is unexplained they add up to the step."
+)
+_FIRST_ROUND_NOTE = (
+    "Steps are taken apart in the first round only, so the step beside the parts is that of the "
+    "first round. MFU, %GEMM and TFLOP/s are those of all rounds."
 )
 _MEMORY_NOTE = (
     "Memory: by torch's allocator in a step that was watched, on the device that needs most."
@@ -327,6 +337,7 @@ def _points(summary: Summary) -> Iterator[Table]:
         return
     unit = summary.unit
     names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
+    has_rounds = any(is_of_first_round(row) for row in summary.rows)
     apart = [
         row
         for row in summary.ordered
@@ -334,11 +345,13 @@ def _points(summary: Summary) -> Iterator[Table]:
     ]
     parts: list[ColumnOf[ScaledRow]] = [
         column(MARKS_TITLE, lambda row: "b" if row.why_no_breakdown else "", is_text=True),
-        column("step", lambda row: formatting.time_in(unit, row.step_ms_p50)),
+        column("step", lambda row: formatting.time_in(unit, step_of_parts(row))),
     ]
+    which = "step of the first round" if has_rounds else "step"
+    notes = [_PARTS_NOTE] + [_FIRST_ROUND_NOTE] * has_rounds + _not_taken_apart(summary)
     watched = [row for row in summary.ordered if row.mem_parameters_bytes is not None]
     for kind, rows, shows, first, note in (
-        (f"where the step goes, {unit.name}", apart, metrics.PARTS, parts, _PARTS_NOTE),
+        (f"where the {which} goes, {unit.name}", apart, metrics.PARTS, parts, " ".join(notes)),
         ("memory at its peak, GiB", watched, metrics.MEMORY, [], _MEMORY_NOTE),
     ):
         # Where there is no room, the optional ones are left out first.
@@ -352,11 +365,20 @@ def _points(summary: Summary) -> Iterator[Table]:
             yield _table_of_points(summary, lines, columns, kind=kind, note=note)
 
 
+def _not_taken_apart(summary: Summary) -> list[str]:
+    """Return a sentence for each reason for which it is not known what points lose."""
+    reasons = Counter(row.why_no_losses for row in summary.rows if row.why_no_losses)
+    return [
+        f"What is lost is not known at {counted(count, 'point')}: {reason}."
+        for reason, count in reasons.items()
+    ]
+
+
 _RANKS_NOTE = (
-    "Ranks: computes, idle, waits and exchange add up to the step on each. Waits: for the slowest "
-    "rank. Exchange: the step beyond the slowest rank's own. *: the rank whose clock scripts "
-    "usually read."
+    "Ranks: computes, idle, waits, exposed comm and unexplained add up to the step on each. Waits: "
+    "for the slowest rank. *: the rank whose clock scripts usually read."
 )
+_RANKS_OF_FIRST_NOTE = "They are those of the first round, and so is that step."
 _CLOCK_NOTE = (
     "Not waited, waited: what time.time() says of one step that begins on an idle device, until it "
     "is issued, and until the device is done."
@@ -367,10 +389,11 @@ def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
     """Return the columns of a rank: its number, and the parts of its step in `unit`."""
 
     def time(name: str) -> ColumnOf[RankStep]:
-        return column(name, lambda one: formatting.part(getattr(one, f"{name}_ms"), unit))
+        title = "exposed comm" if name == "exposed" else name
+        return column(title, lambda one: formatting.part(getattr(one, f"{name}_ms"), unit))
 
     rank: ColumnOf[RankStep] = column("rank", lambda one: _rank_name(one.rank))
-    return [rank, *map(time, ("computes", "idle", "waits", "exchange"))]
+    return [rank, *map(time, ("computes", "idle", "waits", "exposed", "unexplained"))]
 
 
 def _rank_name(rank: int) -> str:
@@ -389,7 +412,12 @@ def _ranks(summary: Summary) -> Iterator[Table]:
     if lines := [(row, rank) for row in slowed for rank in ranks_to_show(ranks_of_step(row))]:
         columns = _rank_columns(summary.unit)
         kind = f"where ranks differ, {summary.unit.name} of each"
-        yield _table_of_points(summary, lines, columns, kind=kind, note=_RANKS_NOTE)
+        note = _ranks_note(any(is_of_first_round(row) for row in slowed))
+        yield _table_of_points(summary, lines, columns, kind=kind, note=note)
+
+
+def _ranks_note(is_of_first: bool) -> str:
+    return f"{_RANKS_NOTE} {_RANKS_OF_FIRST_NOTE}" if is_of_first else _RANKS_NOTE
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
@@ -419,7 +447,7 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
         of_clock("waited", 1),
     ]
     kind = f"Each rank's step, {unit.name}, from steps after the timed ones"
-    notes = [_RANKS_NOTE] * bool(steps) + [_CLOCK_NOTE] * bool(clocks)
+    notes = [_ranks_note(is_of_first_round(row))] * bool(steps) + [_CLOCK_NOTE] * bool(clocks)
     return make_table(shown, columns, kind=kind, note=" ".join(notes))
 
 
@@ -429,7 +457,8 @@ _SCOPES_NOTE = (
     "median. Warm: the step. Gains: how many times as fast as the baseline; cold only where the "
     "processes of both points were new, which measure.fresh_workers makes them: in others "
     "something is loaded already. Exposed comm, host gap: communication that nothing "
-    "hides, and what the device is idle because the host is late, as shares of the step."
+    "hides, and what the device is idle because the host is late, as shares of the step of the "
+    "first round."
 )
 
 
@@ -456,7 +485,7 @@ def _scopes(summary: Summary) -> Iterator[Table]:
 
     def share_of_step(name: str) -> Callable[[ScaledRow], str]:
         return lambda row: formatting.percent(
-            None if (part := getattr(row, name)) is None else part / row.step_ms_p50
+            None if (part := getattr(row, name)) is None else part / (step_of_parts(row) or 1.0)
         )
 
     columns: list[ColumnOf[ScaledRow]] = [

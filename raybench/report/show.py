@@ -29,7 +29,13 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import plain_lines, shorten
 from raybench.report.point_settings import setting_columns
-from raybench.results.tables import Run, is_slowed_by_one_rank, units
+from raybench.results.tables import (
+    Run,
+    is_of_first_round,
+    is_slowed_by_one_rank,
+    step_of_parts,
+    units,
+)
 from raybench.stats.shares import fast_devices
 
 if TYPE_CHECKING:
@@ -226,7 +232,16 @@ class PointDetails(Document):
             text = f"Step {formatting.number(row.step_ms_p50)} ms over {self.rounds} rounds"
             if low and high:
                 text += f", {formatting.number(low)} to {formatting.number(high)} ms (95% interval)"
-            yield Line(text=f"{text}; each number below is that of all rounds.", tone="strong")
+            of_parts = ""
+            if is_of_first_round(row):
+                step = formatting.number(row.parts_step_ms)
+                of_parts = (
+                    ", but the parts of the step: they are those of the first round, whose step "
+                    f"took {step} ms (parts_step_ms)"
+                )
+            yield Line(
+                text=f"{text}; each number below is that of all rounds{of_parts}.", tone="strong"
+            )
         low, high = self.throughput_interval
         if row.throughput and low and high:
             rate, *ends = map(formatting.number, (row.throughput, low, high))
@@ -387,7 +402,7 @@ def advise_run(summary: Summary) -> Iterator[Advice]:
     for row in slowed.values():
         local_ms = row.local_step_ms_by_rank or ()
         slowest_ms = max(local_ms)
-        exchange_ms = max(0.0, (row.step_ms_p50 or 0.0) - slowest_ms)
+        exchange_ms = max(0.0, (step_of_parts(row) or 0.0) - slowest_ms)
         if text := estimate_gains([1 / ms for ms in local_ms], exchange_ms / slowest_ms):
             about = formatting.ranks_words(row.world_size, summary.ranks)
             text = f"{about}, of which rank {local_ms.index(slowest_ms)} is slow: {text}"

@@ -1,7 +1,8 @@
 """Where a step goes: computation, communication, waits. From steps run after the timed ones.
 
-The parts are those of the rank whose own step is longest: on it they follow each other, and with
-the exposed communication they add up to the step. `comm_ms` and `wait_ms` are of all ranks.
+The parts are those of the rank whose own step is longest: on it they follow each other. With the
+exposed communication and what is unexplained they add up to the step. `comm_ms` and `wait_ms` are
+of all ranks.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _HOST_BOUND_SHARE = 0.05
 _SAME_STEP_SHARE = 0.03
 # What was got from the instrumented steps; `data_ms` counts as a part of the same picture.
 BREAKDOWN = (
-    *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
-    *("optimizer_ms", "host_gap_ms", "local_step_ms_by_rank", "device_ms_by_rank"),
+    *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "unexplained_ms", "wait_ms"),
+    *("data_ms", "optimizer_ms", "host_gap_ms", "local_step_ms_by_rank", "device_ms_by_rank"),
     *("straggler_ms", "straggler_error_ms", "straggler_device_ms", "late_in_turn_ms"),
 )
 
@@ -42,6 +43,9 @@ class PartColumns:
 
     slowest_rank: Annotated[int | None, Column("", "rank that is slower than the others")] = None
     host_bound: Annotated[bool | None, Column("", "the GPU waits for the host")] = None
+    parts_step_ms: Annotated[
+        float | None, Column("ms", "median step of the rounds whose parts follow: the first")
+    ] = None
     local_step_ms: Annotated[float | None, Column("ms", "step without communication")] = None
     compute_ms: Annotated[
         float | None,
@@ -58,9 +62,21 @@ class PartColumns:
         float | None,
         Column(
             "ms",
-            "step less the slowest rank's local step",
+            "step beyond the slowest rank's local step, at most comm_ms",
             heading="exposed comm",
-            meaning="the step beyond the slowest rank's own, communication that nothing hides",
+            meaning="communication that computing does not hide: the step beyond the slowest "
+            "rank's own, at most what the collectives take",
+            format="part",
+        ),
+    ] = None
+    unexplained_ms: Annotated[
+        float | None,
+        Column(
+            "ms",
+            "step less local_step_ms and comm_exposed_ms",
+            heading="unexplained",
+            meaning="the step less its parts: waits for ranks that are late in turn, or "
+            "instrumented steps that were faster than the timed ones (below 0: slower)",
             format="part",
         ),
     ] = None
@@ -161,12 +177,21 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     sent, bus_gb_s = broken_down[0].traffic if broken_down else (), None
     if comm_ms and [one.kind for one in sent] == ["all_reduce"]:
         bus_gb_s = {"all_reduce": sent[0].bus_bytes / (comm_ms / MS_PER_S) / BYTES_PER_GB}
+    calls = _largest(broken_down, lambda one: one.calls)
+    exposed_ms, unexplained_ms = beyond_local_step(
+        None if longest_ms is None else step_ms - longest_ms,
+        comm_ms,
+        has_peers=len(local_ms) > 1,
+        is_counted=calls is not None,
+    )
     return PartColumns(
         host_bound=is_bound,
+        parts_step_ms=step_ms,
         local_step_ms=longest_ms,
         compute_ms=None if busy_ms is None else max(0.0, busy_ms - (own.optimizer_ms or 0.0)),
         comm_ms=comm_ms,
-        comm_exposed_ms=None if longest_ms is None or len(local_ms) < 2 else step_ms - longest_ms,
+        comm_exposed_ms=exposed_ms,
+        unexplained_ms=unexplained_ms,
         wait_ms=wait_ms,
         optimizer_ms=own.optimizer_ms,
         host_gap_ms=gap_ms,
@@ -176,12 +201,30 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
             [b.wall.unsynced_ms if b.wall else None for b in broken_down]
         ),
         wall_synced_ms_by_rank=_of_all([b.wall.synced_ms if b.wall else None for b in broken_down]),
-        comm_calls=_largest(broken_down, lambda one: one.calls),
+        comm_calls=calls,
         comm_bytes=_largest(broken_down, lambda one: one.message_bytes),
         comm_busbw_gb_s=bus_gb_s,
         methods=methods or None,
         **_slowest_rank(measurements, broken_down, local_ms, step_ms),
     )
+
+
+def beyond_local_step(
+    beyond_ms: float | None, comm_ms: float | None, *, has_peers: bool, is_counted: bool
+) -> tuple[float | None, float | None]:
+    """Return comm_exposed_ms and unexplained_ms.
+
+    Args:
+        beyond_ms: the step less the slowest rank's local step.
+        comm_ms: what the collectives take; None where they were not timed.
+        has_peers: whether several ranks work on the step. Without peers nothing is exposed.
+        is_counted: whether collectives were counted. Those that were not timed explain all of
+            `beyond_ms`: in the local step copies took their place, and nothing else differs.
+    """
+    if beyond_ms is None or not has_peers or (comm_ms is None and not is_counted):
+        return None, beyond_ms
+    exposed_ms = max(0.0, beyond_ms if comm_ms is None else min(beyond_ms, comm_ms))
+    return exposed_ms, beyond_ms - exposed_ms
 
 
 def _slowest_rank(

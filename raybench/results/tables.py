@@ -407,14 +407,24 @@ def step_doubts(row: PointRow, *, is_count_fixed: bool) -> Iterator[str]:
         yield "too few steps to tell whether their time is steady"
 
 
+def step_of_parts(row: PointRow) -> float | None:
+    """Return the median step in ms of the round whose parts a row has: the step they add up to."""
+    return row.step_ms_p50 if row.parts_step_ms is None else row.parts_step_ms
+
+
+def is_of_first_round(row: PointRow) -> bool:
+    """Return whether the parts of a row belong to another step than that of all its rounds."""
+    return row.parts_step_ms is not None and row.parts_step_ms != row.step_ms_p50
+
+
 def why_no_breakdown(row: PointRow) -> str | None:
     """Return why the parts of a point's step must not be shown; None if they may.
 
     They must not if compute, optimizer, host gap, exposed communication and on a CPU data together,
-    or local step or wait alone, exceed the median step by more than 10 %. What is unknown counts as
-    0. None too without a step time.
+    or local step or wait alone, exceed the median step of their round by more than 10 %. What is
+    unknown counts as 0. None too without a step time.
     """
-    step_ms = row.step_ms_p50
+    step_ms = step_of_parts(row)
     # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
     # the host may wait for data while the device computes.
     parts_ms = [row.compute_ms, row.optimizer_ms, row.host_gap_ms, row.comm_exposed_ms]
@@ -436,10 +446,10 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
     the mean of several rounds the rank is what they name most often, which may be none, and the
     excess their mean. A breakdown that contradicts the step counts too: see `why_no_breakdown`.
     """
-    excess_ms, step_ms = row.straggler_ms, row.step_ms_p50
+    excess_ms, step_ms = row.straggler_ms, step_of_parts(row)
     if row.slowest_rank is None or excess_ms is None or not step_ms:
         return False
-    excess_ms = borne_out_ms(excess_ms, row.comm_exposed_ms)
+    excess_ms = borne_out_ms(excess_ms, row.unexplained_ms)
     return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)
 
 
@@ -459,7 +469,7 @@ def _part_doubts(row: PointRow) -> Iterator[str]:
         # It costs its excess at most. Less where communication that would be exposed without it is
         # hidden behind its excess: at most `comm_ms`, of which `exposed_ms` is still exposed.
         excess_ms, device_ms = row.straggler_ms or 0.0, row.straggler_device_ms
-        most_ms = borne_out_ms(excess_ms, exposed_ms)
+        most_ms = borne_out_ms(excess_ms, row.unexplained_ms)
         is_known = row.comm_ms is not None and exposed_ms is not None
         hidden_ms = max(0.0, (row.comm_ms or 0.0) - (exposed_ms or 0.0)) if is_known else 0.0
         least_ms = max(0.0, most_ms - hidden_ms)
@@ -483,10 +493,11 @@ def _part_doubts(row: PointRow) -> Iterator[str]:
     if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
         late, step = write_time(late_ms), write_time(step_ms)
         yield f"the ranks are late in turn, which costs up to {late} of {step}"
-    if exposed_ms is not None and exposed_ms < -_LEAST_SHARE * step_ms:
+    rest_ms = row.unexplained_ms
+    if row.world_size > 1 and rest_ms is not None and rest_ms < -_LEAST_SHARE * step_ms:
         yield (
-            f"exposed communication is negative, {write_time(exposed_ms)}: without communication "
-            f"the step takes {write_time(row.local_step_ms or 0.0)}, with it {write_time(step_ms)}"
+            f"the parts exceed the step by {write_time(-rest_ms)}: without communication the step "
+            f"takes {write_time(row.local_step_ms or 0.0)}, with it {write_time(step_ms)}"
         )
 
 
@@ -540,11 +551,15 @@ class SummaryRow:
     throughput_items_per_s: Annotated[float | None, Column("items/s", "of all ranks")] = None
     speed_up: Annotated[float | None, Column("", "over the job's baseline point")] = None
     efficiency: Annotated[float | None, Column("", "speed-up over the ratio of ranks")] = None
+    parts_step_ms: Annotated[
+        float | None, Column("ms", "median step of the first round, whose parts follow")
+    ] = None
     compute_ms: Annotated[float | None, Column("ms", "forward and backward")] = None
     optimizer_ms: Annotated[float | None, Column("ms", "optimizer")] = None
-    exposed_comm_ms: Annotated[
+    comm_exposed_ms: Annotated[
         float | None, Column("ms", "communication not hidden by computation")
     ] = None
+    unexplained_ms: Annotated[float | None, Column("ms", "step less its parts")] = None
     straggler_ms: Annotated[
         float | None, Column("ms", "slowest rank's own step less the others'")
     ] = None

@@ -121,13 +121,13 @@ def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
     return excess_ms > max(MARK_SHARE * step_ms, MARK_ERRORS * error_ms)
 
 
-def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
+def borne_out_ms(excess_ms: float, rest_ms: float | None) -> float:
     """Return the part of an excess that the timed steps confirm, in ms; it can be below 0.
 
     If the slowest rank's own step is longer than a whole timed step, the difference is subtracted.
-    exposed_ms: the timed step less the slowest rank's own; None (unknown) subtracts nothing.
+    rest_ms: the timed step less its parts; None (unknown) subtracts nothing.
     """
-    return excess_ms + min(0.0, exposed_ms or 0.0)
+    return excess_ms + min(0.0, rest_ms or 0.0)
 
 
 def median_error(steps: Sequence[float]) -> float:

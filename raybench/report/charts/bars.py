@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from raybench.analysis.rows import ScaledRow, is_numeric, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES
@@ -31,7 +32,7 @@ from raybench.report.documents import Column, ColumnOf, make_table
 from raybench.report.formatting import counted
 from raybench.report.point_settings import distinguishing_settings, settings_words
 from raybench.report.summary import amount, answer_metric, metric_noun
-from raybench.results.tables import is_slowed_by_one_rank
+from raybench.results.tables import is_of_first_round, is_slowed_by_one_rank, step_of_parts
 
 _MOST_RANKED = 12
 # A longer name has no room at the line of the baseline; the title has it.
@@ -51,6 +52,7 @@ _PARTS = {
     "data_ms": ("waiting for data", "var(--s3)"),
     "host_gap_ms": ("waiting for the host", "var(--s4)"),
     "comm_exposed_ms": ("exposed communication", "var(--s2)"),
+    "unexplained_ms": ("unexplained", "var(--s5)"),
     _SLOWER: ("one rank slower", "var(--s7)"),
 }
 
@@ -205,20 +207,23 @@ def parts_figure(data: ChartData) -> Figure | None:
     if not any(row.throughput is not None for row in known):
         return None
     used = [name for name in _PARTS if any(name in _shares(row) for row in known)]
-    note = (
-        "Shares of the step time. The parts come from instrumented steps after the timed ones, on "
-        "the slowest rank, so they need not add up to 100 %."
-    )
+    has_rounds = any(is_of_first_round(row) for row in known)
+    note = "Shares of the step time"
+    note += " in the first round, in which alone steps are taken apart. " if has_rounds else ". "
+    note += "The parts come from instrumented steps after the timed ones, on the slowest rank."
     if count := sum(row.why_no_breakdown is not None for row in data.rows):
         note += (
             f" Not drawn: {counted(count, 'point')} whose parts exceed the step by more than 10 %, "
             "so that they are no breakdown of it."
         )
+    for reason, count in Counter(row.why_no_losses for row in data.rows).items():
+        if reason:
+            note += f" What is lost is not known at {counted(count, 'point')}: {reason}."
     names = distinguishing_settings(known)
 
     def part(row: ScaledRow, name: str) -> str:
         ms = _parts_ms(row)[name]
-        if formatting.is_short(row.step_ms_p50):
+        if formatting.is_short(step_of_parts(row)):
             return formatting.number(ms, 3)
         return formatting.part(ms, formatting.MILLISECONDS)
 
@@ -228,7 +233,10 @@ def parts_figure(data: ChartData) -> Figure | None:
             Column(title="settings", is_text=True),
             lambda row: settings_words(row, names, data.ranks),
         ),
-        (Column(title="step ms"), lambda row: formatting.number(row.step_ms_p50)),
+        (
+            Column(title="step of round 1 ms" if has_rounds else "step ms"),
+            lambda row: formatting.number(step_of_parts(row)),
+        ),
         *(
             (Column(title=f"{title} ms"), lambda row, name=name: part(row, name))
             for name, (title, _) in _PARTS.items()
@@ -292,7 +300,7 @@ def _times_figure(data: ChartData) -> Figure | None:
 
 def _shares(row: ScaledRow) -> dict[str, float]:
     """Return the parts above 0 as shares of the step, by name; {} where they are not known."""
-    step_ms = row.step_ms_p50
+    step_ms = step_of_parts(row)
     if step_ms is None:
         return {}
     return {name: ms / step_ms for name, ms in _parts_ms(row).items() if ms and ms > 0}

@@ -143,7 +143,7 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence(own_ms, 
     assert {getattr(wrong, name) for name in (*BREAKDOWN, "host_bound")} == {None}
     assert right.compute_ms == pytest.approx(right.step_ms_p50 - 0.5)
     assert {getattr(found[1], name) for name in LOSSES} == {None}
-    told = "what the rest is lost to is not known: the parts of the step exceed it"
+    told = "what the rest is lost to is not known: the parts exceed the step"
     assert said(records, ON_ONE).endswith(told) == exceeds[1]
 
 

@@ -119,7 +119,7 @@ def ran(*own_ms, wall=False, batch=64):
 def test_a_point_with_a_slow_rank_shows_what_each_rank_does():
     [table] = tables_of(make_summary([ran(10.0, 20.0)]), "ranks")
     assert table.kind == "where ranks differ, ms of each"
-    assert table.titles[-5:] == ("rank", "computes", "idle", "waits", "exchange")
+    assert table.titles[-5:] == ("rank", "computes", "idle", "waits", "unexplained")
     first, second = ("0*", "9.50", "0.500", "10.0", "5.00"), ("1", "19.5", "0.500", "0", "5.00")
     assert [row[-5:] for row in table.texts] == [first, second]
 
@@ -129,7 +129,7 @@ def test_the_ranks_of_a_point_with_a_share_have_their_clocks_beside_their_parts(
     table = ranks_of_point(row, MILLISECONDS)
     assert table.titles[-2:] == ("not waited", "waited")
     assert [(line[0], line[-1]) for line in table.texts] == [("1", "30.0"), ("2", "30.0")]
-    assert "Exchange:" in table.note
+    assert "Waits:" in table.note
     assert "time.time()" in table.note
 
 

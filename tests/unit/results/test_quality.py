@@ -95,8 +95,8 @@ def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
     told = point_row("r", make_record(make_point(world_size=2), measurements=ranks), make_measure())
     assert "the ranks are late in turn, which costs up to 0.5 ms of 10 ms" in told.warnings
     assert slow_row(10.0, 10.5, 10.5) == [
-        "exposed communication is negative, -0.5 ms: without communication the step takes "
-        "10.5 ms, with it 10 ms"
+        "the parts exceed the step by 0.5 ms: without communication the step takes 10.5 ms, with "
+        "it 10 ms"
     ]
     assert slow_row(10.0, 10.1, 10.1) == []
 
