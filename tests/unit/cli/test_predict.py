@@ -49,3 +49,11 @@ def test_the_accuracy_script_writes_its_figures(tmp_path):
     found = json.loads(output.read_text())["held_out"]
     assert found["all"]["points"] == len(found["points"]) > 20
     assert found["bound by GPUs"]["held"] > 0.9
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_the_printed_share_is_that_of_the_script(command):
+    points = json.loads((REPOSITORY / "docs/benchmarks/prediction.json").read_text())
+    is_held = [point["is_held"] for point in points["held_out"]["points"]]
+    told = f"Of {len(is_held)} points that 4 H200s of one node measured, {sum(is_held)} lay in"
+    assert told in " ".join(command("predict", "--world-size", "4").out.split())

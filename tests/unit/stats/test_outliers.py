@@ -168,6 +168,13 @@ def test_two_hosts_differ_by_what_the_timed_steps_wander_but_not_by_their_noise(
     assert host_error_ms(ranks, [(pace + noise).tolist()]) > 0.3
 
 
+def test_thirty_timed_steps_show_that_hosts_wander():
+    ranks = of_hosts(np.random.default_rng(5), [0.0, 0.5])
+    noise = 0.1 * np.random.default_rng(6).standard_normal(30)
+    pace = np.repeat([10.0, 10.8, 10.1, 10.9, 10.2, 10.7], 5)
+    assert host_error_ms(ranks, [(pace + noise).tolist()]) > 0.3
+
+
 def test_a_rank_that_was_late_for_a_moment_only_is_not_slow():
     late = [[12.0] * 12, [10.0] * 10]
     found = find_straggler([late, [[10.0] * 12, [10.0] * 10]])
