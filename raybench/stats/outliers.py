@@ -41,8 +41,10 @@ _MAD_FACTOR, _MAD_EFFICIENCY = 1.4826, 0.37
 _FEW_STEPS = 6
 # Three steps, of which one may be a stall.
 _MOST_PARTS, _LEAST_OF_A_PART = 6, 3
-_WINDOWS, _LEAST_OF_A_WINDOW = 8, 4
-# Two seconds of steps show only a part of a wander with a memory of one second, and a step that
+# The windows must fit into 30 timed steps. Without this error, a rank is named in 8 % of the clean
+# points of two hosts that wander by 3 % (benchmarks/simulations/stragglers.py).
+_WINDOWS, _LEAST_OF_A_WINDOW = 8, 3
+# A few seconds of steps show only a part of a wander with a memory of one second, and a step that
 # waits for the latest host wanders less than each host. By simulation, docs/results.md.
 _UNSEEN = 1.3
 # Fewer ranks do not show how far ranks differ.
@@ -169,7 +171,7 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
     their slowest eighth, by Student's t for their number (F. E. Grubbs, "Procedures for detecting
     outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks it is the
     largest of the series' errors, each by the medians of eight parts, with a larger t for more
-    ranks, and 0 for a series below 32 steps. ranks: as for `find_straggler`, one or more, each with
+    ranks, and 0 for a series below 24 steps. ranks: as for `find_straggler`, one or more, each with
     steps. step_series_ms: the point's step times, a series per repeat.
     """
     if len(ranks) < _ENOUGH_RANKS:
@@ -185,7 +187,7 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
 def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
     """Return a third of what chance may make of the difference of two paces that wander like this.
 
-    By Student's t at `confidence`, two-sided, times 1.3. In the unit of the steps; 0 below 32
+    By Student's t at `confidence`, two-sided, times 1.3. In the unit of the steps; 0 below 24
     steps. From the variance of the medians of parts, less that of independent steps.
     """
     if len(steps) < _WINDOWS * _LEAST_OF_A_WINDOW:

@@ -70,6 +70,12 @@ def test_every_command_and_option_that_is_printed_exists(page):
         assert options <= known, (name, options - known)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_script_that_is_named_exists(page):
+    for module in re.findall(r"python -m (benchmarks[.\w]*)", page.read_text()):
+        assert (REPOSITORY / module.replace(".", "/")).with_suffix(".py").exists(), module
+
+
 @pytest.fixture(scope="module")
 def generated():
     """The generator of the reference pages, as a module."""
