@@ -179,10 +179,6 @@ class DeviceLocks:
         names = sorted({match[1] for match in matches if match} - set(devices))
         return dict(self.other_users(names, sweep).others)
 
-    def holds(self, device: str) -> bool:
-        """Return whether this process has locked the device."""
-        return device in self._held
-
     def close(self) -> None:
         """Release all locks; `lock` may be called again."""
         for file, path in self._held.values():
@@ -468,7 +464,11 @@ class NodeUse:
 
 
 def read_node_use(
-    devices: Sequence[Device], locks: DeviceLocks, holder: Holder, ended: Collection[int] = ()
+    devices: Sequence[Device],
+    locks: DeviceLocks,
+    holder: Holder,
+    ended: Collection[int] = (),
+    busy: Collection[str] = (),
 ) -> NodeUse:
     """Return who uses this node now.
 
@@ -480,6 +480,7 @@ def read_node_use(
         locks: those of this sweep on this node.
         holder: this sweep.
         ended: ids of processes of this sweep that have just ended; NVML may still list them.
+        busy: UUIDs of GPUs with other points of this sweep, which themselves tell who is there.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
     own = _own_processes(holder)
@@ -504,7 +505,7 @@ def read_node_use(
         time_s=time.monotonic(),
         holders=tuple(dict.fromkeys(one for held_by in locked.others.values() for one in held_by)),
         processes=processes,
-        beside=_others_on_node(devices, locks, holder, known),
+        beside=_others_on_node(devices, locks, holder, busy, known),
         busy_s=_busy_s(processors) if has_cpu_workers else None,
         own=times,
         processors=len(processors),
@@ -585,11 +586,16 @@ def _own_processes(holder: Holder) -> set[int]:
 
 
 def _others_on_node(
-    devices: Sequence[Device], locks: DeviceLocks, holder: Holder, own: set[int] | None
+    devices: Sequence[Device],
+    locks: DeviceLocks,
+    holder: Holder,
+    busy: Collection[str],
+    own: set[int] | None,
 ) -> tuple[str, ...]:
     """Return, in words, other sweeps and processes on the other devices of this host.
 
-    own: ids of the processes of this sweep; None if NVML does not name them by these ids.
+    busy: as of `read_node_use`. own: ids of the processes of this sweep; None if NVML does not name
+    them by these ids.
     """
     from raybench.hardware import nvml
 
@@ -602,14 +608,13 @@ def _others_on_node(
         told += [f"{one} used {place} of {host}" for one in holders]
     if own is None:
         return tuple(told)
-    for uuid in sorted(numbers.keys() - here - sweeps.keys(), key=numbers.__getitem__):
+    for uuid in sorted(numbers.keys() - here - sweeps.keys() - set(busy), key=numbers.__getitem__):
         handle = nvml.device(uuid)
         found = set() if handle is None else nvml.compute_process_ids(handle)
-        for process in sorted(found - own):
-            program = _process_name(process)
-            # On a GPU of this sweep a process without a name may be one that has just ended.
-            if program is not None or not locks.holds(uuid):
-                told.append(f"{_in_words(process, program)} used GPU {numbers[uuid]} of {host}")
+        told += [
+            f"{_in_words(process)} used GPU {numbers[uuid]} of {host}"
+            for process in sorted(found - own)
+        ]
     return tuple(told)
 
 
@@ -624,18 +629,13 @@ def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
     found = set() if handle is None else nvml.process_ids(handle)
     if device.process_id not in found:
         return None
-    return tuple(_in_words(process, _process_name(process)) for process in sorted(found - own))
+    return tuple(map(_in_words, sorted(found - own)))
 
 
-def _process_name(process: int) -> str | None:
-    """Return the name of a living process of this container; None for all others."""
-    try:
-        return psutil.Process(process).name()
-    except psutil.Error:
-        return None
-
-
-def _in_words(process: int, name: str | None) -> str:
+def _in_words(process: int) -> str:
     """Return `process 17 (python)`."""
-    shown = "of another container" if name is None else name
-    return f"process {process} ({''.join(c if c.isprintable() else '?' for c in shown)})"
+    try:
+        name = psutil.Process(process).name()
+    except psutil.Error:
+        name = "of another container"
+    return f"process {process} ({''.join(c if c.isprintable() else '?' for c in name)})"

@@ -1,13 +1,18 @@
 """Scripts of users on CUDA devices, unchanged: `pytest -m gpu tests/gpu/test_gpu_scripts.py`."""
 
+import ctypes
+import os
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
+from raybench.hardware import nvml
 from raybench.records import Measurement, Status
 from raybench.worker.worker import Worker
 from tests.gpu.gpus import private_ray
+from tests.integration.sweeps import raybench, table
 from tests.real_scripts import SCRIPTS, make_task
 from tests.unit.fakes import ALONE
 
@@ -25,6 +30,78 @@ def test_a_script_is_measured_unchanged_on_the_device(name):
     assert repetition.timed.step_ns != repetition.timed.host_ns
     assert answer.peak_mem_allocated_bytes
     assert answer.breakdown.optimizer_ms is not None
+
+
+# The workers of the loader are forks of a process with a CUDA context, which NVML lists until the
+# last of them has ended.
+LOADS = """
+import os, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return 10**9
+    def __getitem__(self, number):
+        return torch.ones(64)
+
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+model = torch.nn.Linear(64, 64, device=device)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+for rows in DataLoader(Rows(), batch_size=8, num_workers=2, multiprocessing_context="fork"):
+    optimizer.zero_grad()
+    model(rows.to(device)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+# Before the tests with two workers in this process, which would be beside it.
+@pytest.fixture(scope="module")
+def sweep_of_loaders(tmp_path_factory):
+    """The folder of a sweep of twelve points, each on one GPU, and who was on the GPUs before."""
+    folder = tmp_path_factory.mktemp("loaders")
+    script = folder / "train.py"
+    script.write_text(LOADS, encoding="utf-8")
+    before = set().union(*(nvml.process_ids(nvml.device(uuid)) for uuid in nvml.uuids()))
+    settings = [
+        "matrix.batch_size=" + ",".join(map(str, range(1, 13))),
+        *("placement.isolation=device", "measure.breakdown=false"),
+        *("measure.warmup=2", "measure.iterations=10", "measure.max_seconds=2"),
+    ]
+    options = [word for setting in settings for word in ("--set", setting)]
+    where = ["--address", "local", "--device", "cuda", "-o", folder / "results"]
+    done = raybench("sweep", "--script", script, "--world-size", "1", *options, *where)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    return folder, before
+
+
+def test_a_script_with_loader_workers_is_alone(sweep_of_loaders):
+    folder, before = sweep_of_loaders
+    points = table(folder)
+    assert list(points["status"]) == ["ok"] * 12
+    told = [
+        text
+        for column in ("neighbours", "node_neighbours", "warnings")
+        for texts in points[column]
+        for text in texts
+    ]
+    print(told, before)
+    strangers = {int(number) for text in told for number in re.findall(r"process (\d+)", text)}
+    assert strangers <= before
+
+
+def test_workers_tell_the_nccl_that_they_loaded(sweep_of_loaders):
+    devices = table(sweep_of_loaders[0], "devices")
+    for device in devices.to_dict("records"):
+        version, path = dict(device["versions"])["nccl"], device["nccl_path"]
+        print(version, path)
+        assert re.search(r"/libnccl\.so\.2[0-9.]*$", path)
+        number = ctypes.c_int()
+        assert ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number)) == 0
+        major, minor, patch = (int(part) for part in version.split("."))
+        assert number.value == major * 10_000 + minor * 100 + patch
+        if "LD_PRELOAD" not in os.environ:
+            assert (major, minor, patch) == torch.cuda.nccl.version()
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,18 @@ from tests.integration.sweeps import raybench, table
 from tests.script_files import write_script
 
 FAKE_NVML = Path(__file__).parent / "fake_nvml"
-# As a script that trains on a GPU with workers of a DataLoader: all are on the list of the GPU,
-# and the workers end with the script.
+# As a script that trains on the GPU of its worker, with workers of a DataLoader: the list of the GPU
+# has all of them, and the workers end with the script.
 SCRIPT = """
 import signal
+from pathlib import Path
+[gpu] = [
+    file
+    for file in Path(os.environ["FAKE_GPUS"]).iterdir()
+    if str(os.getppid()) in file.read_text().split()
+]
 def be_on_the_gpu():
-    with open(f"{os.environ['FAKE_GPUS']}/GPU-{rank:08}", "a") as processes:
+    with gpu.open("a") as processes:
         processes.write(f"{os.getpid()}\\n")
 
 be_on_the_gpu()
@@ -51,29 +57,34 @@ def stranger():
         process.kill()
 
 
-def test_only_strangers_are_beside_a_script(gpus, stranger, tmp_path):
-    (gpus / "GPU-00000001").write_text(f"{stranger}\n")
-    (gpus / "GPU-00000002").write_text(f"{OF_ANOTHER_CONTAINER}\n")
-    script = write_script(tmp_path, SCRIPT)
-    options = ["--world-size", "1,2", "--address", "local", "--device", "cpu"]
-    measure = ["measure.warmup=2", "measure.iterations=10", "measure.max_seconds=1"]
-    for setting in ("matrix.batch_size=1,2,3", *measure):
+def swept(folder, gpus, world_sizes, *settings):
+    """The points of a sweep of the script."""
+    options = ["--world-size", world_sizes, "--address", "local", "--device", "cpu"]
+    quick = ["measure.warmup=2", "measure.iterations=10", "measure.max_seconds=1"]
+    for setting in (*quick, "measure.breakdown=false", *settings):
         options += ["--set", setting]
     made_up = {"FAKE_GPUS": str(gpus), "PYTHONPATH": str(FAKE_NVML)}
+    script = write_script(folder, SCRIPT)
     done = raybench(
-        *("sweep", "--script", script, *options, "-o", tmp_path / "results"),
+        *("sweep", "--script", script, *options, "-o", folder / "results"),
         env={**os.environ, **made_up},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    points = table(tmp_path)
-    assert list(points["world_size"].value_counts()) == [3, 3]
+    return table(folder).to_dict("records")
+
+
+def test_only_strangers_are_beside_a_script(gpus, stranger, tmp_path):
+    (gpus / "GPU-00000001").write_text(f"{stranger}\n")
+    (gpus / "GPU-00000002").write_text(f"{OF_ANOTHER_CONTAINER}\n")
+    points = swept(tmp_path, gpus, "1,2", "matrix.batch_size=1,2,3")
+    assert [point["world_size"] for point in points].count(2) == 3
     host = socket.gethostname()
     beside = {
         f"run other-1 of {this_process('').user} (process {os.getpid()} on {host}) "
         f"used GPU 3 of {host}",
         f"process {OF_ANOTHER_CONTAINER} (of another container) used GPU 2 of {host}",
     }
-    for point in points.to_dict("records"):
+    for point in points:
         on_own, on_other = (
             ([], {f"process {stranger} (sleep) used GPU 1 of {host}"})
             if point["world_size"] == 1
@@ -86,3 +97,13 @@ def test_only_strangers_are_beside_a_script(gpus, stranger, tmp_path):
             *(f"not alone: {one}" for one in on_own),
             *(f"shared node: {one}" for one in beside | on_other),
         }
+
+
+def test_scripts_side_by_side_are_no_strangers(gpus, tmp_path):
+    batches = "matrix.batch_size=" + ",".join(map(str, range(1, 9)))
+    points = swept(tmp_path, gpus, "1", batches, "placement.isolation=device")
+    ids = {point["point_id"] for point in points}
+    assert len(ids) == 8
+    for point in points:
+        assert ids.issuperset(point["neighbours"])
+        assert all(one.startswith("run other-1 of ") for one in point["node_neighbours"])

@@ -59,6 +59,8 @@ class NodeAgent(DeviceLocks):
         self._samplers: list[Any] = []
         # Processes of scripts by id, and until when NVML may still list them.
         self._ended_until_s: dict[int, float] = {}
+        # UUIDs of the devices on which points run.
+        self._busy: set[str] = set()
         self._facts: Any = None
         # How far the logs of a worker were read, by process id.
         self._read_to: dict[int, dict[str, int]] = {}
@@ -87,11 +89,19 @@ class NodeAgent(DeviceLocks):
         self._samplers.append(Sampler(devices))
         self._samplers[-1].start()
 
-    def read_use(self, devices: Sequence[Device], holder: Holder) -> NodeUse:
-        """Return who uses this node now. devices: those of the point. holder: this sweep."""
+    def read_use(self, devices: Sequence[Device], holder: Holder, begins: bool) -> NodeUse:
+        """Return who uses this node now.
+
+        Args:
+            devices: those of a point.
+            holder: this sweep.
+            begins: whether the point begins now; else it has ended.
+        """
+        uuids = {device.uuid for device in devices}
+        self._busy = self._busy | uuids if begins else self._busy - uuids
         now_s = time.monotonic()
         ended = [one for one, until_s in self._ended_until_s.items() if now_s < until_s]
-        return read_node_use(devices, self, holder, ended)
+        return read_node_use(devices, self, holder, ended, self._busy)
 
     def drain(self) -> tuple[DeviceSample, ...]:
         """Return the samples since the last call; those of one call of `sample` oldest first."""
@@ -369,10 +379,10 @@ class NodeAgents:
         holder = self._holder
         if holder is None:
             return OtherUsers
-        begun = self._send("read_use", devices, lambda here: (here, holder))
+        begun = self._send("read_use", devices, lambda here: (here, holder, True))
 
         def name_others() -> OtherUsers:
-            ended = self._send("read_use", devices, lambda here: (here, holder))
+            ended = self._send("read_use", devices, lambda here: (here, holder, False))
             limit_s = timeouts.AGENT_LOOK_S
             before, after = _collect(begun, limit_s), _collect(ended, limit_s)
             on_devices: list[str] = []

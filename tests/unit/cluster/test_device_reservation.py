@@ -387,10 +387,10 @@ def on_gpus(monkeypatch, *lists):
     ).install(monkeypatch)
 
 
-def beside_gpu_0(locks, *ended, holder=None):
+def beside_gpu_0(locks, *ended, busy=()):
     """Who is beside this process, which works on GPU 0."""
     device = make_device(uuid="GPU-0", process_id=os.getpid())
-    use = read_node_use([device], locks, holder or me(), ended)
+    use = read_node_use([device], locks, me(), ended, busy)
     found = other_users(use, use, [device])
     return list(found.on_devices), list(found.on_nodes)
 
@@ -412,18 +412,19 @@ def test_holders_of_other_devices_are_beside_the_node(other, monkeypatch):
 
 
 def test_ended_processes_of_this_sweep_are_no_neighbours(monkeypatch):
-    on_gpus(monkeypatch, [os.getpid(), NOBODY], [NOBODY], [NOBODY, 1])
-    locks, mine = DeviceLocks(), me()
-    locks.lock(["GPU-0", "GPU-1"], mine, shared=True)
+    on_gpus(monkeypatch, [os.getpid(), NOBODY], [NOBODY])
     named = f"process {NOBODY} (of another container)"
-    on_device, on_node = beside_gpu_0(locks, holder=mine)
+    on_device, on_node = beside_gpu_0(DeviceLocks())
     assert on_device == [f"{named} on cuda:0 of host-a"]
-    # GPU 1 is of this sweep, and its other points may just have ended a script.
-    assert f"{named} used GPU 2 of host-a" in on_node
-    assert not any("GPU 1 " in one for one in on_node)
-    on_device, on_node = beside_gpu_0(locks, NOBODY, holder=mine)
+    assert f"{named} used GPU 1 of host-a" in on_node
+    on_device, on_node = beside_gpu_0(DeviceLocks(), NOBODY)
     assert not any(named in one for one in (*on_device, *on_node))
-    locks.close()
+
+
+def test_another_point_tells_who_is_on_its_gpu(monkeypatch):
+    on_gpus(monkeypatch, [os.getpid()], [NOBODY], [NOBODY])
+    _, on_node = beside_gpu_0(DeviceLocks(), busy={"GPU-0", "GPU-1"})
+    assert on_node == [f"process {NOBODY} (of another container) used GPU 2 of host-a"]
 
 
 def test_ids_of_a_hosts_processes_name_nobody_in_a_container(monkeypatch):
