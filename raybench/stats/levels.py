@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 FALSE_STEPS = 0.005
 # A level has at least so many runs: one slow run, or two, are no new level.
 LEAST_RUNS = 3
-# One candidate more for so many runs.
+# Every so many runs allow one more candidate.
 _RUNS_PER_CANDIDATE = 10
 # Runs that agree to the last digit still differ by as much.
 _LEAST_SD = 1e-6
