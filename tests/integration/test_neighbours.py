@@ -12,8 +12,8 @@ from tests.integration.sweeps import raybench, table
 from tests.script_files import write_script
 
 FAKE_NVML = Path(__file__).parent / "fake_nvml"
-# As a script that trains on the GPU of its worker, with workers of a DataLoader: the list of the GPU
-# has all of them, and the workers end with the script.
+# As a script that trains on the GPU of its worker, with workers of a DataLoader: they are on the
+# list of the GPU, and end with the script.
 SCRIPT = """
 import signal
 from pathlib import Path
