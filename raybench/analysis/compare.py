@@ -330,14 +330,18 @@ def _verdict(test: _Test, rates: Sequence[float], threshold: float) -> dict[str,
 
 NONE = "none"
 _CODE = "code of raybench"
-_UUIDS, _HOSTS = "device UUIDs", "hosts"
-# What tells devices of one model apart, and what follows from which of them a run was given.
-_OF_ALLOCATION = (_UUIDS, _HOSTS, "variable CUDA_VISIBLE_DEVICES", "variable NCCL_HOSTID")
+_UUIDS, _HOSTS, _NCCL_FILE = "device UUIDs", "hosts", "NCCL file"
+# What tells devices of one model apart, what follows from which of them a run was given, and where
+# the environment of Python was installed.
+_NOT_LASTING = (
+    *(_UUIDS, _HOSTS, _NCCL_FILE),
+    *("variable CUDA_VISIBLE_DEVICES", "variable NCCL_HOSTID"),
+)
 
 # Column of `devices` -> what it is called. Not what changes from start to start by itself.
 _DEVICE_FACTS = {
     "driver_version": "driver",
-    "nccl_path": "NCCL file",
+    "nccl_path": _NCCL_FILE,
     "power_cap_w": "power cap W",
     "sm_clock_max_mhz": "highest SM clock MHz",
     "memory_clock_mhz": "memory clock MHz",
@@ -392,8 +396,8 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
 
 
 def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return `changes` without UUIDs, hosts, CUDA_VISIBLE_DEVICES and NCCL_HOSTID."""
-    return tuple(one for one in changes(base, new) if one.name not in _OF_ALLOCATION)
+    """Return `changes` without UUIDs, hosts, NCCL's file, CUDA_VISIBLE_DEVICES and NCCL_HOSTID."""
+    return tuple(one for one in changes(base, new) if one.name not in _NOT_LASTING)
 
 
 def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:

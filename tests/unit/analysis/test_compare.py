@@ -285,6 +285,21 @@ def test_runs_of_a_tag_that_differ_by_more_than_their_start_are_left_out(tmp_pat
     assert (named["left_out"], [run["run_id"] for run in named["base"]]) == ([], ["old", "base"])
 
 
+def test_another_nccl_is_told_wherever_its_file_is(tmp_path, command):
+    for number in range(3):
+        for side, version in (("base", "2.27.3"), ("new", "2.28.9")):
+            path = f"/build-{number}/{side}/libnccl.so.2"
+            device = make_device(versions={"nccl": version}, nccl_path=path)
+            sweep(tmp_path, f"{side}{number}", day=number, tags={"side": side}, devices=(device,))
+    found = compare_as_json(command, *SIDES)
+    changes = {one["name"]: (one["base"], one["new"]) for one in found["changes"]}
+    assert changes["nccl"] == ("2.27.3", "2.28.9")
+    assert changes["NCCL file"] == ("/build-2/base/libnccl.so.2", "/build-2/new/libnccl.so.2")
+    assert "2.28.9" in command("compare", *SIDES).out
+    # Builds in other folders are the same side.
+    assert (found["left_out"], len(found["base"]), len(found["new"])) == ([], 3, 3)
+
+
 def test_what_changed_around_the_runs_is_told_as_markdown_and_json(tmp_path, command):
     sweep(tmp_path, "base")
     records = [make_record(point) for point in make_points(3)]
