@@ -38,7 +38,13 @@ def _who_is_on_the_gpus():
 
 def _print_gpus(when):
     load = f"load {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores"
-    print(f"{when}: process {os.getpid()} is pytest, {load}")
+    # Ray kills workers where 95 % of the memory of the host are in use.
+    memory = psutil.virtual_memory()
+    places = [f"{place} {psutil.disk_usage(place).free >> 30}" for place in ("/tmp", "/dev/shm")]
+    print(
+        f"{when}: process {os.getpid()} is pytest, {load}, {memory.percent} % of "
+        f"{memory.total >> 30} GiB memory in use, GiB free: {', '.join(places)}"
+    )
     for uuid, number in nvml.uuids().items():
         handle = nvml.device(uuid)
         clock = nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
