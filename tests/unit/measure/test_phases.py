@@ -1,5 +1,6 @@
 """Warm-up, samples and repeats, on a workload whose steps take what the test says."""
 
+import random
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -134,6 +135,23 @@ class Sinking(Paced):
     def step(self) -> None:
         self._step_s = 0.01 * (1.05 - 0.05 * min(1.0, self._clock[0] / 4e9))
         super().step()
+
+
+class Noisy(Paced):
+    """Steps that differ by up to 30 % either way."""
+
+    def __init__(self, clock: list[int]) -> None:
+        super().__init__(clock, 0.01, 0.01)
+        self._random = random.Random(1)
+
+    def step(self) -> None:
+        self._step_s = 0.01 * self._random.uniform(0.7, 1.3)
+        super().step()
+
+
+def test_noisy_steps_are_timed_no_longer(clock):
+    (repetition,) = measure(lambda: Noisy(clock), warmup=10).repetitions
+    assert sum(repetition.timed.step_ns) == pytest.approx(3e9, rel=0.05)
 
 
 @pytest.mark.parametrize("steps", [0, 1])

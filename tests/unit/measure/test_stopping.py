@@ -64,7 +64,7 @@ def test_noise_does_not_prolong_timing():
 @pytest.mark.parametrize(
     ("step_s", "samples"), [(0.1, 30), (0.3, 30), (1.0, 20), (3.0, 6), (5.0, 5), (30.0, 5)]
 )
-def test_slow_steps_are_timed_thirty_times_within_the_budget(step_s, samples):
+def test_the_budget_limits_samples_of_slow_steps(step_s, samples):
     chosen, timed = policy(warmup=1), []
     while count := chosen.next_timed(course(timed)):
         timed += [step_s * S] * count
