@@ -572,7 +572,7 @@ def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path, co
     assert "measure.rounds=3 would take about" in once
     three = command("plan", job, "--set", "measure.rounds=3", results=None).out
     assert "would take about" not in three
-    assert "3 rounds x 2 points x 1 repeat of 3 to 20 s" in three
+    assert "3 rounds x 2 points x 1 repeat of 4 to 20 s" in three
 
 
 def test_show_has_a_line_for_each_round_of_a_point(tmp_path, command):
