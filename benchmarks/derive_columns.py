@@ -24,10 +24,11 @@ from raybench.job.point import Point
 from raybench.job.source import overrides_in, parse_source
 from raybench.measure.stopping import Progress, StoppingPolicy
 from raybench.records import Measurement, Record, Repetition, Samples, Status
+from raybench.results.breakdown import beyond_local_step
 from raybench.results.columns import from_row, write_part
 from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, step_columns
 from raybench.results.reader import read_run
-from raybench.results.tables import PointRow, step_doubts
+from raybench.results.tables import PointRow, schema, step_doubts
 from raybench.stats.summary import step_series
 
 POLICY = StoppingPolicy(settings=Measure())
@@ -46,6 +47,8 @@ WHOLE = {
     "memory_gb_s": BYTES_PER_GB,
     "achieved_tflops_per_device": 1e12,
 }
+# Columns that the older runs lack.
+NEW_COLUMNS = ("parts_step_ms", "unexplained_ms")
 # How warnings begin that follow from these columns, by today's rules and by older ones.
 STEP_DOUBTS = (
     *("step time is known to", "some steps are much longer", "step time changes its level"),
@@ -75,8 +78,10 @@ def derive_runs(root: Path) -> dict[str, list[str]]:
         derived = []
         for row in rows:
             own = attempts.get((row["point_id"], row["attempt"]))
-            is_measured = row["status"] == "ok" and own is not None
-            derived.append(derive(row, own, is_count_fixed) if is_measured else row)
+            if row["status"] == Status.OK and own is not None:
+                derived.append(derive(row, own, is_count_fixed))
+            else:
+                derived.append(row)
         if changes := describe_changes(rows, derived):
             changed[run] = changes
             write_part(path, "points", replace_columns(table, derived))
@@ -105,12 +110,28 @@ def derive(row: Mapping[str, Any], samples: pd.DataFrame, is_count_fixed: bool) 
     for name in RATES:
         if row.get(name) is not None:
             values[name] = row[name] * over_ms / values["step_ms_mean"]
-    if row["comm_exposed_ms"] is not None:
-        values["comm_exposed_ms"] = values["step_ms_p50"] - row["local_step_ms"]
-    found = {**row, **{name: v for name, v in values.items() if not is_same(v, row[name])}}
+    values |= parts_beside(row, values["step_ms_p50"])
+    found = {**row, **{name: v for name, v in values.items() if not is_same(v, row.get(name))}}
     kept = [text for text in row["warnings"] if not text.startswith(STEP_DOUBTS)]
     typed = from_row(PointRow, found)
     return {**found, "warnings": [*kept, *step_doubts(typed, is_count_fixed=is_count_fixed)]}
+
+
+def parts_beside(row: Mapping[str, Any], step_ms: float) -> dict[str, Any]:
+    """Return the columns on parts that follow from the step time; {} without a breakdown."""
+    if row["local_step_ms"] is None:
+        return {}
+    exposed_ms, unexplained_ms = beyond_local_step(
+        step_ms - row["local_step_ms"],
+        row["comm_ms"],
+        has_peers=row["comm_exposed_ms"] is not None,
+        is_counted=bool(row.get("comm_calls")),
+    )
+    return {
+        "comm_exposed_ms": exposed_ms,
+        "unexplained_ms": unexplained_ms,
+        "parts_step_ms": step_ms,
+    }
 
 
 def rate_base(row: Mapping[str, Any]) -> str:
@@ -196,19 +217,27 @@ def has_settled(ranks: Sequence[Repetition], is_graph: bool) -> bool | None:
 
 
 def replace_columns(table: pa.Table, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return the table with the columns that differ in the rows; types and metadata stay."""
+    """Return the table with the columns that differ in the rows, and with those that are new.
+
+    Types and metadata stay.
+    """
     for place, field in enumerate(table.schema):
         values = pa.array([row[field.name] for row in rows], field.type)
         if not values.equals(table.column(place).combine_chunks()):
             table = table.set_column(place, field, values)
+    for name in NEW_COLUMNS:
+        values = [row.get(name) for row in rows]
+        if name not in table.column_names and any(value is not None for value in values):
+            field = schema("points").field(name)
+            table = table.append_column(field, pa.array(values, field.type))
     return table
 
 
 def describe_changes(before: Sequence[Mapping[str, Any]], after: Sequence[Any]) -> list[str]:
     """Return a line for each column that changes: in how many rows, and by how much at most."""
     lines = []
-    for name in before[0]:
-        pairs = [(old[name], new[name]) for old, new in zip(before, after, strict=True)]
+    for name in (*before[0], *(name for name in NEW_COLUMNS if name not in before[0])):
+        pairs = [(old.get(name), new.get(name)) for old, new in zip(before, after, strict=True)]
         pairs = [(old, new) for old, new in pairs if old != new]
         sizes = [abs(new / old - 1) for old, new in pairs if old and isinstance(new, float)]
         if pairs:
