@@ -33,7 +33,7 @@ from raybench.results.tables import PointRow, why_no_breakdown
 from raybench.stats.summary import student_t
 from raybench.workloads.base import parameter_count
 
-# What 23 of 24 committed points that the GPU bounds were missed by at most when 4 H200s of one node
+# What 22 of 24 committed points that the GPU bounds were missed by at most when 4 H200s of one node
 # were predicted from 1 and 2, by benchmarks/prediction_accuracy.py. Other models, machines and
 # links were not tried. Errors of further doublings are taken to be independent of each other.
 ERROR_OF_A_DOUBLING = 0.05

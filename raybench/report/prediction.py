@@ -16,8 +16,8 @@ from raybench.report.point_settings import setting_columns
 from raybench.results.tables import PointRow, Run
 
 _COLUMNS = (
-    "step: what it would take. from, to: a 95 % interval; ±: half of it, in percent. Of 27 points "
-    "that 4 H200s of one node measured, 26 lay in the interval predicted from 1 and 2. comm: how "
+    "step: what it would take. from, to: a 95 % interval; ±: half of it, in percent. Of 25 points "
+    "that 4 H200s of one node measured, 25 lay in the interval predicted from 1 and 2. comm: how "
     "many ms communication adds. efficiency: speed-up over {base}, whose step counts as exact, by "
     "the ratio of their numbers."
 )

@@ -115,7 +115,9 @@ def test_the_scaling_report_leads_with_each_precision_and_the_share_of_communica
     several = rows[rows.world_size > 1].join(alone.add_suffix("_alone"), on=key)
     four = several[several.world_size == 4].assign(
         speed_up=lambda one: one.throughput / one.throughput_alone,
-        share=lambda one: one.comm_exposed_ms / (one.step_ms_p50 - one.step_ms_p50_alone),
+        # Parts are of the first round.
+        exposed_ms=lambda one: one.comm_exposed_ms / one.parts_step_ms * one.step_ms_p50,
+        share=lambda one: one.exposed_ms / (one.step_ms_p50 - one.step_ms_p50_alone),
     )
     told = lead("ddp_scaling")
     for precision, found in four.groupby("precision"):

@@ -57,7 +57,7 @@ def test_neighbour_is_told_before_host_bound(command, tmp_path, other_sweep):
             outcome=host_bound_answers(batch_size),
             duration_s=3.5,
             # Only the first point had a neighbour, so host-bound is the more frequent warning.
-            others=tuple(other_users(before, read_node_use([GPU], locks, sweep), [GPU])),
+            others=other_users(before, read_node_use([GPU], locks, sweep), [GPU]),
         )
         records.append(make_record_of(running))
         other_sweep.kill()
