@@ -24,8 +24,11 @@ from tests.integration.sweeps import raybench, sweep_command, table, write_text
 pytestmark = pytest.mark.gpu
 
 HOLD_MEMORY = """
-import sys, time, torch
-kept = torch.zeros(2**20, device=f"cuda:{sys.argv[1]}")
+import os, sys, time
+# With a context on this GPU alone.
+os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]
+import torch
+kept = torch.zeros(2**20, device="cuda")
 torch.cuda.synchronize()
 print("there", flush=True)
 time.sleep(60)
