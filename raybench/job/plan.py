@@ -305,6 +305,12 @@ def _remarks(job: Job) -> Iterator[Problem]:
             "warm-up; raise it"
         )
         yield Problem(path=("measure", "seconds"), message=message)
+    elif measure.timeout_s <= measure.heat_s:
+        message = (
+            f"a point that heats for {measure.heat_s:g} s is stopped after "
+            f"{measure.timeout_s:g} s, before it is timed; raise it"
+        )
+        yield Problem(path=("measure", "timeout_s"), message=message)
     elif measure.timeout_s <= budget_s + measure.heat_s:
         heat = f" after heat_s, {measure.heat_s:g} s," if measure.heat_s else ""
         message = f"a slow point is stopped before its budget of {budget_s:g} s{heat} is used"

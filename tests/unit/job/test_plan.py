@@ -158,6 +158,8 @@ def test_a_budget_that_cannot_be_used_is_a_warning_where_the_job_gives_it():
         "--set measure.seconds=30: measure.seconds: max_seconds, 20, leaves 15 s"
     )
     assert plan(text, "measure.max_seconds=1").warnings == ()
+    (heated,) = plan(text, "measure.heat_s=400").warnings
+    assert "measure.timeout_s: a point that heats for 400 s is stopped after 300 s" in heated
 
 
 def test_a_point_of_a_workload_without_batches_has_none():
