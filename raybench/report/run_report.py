@@ -453,9 +453,10 @@ def _main_loss(rows: Sequence[ScaledRow]) -> str:
         return ""
     explained = [row for row in losing if has_causes(row)]
     if not explained:
-        reason = next(iter(why_not_known(losing)), None)
-        known = "was not measured" if reason is None else f"is not known: {reason}"
-        return f"what the rest is lost to {known}"
+        reasons = why_not_known(losing)
+        told = [f"{reason} ({counted(count, 'point')})" for reason, count in reasons.items()]
+        why = ", ".join(reasons if len(reasons) == 1 else told)
+        return f"what the rest is lost to {f'is not known: {why}' if why else 'was not measured'}"
     causes: Counter[str] = Counter()
     for row in explained:
         # One rank is a cause only where it stands out.
@@ -481,10 +482,9 @@ def why_not_known(rows: Sequence[ScaledRow]) -> dict[str, int]:
 def _rest_not_known(losing: Sequence[ScaledRow]) -> str:
     """Write at how many points the causes are not known, and why; "" where all are known."""
     unknown = [row for row in losing if not has_causes(row)]
-    if not unknown:
-        return ""
-    reason = next(iter(why_not_known(unknown)), "it was not measured")
-    return f", not known in {len(unknown)} ({reason})"
+    reasons = Counter(row.why_no_losses or "it was not measured" for row in unknown)
+    told = [f"in {count} ({reason})" for reason, count in reasons.most_common()]
+    return f", not known {' and '.join(told)}" if told else ""
 
 
 def _largest_batches(summary: Summary) -> list[Insight]:

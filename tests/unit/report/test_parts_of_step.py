@@ -124,6 +124,22 @@ def test_contradicted_baseline_is_named_as_reason(command, tmp_path):
     assert "was not measured" not in text
 
 
+def test_each_reason_for_unknown_loss_is_counted(command, tmp_path):
+    def pair(batch_size, own_ms, base_own_ms):
+        one, two = (make_point(world_size=n, batch_size=batch_size) for n in (1, 2))
+        yield apart([base_own_ms], 8.0, point=one)
+        yield apart([own_ms, own_ms], 10.0, point=two, **COMM)
+
+    contradicted = [*pair(16, 7.8, 10.4), *pair(32, 7.8, 10.4), *pair(64, 13.0, 8.0)]
+    write_run(tmp_path, "run-a", [*contradicted, *pair(128, 7.8, 8.0)])
+    of_base, own = "the parts exceed the step of the baseline point", "the parts exceed the step"
+    text = words(command("report", "run-a").out)
+    assert f"1 of 4 points, not known in 2 ({of_base}) and in 1 ({own})" in text
+    write_run(tmp_path, "run-b", contradicted)
+    text = words(command("report", "run-b").out)
+    assert f"is not known: {of_base} (2 points), {own} (1 point)" in text
+
+
 def test_tables_name_exposed_communication_alike():
     names = [name for table in ("points", "summary") for name in raybench.units(table)]
     assert names.count("comm_exposed_ms") == 2
