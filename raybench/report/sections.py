@@ -157,8 +157,9 @@ def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
     where = f" in {count} of {cases}" if len(fleets) > 1 else ""
     open_cases = len(fleets) - len(decided)
     wins = f"is best{where or ' here'}" if sure else f"was the fastest{where} in this run"
+    by = "by up to" if len(won) > 1 else "by"
     return (
-        f"shares={shares} {wins}, by up to {_gain(gain)} over the {'best' if sure else 'fastest'} "
+        f"shares={shares} {wins}, {by} {_gain(gain)} over the {'best' if sure else 'fastest'} "
         f"of the others ({fleet_name(most, ranks, fleets)})"
         + (f"; {open_cases} cannot be told apart" if open_cases else "")
     )

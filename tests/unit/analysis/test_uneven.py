@@ -142,6 +142,8 @@ def test_one_start_names_no_best_shares():
     told = "shares=by_speed was the fastest in 2 of 2 cases in this run, by up to +23.1% over"
     assert lead.startswith(told)
     assert "±" not in lead
+    alone = lead_of_fleets(both[:1], "GPUs")
+    assert alone.startswith("shares=by_speed was the fastest in this run, by +")
 
 
 def test_devices_that_were_only_probed_are_held_against_what_each_does_alone():
