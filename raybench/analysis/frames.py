@@ -120,7 +120,8 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
     frame = pd.DataFrame(found, columns=[*_FROM_POINTS, *_DERIVED])
     kinds = {column.name: column.kind for column in TABLES["points"]}
     types = {name: _PANDAS.get(kinds.get(name, "double"), "object") for name in frame.columns}
-    return frame.astype(types | dict.fromkeys(("baseline_point_id", "why_not"), "string"))
+    texts = ("baseline_point_id", "why_no_losses", "why_not")
+    return frame.astype(types | dict.fromkeys(texts, "string"))
 
 
 def _summary(root: Path, run_id: str | None) -> pd.DataFrame:

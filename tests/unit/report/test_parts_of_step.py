@@ -122,6 +122,9 @@ def test_contradicted_baseline_is_named_as_reason(command, tmp_path):
     reason = "not known: the parts exceed the step of the baseline point"
     assert text.count(reason) == 2
     assert "was not measured" not in text
+    reasons = raybench.load(tmp_path, "scaling")["why_no_losses"]
+    assert reasons.dropna().tolist() == [reason.removeprefix("not known: ")]
+    assert reasons.dtype == "string"
 
 
 def test_each_reason_for_unknown_loss_is_counted(command, tmp_path):
