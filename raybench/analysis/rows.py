@@ -186,8 +186,8 @@ RATES = _show(
 PARTS = _show(
     "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms unexplained_ms straggler_ms "
     "mfu_pct mfu_6n_pct gemm_share_pct achieved_tflops_per_device",
-    optional="achieved_tflops_per_device gemm_share_pct mfu_6n_pct mfu_pct host_gap_ms "
-    "straggler_ms unexplained_ms",
+    optional="achieved_tflops_per_device gemm_share_pct mfu_6n_pct mfu_pct straggler_ms "
+    "host_gap_ms unexplained_ms",
 )
 # What the memory is made of when it is largest.
 MEMORY = _show(

@@ -143,6 +143,13 @@ def test_each_reason_for_unknown_loss_is_counted(command, tmp_path):
     assert f"is not known: {of_base} (2 points), {own} (1 point)" in text
 
 
+def test_narrow_table_keeps_parts_that_add_up(command, tmp_path, monkeypatch):
+    write_run(tmp_path, "run-a", [apart([7.8], 7.8), apart([7.8, 7.8], 10.0, idle_ms=2.0, **COMM)])
+    monkeypatch.setenv("COLUMNS", "75")
+    titles = line_of(command("report", "run-a", "--full").out, "where the step goes", "GPUs")
+    assert titles[-5:] == ["host", "gap", "exposed", "comm", "unexplained"]
+
+
 def test_tables_name_exposed_communication_alike():
     names = [name for table in ("points", "summary") for name in raybench.units(table)]
     assert names.count("comm_exposed_ms") == 2
