@@ -53,7 +53,7 @@ def test_drift_does_not_move_speed_ups(command, tmp_path, rounds):
 def test_drift_is_told_with_its_correction(command, tmp_path):
     write_run(tmp_path, "run-a", swept(2, drift=0.01))
     text = " ".join(command("report", "run-a", "--full").out.split())
-    assert "the machine drifts, and speed-ups are corrected for that" in text
+    assert "the machine drifts; speed-ups are corrected for it" in text
 
 
 def test_correction_adds_little_noise(command, tmp_path):
