@@ -300,9 +300,15 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         (row for row in summary.points if row.point_id == point_id), key=lambda row: row.attempt
     )
     [row] = mean_of_rounds(attempts) or attempts[-1:]
-    [scaled] = [one for one in summary.rows if one.point_id == point_id]
-    # With those of figures that cannot be.
-    row = replace(row, warnings=scaled.warnings)
+    # None for a point that ran only as a control.
+    scaled = next((one for one in summary.rows if one.point_id == point_id), None)
+    step_ms_interval: tuple[float | None, float | None] = (None, None)
+    throughput_interval = step_ms_interval
+    if scaled is not None:
+        # With those of figures that cannot be.
+        row = replace(row, warnings=scaled.warnings)
+        step_ms_interval = (scaled.step_ms_low, scaled.step_ms_high)
+        throughput_interval = (scaled.throughput_low, scaled.throughput_high)
     measured = list(Trials(attempts).rounds(row).values()) or [row]
 
     def read(table: str) -> list[pd.DataFrame]:
@@ -317,8 +323,8 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     return PointDetails(
         row=row,
         rounds=len(measured),
-        step_ms_interval=(scaled.step_ms_low, scaled.step_ms_high),
-        throughput_interval=(scaled.throughput_low, scaled.throughput_high),
+        step_ms_interval=step_ms_interval,
+        throughput_interval=throughput_interval,
         is_precision_unknown=summary.is_precision_unknown,
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),

@@ -33,9 +33,30 @@ _LATEST = "latest"  # as raybench.results.reader has it, which is slow to import
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+class _Folder(click.Path):
+    """A folder of this machine; a URL such as s3://bucket/runs is refused."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        """Return the path; raises click's BadParameter for a URL."""
+        if "://" in str(value):
+            self.fail(f"{value}: must be a folder of this machine, not a URL", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _to_stdout(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """Return None, which is stdout, for `-`."""
+    return None if path == Path("-") else path
+
+
 results_option = click.option(
     "--results",
-    type=click.Path(path_type=Path),
+    type=_Folder(path_type=Path),
     default=Path("results"),
     show_default=True,
     help="Folder of the result tables.",
@@ -43,7 +64,7 @@ results_option = click.option(
 output_option = click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=_Folder(path_type=Path),
     default=Path("results"),
     show_default=True,
     help="Folder for the result tables.",
@@ -60,8 +81,9 @@ file_option = click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
+    callback=_to_stdout,
     help="Write it to this file, in the format that its name ends in (page.html), unless --format "
-    "names another.",
+    "names another. - is stdout.",
 )
 
 

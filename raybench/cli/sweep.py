@@ -219,6 +219,8 @@ def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:
         raise UsageError(
             f"one JOB only, given also {words[1]}; arguments of a script go with --script"
         )
+    if words[0].endswith(".py"):
+        raise UsageError(f"{words[0]}: a job is a YAML file; did you mean --script {words[0]}?")
     return load_job(Path(words[0]), overrides)
 
 

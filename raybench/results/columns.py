@@ -327,7 +327,8 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, lis
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
+        # Arrow takes a relative path with a colon, such as h200:baseline/points, for a URI.
+        with path.open("rb") as opened, pq.ParquetFile(opened, pre_buffer=False) as file:
             # Not schema_arrow, which makes the schema anew.
             metadata = file.metadata.metadata or {}
             version = metadata.get(b"schema_version", b"").decode("ascii", "replace")

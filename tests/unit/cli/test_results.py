@@ -346,3 +346,43 @@ def test_a_terminal_that_knows_no_escapes_gets_none(term, monkeypatch):
     assert shared.color()
     monkeypatch.setenv("TERM", term)
     assert not shared.color()
+
+
+def test_a_point_that_ran_as_control_is_shown(raybench, results):
+    lone = make_point(world_size=8)
+    write_run(results, "run-cut", [make_record(), make_record(lone, round=1, control_of=8)])
+    done = raybench("show", "run-cut", lone.point_id)
+    assert (done.code, done.err) == (0, "")
+    assert lone.point_id in done.out
+
+
+def test_a_results_folder_may_have_a_colon(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("h200:baseline"), "run-a", [make_record()])
+    for words in (["report"], ["list"], ["show", "run-a"], ["compact", "run-a"]):
+        done = command(*words, results=Path("h200:baseline"))
+        assert (done.code, done.err) == (0, ""), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["report", "--results"], ["sweep", "jobs/gemm.yaml", "-o"], ["health", "-o"]],
+    ids=lambda words: words[0],
+)
+def test_a_url_is_no_results_folder(command, words):
+    done = command(*words, "s3://bucket/runs", results=None)
+    assert (done.code, done.out) == (2, "")
+    assert "s3://bucket/runs: must be a folder of this machine, not a URL" in done.err
+
+
+def test_a_dash_is_stdout(raybench, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = raybench("export", "run-old", "--format", "csv")
+    assert plain.code == 0
+    assert raybench("export", "run-old", "--format", "csv", "-o", "-") == plain
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_python_file_is_no_job(command):
+    said = command("sweep", "train.py", results=None).refusal
+    assert "train.py: a job is a YAML file; did you mean --script train.py?" in said
