@@ -457,8 +457,10 @@ def standings(
 def shipped(model: str) -> ReferenceFile | None:
     """Return the references that come with raybench for a model (`NVIDIA H200`), or None."""
     name = re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_")
-    path = resources.files("raybench").joinpath("references", f"{name}.yaml")
-    return parse_references(path.read_text("utf-8"), str(path)) if path.is_file() else None
+    folder = resources.files("raybench").joinpath("references")
+    # Not opened by its name: the joined names of several models can be too long for a file.
+    path = next((file for file in folder.iterdir() if file.name == f"{name}.yaml"), None)
+    return None if path is None else parse_references(path.read_text("utf-8"), str(path))
 
 
 def load_files(path: Path) -> list[ReferenceFile]:

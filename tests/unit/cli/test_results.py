@@ -364,6 +364,20 @@ def test_a_results_folder_may_have_a_colon(command, tmp_path, monkeypatch):
         assert (done.code, done.err) == (0, ""), words
 
 
+@pytest.fixture
+def many_models(results):
+    """A run on 16 devices whose joined names are longer than a file name may be."""
+    point = make_point(world_size=16)
+    devices = tuple(make_device(rank, name=f"NVIDIA model number {rank}") for rank in range(16))
+    write_run(results, "run-many", [replace(make_record(point), devices=devices)], devices)
+
+
+@pytest.mark.parametrize("words", [["report"], ["export", "--format", "csv"]])
+def test_many_models_are_reported(raybench, many_models, words):
+    done = raybench(words[0], "run-many", *words[1:])
+    assert (done.code, done.err) == (0, "")
+
+
 @pytest.mark.parametrize(
     "words",
     [["report", "--results"], ["sweep", "jobs/gemm.yaml", "-o"], ["health", "-o"]],
