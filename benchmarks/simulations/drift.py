@@ -30,7 +30,7 @@ import pandas as pd
 
 from benchmarks.common import options
 from benchmarks.made_up import START, devices, run
-from benchmarks.simulations.runs import command
+from benchmarks.simulations.commands import run_command
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
@@ -153,7 +153,7 @@ def errors(records: list[Record]) -> list[float]:
         store = RunStore.create(root, made, Measure())
         store.write_devices(DEVICES)
         store.write_records(list(enumerate(records)))
-        _, text = command("report", "run", "--format", "json", "--results", folder)
+        _, text = run_command("report", "run", "--format", "json", "--results", folder)
     found = {(one["world_size"], one["batch_size"]): one for one in json.loads(text)["points"]}
     pairs = itertools.product(SIZES[1:], BATCHES)
     return [float(np.log(found[size, batch]["speed_up"] / size)) for size, batch in pairs]

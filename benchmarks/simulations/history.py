@@ -30,13 +30,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from benchmarks.common import options
+from benchmarks.simulations.commands import run_command
 from benchmarks.simulations.runs import write
 from raybench.analysis.compare import THRESHOLD
-from raybench.cli import raybench
 from raybench.stats.levels import find_steps
 
 SD, LEVEL_MS, CHANGE = 0.015, 10.0, math.log(1.05)
@@ -170,9 +169,8 @@ def steps_by_command(values: Floats) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
         for number, value in enumerate(values):
             write(Path(folder), f"run{number:03}", [[LEVEL_MS * math.exp(value)]], 0.0)
-        words = ["history", "--json", "--results", folder]
-        done = CliRunner().invoke(raybench, words, catch_exceptions=False)
-    points = json.loads(done.stdout)["points"]
+        _, text = run_command("history", "--json", "--results", folder)
+    points = json.loads(text)["points"]
     return [place for place, point in enumerate(points) if point["step"] is not None]
 
 

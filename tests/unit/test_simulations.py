@@ -1,10 +1,19 @@
 """The simulations that the documents cite still run."""
 
+import importlib
 import subprocess
 import sys
 
 import pytest
 from commands import REPOSITORY
+
+SCRIPTS = sorted((REPOSITORY / "benchmarks").rglob("[!_]*.py"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_script_can_be_imported(path):
+    module = path.relative_to(REPOSITORY).with_suffix("")
+    importlib.import_module(".".join(module.parts))
 
 
 @pytest.mark.parametrize(
