@@ -73,7 +73,7 @@ def test_another_sweep_and_another_process_on_the_gpu_are_told(tmp_path, monkeyp
 
 
 @needs_two
-def test_a_process_on_another_gpu_is_beside_the_node(tmp_path):
+def test_a_process_on_another_gpu_shares_the_node(tmp_path):
     write_text(tmp_path, JOB)
     command = [sys.executable, "-c", HOLD_MEMORY, "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:

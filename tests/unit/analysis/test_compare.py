@@ -143,7 +143,7 @@ def test_all_that_is_shown_is_of_one_rate(tmp_path, command):
     assert re.search(r"the median change of samples/s is \+(38|39)", flat(out))
 
 
-def test_the_change_to_be_seen_includes_what_chance_hides(tmp_path, command):
+def test_the_printed_slowdown_is_found_in_95_percent(tmp_path, command):
     sweep_sides(tmp_path, 1.0, points=make_points(1), start_sd=0.01)
     [point] = compare_as_json(command, *SIDES)["points"]
     half = math.log(point["ratio_high"] / point["ratio_low"]) / 2

@@ -82,7 +82,7 @@ def test_equal_rates_of_one_start_have_no_fastest(tmp_path, command):
     assert report(command)["lead"].startswith("which has the most rows/s is not decided: ")
 
 
-def test_a_point_of_one_round_is_no_clear_loser(tmp_path, command):
+def test_one_round_is_no_clear_loser(tmp_path, command):
     write_rounds(tmp_path, [[10.0] * 9, [10.1] * 9], [[11.0] * 9])
     assert report(command)["lead"].startswith("which has the most rows/s is not decided: ")
 

@@ -427,12 +427,12 @@ def test_another_point_tells_who_is_on_its_gpu(monkeypatch):
     assert on_node == [f"process {NOBODY} (of another container) used GPU 2 of host-a"]
 
 
-def test_ids_of_a_hosts_processes_name_nobody_in_a_container(monkeypatch):
+def test_process_ids_of_the_host_name_nobody(monkeypatch):
     on_gpus(monkeypatch, [NOBODY], [NOBODY + 1])
     assert beside_gpu_0(DeviceLocks()) == ([], [])
 
 
-def test_a_planted_lock_file_of_another_name_names_nobody(folder, monkeypatch):
+def test_a_planted_lock_file_names_nobody(folder, monkeypatch):
     on_gpus(monkeypatch, [NOBODY])
     locks = DeviceLocks()
     locks.lock(["GPU-1"], me("run other-1"), shared=True)

