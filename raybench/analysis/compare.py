@@ -249,10 +249,8 @@ class _Test:
         return math.exp(self.size), math.exp(self.size - half), math.exp(self.size + half)
 
     def least_seen(self, threshold: float, tests: int) -> float:
-        """Return the slowdown that such runs find in 95 % of cases if no other point changed.
-
-        A measured change must exceed both chance among so many tests and the threshold.
-        """
+        """Return the slowdown that such runs find in 95 % of cases if no other point changed."""
+        # A verdict needs a change beyond both chance among so many tests and the threshold.
         beyond_chance = self.found.detectable(self.share, FALSE_VERDICTS / tests)
         beyond_threshold = self.half_width - math.log1p(-threshold)
         return -math.expm1(-max(beyond_chance, beyond_threshold))
@@ -285,6 +283,8 @@ def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, A
 
 def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
     """Return the test of each point that has a scatter between its runs."""
+    if not pairs:
+        return []
     runs = [
         [(number, row.run_id) for number, side in enumerate(pair.ok) for row in side]
         for pair in pairs
@@ -293,8 +293,6 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
     values = np.full((len(pairs), len(starts)), math.nan)
     for place, (pair, of_point) in enumerate(zip(pairs, runs, strict=True)):
         values[place, [starts.index(run) for run in of_point]] = np.concatenate(pair.logs)
-    if not pairs:
-        return []
     sides = [number for number, _ in starts]
     return [
         _Test(

@@ -143,7 +143,7 @@ class Comparison(Document):
         if not rows:
             return f"No point was measured on both sides{broken}."
         middle = percent(float(np.median([row.ratio for row in rows])) - 1)
-        median = f"; the median change of {self._unit} is {middle}" if len(rows) > 1 else ""
+        median = f"; the median change of {self.unit} is {middle}" if len(rows) > 1 else ""
         if self.has_one_run:
             ok = {"base": [r.base_runs for r in rows], "new": [r.new_runs for r in rows]}
             few = [side for side, runs in ok.items() if max(runs) < LEAST_RUNS]
@@ -172,7 +172,7 @@ class Comparison(Document):
             base, new = (span(str(min(runs)), str(max(runs))) for runs in counts)
             seen = sorted(row.least_seen or 0.0 for row in known)
             least = span(f"{seen[0]:.1%}", f"{seen[-1]:.1%}")
-            slower = f"a point that alone does {least} fewer {self._unit} is found in 95% of cases."
+            slower = f"a point that alone does {least} fewer {self.unit} is found in 95% of cases."
             yield Line(text=f"By {base} runs of base and {new} runs of new, {slower}")
         if text := self._one_sided():
             yield Line(text=text)
@@ -211,7 +211,7 @@ class Comparison(Document):
         yield Legend()
 
     @property
-    def _unit(self) -> str:
+    def unit(self) -> str:
         """Return the unit of the rates of `compared`."""
         return " or ".join(sorted({row.unit for row in self.compared}))
 
@@ -257,7 +257,7 @@ class Comparison(Document):
         """Return the table of the points that changed, and of others up to 60 in all."""
         changed = sum(row.verdict != SAME for row in self.compared)
         rows = self.compared[: max(changed, _MOST_ROWS)]
-        unit = self._unit
+        unit = self.unit
 
         def verdict(row: ComparedPoint) -> Cell:
             words = _verdict_words(row, self.threshold)
@@ -355,7 +355,7 @@ def _verdict_words(row: ComparedPoint, threshold: float) -> str:
 
 
 def _relative_change(row: ComparedPoint) -> float:
-    """Return the relative change of the rate, below 0 if the point is slower; 0 if not known."""
+    """Return the relative change of the rate, below 0 if slower; 0 if unknown."""
     return 0.0 if row.ratio is None else row.ratio - 1
 
 

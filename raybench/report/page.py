@@ -307,8 +307,7 @@ def _figures(comparison: Comparison) -> list[Figure]:
     rows = [row for _, row in drawn]
     present = {row.verdict for row in rows}
     colors = {name: color for name, color in _COLORS.items() if name in present}
-    unit = " or ".join(sorted({row.unit for row in rows}))
-    note = f"Change of {unit}, the slowest first."
+    note = f"Change of {comparison.unit}, the slowest first."
     if any(row.ratio_low is not None for row in rows):
         note += " Thin lines are 90 % intervals."
     if len(changes) > len(rows):
@@ -324,6 +323,6 @@ def _figures(comparison: Comparison) -> list[Figure]:
         tip = f"{name}\n{words}{interval}: {row.verdict}"
         place: Mark = {"x": change, "x2": 0.0, "low": low, "high": high}
         bars.append(("", name, [{**place, "line": row.verdict, "text": words, "tip": tip}]))
-    x = axis(f"change of {unit}", format="+%")
+    x = axis(f"change of {comparison.unit}", format="+%")
     panels = bar_panels(bars, x, series=[*colors], colors=[*colors.values()], is_stacked=True)
     return [Figure(anchor="changes", title="Slower or faster", note=note, panels=panels)]

@@ -47,6 +47,7 @@ from raybench.report.summary import (
     is_speed,
     metric_noun,
     size_of,
+    why_not_known,
     with_most_ranks,
 )
 from raybench.results.metrics import memory_peak_gb_s
@@ -473,14 +474,8 @@ def _main_loss(rows: Sequence[ScaledRow]) -> str:
     return f"{CAUSES[cause]} is {span(f'{shares[0]:.0%}', f'{shares[-1]:.0%}')} of the loss"
 
 
-def why_not_known(rows: Sequence[ScaledRow]) -> dict[str, int]:
-    """Return why it is not known what points lose -> how many points, the most frequent first."""
-    reasons = Counter(row.why_no_losses for row in rows if row.why_no_losses)
-    return dict(reasons.most_common())
-
-
 def _rest_not_known(losing: Sequence[ScaledRow]) -> str:
-    """Write at how many points the causes are not known, and why; "" where all are known."""
+    """Write how many points have unknown causes, and why; "" if none has."""
     unknown = [row for row in losing if not has_causes(row)]
     reasons = Counter(row.why_no_losses or "it was not measured" for row in unknown)
     told = [f"in {count} ({reason})" for reason, count in reasons.most_common()]

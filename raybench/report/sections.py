@@ -38,7 +38,6 @@ from raybench.report.documents import (
     make_table,
     metric_column,
 )
-from raybench.report.formatting import counted
 from raybench.report.messages import marks
 from raybench.report.point_settings import (
     point_names,
@@ -46,7 +45,7 @@ from raybench.report.point_settings import (
     settings_words,
     short_name,
 )
-from raybench.report.summary import find_metric, rows_compared
+from raybench.report.summary import find_metric, rows_compared, unknown_losses
 from raybench.results.tables import (
     PointRow,
     is_of_first_round,
@@ -349,7 +348,7 @@ def _points(summary: Summary) -> Iterator[Table]:
         column("step", lambda row: formatting.time_in(unit, step_of_parts(row))),
     ]
     which = "step of the first round" if has_rounds else "step"
-    notes = [_PARTS_NOTE] + [_FIRST_ROUND_NOTE] * has_rounds + _not_taken_apart(summary)
+    notes = [_PARTS_NOTE] + [_FIRST_ROUND_NOTE] * has_rounds + unknown_losses(summary.rows)
     watched = [row for row in summary.ordered if row.mem_parameters_bytes is not None]
     for kind, rows, shows, first, note in (
         (f"where the {which} goes, {unit.name}", apart, metrics.PARTS, parts, " ".join(notes)),
@@ -364,15 +363,6 @@ def _points(summary: Summary) -> Iterator[Table]:
         if rows:
             lines = [(row, row) for row in rows]
             yield _table_of_points(summary, lines, columns, kind=kind, note=note)
-
-
-def _not_taken_apart(summary: Summary) -> list[str]:
-    """Return a sentence for each reason for which it is not known what points lose."""
-    reasons = Counter(row.why_no_losses for row in summary.rows if row.why_no_losses)
-    return [
-        f"What is lost is not known at {counted(count, 'point')}: {reason}."
-        for reason, count in reasons.items()
-    ]
 
 
 _RANKS_NOTE = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -635,6 +636,20 @@ def follows_step_time(metric: Metric) -> bool:
 def is_speed(metric: Metric) -> bool:
     """Return whether a metric is a rate or a step time, so that its best point is the fastest."""
     return metric.name in _RATES or "/s" in metric.title or follows_step_time(metric)
+
+
+def why_not_known(rows: Iterable[ScaledRow]) -> dict[str, int]:
+    """Return reason -> number of points whose losses it hides, the most frequent first."""
+    reasons = Counter(row.why_no_losses for row in rows if row.why_no_losses)
+    return dict(reasons.most_common())
+
+
+def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:
+    """Return a sentence for each reason of `why_not_known`."""
+    return [
+        f"What is lost is not known at {counted(count, 'point')}: {reason}."
+        for reason, count in why_not_known(rows).items()
+    ]
 
 
 def rows_compared(rows: Iterable[ScaledRow]) -> list[ScaledRow]:

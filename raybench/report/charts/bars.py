@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from raybench.analysis.rows import ScaledRow, is_numeric, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES
@@ -31,7 +30,7 @@ from raybench.report.charts.lines import speed_up_words, time_figure
 from raybench.report.documents import Column, ColumnOf, make_table
 from raybench.report.formatting import counted
 from raybench.report.point_settings import distinguishing_settings, settings_words
-from raybench.report.summary import amount, answer_metric, metric_noun
+from raybench.report.summary import amount, answer_metric, metric_noun, unknown_losses
 from raybench.results.tables import is_of_first_round, is_slowed_by_one_rank, step_of_parts
 
 _MOST_RANKED = 12
@@ -216,9 +215,7 @@ def parts_figure(data: ChartData) -> Figure | None:
             f" Not drawn: {counted(count, 'point')} whose parts exceed the step by more than 10 %, "
             "so that they are no breakdown of it."
         )
-    for reason, count in Counter(row.why_no_losses for row in data.rows).items():
-        if reason:
-            note += f" What is lost is not known at {counted(count, 'point')}: {reason}."
+    note = " ".join([note, *unknown_losses(data.rows)])
     names = distinguishing_settings(known)
 
     def part(row: ScaledRow, name: str) -> str:
