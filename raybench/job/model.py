@@ -279,7 +279,7 @@ class Measure(Section):
     @property
     def is_quick(self) -> bool:
         """Whether at most QUICK_SECONDS are to be timed, as for `measure: quick`."""
-        return self.timed_s <= QUICK_SECONDS
+        return self.iterations is None and self.timed_s <= QUICK_SECONDS
 
     @property
     def timed_s(self) -> float:

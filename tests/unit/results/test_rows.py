@@ -70,6 +70,8 @@ def test_a_mean_far_above_the_median_is_told():
         ({}, []),
         ({"iterations": None, "seconds": 0.5}, ["quick: 0.048 s timed"]),
         ({"iterations": None}, ["timed for 0.048 s of the requested 3 s"]),
+        # A fixed count is timed in full, whatever the budget.
+        ({"max_seconds": 0.6}, []),
         ({"iterations": 25, "repeats": 2}, ["6 of 50 iterations timed"]),
     ],
 )
