@@ -127,20 +127,29 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
     of_parts_ms = step_of_parts(row)
     of_rounds = trials.rounds(row).values() if row.status is Status.OK else ()
-    counts = [(one.iterations or 0) * (one.inner_iterations or 0) for one in of_rounds]
-    steps = sum(counts) if all(counts) else 0  # else not known
-    samples = (row.throughput or 0.0) * (mean_ms or 0.0) / MS_PER_S * steps
     return ScaledRow(
         **{**vars(row), **(dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {})},
         batch=getattr(row, column) if column else None,
         rounds=len(trials.rounds(row)),
         is_baseline=bool(baseline)
         and all(_is_same(setting(row, name), value) for name, value in baseline.items()),
-        samples_per_joule=samples / row.energy_j if samples and row.energy_j else None,
+        samples_per_joule=samples_per_joule(of_rounds),
         wall_unsynced_share=wall_ms / of_parts_ms if wall_ms and of_parts_ms else None,
         scatter=None if not mean_ms or sd_ms is None else sd_ms / mean_ms,
         why_no_breakdown=reason,
     )
+
+
+def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
+    """Return the samples of all rounds over the energy of their steps; None if unknown."""
+    samples, used_j = 0.0, 0.0
+    for row in rounds:
+        steps = (row.iterations or 0) * (row.inner_iterations or 0)
+        of_round = (row.throughput or 0.0) * (row.step_ms_mean or 0.0) / MS_PER_S * steps
+        if not of_round or not row.energy_j:
+            return None
+        samples, used_j = samples + of_round, used_j + row.energy_j
+    return samples / used_j if used_j else None
 
 
 def _against(
@@ -185,7 +194,7 @@ def _against(
 
 
 def _why_no_losses(row: ScaledRow, base: ScaledRow) -> str | None:
-    """Return why it is not known what a point loses; None where it is, and without a breakdown."""
+    """Return why the losses of a point are unknown; None if they are known or not measured."""
     if row.is_baseline:
         return None
     if row.why_no_breakdown:
@@ -199,7 +208,7 @@ def _why_no_losses(row: ScaledRow, base: ScaledRow) -> str | None:
 
 
 def _why_not_taken_apart(row: ScaledRow) -> str | None:
-    """Return why a point lacks its parts, as its breakdown says; None where it has them."""
+    """Return the reason that the breakdown of a point gives for its missing parts."""
     needed = ("compute_ms",) if row.world_size == 1 else ("compute_ms", "comm_exposed_ms")
     methods = row.methods or {}
     for name in needed:
@@ -212,10 +221,8 @@ def _why_not_taken_apart(row: ScaledRow) -> str | None:
 def _differ_in_devices_alone(
     row: ScaledRow, base: ScaledRow, baseline: Mapping[str, Scalar]
 ) -> bool:
-    """Return whether a baseline over numbers of devices changes nothing else between two points.
-
-    The batch that the job does not fix follows from the number of devices.
-    """
+    """Return whether the baseline names world_size and two points differ in their devices alone."""
+    # The batch that the job does not fix follows from the number of devices.
     following = {"batch_size", "global_batch_size"} - {batch_column(row)}
     others = [name for name in baseline if name not in _OF_DEVICES and name not in following]
     return "world_size" in baseline and all(

@@ -37,7 +37,7 @@ from raybench.analysis.rows import (
     varying,
     workload_metrics,
 )
-from raybench.analysis.scaling import half_widths, scaling
+from raybench.analysis.scaling import half_widths, samples_per_joule, scaling
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.errors import JobError
 from raybench.job.model import answer_of_run
@@ -361,6 +361,8 @@ class Summary:
         """Return point_id -> half of the 95 % interval of a metric, by its value in each round."""
 
         def number(row: PointRow) -> float | None:
+            if metric.name == "samples_per_joule":  # no column of a single round
+                return samples_per_joule([row])
             value = value_of(row, metric)
             return float(value) if isinstance(value, int | float) else None
 

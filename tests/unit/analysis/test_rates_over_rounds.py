@@ -11,12 +11,15 @@ from scipy.stats import t as student
 ASKED = "answer: {metric: throughput, over: [hidden]}\nworkload: {kind: mlp}\n"
 
 
-def write_rounds(root, *steps_ms):
+def write_rounds(root, *steps_ms, job_text=ASKED):
     """Write a run. steps_ms: for each point the step times of each of its rounds."""
     records = [
         make_record(
             make_point(params={"hidden": 64 * 2**place}),
-            measurements=(make_measurement(0, [np.multiply(steps, 1e6)]),),
+            # 100 W.
+            measurements=(
+                make_measurement(0, [np.multiply(steps, 1e6)], energy_j=float(np.sum(steps)) / 10),
+            ),
             attempt=number,
             round=number if len(rounds) > 1 else None,
             devices=(make_device(0),),
@@ -24,7 +27,7 @@ def write_rounds(root, *steps_ms):
         for place, rounds in enumerate(steps_ms)
         for number, steps in enumerate(rounds, 1)
     ]
-    write(root, "run", records, [make_device(0)], job_text=ASKED)
+    write(root, "run", records, [make_device(0)], job_text=job_text)
 
 
 def report(command):
@@ -68,6 +71,16 @@ def test_a_rate_that_is_clearly_higher_is_named(tmp_path, command):
     lead = report(command)["lead"]
     assert lead.startswith("hidden=128 has the most rows/s: ")
     assert "±" in lead
+
+
+def test_samples_per_joule_have_an_interval_over_rounds(tmp_path, command):
+    asked = ASKED.replace("throughput", "samples_per_joule")
+    write_rounds(tmp_path, [[10.0] * 9, [10.1] * 9], [[5.0] * 9, [5.05] * 9], job_text=asked)
+    found = report(command)
+    assert found["lead"].startswith("hidden=128 has the most samples per joule: ")
+    best = found["answer"]["cases"][0]["ranked"][0]
+    assert best["value"] == pytest.approx(128.0, rel=0.02)
+    assert best["low"] < best["value"] < best["high"]
 
 
 def test_one_start_names_no_best(tmp_path, command):
