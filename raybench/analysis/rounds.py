@@ -202,9 +202,8 @@ class Trials:
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
         """Return round -> ln(throughput of row / that of base), for rounds in which both have one.
 
-        The baseline is taken as it was when the row was timed: a drift of the machine, which the
-        controls show (`_drift_rates`), is removed. Of base and row only the ids of run and point
-        count.
+        A drift of the machine between the two trials, which the controls show, is removed. Only the
+        run and point ids of base and row are used.
         """
         of_base, found = self.rounds(base), {}
         for number, one in self.rounds(row).items():
@@ -217,19 +216,15 @@ class Trials:
 
     @cached_property
     def _drift_rates(self) -> dict[tuple[str, int], float]:
-        """Return (run, round) -> by how much ln(step) of the machine grows per second.
-
-        This is the slope of a line through all trials of the control point in that round. A slope
-        that is noise would add noise to speed-ups, so the slopes of a run are multiplied by
-        1 - 1/F, the share of their variance that the noise about the lines does not explain
-        (empirical Bayes).
-        """
+        """Return (run, round) -> growth of ln(step) per second, by the controls of that round."""
         by_run: dict[str, dict[int, _Line]] = {}
         for (run_id, number), trials in self._control_trials().items():
             if (line := _line_through(trials)) is not None:
                 by_run.setdefault(run_id, {})[number] = line
         rates: dict[tuple[str, int], float] = {}
         for run_id, lines in by_run.items():
+            # A slope that is noise would add noise to speed-ups. Shrink the slopes of a run by
+            # 1 - 1/F, the share of their variance that noise does not explain (empirical Bayes).
             freedom = sum(line.freedom for line in lines.values())
             noise = sum(line.residual for line in lines.values()) / freedom if freedom else math.inf
             signal = fmean(line.explained for line in lines.values())
@@ -263,8 +258,9 @@ class Trials:
 
 
 def _timed_at_s(row: PointRow) -> float:
-    """Return about when an attempt was timed: the middle of what followed its set-up."""
-    return row.started_at.timestamp() + ((row.setup_s or 0.0) + (row.duration_s or 0.0)) / 2
+    """Return the middle of the time after the set-up and the heating of an attempt."""
+    before_s = (row.setup_s or 0.0) + (row.heated_s or 0.0)
+    return row.started_at.timestamp() + (before_s + (row.duration_s or 0.0)) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +275,7 @@ class _Line:
 
 
 def _line_through(trials: Sequence[PointRow]) -> _Line | None:
-    """Return the line through the steps of some trials; None where they have no two times."""
+    """Fit a line to the steps of some trials; None for fewer than two different times."""
     known = [(_timed_at_s(row), math.log(row.step_ms_p50)) for row in trials if row.step_ms_p50]
     times_s, logs = np.array(known, np.float64).reshape(-1, 2).T
     if len(known) < 2 or not np.ptp(times_s):

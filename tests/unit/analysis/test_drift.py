@@ -19,23 +19,29 @@ POINTS = tuple(
 TRIAL_S, BLOCK_S = 5.0, 20.0
 
 
-def swept(rounds, drift, noise=0.0):
-    """The records of a sweep whose steps become longer by `drift` in each block."""
+def swept(rounds, drift, noise=0.0, heat_s=0.0):
+    """The records of a sweep whose steps become longer by `drift` in each block.
+
+    The first attempt heats its devices for `heat_s`.
+    """
     order = Rounds(plan=Plan(points=POINTS, baseline={"world_size": 1}), count=rounds)
     attempts = [one for number in range(1, rounds + 1) for one in order.attempts(number, {})]
     rng = np.random.default_rng(rounds)
     for place, one in enumerate(attempts):
         size, batch = one.point.world_size, one.point.batch_size
         # Timed after the set-up, which the builder lets take longer with more ranks.
-        middle_s = place * TRIAL_S + (TRIAL_S + size - 0.5) / 2
+        middle_s = heat_s + place * TRIAL_S + (TRIAL_S + size - 0.5) / 2
         step_ms = 10.0 * np.exp(drift * middle_s / BLOCK_S + noise * rng.standard_normal())
+        heated_s = 0.0 if place else heat_s
+        record = make_steady(size, step_ms, batch_size=batch)
         yield replace(
-            make_steady(size, step_ms, batch_size=batch),
+            record,
+            measurements=tuple(replace(m, heated_s=heated_s) for m in record.measurements),
             attempt=place + 1,
             round=one.round,
             control_of=one.control_of,
-            started_at=START + timedelta(seconds=place * TRIAL_S),
-            duration_s=TRIAL_S,
+            started_at=START + timedelta(seconds=place * TRIAL_S + heat_s - heated_s),
+            duration_s=TRIAL_S + heated_s,
         )
 
 
@@ -47,6 +53,11 @@ def speed_ups(command):
 @pytest.mark.parametrize("rounds", [2, 3, 4])
 def test_drift_does_not_move_speed_ups(command, tmp_path, rounds):
     write_run(tmp_path, "run-a", swept(rounds, drift=0.01))
+    assert speed_ups(command) == pytest.approx([1.0] * len(POINTS), rel=5e-4)
+
+
+def test_heating_does_not_move_corrected_speed_ups(command, tmp_path):
+    write_run(tmp_path, "run-a", swept(2, drift=0.01, heat_s=60.0))
     assert speed_ups(command) == pytest.approx([1.0] * len(POINTS), rel=5e-4)
 
 
