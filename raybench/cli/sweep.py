@@ -490,8 +490,7 @@ def _iterations_s(job: Job, plan: Plan) -> tuple[float, float]:
     """Return the least and the most seconds of the iterations of all points in all rounds.
 
     The least holds where the steps are steady. Slow steps, controls, and building workloads and
-    groups come on top. Steps that heat the devices are included: once at least, and at most in each
-    round for each choice of devices.
+    groups come on top. Heating is included: once, or once for each round and choice of devices.
     """
     measure = job.measure
     most_s = min(measure.repeats * measure.max_seconds, measure.timeout_s)
@@ -570,7 +569,9 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
             "one of whose devices was idle for 10 s"
         )
     if measure.rounds < WORTHWHILE and not plan.batch_search:
-        one_round_s = least_s / measure.rounds + count * _SET_UP_S + BETWEEN_ROUNDS_S
+        # The devices are heated once.
+        timed_s = (least_s - measure.heat_s) / measure.rounds
+        one_round_s = timed_s + count * _SET_UP_S + BETWEEN_ROUNDS_S
         more_s = (WORTHWHILE - measure.rounds) * one_round_s
         yield (
             f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more, and the "
@@ -579,7 +580,7 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
 
 
 def _slow_steps(measure: Measure) -> str:
-    """Return above which step time max_seconds is too short for the samples that are wanted."""
+    """Write how often steps are timed that are too slow for max_seconds."""
     from raybench.job.model import ENOUGH_SAMPLES
 
     if measure.iterations:

@@ -122,6 +122,14 @@ def test_plan_counts_the_time_of_heating():
     assert "heating: 30 s of steps before the first point" in text
 
 
+def test_further_rounds_are_planned_without_heating():
+    costs = set()
+    for heat_s in (0, 300):
+        text = " ".join(run("plan", "job.yaml", "--set", f"measure.heat_s={heat_s}").split())
+        costs.add(text.partition("would take about ")[2].split(" more")[0])
+    assert len(costs) == 1
+
+
 def test_plan_as_json_has_every_setting_of_the_points_that_overrides_and_a_filter_leave():
     words = ("--set", "measure.repeats=2", "--set", "matrix.world_size=4")
     plan = json.loads(run("plan", "job.yaml", "--json", *words, "--filter", "batch_size > 8"))
