@@ -9,9 +9,9 @@ The 95 % interval adds three errors as squares of logarithms: what the run leave
 that it measured, what of the additional communication is hidden, and ERROR_OF_A_DOUBLING for each
 doubling of the devices.
 
-Several nodes are not predicted. From 16 to 64 devices in nodes of 8, a flat ring sends 5 % more
-between nodes and a hierarchical all_reduce 75 % more, NCCL changes its algorithm with size, and no
-steps over a real network were there to check an interval that holds all of this.
+Steps over several nodes are not predicted: they depend on the algorithm that NCCL chooses, and no
+measured steps over a network were there to check an interval. From 16 to 64 devices in nodes of 8,
+a flat ring sends 5 % more between nodes, a hierarchical all_reduce 75 % more.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def predict(
 ) -> tuple[list[Prediction], list[str]]:
     """Return predictions by series, then as in world_sizes, and why each other series has none.
 
-    A series: points that differ in the number of devices alone, in the order of the points. Those
-    that are not ok, imprecise (`is_imprecise`) or over several nodes are not used.
+    A series: points that differ in the number of devices alone, in the order of the points. Points
+    that failed, are imprecise (`is_imprecise`) or ran on several nodes are not used.
 
     Args:
         points: rows of the table `points` of one run.
@@ -135,7 +135,7 @@ def predict(
 
 
 def is_on_one_node(row: PointRow) -> bool:
-    """Return whether all ranks of a point ran on the same node; true too where it is unknown."""
+    """Return whether a point ran on a single node, as far as known."""
     return (row.node_count or 1) == 1
 
 

@@ -41,7 +41,7 @@ _FLOOR = 0.01
 _ONE_DEVICE = 0.1
 # A device is held against some 40 quantities: of 95 % ranges a healthy one would be outside of two.
 _CONFIDENCE = 0.99
-# A range that reaches further to either side says little, and is not counted.
+# A wider range on either side says little about a value, so it is not counted.
 _NARROW = 0.1
 # In bytes, of the cache of any device (256 MB on MI300X): arrays below it may be read from there.
 LARGER_THAN_CACHES = 2**28
@@ -144,12 +144,12 @@ class Entry(Quantity):
 
     @property
     def is_narrow(self) -> bool:
-        """Return whether the range is narrow enough to say something: ±10 % at most."""
+        """Return whether the range reaches at most ±10 % from its value."""
         return self.half_width <= _NARROW
 
     @property
     def groups(self) -> int:
-        """Return how many independent values the range rests on: devices, or groups of them."""
+        """Return the number of devices, or of groups of devices that were measured together."""
         return len(_merge(_keys(self.measured))) or self.devices
 
     @property
@@ -303,11 +303,9 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
 
 
 def _count_hosts(used: set[str], measured: Measured, places: Mapping[str, str]) -> int:
-    """Return the least number of hosts that the devices are of.
-
-    Of two devices with the same host name and index one is on another host, unless one run has
-    both. places: UUID -> host and index, as of a ReferenceFile.
-    """
+    """Return the least number of hosts of the devices. places: UUID -> host name and index."""
+    # Hosts may share a name. Devices with the same name and index are on different hosts, unless
+    # the same run used them.
     total = 0
     for host in {places[uuid].rpartition(" ")[0] for uuid in used}:
         own = {uuid for uuid in used if places[uuid].rpartition(" ")[0] == host}
@@ -422,14 +420,14 @@ class Standing:
 
 
 def counted_standings(found: Sequence[Standing]) -> list[Standing]:
-    """Return those whose reference is narrow enough to count."""
+    """Return the standings whose reference range is narrow enough to count."""
     return [one for one in found if one.entry.is_narrow]
 
 
 def count_within(found: Sequence[Standing]) -> str:
     """Return in words how many are within: `within reference on 11 of 12 quantities`.
 
-    Quantities with a range wider than ±10 % are not counted, and said to be left out.
+    The text names how many quantities have a range too wide to count.
     """
     counted = counted_standings(found)
     own = f" ({OWN})" if any(one.is_own for one in found) else ""

@@ -171,10 +171,7 @@ class DeviceLocks:
             return LockResult(problem=f"{self._folder}: {error.strerror or error}")
 
     def users_beside(self, devices: Collection[str], sweep: str) -> dict[str, tuple[Holder, ...]]:
-        """Return other sweeps by the device that they use, without these; {} if unreadable.
-
-        devices, sweep: as of `other_users`.
-        """
+        """Return the other sweeps on devices of this host that are not in `devices`, by device."""
         matches = (_LOCK_FILE.fullmatch(path.name) for path in self._folder.glob("*"))
         names = sorted({match[1] for match in matches if match} - set(devices))
         return dict(self.other_users(names, sweep).others)
@@ -480,7 +477,7 @@ def read_node_use(
         locks: those of this sweep on this node.
         holder: this sweep.
         ended: ids of processes of this sweep that have just ended; NVML may still list them.
-        busy: UUIDs of GPUs with other points of this sweep, which themselves tell who is there.
+        busy: UUIDs of GPUs with other points of this sweep; these points report their neighbours.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
     own = _own_processes(holder)
@@ -488,7 +485,7 @@ def read_node_use(
     ended = {*ended, *(device.process_id for device in devices)}
     looks = {gpu.uuid: _on_gpu(gpu, own | ended) for gpu in gpus}
     processes = {uuid: others for uuid, others in looks.items() if others is not None}
-    # In a container NVML may name processes by ids of the host, also that of our worker.
+    # In a container NVML may name processes by ids of the host; then ours cannot be told apart.
     known = own | ended if processes else None
     processors = os.sched_getaffinity(0)
     has_cpu_workers = len(gpus) < len(devices)
@@ -592,11 +589,7 @@ def _others_on_node(
     busy: Collection[str],
     own: set[int] | None,
 ) -> tuple[str, ...]:
-    """Return, in words, other sweeps and processes on the other devices of this host.
-
-    busy: as of `read_node_use`. own: ids of the processes of this sweep; None if NVML does not name
-    them by these ids.
-    """
+    """Return, in words, other sweeps and processes on the other devices of this host."""
     from raybench.hardware import nvml
 
     host, here, told = devices[0].host, set(map(lock_name, devices)), []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 # As libnccl.so.2 or libnccl.so.2.28.9. Plugins have other names, such as libnccl-net.so.
 _FILE = re.compile(r"libnccl\.so(?:\.\d+)*")
-# Of a library whose file was replaced after the process loaded it.
+# Linux appends this to the path of a loaded file that was replaced.
 _DELETED = " (deleted)"
 
 
@@ -25,14 +25,12 @@ class LoadedNccl:
 
 
 def loaded_nccl() -> LoadedNccl | None:
-    """Return the NCCL that this process calls; None if it has loaded none as a shared library.
-
-    `torch.cuda.nccl.version()` is the version that torch was compiled with. LD_PRELOAD and
-    LD_LIBRARY_PATH replace the library, and that version stays the same.
-    """
+    """Return the NCCL that this process calls; None without such a shared library."""
+    # torch.cuda.nccl.version() is the version that torch was compiled with. LD_PRELOAD and
+    # LD_LIBRARY_PATH do not change it.
     found = list(_libraries())
     if len(found) > 1:
-        # The dynamic linker takes the first one in the global scope, as of LD_PRELOAD.
+        # The dynamic linker uses the first library in the global scope, such as that of LD_PRELOAD.
         in_use = _address(ctypes.CDLL(None))
         found.sort(key=lambda named: _address(named[1]) != in_use)
     for path, library in found:
@@ -43,7 +41,7 @@ def loaded_nccl() -> LoadedNccl | None:
 
 
 def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
-    """Yield path and handle of each NCCL library in the memory map; load nothing."""
+    """Yield path and handle of each NCCL library that is loaded already."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     # The path is the sixth column and may contain blanks.
     paths = (columns[5] for line in lines if len(columns := line.split(maxsplit=5)) == 6)
@@ -59,12 +57,13 @@ def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
 
 
 def _address(library: ctypes.CDLL) -> int | None:
-    """Return the address of `ncclGetVersion`; None if the library has no such function."""
+    """Return the address of `ncclGetVersion`, None without it."""
     function = getattr(library, "ncclGetVersion", None)
     return function and ctypes.cast(function, ctypes.c_void_p).value
 
 
 def _text(number: int) -> str:
-    """Write NCCL's number of a version, 22809 or before 2.9 as 2804, with dots."""
+    """Write the version number of NCCL with dots."""
+    # As 22809; before 2.9 as 2804.
     major = 10_000 if number >= 10_000 else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}"

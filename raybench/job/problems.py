@@ -91,7 +91,7 @@ def rule_of(error: ErrorDetails) -> str:
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` with the name nearest to `given`, or "". The case counts.
 
-    A name that `given` has as one of its words is nearer than one of similar letters.
+    A name that is a word of `given`, as `seconds` of `min_seconds`, is the nearest.
     """
     names = list(known)
     words = str(given).split("_")

@@ -68,7 +68,7 @@ from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")
 _NS_PER_S = 1e9
-# Of one block of steps that heat the device.
+# Limits of one block of steps that heat the device.
 _HEATING_BLOCK_NS, _MOST_HEATING_STEPS = 1e9, 1000
 # Blocks of iterations: this rank's samples, and the durations in ns on each rank.
 _Blocks = list[tuple[Samples, list[list[int]]]]
@@ -286,7 +286,7 @@ def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:
 
 
 def _heat(step: Step, run: _PointRun) -> None:
-    """Run steps for `heat_s` after the cold one; they are in no table. All ranks must call it."""
+    """Run untimed steps for `heat_s`. Collective: all ranks must call it."""
     began_s = time.monotonic()
     step_ns: Sequence[int] = ()
 
@@ -364,7 +364,7 @@ def _time(
 
 
 def _rest(samples: int, expected_ns: Sequence[float], at_most_s: float) -> None:
-    """Leave the device idle for as long as the other ranks need for so many samples."""
+    """Leave the device idle while the other ranks run their samples."""
     # Without this the next collective would begin now, and NCCL would spin on the idle device.
     if expected_ns:
         time.sleep(min(at_most_s, samples * statistics.median(expected_ns) / _NS_PER_S))
@@ -377,7 +377,7 @@ def _energy_of_samples(
     used_j = energy_j(readings)
     if used_j is None:
         return None
-    if is_idle:  # the samples of such a rank take no time
+    if is_idle:  # its own samples take no time: count the time of the point's samples
         return used_j * progress.timed_s / seconds_between(readings)
     return used_j * len(progress.sample_ns) / (len(progress.sample_ns) + lead_ins)
 

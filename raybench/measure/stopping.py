@@ -216,10 +216,7 @@ class StoppingPolicy:
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fits))
 
     def _owed_warmup(self, progress: Progress) -> int:
-        """Return how many samples the warm-up lacks, whose single steps were too short to fill it.
-
-        0 where the job fixes its length, and once samples have been counted as warm-up.
-        """
+        """Return how many loops must still warm up a workload with steps below 1 ms; else 0."""
         owed_s = self.settings.least_warmup_s - progress.warm_s
         is_complete = owed_s <= (1 - self.nearly) * self.settings.timed_s
         if is_complete or self.settings.warmup.is_fixed or progress.drifted_ns:
@@ -237,7 +234,7 @@ class StoppingPolicy:
         return min(count, self.settings.iterations or self.most_samples)
 
     def _is_drift(self, progress: Progress, left_s: float) -> bool:
-        """Return whether all samples drift, and the budget has time for as many again."""
+        """Return whether the samples drift and the budget allows as many again."""
         is_fixed = self.settings.warmup.is_fixed or self.settings.iterations
         return not is_fixed and progress.timed_s <= left_s and _drifts(progress.level_change())
 
@@ -259,7 +256,7 @@ class StoppingPolicy:
 
 
 def _drifts(change: LevelChange | None) -> bool:
-    """Return whether a level seems to change still; an unknown change does not count."""
+    """Return whether the step time drifts; False if the change is unknown."""
     return change is not None and change.exceeds(DRIFT_CHANGE, DRIFT_ERRORS)
 
 

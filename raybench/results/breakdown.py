@@ -217,10 +217,11 @@ def beyond_local_step(
     Args:
         beyond_ms: the step less the slowest rank's local step.
         comm_ms: what the collectives take; None where they were not timed.
-        has_peers: whether several ranks work on the step. Without peers nothing is exposed.
-        is_counted: whether collectives were counted. Those that were not timed explain all of
-            `beyond_ms`: in the local step copies took their place, and nothing else differs.
+        has_peers: whether several ranks work on the step.
+        is_counted: whether collectives were counted.
     """
+    # Collectives that were counted but not timed explain all of `beyond_ms`: in the local step
+    # copies took their place, and nothing else differs.
     if beyond_ms is None or not has_peers or (comm_ms is None and not is_counted):
         return None, beyond_ms
     exposed_ms = max(0.0, beyond_ms if comm_ms is None else min(beyond_ms, comm_ms))

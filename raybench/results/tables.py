@@ -384,10 +384,10 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
 
 
 def step_doubts(row: PointRow, *, is_count_fixed: bool) -> Iterator[str]:
-    """Yield a sentence for each doubt about the step time that follows from the row's columns.
+    """Yield a sentence for each doubt about the step time of a row.
 
     Args:
-        is_count_fixed: the job set a count of iterations; too few of them are then no doubt.
+        is_count_fixed: the job set a count of iterations, so a small count is no doubt.
     """
     half_width = half_interval(row)
     if half_width is not None and is_imprecise(row):
@@ -408,12 +408,12 @@ def step_doubts(row: PointRow, *, is_count_fixed: bool) -> Iterator[str]:
 
 
 def step_of_parts(row: PointRow) -> float | None:
-    """Return the median step in ms of the round whose parts a row has: the step they add up to."""
+    """Return the step in ms to which the parts of a row add up: the median of their round."""
     return row.step_ms_p50 if row.parts_step_ms is None else row.parts_step_ms
 
 
 def is_of_first_round(row: PointRow) -> bool:
-    """Return whether the parts of a row belong to another step than that of all its rounds."""
+    """Return whether the parts of a row are of its first round, and its step of all rounds."""
     return row.parts_step_ms is not None and row.parts_step_ms != row.step_ms_p50
 
 

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 # The chance that a series of independent normal values without a step shows one.
 # docs/explanation/statistics.md has the simulated shares for runs with a memory.
 FALSE_STEPS = 0.005
-# A level has at least so many runs: one slow run, or two, are no new level.
+# Shortest level: one or two slow runs are no new level.
 LEAST_RUNS = 3
-# Every so many runs allow one more candidate.
+# Each further ten runs allow one more candidate.
 _RUNS_PER_CANDIDATE = 10
-# Runs that agree to the last digit still differ by as much.
+# Lower bound of the noise, for runs that agree to the last digit.
 _LEAST_SD = 1e-6
 _MOST_MEMORY = 0.95
 
@@ -70,7 +70,7 @@ def _candidates(values: Floats) -> list[int]:
 
 
 def _best_split(values: Floats, first: int, end: int) -> tuple[float, int]:
-    """Return how much variance the best split explains, and its place; -1 if it is too short."""
+    """Return the variance that the best split explains, and its place; -1 without a split."""
     before = np.arange(LEAST_RUNS, end - first - LEAST_RUNS + 1)
     if not len(before):
         return -1.0, first
@@ -84,10 +84,7 @@ def _best_split(values: Floats, first: int, end: int) -> tuple[float, int]:
 
 
 def _noise(values: Floats, places: list[int], within: float) -> tuple[float, float]:
-    """Return the standard deviation of independent runs of this noise, and its degrees of freedom.
-
-    A mean over k runs has its variance / k. Runs with a memory count as fewer independent runs.
-    """
+    """Return the standard deviation of one independent run, and its degrees of freedom."""
     levels = np.split(values, places)
     residuals = np.concatenate([level - level.mean() for level in levels])
     squares = float((residuals**2).sum())
@@ -96,6 +93,7 @@ def _noise(values: Floats, places: list[int], within: float) -> tuple[float, flo
     # estimation of autocorrelation", Biometrika 41, 1954.
     memory += len(levels) * (1 + 3 * memory) / len(values)
     memory = min(max(memory, 0.0), _MOST_MEMORY)
+    # Runs with a memory count as fewer independent runs.
     inflation = (1 + memory) / (1 - memory)
     degrees = len(values) - len(levels)
     sd = max(math.sqrt(squares / degrees), within, _LEAST_SD)
@@ -108,14 +106,14 @@ def _changes(values: Floats, places: list[int]) -> Floats:
 
 
 def _strengths(values: Floats, places: list[int], sd: float) -> Floats:
-    """Return the size of each step over its standard error. sd: of one independent run."""
+    """Return the size of each step over its standard error."""
     runs = np.diff([0, *places, len(values)])
     errors = sd * np.sqrt(1 / runs[:-1] + 1 / runs[1:])
     return np.asarray(np.abs(_changes(values, places)) / errors)
 
 
 def _chance(strength: float, degrees: float, runs: int) -> float:
-    """Return an upper bound of the chance that noise makes such a step anywhere in the series."""
+    """Return an upper bound of the probability that noise makes such a step in the series."""
     from scipy.special import stdtr
 
     # Bonferroni: the step could have been at any place.

@@ -253,12 +253,11 @@ class Scatter:
     def detectable(self, share: float, level: float) -> float:
         """Return the true difference that a one-sided test at `level` finds in 95 % of cases.
 
-        By the noncentral t distribution. The standard deviation is only estimated: it is taken
-        larger, so that the true one is below it in half of all cases.
+        By the noncentral t distribution, with a median-unbiased standard deviation.
 
         Args:
             share: as of `p_value`.
-            level: share of tests that find a difference where there is none.
+            level: false-positive rate of the test.
         """
         from scipy.special import chdtri, nctdtrinc
 
@@ -272,8 +271,8 @@ def scatter(
 ) -> list[Scatter | None]:
     """Return the scatter of each point's starts, in order, shrunk towards that of all points.
 
-    A point that is much noisier than the other points keeps its own scatter. A point has none
-    (None) where no side has two starts of it.
+    A point that is much noisier than the other points keeps its own scatter. None for a point
+    without two starts on any side.
 
     Args:
         values: [points, starts], logarithms of times or rates; NaN where a start lacks a point.

@@ -43,7 +43,7 @@ _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
 # Less than any CUDA context has, more than the driver keeps for itself.
 _FREE_WITHIN_BYTES = 256 * 1024**2
-# An id is not given to another process so soon, and a GPU is free of an ended one in seconds.
+# NVML lists an ended process for some seconds. The system does not reuse its id that soon.
 _LISTED_S = 60.0
 
 
