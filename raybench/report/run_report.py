@@ -687,7 +687,8 @@ def _listings(summary: Summary) -> Iterator[Listing]:
     if not _is_scaling(summary):
         return
     causes = []
-    for name in LOSSES:
+    # Without a breakdown all of a loss is unexplained, which says nothing.
+    for name in LOSSES if any(map(has_causes, rows)) else ():
         lost = sorted(value for row in rows if (value := getattr(row, name)) is not None)
         if lost and max(abs(lost[0]), abs(lost[-1])) >= _MIN_SHARE:
             causes.append(f"{span(*map(formatting.percent, (lost[0], lost[-1])))} {CAUSES[name]}")

@@ -154,3 +154,10 @@ def test_tables_name_exposed_communication_alike():
     names = [name for table in ("points", "summary") for name in raybench.units(table)]
     assert names.count("comm_exposed_ms") == 2
     assert "exposed_comm_ms" not in names
+
+
+def test_unmeasured_losses_are_not_listed_as_unexplained(command, tmp_path):
+    write_run(tmp_path, "run-a", [make_steady(1, 8.0), make_steady(2, 8.4)])
+    text = words(command("report", "run-a", "--full").out)
+    assert "what the rest is lost to was not measured" in text
+    assert "% unexplained" not in text
