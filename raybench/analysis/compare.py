@@ -307,11 +307,7 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
 
 
 def _verdict(test: _Test, rates: Sequence[float], threshold: float) -> dict[str, Any]:
-    """Return the fields verdict, q_value and why of a point.
-
-    Args:
-        rates: of false discoveries, if the point is called slower, and if it is called faster.
-    """
+    """Return verdict, q_value and why. rates: of false discoveries as slower, and as faster."""
     ratio, low, high = test.ratios
     change = ratio - 1
     for verdict, sign, rate in ((SLOWER, -1, rates[0]), (FASTER, 1, rates[1])):

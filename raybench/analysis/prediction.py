@@ -160,10 +160,8 @@ def _step_ms(row: PointRow) -> float:
 def _why_not(
     rows: Sequence[PointRow], of_node: Sequence[PointRow], usable: Sequence[PointRow]
 ) -> str | None:
-    """Return why a series cannot be predicted; None where it can.
-
-    rows: all its points; of_node: the timed ones on one node; usable: of these the precise ones.
-    """
+    """Return why a series cannot be predicted; None where it can."""
+    # rows: all points. of_node: timed points on one node. usable: the precise points of `of_node`.
     # DDP reduces the gradients of built-in models in training, and where that was timed.
     if rows[0].params.get("mode") == "inference" or not any(
         parameter_count(row.workload, row.params) is not None

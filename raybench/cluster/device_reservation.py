@@ -441,21 +441,19 @@ class CpuTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
-    """Who used a node at one moment.
+    """Who used a node at one moment."""
 
-    time_s: by its monotonic clock. holders: other sweeps that have locked the devices. processes:
-    GPU UUID -> processes of others, in words, without GPUs where NVML does not name our worker.
-    beside: other sweeps and processes on other devices of the node, in words.
-    busy_s: processor time since the host started of the `processors` that this node may use; None
-    where it cannot be read. own: (process id, start time) -> processor time of each process of this
-    sweep. Without CPU workers there is neither.
-    """
-
+    # By the monotonic clock of the node.
     time_s: float
+    # Other sweeps that have locked the devices.
     holders: tuple[Holder, ...] = ()
+    # GPU UUID -> other processes, in words. A GPU is missing where NVML does not name our worker.
     processes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Other sweeps and processes on other devices of the node, in words.
     beside: tuple[str, ...] = ()
+    # Busy time of the `processors` since the host started; None if unknown or without CPU workers.
     busy_s: float | None = None
+    # (process id, start time) -> processor time of each process of this sweep.
     own: Mapping[tuple[int, float], CpuTime] = field(default_factory=dict)
     processors: int = 0
 

@@ -78,27 +78,26 @@ NcclChoices = Callable[[Step], tuple[str, ...]]
 
 @dataclass(slots=True, kw_only=True)
 class _PointRun:
-    """What the repeats of a point share: their instruments, and what they found so far.
-
-    policy: decides how long they are measured, by what the job asks for (`policy.settings`).
-    is_idle: this rank has no share of the step. energies_j: of each timed phase. peaks_bytes: of
-    (allocated, reserved) memory after each repeat. fields: further fields of the Measurement, by
-    name.
-    """
+    """What the repeats of a point share: their instruments, and what they found so far."""
 
     context: Context
+    # Decides how long to measure.
     policy: StoppingPolicy
     timer: Timer | ScriptTimer
     counters: Counters
     memory: MemoryUse
     nccl_choices: NcclChoices
+    # This rank has no share of the step.
     is_idle: bool = False
     repetitions: list[Repetition] = field(default_factory=list)
+    # Energy of each timed phase.
     energies_j: list[float | None] = field(default_factory=list)
+    # (allocated, reserved) memory of each repeat.
     peaks_bytes: list[tuple[int | None, int | None]] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
     timed_at_ns: list[SpanNs] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    # Further fields of the Measurement.
     fields: dict[str, Any] = field(default_factory=dict)
 
     def agree(self, decide: Callable[[], int]) -> int:
@@ -260,12 +259,7 @@ def _kept_of(ended: StepsEndedError, policy: StoppingPolicy) -> Repetition:
 
 
 def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:
-    """Return the eager steps of a warm-up, which are run until they are steady.
-
-    All ranks must call it. It goes on while any rank's clocks are held back, within the budget, but
-    not where the job fixes its length. The number is that of the iterations until torch.compile was
-    last seen to compile on this rank.
-    """
+    """Return the warm-up steps, and how many ran before the last compilation. Collective."""
     context, is_limited, compiling_steps = run.context, False, 0
     blocks: _Blocks = []
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1

@@ -442,7 +442,6 @@ class Measurement(RankMetrics):
     what ranks finish together; None if the workload tells none.
     setup_s: forming the process group, the first build of the workload, and the wait until the
     clocks are free of limits; outside the samples.
-    heated_s: steps between the cold one and the warm-up (`measure.heat_s`); None without any.
     is_of_new_process: the process had run no point before; None where the steps are another's.
     peak_mem_allocated_bytes: largest of tensors in timed steps. peak_mem_reserved_bytes: largest of
     torch's allocator, from the build on, without peaks of checks. Both None on a CPU.

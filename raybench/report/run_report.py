@@ -574,10 +574,7 @@ def _verdict(summary: Summary, metric: Metric, case: Case) -> str:
 
 
 def _wins(summary: Summary, metric: Metric, case: Case, where: str = "") -> str:
-    """Write `has the most tokens/s`, or after a single start `was the fastest in this run`.
-
-    A second start could have another winner. where: goes before `in this run`.
-    """
+    """Write `has the most tokens/s`, or after a single start `was the fastest in this run`."""
     if case.best.is_sure:
         return f"has {_superlative(summary, metric)}{where}"
     what = "was the fastest" if is_speed(metric) else f"had {_superlative(summary, metric)}"
