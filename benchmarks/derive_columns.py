@@ -9,6 +9,7 @@ after a change of these rules; a second call changes nothing.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from raybench.results.breakdown import beyond_local_step
 from raybench.results.columns import from_row, write_part
 from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, step_columns
 from raybench.results.reader import read_run
-from raybench.results.tables import PointRow, schema, step_doubts
+from raybench.results.tables import PointRow, part_doubts, schema, step_doubts
 from raybench.stats.summary import step_series
 
 POLICY = StoppingPolicy(settings=Measure())
@@ -50,9 +51,10 @@ WHOLE = {
 # Columns that the older runs lack.
 NEW_COLUMNS = ("parts_step_ms", "unexplained_ms")
 # How warnings begin that follow from these columns, by today's rules and by older ones.
-STEP_DOUBTS = (
-    *("step time is known to", "some steps are much longer", "step time changes its level"),
-    *("step time was not steady", "step time wanders", "step time drifts", "too few steps"),
+DERIVED_DOUBTS = re.compile(
+    "step time (is known to|changes its level|was not steady|wanders|drifts)|too few steps|"
+    "some steps are much longer|no breakdown: the parts|host-bound|rank [0-9]+ is slower|"
+    "the ranks are late|exposed communication is negative|the parts exceed"
 )
 # A column that differs by less was computed in another order.
 ROUNDING = 1e-9
@@ -112,9 +114,10 @@ def derive(row: Mapping[str, Any], samples: pd.DataFrame, is_count_fixed: bool) 
             values[name] = row[name] * over_ms / values["step_ms_mean"]
     values |= parts_beside(row, values["step_ms_p50"])
     found = {**row, **{name: v for name, v in values.items() if not is_same(v, row.get(name))}}
-    kept = [text for text in row["warnings"] if not text.startswith(STEP_DOUBTS)]
+    kept = [text for text in row["warnings"] if not DERIVED_DOUBTS.match(text)]
     typed = from_row(PointRow, found)
-    return {**found, "warnings": [*kept, *step_doubts(typed, is_count_fixed=is_count_fixed)]}
+    doubts = [*step_doubts(typed, is_count_fixed=is_count_fixed), *part_doubts(typed)]
+    return {**found, "warnings": [*kept, *doubts]}
 
 
 def parts_beside(row: Mapping[str, Any], step_ms: float) -> dict[str, Any]:

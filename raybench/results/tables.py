@@ -360,7 +360,7 @@ def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
     elif measure.iterations is None and timed_s < _NEARLY * measure.seconds:
         yield f"timed for {timed_s:.2g} s of the requested {measure.seconds:g} s"
     yield from step_doubts(row, is_count_fixed=measure.iterations is not None)
-    yield from _part_doubts(row)
+    yield from part_doubts(row)
     if row.alloc_retries:
         yield (
             f"the timed steps include {row.alloc_retries} retries of the allocator, which had to "
@@ -453,7 +453,7 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
     return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)
 
 
-def _part_doubts(row: PointRow) -> Iterator[str]:
+def part_doubts(row: PointRow) -> Iterator[str]:
     """Yield a sentence for each thing that slowed the step down: host, a slow or a late rank.
 
     Instead, why the breakdown cannot be used. Nothing for a point without a breakdown.
