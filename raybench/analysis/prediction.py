@@ -99,7 +99,8 @@ def predict(
     """Return predictions by series, then as in world_sizes, and why each other series has none.
 
     A series: points that differ in the number of devices alone, in the order of the points. Points
-    that failed, are imprecise (`is_imprecise`) or ran on several nodes are not used.
+    that failed, are imprecise (`is_imprecise`), have one round without an interval, or ran on
+    several nodes are not used.
 
     Args:
         points: rows of the table `points` of one run.
@@ -121,7 +122,7 @@ def predict(
     for unordered in series.values():
         rows = sorted(unordered, key=lambda row: row.world_size)
         of_node = [row for row in rows if _is_timed(row) and is_on_one_node(row)]
-        usable = [row for row in of_node if not is_imprecise(row)]
+        usable = [row for row in of_node if _is_precise(row, trials)]
         most = max(world_sizes)
         if most > devices_per_node:
             left_out.append(_several_nodes(most, devices_per_node))
@@ -151,6 +152,12 @@ def _is_timed(row: PointRow) -> bool:
     return row.status is Status.OK and bool(row.step_ms_p50)
 
 
+def _is_precise(row: PointRow, trials: Trials) -> bool:
+    """Return whether it is known how far the step scatters, and the interval is narrow enough."""
+    is_known = half_interval(row) is not None or len(trials.rounds(row)) > 1
+    return is_known and not is_imprecise(row)
+
+
 def _step_ms(row: PointRow) -> float:
     """Return the step of a point that a prediction stands on, in ms."""
     assert row.step_ms_p50 is not None
@@ -173,8 +180,8 @@ def _why_not(
             "known to be reduced"
         )
     if len({row.world_size for row in usable}) < 2:
-        if wide := [row for row in of_node if is_imprecise(row)]:
-            known = ", ".join(f"{row.world_size} ±{half_interval(row):.1%}" for row in wide)
+        if wide := [row for row in of_node if row not in usable]:
+            known = ", ".join(f"{row.world_size} {_precision(row)}" for row in wide)
             return (
                 f"needs two world sizes with steps known to ±{WIDEST_INTERVAL:.0%}, but has "
                 f"{known}; measure for longer, on devices that nothing else uses"
@@ -194,6 +201,12 @@ def _why_not(
     if any(row.crowded is True for row in usable):
         return "its workers shared cores, which more devices would not"
     return None
+
+
+def _precision(row: PointRow) -> str:
+    """Return `±12.0%`, half of the interval of a step."""
+    half_width = half_interval(row)
+    return "of too few samples for an interval" if half_width is None else f"±{half_width:.1%}"
 
 
 def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -> Prediction:

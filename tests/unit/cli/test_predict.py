@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from builders import make_apart, make_device, make_steady, write_run
+from builders import make_apart, make_device, make_point, make_record, make_steady, write_run
 from commands import EXAMPLES, REPOSITORY
 
 RUN = "ddp_scaling-20261122-142621-6209"
@@ -40,6 +40,13 @@ def test_a_run_over_nodes_predicts_within_a_node(command):
     assert prediction["measured_world_size"] == 3
     assert prediction["step_ms_low"] < 9.5 < prediction["step_ms_high"]
     assert "end at the 4 devices of a node" in command("predict", "--world-size", "16").refusal
+
+
+def test_steps_without_interval_are_not_predicted(tmp_path, command):
+    records = [make_record(make_point(world_size=size), count=5) for size in (1, 2)]
+    write_run(tmp_path, "run-a", records, [make_device(rank) for rank in range(4)])
+    refusal = command("predict", "--world-size", "4").refusal
+    assert "has 1 of too few samples for an interval, 2 of too few" in refusal
 
 
 def test_the_accuracy_script_writes_its_figures(tmp_path):
