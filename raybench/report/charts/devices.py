@@ -186,9 +186,9 @@ def _map(title: str, found: RankTimes) -> Panel:
             "x": first,
             "x2": end,
             "y": int(rank),
-            "excess": round(float(time_ms) / median - 1, 4),
+            "excess": round(_excess(time_ms, median), 4),
             "tip": f"rank {rank}, iteration {first + 1}{f' to {end}' if end - first > 1 else ''}\n"
-            f"{formatting.duration(float(time_ms))}, {time_ms / median - 1:+.1%}",
+            f"{formatting.duration(float(time_ms))}, {_excess(time_ms, median):+.1%}",
         }
         for rank, times in zip(drawn.index, drawn.to_numpy(), strict=True)
         for first, end, time_ms in zip(firsts, ends, times, strict=True)
@@ -205,6 +205,11 @@ def _map(title: str, found: RankTimes) -> Panel:
         title=title,
         height=min(340, max(100, 24 * len(drawn))),
     )
+
+
+def _excess(time_ms: float, median: float) -> float:
+    """Return by which share a step is longer than the median; 0 for a median of 0."""
+    return float(time_ms) / median - 1 if median else 0.0
 
 
 CHARTS = (Chart(draw=telemetry_figure, place=100), Chart(draw=_rank_times_figure, place=90))

@@ -12,7 +12,9 @@ from builders import (
     make_point,
     make_record,
     make_run,
+    make_steady,
     make_summary,
+    write_run,
 )
 
 from raybench.report.charts import ChartData, RankTimes
@@ -89,6 +91,12 @@ def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself(
         assert f"{name}-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
+
+
+def test_steps_of_no_duration_have_a_page(tmp_path, command):
+    write_run(tmp_path, "run-a", [make_steady(2, 0.0)])
+    done = command("report", "run-a", "--format", "html", "-o", tmp_path / "page.html")
+    assert (done.code, (tmp_path / "page.html").exists()) == (0, True), done.err
 
 
 def test_a_run_without_any_point_is_a_page_too():
