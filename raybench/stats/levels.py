@@ -47,6 +47,8 @@ def find_steps(values: Floats, within: float, threshold: float) -> list[int]:
         if _chance(float(strengths[weakest]), degrees, len(values)) <= FALSE_STEPS:
             break
         del places[weakest]
+    while short := _with_short_levels(values, places):
+        places.remove(short[0])
     while places:
         sizes = np.abs(np.expm1(_changes(values, places)))
         if sizes.min() > threshold:
@@ -69,9 +71,20 @@ def _candidates(values: Floats) -> list[int]:
     return places
 
 
-def _best_split(values: Floats, first: int, end: int) -> tuple[float, int]:
+def _with_short_levels(values: Floats, places: list[int]) -> list[int]:
+    """Return the places whose step would fit better with a level of one run, or of two."""
+    ends = [0, *places, len(values)]
+    short = []
+    for place, first, end in zip(places, ends[:-2], ends[2:], strict=True):
+        _, best = _best_split(values, first, end, least=1)
+        if best != place and min(best - first, end - best) < LEAST_RUNS:
+            short.append(place)
+    return short
+
+
+def _best_split(values: Floats, first: int, end: int, least: int = LEAST_RUNS) -> tuple[float, int]:
     """Return the variance that the best split explains, and its place; -1 without a split."""
-    before = np.arange(LEAST_RUNS, end - first - LEAST_RUNS + 1)
+    before = np.arange(least, end - first - least + 1)
     if not len(before):
         return -1.0, first
     after = end - first - before

@@ -26,3 +26,14 @@ def test_history_takes_no_memory_for_steps(tmp_path, command):
     assert len(rows) == RUNS * POINTS
     with_step = {row["point_id"] for row in rows if row["step"] is not None}
     assert len(with_step) <= 1
+
+
+def test_two_slow_last_runs_are_no_step(tmp_path, command):
+    noise = 1 + 0.005 * np.random.default_rng(1).standard_normal(20)
+    noise[-2:] *= 1.1
+    for run, factor in enumerate(noise.tolist()):
+        started_at = START + timedelta(days=run)
+        record = make_record(make_point(), step_ms=8.0 * factor, started_at=started_at)
+        write(tmp_path, f"run{run:02}", [record], started_at=started_at)
+    rows = json.loads(command("history", "--json").out)["points"]
+    assert [row["run_id"] for row in rows if row["step"] is not None] == []
