@@ -300,8 +300,8 @@ def _override(source: YamlSource, text: str) -> str | None:
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or not all(path):
         return f"{_label(text)}: must be KEY=VALUE, as in matrix.world_size=1,2"
-    # `1,2` is the list `[1, 2]`, where a list can stand.
-    is_list = path[0] in ("matrix", "env", "answer") and "," in value
+    # `1,2` is the list `[1, 2]`, where a list can stand; a variable keeps its commas.
+    is_list = path[0] in ("matrix", "answer") and "," in value
     is_list = is_list and value.strip()[0] not in "[{\"'"
     tree = parse_yaml(f"[{value}]" if is_list else value, at=path)
     if tree.problems or tree.data is None:

@@ -39,12 +39,17 @@ def test_an_override_is_read_as_yaml_and_a_comma_makes_a_list(file, override, va
 
 
 def test_an_override_can_make_a_section_and_a_list_of_axes_alone_and_the_last_one_wins(file):
-    given = ["measure.warmup=1", "measure.warmup=2", "workload.groups=0-1,2-3", "env.A=1.10,0x1F"]
+    given = ["measure.warmup=1", "measure.warmup=2", "workload.groups=0-1,2-3", "env.A=[1.10,0x1F]"]
     data = read_source(file, given).data
     assert data["measure"] == {"warmup": 2}
     # A parameter is no list, and a variable no number.
     assert data["workload"] == {"groups": "0-1,2-3"}
     assert data["env"] == {"A": ["1.10", "0x1F"]}
+
+
+def test_a_variable_keeps_its_commas(file):
+    data = read_source(file, ["env.NCCL_IB_HCA=mlx5_0,mlx5_1"]).data
+    assert data["env"] == {"NCCL_IB_HCA": "mlx5_0,mlx5_1"}
 
 
 @pytest.mark.parametrize(
