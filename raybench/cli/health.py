@@ -16,6 +16,7 @@ import click
 
 from raybench.cli.shared import (
     address_option,
+    check_outlives_job,
     color,
     device_option,
     devices_option,
@@ -198,6 +199,7 @@ def health_command(
         raise UsageError("--only burn-in: needs a time; add --burn-in, as in --burn-in 30m")
     where = make_target(given)
     # Before the minutes that a check takes.
+    check_outlives_job(where.output)
     check_writable(where.output)
     if healthy_file is not None:
         check_list_writable(healthy_file)

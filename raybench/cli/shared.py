@@ -331,6 +331,17 @@ def _results(ctx: click.Context) -> Path:
 _STDERR = 2
 
 
+def check_outlives_job(output: Path) -> None:
+    """Raise UsageError for a folder that ends with the Ray job in which this command runs."""
+    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
+    ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
+    if '"working_dir"' in ray_job and not output.is_absolute():
+        raise UsageError(
+            f"--output {output}: a Ray job's working directory is thrown away; give an absolute "
+            "path that outlives the job, as in --output /shared/results"
+        )
+
+
 def write_result(text: str) -> None:
     """Write the text to stdout, and no line break after it. Raises ResultsError where it cannot.
 

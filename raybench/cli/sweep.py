@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from click.core import ParameterSource
 
 from raybench.cli.shared import (
     address_option,
+    check_outlives_job,
     complete_run,
     device_option,
     devices_option,
@@ -175,13 +175,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     if given["dry_run"]:
         _print_plan(job, plan, given["as_json"])
         return
-    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
-    ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
-    if '"working_dir"' in ray_job and not where.output.is_absolute():
-        raise UsageError(
-            f"--output {where.output}: a Ray job's working directory is thrown away; give an "
-            "absolute path that outlives the job, as in --output /shared/results"
-        )
+    check_outlives_job(where.output)
     check_writable(where.output)
     start = start_run(
         job,

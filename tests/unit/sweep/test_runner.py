@@ -336,10 +336,11 @@ def test_points_that_cannot_be_put_together_are_told_in_one_line_and_reported(
     assert ".parquet: cannot be deleted: Permission denied; delete it yourself; put them" in told
 
 
-def test_a_relative_output_in_a_ray_job_is_refused_in_one_line(job, folder, command, monkeypatch):
+@pytest.mark.parametrize("words", [["sweep", "job.yaml"], ["health"]], ids=lambda words: words[0])
+def test_a_relative_output_in_a_ray_job_is_refused(job, folder, command, monkeypatch, words):
     config = '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0d3a.zip"}}'
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", config)
-    told = command("sweep", "job.yaml", results=None).refusal
+    told = command(*words, results=None).refusal
     assert told.startswith("--output results: a Ray job's working directory is thrown away; give")
     assert not folder.exists()
 
