@@ -177,7 +177,7 @@ class _Pair:
 
     @cached_property
     def logs(self) -> list[list[float]]:
-        """Return the logarithms of the rates of the base, then of the new side, as of `ok`."""
+        """Return the logarithms of the rates of the rows in `ok`."""
 
         def rate(row: PointRow) -> float:
             per_s = row.throughput if self.has_samples else None

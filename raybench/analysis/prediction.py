@@ -141,7 +141,7 @@ def is_on_one_node(row: PointRow) -> bool:
 
 
 def _several_nodes(world_size: int, devices_per_node: int) -> str:
-    """Return why more devices than those of a node are not predicted."""
+    """Return why predictions end at the devices of a node."""
     return (
         f"{world_size} devices need several nodes; their step depends on the network and on NCCL's "
         f"algorithm, so predictions end at the {devices_per_node} devices of a node"

@@ -159,7 +159,7 @@ class Fleet:
 
     @property
     def is_sure(self) -> bool:
-        """Return whether each scenario has an interval, without which none is called the best."""
+        """Return whether each scenario has an interval, so that a best scenario can be named."""
         return all(one.half_width is not None for one in self.scenarios.values())
 
     @property

@@ -302,8 +302,8 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     [row] = mean_of_rounds(attempts) or attempts[-1:]
     # None for a point that ran only as a control.
     scaled = next((one for one in summary.rows if one.point_id == point_id), None)
-    step_ms_interval: tuple[float | None, float | None] = (None, None)
-    throughput_interval = step_ms_interval
+    unknown: tuple[float | None, float | None] = (None, None)
+    step_ms_interval, throughput_interval = unknown, unknown
     if scaled is not None:
         # With those of figures that cannot be.
         row = replace(row, warnings=scaled.warnings)

@@ -443,7 +443,7 @@ class CpuTime(NamedTuple):
 class NodeUse:
     """Who used a node at one moment."""
 
-    # By the monotonic clock of the node.
+    # Time of the look, by the monotonic clock of the node.
     time_s: float
     # Other sweeps that have locked the devices.
     holders: tuple[Holder, ...] = ()
@@ -471,8 +471,8 @@ def read_node_use(
     can be read count as this sweep's; another sweep shows by its lock, as `locks` sees it.
 
     Args:
-        devices: those of a point on this node.
-        locks: those of this sweep on this node.
+        devices: devices of a point on this node.
+        locks: locks of this sweep on this node.
         holder: this sweep.
         ended: ids of processes of this sweep that have just ended; NVML may still list them.
         busy: UUIDs of GPUs with other points of this sweep; these points report their neighbours.

@@ -30,7 +30,7 @@ def loaded_nccl() -> LoadedNccl | None:
     # LD_LIBRARY_PATH do not change it.
     found = list(_libraries())
     if len(found) > 1:
-        # The dynamic linker uses the first library in the global scope, such as that of LD_PRELOAD.
+        # The dynamic linker uses the first library in the global scope, such as one of LD_PRELOAD.
         in_use = _address(ctypes.CDLL(None))
         found.sort(key=lambda named: _address(named[1]) != in_use)
     for path, library in found:

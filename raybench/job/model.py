@@ -211,7 +211,7 @@ CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=Posi
 ENOUGH_SAMPLES = 30
 # max_seconds does not cut these.
 _FEWEST_SAMPLES = 5
-# A warm-up lasts at least this share of the timed seconds, and at most that one of max_seconds.
+# Shares of the timed seconds that a warm-up fills at least, and of max_seconds at most.
 _LEAST_WARMUP, _MOST_WARMUP = 1 / 3, 1 / 2
 
 

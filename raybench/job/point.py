@@ -70,9 +70,9 @@ class SlowBy(StrEnum):
     SMS = "sms"
 
 
-# The setting `devices`: all of the cluster, those of a model, or some by number. Devices are
-# numbered in the order in which they come: those at the start of the sweep by rack, node and index,
-# then each late one, so that a number stays with its device.
+# The setting `devices`: all devices of the cluster, devices of one model, or devices by number.
+# Numbers follow rack, node and index at the start of the sweep. Each late device gets the next
+# number, so that a number stays with its device.
 ANY = "any"
 _NUMBERS = re.compile(r"\d+(/\d+)*")
 

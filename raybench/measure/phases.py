@@ -310,7 +310,7 @@ def _time(
     drifted: _Blocks = []
     timed: _Blocks = []
     retries, device_allocs = run.memory.retries, run.memory.device_allocs
-    # Of the device's counters, around each block that counts.
+    # The device's counters before and after each block that counts.
     readings: list[ReadingSpan] = []
     lead_ins: list[int] = []
     spans_ns: list[SpanNs] = []

@@ -57,7 +57,7 @@ class DeviceFacts:
     """
 
     device: Device
-    # By the monotonic clock of its host.
+    # Time of reading, by the monotonic clock of the host.
     read_s: float
     unread: str = ""
     memory_free_bytes: int | None = None

@@ -422,7 +422,7 @@ class Summary:
     def versions(self) -> Mapping[str, str]:
         """Return name -> version of the run's software and driver, such as `2.27.3 and 2.28.9`.
 
-        Versions of the workers replace those of the driver process.
+        Versions of the workers replace versions of the driver process.
         """
         of_workers: dict[str, set[str]] = {}
         for device in self.devices.to_dict("records"):

@@ -216,7 +216,7 @@ def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 # All other points together add at most as many as the point's own starts have.
 _MOST_OTHERS = 1.0
 # A point with a variance of more than so many times the common level borrows nothing from the
-# other points, which would make its interval too narrow. The idea is that of B. Phipson et al.,
+# other points, which would make its interval too narrow. Source: B. Phipson et al.,
 # "Robust hyperparameter estimation protects against hypervariable genes", Ann. Appl. Stat. 10(2),
 # 2016. The number is by simulation: `python -m benchmarks.simulations.noisy_points`.
 _NOISY = 3.0

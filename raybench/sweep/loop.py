@@ -404,7 +404,7 @@ class RunningAttempt:
     attempt: Attempt
     devices: tuple[Device, ...]
     started_at: datetime
-    # By the monotonic clock: the other one may be set back meanwhile.
+    # Start by the monotonic clock: the wall clock may be set back meanwhile.
     started_s: float = field(default_factory=time.monotonic)
     neighbours: dict[str, None] = field(default_factory=dict)
     outcome: tuple[Answer, ...] | BaseException = ()

@@ -93,7 +93,7 @@ class NodeAgent(DeviceLocks):
         """Return who uses this node now.
 
         Args:
-            devices: those of a point.
+            devices: devices of a point.
             holder: this sweep.
             begins: whether the point begins now; else it has ended.
         """
