@@ -16,7 +16,7 @@ Ray below the next minor version:
 * `ray._private.worker.print_to_stdstream` (start): prints errors of raylets on stdout.
 * `ray._raylet.GcsClient` (start): asks a head for an answer in a process of its own, because a
   wrong address ends the process that asks.
-* `ray._private.state` (pool): what is free on each node, and which other sweeps run.
+* `ray._private.state` (placements, pool): what is free on each node, and which other sweeps run.
 * `ray._private.worker._global_node` (nodes): the folder of the session's logs.
 """
 

@@ -1,7 +1,6 @@
 """The workers of a run, one per device: started, replaced, lost, and those that may still come.
 
-Devices are held by placement groups of one node each: one for all would come whole or not at all,
-and would be thrown into disorder by a lost node.
+`placements` holds their devices in Ray.
 """
 
 from __future__ import annotations
@@ -21,22 +20,28 @@ from typing import Any
 
 import ray
 import ray._private.state
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raybench.cluster import allocator, reaper, timeouts
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address
+from raybench.cluster.ray_cluster.placements import (
+    RESOURCE,
+    DeviceRequests,
+    Slot,
+    count_devices,
+    free_devices,
+    hold_devices,
+)
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes, why_not_listening
 from raybench.errors import ClusterError, DevicesInUseError, brief, message_of
 from raybench.records import Answer, Device, DeviceKind, Group, RankInfo, Task
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions, variables_that_matter
 
-_NODE_ID = "ray.io/node-id"
 _RACK = "rack"
-_RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
 # Not CUDA_: those say which devices and which files this host has.
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
 _EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
@@ -49,15 +54,6 @@ _SURVIVE_A_PEER = {
 }
 # A process that is killed while it starts is started again, so often in all.
 _MOST_STARTS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """One device of a node, held for us by a bundle of a placement group until that is removed."""
-
-    node_id: str
-    placement: PlacementGroup
-    bundle: int
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -84,40 +80,6 @@ class WorkerHandle:
     lost_because: str = ""
     refusal: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def free_devices(kind: DeviceKind) -> dict[str, int]:
-    """Return node id -> number of devices that Ray has free, of the living nodes that have one."""
-    available = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
-    alive = [node["NodeID"] for node in ray_nodes() if node["Alive"]]
-    free = {node: int(available.get(node, {}).get(_RESOURCE[kind], 0)) for node in alive}
-    return {node: count for node, count in free.items() if count}
-
-
-def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
-    """Reserve devices in Ray, and return a slot for each. Waits 2 s at most.
-
-    wanted: node id -> number of devices, at least 1. If a node does not give so many in that time,
-    none of it is reserved. `remove_placement_group` gives all slots of a node back.
-    """
-    asked = {
-        node: placement_group(
-            [{_RESOURCE[kind]: 1.0}] * count,
-            strategy="STRICT_PACK",
-            bundle_label_selector=[{_NODE_ID: node}] * count,
-        )
-        for node, count in wanted.items()
-    }
-    # Not `PlacementGroup.wait`: below 1 s it often returns False for a group that is there.
-    calls = [placement.ready() for placement in asked.values()]
-    done = ray.wait(calls, num_returns=len(calls), timeout=timeouts.PLACEMENT_S)[0]
-    slots = []
-    for call, (node, group) in zip(calls, asked.items(), strict=True):
-        if call in done:
-            slots += [Slot(node_id=node, placement=group, bundle=n) for n in range(wanted[node])]
-        else:
-            remove_placement_group(group)
-    return slots
 
 
 def _racks() -> dict[str, str]:
@@ -154,10 +116,13 @@ class WorkerPool:
         self._unlisted: list[WorkerHandle] = []
         # Workers started so far, by node id.
         self._started: Counter[str] = Counter()
+        self._requests = DeviceRequests(self.kind)
         self._count = 0
         self._strategy: Strategy = "pack"
         self._start_limit_s = timeouts.WORKER_START_S
+        # `_is_waiting` is whether `_wait_until_s` was in the future when `refresh` looked last.
         self._wait_until_s = self._looked_s = 0.0
+        self._is_waiting = False
         self._lock = threading.RLock()
 
     def __getitem__(self, worker_id: int) -> WorkerHandle:
@@ -175,13 +140,12 @@ class WorkerPool:
 
     @property
     def pending(self) -> int:
-        """Number of workers starting or, until `wait_s` is over, missing, also for lost ones.
+        """Number of workers starting or, while they are waited for, missing, also for lost ones.
 
         With a list of GPUs, some may come on other GPUs. At 0, `refresh` may find free devices.
         """
         with self._lock:
-            is_waiting = time.monotonic() < self._wait_until_s
-            return len(self._starting) + (self._missing if is_waiting else 0)
+            return len(self._starting) + (self._missing if self._is_waiting else 0)
 
     @property
     def _missing(self) -> int:
@@ -212,9 +176,9 @@ class WorkerPool:
             listed = sum(self._only.cpu_workers().values())
             self._count = self._capacity if self.kind == "cuda" else listed
         self._wait_until_s = time.monotonic() + self._wait_s
-        if self._wait_s:
-            self._ask_autoscaler(self._count)
-        elif self._only and self.kind == "cpu":  # the others would start before that was known
+        self._is_waiting = self._wait_s > 0
+        # Otherwise the others would start before that was known.
+        if self._only and self.kind == "cpu" and not self._wait_s:
             there = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
             missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
             if missing:
@@ -224,6 +188,8 @@ class WorkerPool:
         with self._lock:  # before the checks: `close` lets go of those that are refused too
             self._workers = [came[place] for place in order]
         _check_devices(self.devices)
+        # Other sweeps may have to be waited for, and `refresh` asks again after that.
+        self._requests.ask_for(0)
         self._reservation.reserve(self.devices)
         self._agents.watch(self.devices)
         if self._only and self._names_left and not (self._wait_s or self._starting):
@@ -243,6 +209,9 @@ class WorkerPool:
         while True:
             self.lose(self._agents.silent_nodes())
             now_s = time.monotonic()
+            self._is_waiting = now_s < self._wait_until_s
+            awaited = self._missing if self._is_waiting else 0
+            self._requests.ask_for(min(len(self._requests), awaited))
             if self._missing and now_s > self._looked_s + timeouts.LOOK_FOR_WORKERS_EVERY_S:
                 self._looked_s = now_s
                 self._start_missing()  # it may wait for a node, and points must not wait with it
@@ -323,14 +292,7 @@ class WorkerPool:
             _let_go([*self._workers, *self._starting, *self._unlisted])
             self._workers, self._unlisted = [], []
             self._starting.clear()
-        if self._wait_s:
-            self._ask_autoscaler(0)
-
-    def _ask_autoscaler(self, count: int) -> None:
-        """Have the cluster scaled up to so many devices where it can be; 0 takes that back."""
-        from ray.autoscaler.sdk import request_resources  # which takes long to import
-
-        request_resources(bundles=[{_RESOURCE[self.kind]: 1}] * count)
+            self._requests.ask_for(0)
 
     def _start_first_workers(self) -> list[WorkerHandle]:
         """Start workers on free devices, and return those that come soon.
@@ -359,7 +321,7 @@ class WorkerPool:
             )
             why = f"used by {sweeps}; --wait SECONDS waits" if sweeps else "others may use them"
             raise (DevicesInUseError if sweeps else ClusterError)(
-                f"no {_RESOURCE[self.kind]} could be had from the cluster in {limit_s:g} s: {why}; "
+                f"no {RESOURCE[self.kind]} could be had from the cluster in {limit_s:g} s: {why}; "
                 "see `ray status`"
             )
         deadline_s = time.monotonic() + self._start_limit_s
@@ -383,40 +345,85 @@ class WorkerPool:
     def _start_missing(self) -> list[str]:
         """Start the missing workers, as far as devices are free; does not wait for them.
 
-        Returns the hosts that gave no device though Ray says they have a free one. Raises
-        ClusterError where the head of the cluster is gone, or this host's Ray.
+        With --wait, asks for devices that the cluster lacks. Returns the hosts that gave no device
+        though Ray says they have a free one. Raises ClusterError where the head of the cluster is
+        gone, or this host's Ray.
         """
         kind = self.kind
-        barred = self._agents.silent_nodes() | self._refused_nodes
-        free = {node: n for node, n in free_devices(kind).items() if node not in barred}
+        placed = self._requests.take_placed()
+        free = Counter(free_devices(kind))
+        free.update(slot.node_id for slot in placed)
         nodes = {node["NodeID"]: node for node in ray_nodes()}
+        usable, mute = self._usable(free, nodes)
+        useless = free.total() - usable.total()
+        slots: list[Slot] = []
+        for slot in placed:
+            if usable[slot.node_id] and len(slots) < self._missing:
+                usable[slot.node_id] -= 1
+                slots.append(slot)
+            else:
+                remove_placement_group(slot.placement)
+        # Devices that are asked for come by their requests.
+        count = max(0, self._missing - len(slots) - len(self._requests))
+        counts = allocator.counts_by_node(usable, count, self._strategy, _racks())
+        held = hold_devices(kind, counts)
+        if held or slots or self._starting:  # else Ray may give none for another reason
+            mute |= counts.keys() - {slot.node_id for slot in held}
+        slots += held
+        # First: a new node takes minutes. Ray would place a request on a device that it has free,
+        # also where no worker can use that.
+        self._ask_for_devices(0 if useless else self._missing - len(slots))
+        self._start_on(slots)
+        return sorted(nodes[node]["NodeManagerHostname"] for node in mute)
+
+    def _usable(
+        self, free: Mapping[str, int], nodes: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Counter[str], set[str]]:
+        """Return the part of `free` on which workers may start, and the nodes that do not answer.
+
+        free: node id -> number of devices. nodes: Ray's dict of each node by its id.
+        """
+        barred = self._agents.silent_nodes() | self._refused_nodes
+        usable = Counter({node: count for node, count in free.items() if node not in barred})
         # Ray waits for minutes for a node that is cut off, and gives none of the others meanwhile.
-        raylets = {n: "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes[n]) for n in free}
-        mute = {n for n in free if why_not_listening(raylets[n], timeouts.NODE_CONNECT_S)}
-        free = {node: n for node, n in free.items() if node not in mute}
-        if kind == "cpu" and self._only:  # up to the last one of a node that is in the list
+        raylets = {n: "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes[n]) for n in usable}
+        mute = {n for n in usable if why_not_listening(raylets[n], timeouts.NODE_CONNECT_S)}
+        for node in mute:
+            del usable[node]
+        if self.kind == "cpu" and self._only:  # up to the last one of a node that is in the list
             wanted = self._only.cpu_workers()
-            asked = {n: wanted.get(nodes[n]["NodeManagerHostname"], 0) for n in free}
-            left = {node: count - self._started[node] for node, count in asked.items()}
-            free = {node: min(n, left[node]) for node, n in free.items() if left[node] > 0}
-        counts = allocator.counts_by_node(free, self._missing, self._strategy, _racks())
-        slots = hold_devices(kind, counts)
-        if slots or self._starting:  # else Ray may give none for another reason
-            mute |= counts.keys() - {slot.node_id for slot in slots}
+            for node in usable:
+                left = wanted.get(nodes[node]["NodeManagerHostname"], 0) - self._started[node]
+                usable[node] = max(0, min(usable[node], left))
+        return usable, mute
+
+    def _ask_for_devices(self, count: int) -> None:
+        """While --wait lasts, request up to `count` devices that the whole cluster does not have.
+
+        Devices that others use are waited for.
+        """
+        wanted = 0
+        if time.monotonic() < self._wait_until_s:
+            shortage = self._count - count_devices(self.kind)
+            # A request stays where another sweep has taken the node that came for it.
+            wanted = min(count, max(len(self._requests), shortage))
+        self._requests.ask_for(wanted)
+
+    def _start_on(self, slots: Sequence[Slot]) -> None:
+        """Begin to start a worker on the device of each slot."""
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
         limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
         # They load beside the agents, and touch no device before these have looked at it.
-        actors = [start_worker(kind, slot) for slot in slots]
+        actors = [start_worker(self.kind, slot) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
         for slot, actor in zip(slots, actors, strict=True):
-            index = self._started[slot.node_id] if kind == "cpu" else None
+            index = self._started[slot.node_id] if self.kind == "cpu" else None
             self._started[slot.node_id] += 1
             worker = WorkerHandle(slot=slot, index=index)
             self._begin(worker, actor)
             with self._lock:
                 self._starting.append(worker)
-        return sorted(nodes[node]["NodeManagerHostname"] for node in mute)
 
     def _begin(self, worker: WorkerHandle, actor: Any = None) -> None:
         """Have a process take the worker's device. actor: runs already; None starts one."""
