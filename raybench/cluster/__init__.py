@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from raybench.cluster.allocator import Strategy
@@ -110,6 +110,7 @@ def connect(
     log: Callable[[str], None] = lambda _: None,
     terms: ReservationTerms | None = None,
     only: DeviceList | None = None,
+    models: Collection[str] = (),
 ) -> Cluster:
     """Join the Ray cluster at `address`, or start a private one, and return it.
 
@@ -123,14 +124,15 @@ def connect(
     thread, while the process waits for a cluster that is gone. wait_s: how long missing devices may
     take to come. oversubscribe: whether CPU workers of a private cluster may share cores. log: gets
     lines for the user. terms: how devices are shared with others; None locks none and sees nobody.
-    only: the devices to use; None: any. Raises ClusterError if no cluster can be had, or no GPU for
-    cuda without `wait_s`; UsageError for a malformed address.
+    only: the devices to use; None: any. models: names of the devices that workers may have that
+    come late; others are left out; empty for any. Raises ClusterError if no cluster can be had, or
+    no GPU for cuda without `wait_s`; UsageError for a malformed address.
     """
     from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster
 
     joined = start.connect(address, device, wanted, wait_s, end, oversubscribe=oversubscribe)
-    return RayCluster(joined, log, end=end, terms=terms, only=only)
+    return RayCluster(joined, log, end=end, terms=terms, only=only, models=models)
 
 
 def starts_private(address: str) -> bool:

@@ -110,6 +110,7 @@ def run_sweep(
                 log=listener.tell,
                 terms=terms,
                 only=where.only,
+                models=start.models,
             )
             at_the_end.callback(close)
             interrupts.take_signals()

@@ -30,7 +30,7 @@ from tests.integration.namespaces import (
     ray_hosts,
     slow_link,
 )
-from tests.integration.sweeps import sweep_command, table, write_text
+from tests.integration.sweeps import sweep_command, table, wait_for, write_text
 
 PYTHON = Path(sys.executable)
 SWEEP = [PYTHON.with_name("raybench"), "sweep"]
@@ -236,6 +236,39 @@ def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back
     assert again.returncode == 0, again.stderr
     last = raybench.load(tmp_path / "results", "points").groupby("point_id").last()
     assert list(last["status"]) == ["ok"] * 4
+
+
+@pytest.mark.long
+def test_a_late_host_of_another_model_is_left_out(tmp_path):
+    write_text(
+        tmp_path,
+        "workload: {kind: mlp, hidden: 32, layers: 1}\n"
+        "matrix: {world_size: [1, 2], batch_size: 8}\nmeasure: {warmup: 2, iterations: 10}\n",
+    )
+    with ray_hosts(1, without_ray=2, cpus=1) as (head, strange, usual):
+        command = sweep_command(tmp_path, "--device", "cpu", address=f"{head.address}:6379")
+        head.run(command, timeout_s=200)
+        assert list(table(tmp_path)["status"]) == ["ok", "skipped"]
+        (run_id,) = table(tmp_path, "runs")["run_id"]
+        processors = tmp_path / "cpuinfo"
+        processors.write_text("model name : Other CPU\n")
+        strange.run(["mount", "--bind", processors, "/proc/cpuinfo"])
+        said = tmp_path / "said"
+        with (
+            said.open("w") as file,
+            subprocess.Popen(
+                head.command([*command, "--resume", run_id, "--wait", "250"]),
+                env=head.environment,
+                stderr=file,
+            ) as resumed,
+        ):
+            strange.join(head, cpus=1)
+            wait_for(lambda: "left out: node1 has Other CPU" in said.read_text(), 200)
+            usual.join(head, cpus=1)
+            assert resumed.wait(200) == 0, said.read_text()
+    last = raybench.load(tmp_path / "results", "points").groupby("point_id").last()
+    assert list(last["status"]) == ["ok"] * 2
+    assert "Other CPU" not in set(table(tmp_path, "devices")["name"])
 
 
 def kill_head(head, _):

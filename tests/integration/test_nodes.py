@@ -10,10 +10,12 @@ import pytest
 from ray.util import placement_group_table
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.placements import free_devices
 from raybench.cluster.ray_cluster.start import connect
 from raybench.records import Failure, Status
 from tests.cluster_contract import failures, run
 from tests.integration.clusters import start_cluster
+from tests.integration.sweeps import wait_for
 
 # A node is lost after 20 s. A machine that does other things too has more time, though less than
 # the 90 s after which the point itself would be given up.
@@ -108,6 +110,32 @@ def test_a_lost_node_costs_its_workers_and_the_others_go_on(cluster, node, told,
 def asked_for():
     """How many devices Ray is asked for in vain."""
     return sum(group["state"] == "PENDING" for group in placement_group_table().values())
+
+
+def test_a_refused_late_worker_gives_its_device_back(head, told):
+    connection = connect(head.address, "cpu", wanted=2, wait_s=120)
+    cluster = RayCluster(connection, told.append, models={"another CPU"})
+    node = None
+    try:
+        cluster.start(2, "pack")
+        node = head.add_node(num_cpus=1, num_gpus=0)
+
+        def is_refused():
+            cluster.refresh(0.1)
+            return any("left out" in line for line in told)
+
+        wait_for(is_refused, 60)
+        used = cluster.devices[0]
+        assert told[-1] == (
+            f"a worker that came late is left out: {used.host} has {used.name}, this run was "
+            "measured on another CPU"
+        )
+        wait_for(lambda: free_devices("cpu") == {node.node_id: 1}, 20)
+        assert failures(run(cluster, 0)) == []
+    finally:
+        cluster.close()
+        if node is not None:
+            head.remove_node(node, allow_graceful=False)
 
 
 @pytest.mark.long

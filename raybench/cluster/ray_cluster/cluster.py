@@ -34,6 +34,7 @@ class RayCluster(WorkerPool):
     log: gets lines for the user, as when workers are waited for, come late or are lost. end: as of
     `start_guard`. terms: how devices are shared with other sweeps; without them no device is
     locked, and nobody is seen beside a point. only: the devices that may be used; None for all.
+    models: as of a `WorkerPool`.
     description, capacity: as of a `Cluster`.
     """
 
@@ -45,11 +46,13 @@ class RayCluster(WorkerPool):
         end: Callable[[str], None] = end_process,
         terms: ReservationTerms | None = None,
         only: DeviceList | None = None,
+        models: Collection[str] = (),
     ) -> None:
         self._connection, self._end = connection, end
         self._monitor = HeadMonitor(connection.needed)
         agents = NodeAgents(self._monitor)
-        super().__init__(connection, agents, DeviceReservation(agents, terms, log), log, only)
+        reservation = DeviceReservation(agents, terms, log)
+        super().__init__(connection, agents, reservation, log, only, models)
         self._groups = _ProcessGroups(self, self._monitor)
         self.capacity = min(connection.capacity, len(only.names)) if only else connection.capacity
         noun = "GPU" if self.kind == "cuda" else "CPU worker"

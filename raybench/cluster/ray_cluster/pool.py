@@ -92,7 +92,8 @@ class WorkerPool:
     """All workers, by worker id. Several points may ask at once, each for its own.
 
     log: gets lines for the user, as when workers come late or are lost. only: the devices that may
-    be used. Ray gives no device by its name: others are held too, but get no worker.
+    be used. Ray gives no device by its name: others are held too, but get no worker. models: names
+    of the devices that workers may have that come late; empty for any.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class WorkerPool:
         reservation: DeviceReservation,
         log: Callable[[str], None],
         only: DeviceList | None = None,
+        models: Collection[str] = (),
     ) -> None:
         self.kind, self._wait_s = connection.kind, connection.wait_s
         self._capacity = connection.capacity
@@ -109,6 +111,7 @@ class WorkerPool:
         self._reservation = reservation
         self._log = log
         self._only = only
+        self._models = models
         self._workers: list[WorkerHandle] = []
         self._starting: list[WorkerHandle] = []
         # Nodes of which a late worker could not be used, and workers on devices not in `only`.
@@ -492,15 +495,24 @@ class WorkerPool:
         if not isinstance(found, str):
             if not self._is_listed(worker, found):
                 return False
+            device = worker.device
             used = [one.device for one in self._workers if not one.lost_because]
-            try:
-                _check_devices([*used, worker.device])
-                reason = self._reservation.try_reserve(worker.device)
-            except ClusterError as error:
-                reason = str(error)
+            if self._models and device.name not in self._models:
+                models = ", ".join(sorted(self._models))
+                reason = f"{device.host} has {device.name}, this run was measured on {models}"
+            else:
+                try:
+                    _check_devices([*used, device])
+                    reason = self._reservation.try_reserve(device)
+                except ClusterError as error:
+                    reason = str(error)
         if reason:
             self._refused_nodes.add(worker.slot.node_id)
             ray.kill(worker.actor, no_restart=True)
+            # Other workers of the node may be on devices of the same placement group.
+            others = (*self._workers, *self._starting, *self._unlisted)
+            if worker.slot.placement not in {other.slot.placement for other in others}:
+                remove_placement_group(worker.slot.placement)
             self._log(f"a worker that came late is left out: {reason}")
             return False
         self._agents.watch([worker.device])
