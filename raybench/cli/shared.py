@@ -198,7 +198,7 @@ wait_option = click.option(
     default=0.0,
     metavar="SECONDS",
     help="How long to wait for devices: for other sweeps that use them to end, and for nodes that "
-    "join late. Points that fit run meanwhile.",
+    "join late or replace a lost one. Points that fit run meanwhile.",
 )
 shared_option = click.option(
     "--shared",

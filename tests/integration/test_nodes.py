@@ -21,6 +21,8 @@ from tests.integration.sweeps import wait_for
 # the 90 s after which the point itself would be given up.
 NODE_S = 20.0
 SLACK_S = 40.0
+# Of --wait. Ray notices within this time that a node is dead.
+WAIT_S = 8
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -110,6 +112,32 @@ def test_a_lost_node_costs_its_workers_and_the_others_go_on(cluster, node, told,
 def asked_for():
     """How many devices Ray is asked for in vain."""
     return sum(group["state"] == "PENDING" for group in placement_group_table().values())
+
+
+def test_a_lost_node_is_waited_for_anew(head, node, told):
+    cluster = RayCluster(connect(head.address, "cpu", wanted=3, wait_s=WAIT_S), told.append)
+    try:
+        cluster.start(3, "pack")
+        time.sleep(WAIT_S)
+        cluster.refresh(0.0)
+        assert (len(cluster.devices), cluster.pending, asked_for()) == (3, 0, 0)
+        os.kill(raylet_of(node), signal.SIGKILL)
+        while not cluster.lost:
+            cluster.refresh(0.0)
+            time.sleep(0.1)
+        assert cluster.pending == 2
+        assert told == [
+            f"node {cluster.devices[2].host} does not answer: 2 workers are lost; waiting up to "
+            f"{WAIT_S} s for others"
+        ]
+        while cluster.pending and asked_for() < 2:
+            cluster.refresh(0.1)
+        assert (cluster.pending, asked_for()) == (2, 2)
+        while cluster.pending:
+            cluster.refresh(0.1)
+        wait_for(lambda: asked_for() == 0, 5)
+    finally:
+        cluster.close()
 
 
 def test_a_refused_late_worker_gives_its_device_back(head, told):

@@ -273,7 +273,8 @@ class WorkerPool:
     def lose(self, node_ids: Collection[str]) -> None:
         """Give up all workers of these nodes: they become `lost`, their devices go back to Ray.
 
-        Workers that are starting there are ended too. Logs a line for each host of lost workers.
+        Workers that are starting there are ended too. The time of --wait begins anew. Logs a line
+        for each host of lost workers.
         """
         if not node_ids:  # as at nearly every look
             return
@@ -286,8 +287,11 @@ class WorkerPool:
             for worker in gone:
                 worker.lost_because = f"node {worker.device.host} does not answer"
             _let_go([*gone, *late])
+            if gone or late:
+                self._wait_until_s = time.monotonic() + self._wait_s
+        waits = f"; waiting up to {self._wait_s:g} s for others" if self._wait_s else ""
         for reason, count in Counter(worker.lost_because for worker in gone).items():
-            self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost")
+            self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost{waits}")
 
     def close(self) -> None:
         """Kill all workers, give their devices back to Ray, and forget them; the head must live."""
