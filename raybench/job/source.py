@@ -26,7 +26,8 @@ from ruamel.yaml.reader import ReaderError
 from raybench.errors import JobError
 from raybench.job.problems import KeyPath, Position, Problem, key_text, quote
 
-# `measure: quick` stands for `measure: {seconds: 0.5}`, in a file and in an override.
+# `measure: quick` stands for `measure: {seconds: 0.5}`, in a file and in an override; in place of
+# a count of iterations, too, which may take hours.
 QUICK, QUICK_SECONDS = "quick", 0.5
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
 _MOST_LINES = 50
@@ -310,8 +311,11 @@ def _override(source: YamlSource, text: str) -> str | None:
         given = "" if is_told else f", given {quote(value)}"
         return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
     if path == ("measure",) and tree.data == QUICK:
-        # Other keys of the file's section stay.
+        # Keys of the file's section that do not say how long to time stay.
         path, tree.data = ("measure", "seconds"), QUICK_SECONDS
+        if isinstance(section := source.data.get("measure"), dict):
+            section.pop("iterations", None)
+        source.overrides.pop(("measure", "iterations"), None)
     container = source.data
     for depth, name in enumerate(path[:-1], start=1):
         container = container.setdefault(str(name), {})

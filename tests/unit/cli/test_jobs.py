@@ -65,6 +65,16 @@ def test_plan_shows_what_varies_as_a_table_and_the_rest_once():
     assert " none " in run("plan", "job.yaml")
 
 
+def test_quick_replaces_a_fixed_count_of_iterations():
+    Path("job.yaml").write_text(JOB + "measure: {seconds: 0.5, max_seconds: 9}\n")
+    expected = run("plan", "job.yaml")
+    Path("job.yaml").write_text(JOB + "measure: {iterations: 5000, max_seconds: 9}\n")
+    assert run("plan", "job.yaml", "--set", "measure=quick") == expected
+    counted = ["--set", "measure.iterations=7", "--set", "measure=quick"]
+    assert run("plan", "job.yaml", *counted) == expected
+    assert run("plan", "job.yaml") != expected
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
