@@ -103,6 +103,11 @@ def mentions(error: BaseException, *words: str) -> bool:
     return any(word in text for word in words)
 
 
+def how_to_install(extra: str) -> str:
+    """Return where and how to install an extra of raybench, which is on no package index."""
+    return f"in the checkout of raybench: pip install -e '.[{extra}]'"
+
+
 def shorten(text: str, characters: int) -> str:
     """Return the text; a longer one as its start and a mark, together `characters` long.
 

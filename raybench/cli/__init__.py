@@ -22,7 +22,7 @@ from click.shell_completion import CompletionItem
 
 from raybench import __version__
 from raybench.cli.shared import keep_stderr_usable
-from raybench.errors import RaybenchError, ResultsWarning, UsageError, brief
+from raybench.errors import RaybenchError, ResultsWarning, UsageError, brief, how_to_install
 
 # Name -> module that holds the command, imported when it is called, and what it does.
 COMMANDS = {
@@ -173,8 +173,7 @@ def main() -> None:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing in _RUN_PACKAGES:
             _complain(
-                f"this command needs {missing}, which is not installed: "
-                "pip install 'raybench[run]' adds what measuring needs"
+                f"this command needs {missing}, which is not installed; {how_to_install('run')}"
             )
             code = UsageError.exit_code
         else:

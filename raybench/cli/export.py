@@ -38,7 +38,7 @@ _FORMATS = (*FORMATS, "reference")
     "tracker",
     type=click.Choice(tuple(TRACKERS)),
     help="Write to MLflow or Weights & Biases instead, where their own variables say "
-    "(MLFLOW_TRACKING_URI, WANDB_MODE); needs raybench[mlflow] or raybench[wandb].",
+    "(MLFLOW_TRACKING_URI, WANDB_MODE); needs the extra mlflow or wandb of raybench.",
 )
 def export_command(
     runs: tuple[str, ...], results: Path, kind: str | None, output: Path | None, tracker: str | None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from raybench.errors import UsageError
+from raybench.errors import UsageError, how_to_install
 from raybench.report.export import exported_points, facts_of_run
 from raybench.report.formatting import counted, plain
 
@@ -40,7 +40,7 @@ def upload_to_mlflow(summary: Summary) -> str:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
     except ModuleNotFoundError as error:
-        missing = f"--to mlflow: no module {error.name}; pip install 'raybench[mlflow]'"
+        missing = f"--to mlflow: no module {error.name}; {how_to_install('mlflow')}"
         raise UsageError(missing) from error
     try:
         return _write_to_mlflow(MlflowClient(), summary)
@@ -110,7 +110,7 @@ def upload_to_wandb(summary: Summary) -> str:
     try:
         import wandb
     except ModuleNotFoundError as error:
-        missing = f"--to wandb: no module {error.name}; pip install 'raybench[wandb]'"
+        missing = f"--to wandb: no module {error.name}; {how_to_install('wandb')}"
         raise UsageError(missing) from error
     run, points = summary.run, exported_points(summary)
     project = os.environ.get("WANDB_PROJECT") or run.job_name

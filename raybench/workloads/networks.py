@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
-from raybench.errors import UsageError, brief
+from raybench.errors import UsageError, brief, how_to_install
 from raybench.job.point import Precision
 from raybench.records import Metric
 from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError, apply_precision
@@ -389,7 +389,7 @@ class ResNet(Model):
         except (ImportError, RuntimeError, OSError) as error:
             raise UsageError(
                 f"workload resnet50: torchvision cannot be imported ({brief(error)}); install the "
-                f"one for torch {torch.__version__} on every node: pip install 'raybench[vision]'"
+                f"one for torch {torch.__version__} on every node; {how_to_install('vision')}"
             ) from error
         model: nn.Module = getattr(models, preset)().to(memory_format=layout)
         if images.device.type == "meta":

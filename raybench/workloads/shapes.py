@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from raybench.errors import how_to_install
 from raybench.job.point import EQUAL, Precision
 from raybench.workloads.base import DdpOptions, option_defaults
 
@@ -272,7 +273,7 @@ def why_not_divided(settings: Mapping[str, Any]) -> str | None:
         return f"optimizer_dtype: bf16 needs precision bf16, given {precision}"
     if precision == Precision.FLOAT8:
         if find_spec("torchao") is None:
-            return "precision float8 needs torchao: pip install 'raybench[float8]'; or take bf16"
+            return f"precision float8 needs torchao, or take bf16; {how_to_install('float8')}"
         if layout.tp > 1:
             return f"precision float8 is not divided by tp {layout.tp}; take dp_shard, or bf16"
     if layout.is_divided:

@@ -3,11 +3,12 @@
 import csv
 import io
 import json
+import sys
 from xml.etree import ElementTree as ET
 
 import pytest
 from builders import make_device, make_failed, make_point, make_record, write_run
-from commands import Answer, run_python
+from commands import EXAMPLES, Answer, run_python
 
 from raybench.errors import ResultsError
 from raybench.records import RunStatus, Status
@@ -93,6 +94,13 @@ def test_github_benchmark_of_nothing_is_refused(tmp_path):
     write_run(tmp_path, "none", [make_failed()])
     with pytest.raises(ResultsError, match="no point is ok"):
         export_github(load_summary(tmp_path, "none"))
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
+def test_a_tracker_that_is_missing_is_named_with_its_cure(tracker, command, monkeypatch):
+    monkeypatch.setitem(sys.modules, tracker, None)
+    told = command("export", "ddp_scaling", "--to", tracker, results=EXAMPLES).refusal
+    assert told.endswith(f"in the checkout of raybench: pip install -e '.[{tracker}]'\n")
 
 
 # What it imports warns of many things, and takes seconds: one process for all of MLflow.

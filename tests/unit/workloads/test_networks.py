@@ -139,7 +139,7 @@ def make(precision: Precision = Precision.FP32, **parameters: Any) -> ResNet:
 def test_without_torchvision_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     told = refusal_of(UsageError, make)
-    assert told.endswith("pip install 'raybench[vision]'")
+    assert told.endswith("pip install -e '.[vision]'")
     assert torch.__version__ in told
 
 

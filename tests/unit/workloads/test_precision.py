@@ -90,7 +90,7 @@ def torchao_is_there(monkeypatch):
 def test_plan_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao", None)
     told = problems_of(job(preset="llama-tiny", seq_len=32))[0]
-    assert "needs torchao: pip install 'raybench[float8]'" in told
+    assert "in the checkout of raybench: pip install -e '.[float8]'" in told
 
 
 @pytest.mark.parametrize(
