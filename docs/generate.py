@@ -30,7 +30,7 @@ NOTE = "This page is generated: `python docs/generate.py`."
 TABLES_HOLD = {
     "runs": "one row per run",
     "points": "one row per attempt at a point, in each round",
-    "summary": "one row per point, all rounds and attempts together; written when the run ends",
+    "summary": "one row per point of a job, from all its attempts; written when the run ends",
     "samples": "one row per iteration and rank, warm-up included",
     "devices": "one row per device of a run",
     "telemetry": "one row per device and second",

@@ -49,7 +49,8 @@ def load(
     its rounds as one, with speed-up and efficiency over the baseline point of the job, their 95 %
     intervals, losses by cause, and `why_not`: why an ok point has no speed-up; it may be null where
     steps finish no samples. `summary`: one row per point with 29 columns, also `params.NAME` of
-    each parameter and each setting not at its default, and `metrics.NAME`, with their types.
+    each parameter and each setting not at its default, and `metrics.NAME`, with their types; of
+    jobs only, as a health check has its own table.
     run_id: an id, its unique prefix, a job, `latest`, or a path; None or "" for all runs.
     params: `columns` puts a column `params.hidden` in place of {"hidden": "4096"}, with numbers or
     truth values if all its values are such; ResultsError for tables but points and scaling.
@@ -128,7 +129,8 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
     """Return the summary of each run, also of a run that goes on."""
     import pandas as pd
 
-    runs = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
+    found = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
+    runs = [run for run in found if not run.is_health_check]
     points = _points_by_run(root, run_id)
     rows = [row for run in runs for row in summary_rows(run, points.get(run.run_id, []))]
     names = [column.name for column in TABLES[SUMMARY]]

@@ -511,10 +511,13 @@ _MADE = ("job_name", "params_json", "metrics_json")
 
 
 def write_summary(store: RunStore, run: Run) -> None:
-    """Write the table `summary` of a run anew; nothing without points, or if a part is damaged.
+    """Write the table `summary` of a run anew.
 
+    Writes nothing for a health check, without points, or if a part of the points is damaged.
     Raises ResultsError where the folder is gone or cannot be written.
     """
+    if run.is_health_check:
+        return
     try:
         points = point_rows(reader.load(store.root, "points", run.run_id))
     except ResultsError:

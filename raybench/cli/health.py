@@ -242,7 +242,7 @@ def load_health(
     root, run_id = reader.find_run(results, run)
     found = reader.read_run(root, run_id)
     # Also where it was interrupted before its findings.
-    if found.argv[1:2] != ("health",) and not (root / "health" / run_id).is_dir():
+    if not found.is_health_check and not (root / "health" / run_id).is_dir():
         return None
     devices = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
     findings = [finding for _, finding in read_findings(root, run_id)]

@@ -109,6 +109,11 @@ class Run:
     ] = field(default_factory=dict)
     tags: Annotated[Mapping[str, str], Column("", "given with --tag")] = field(default_factory=dict)
 
+    @property
+    def is_health_check(self) -> bool:
+        """Return whether `raybench health` made the run; its results are the table `health`."""
+        return self.argv[1:2] == ("health",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptKey:

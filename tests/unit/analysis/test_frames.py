@@ -96,6 +96,17 @@ def test_summary_is_one_row_a_point_with_typed_parameters_and_plain_pandas_reads
     assert json.loads(stored.loc[2, "params_json"]) == PARAMS
 
 
+def test_summary_holds_no_points_of_health_checks(results):
+    argv = ("raybench", "health", "--only", "alone")
+    store = write_run(results, "checked", argv=argv)
+    store.write_records([(0, make_record())])
+    write_summary(store, make_run("checked", argv=argv))
+    assert "checked" not in set(raybench.load(results, "summary")["run_id"])
+    assert raybench.load(results, "summary", "checked").empty
+    assert not (results / "summary" / "checked").exists()
+    assert "checked" in set(raybench.load(results, "points")["run_id"])
+
+
 @pytest.mark.parametrize("table", ["summary", "scaling"])
 @pytest.mark.parametrize("damaged", ["points", "runs"])
 def test_of_all_runs_a_damaged_one_is_left_out_with_a_warning(results, table, damaged):
