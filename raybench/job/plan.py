@@ -289,7 +289,10 @@ def _why_not(point: Point) -> str | None:
 
 
 def _remarks(job: Job) -> Iterator[Problem]:
-    """Yield remarks on a script without items_per_step, and on limits that end a point early."""
+    """Yield remarks on missing packages, no items_per_step, and limits that end a point early."""
+    for package, cure in registry.missing_packages(job.workload_class).items():
+        message = f"needs {package} on every worker, and it is not installed here; {cure}"
+        yield Problem(path=("workload", "kind"), message=message)
     given = {*job.workload.parameters, *job.varied}
     if job.workload.kind == SCRIPT and "items_per_step" not in given:
         message = (

@@ -17,6 +17,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -318,6 +319,12 @@ def make_setting(name: str, annotation: Any, default: Any = None, description: s
 def shares_work(workload_class: type) -> bool:
     """Return whether all ranks of a point finish the same items together (`shares_work`)."""
     return bool(getattr(workload_class, "shares_work", False))
+
+
+def missing_packages(workload_class: type) -> dict[str, str]:
+    """Return those `packages` of the workload that cannot be imported here; imports none."""
+    packages: Mapping[str, str] = getattr(workload_class, "packages", {})
+    return {name: cure for name, cure in packages.items() if find_spec(name) is None}
 
 
 def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:

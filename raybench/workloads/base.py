@@ -405,6 +405,9 @@ class Workload(ABC):
     shares_work: ClassVar[bool] = False
     # Names of parameters in whose texts {name} stands for a setting of the point.
     templates: ClassVar[tuple[str, ...]] = ()
+    # Packages that are imported only where it is built, and how to install each. `plan` warns where
+    # one is not installed.
+    packages: ClassVar[Mapping[str, str]] = {}
     # What items_per_step counts, in the plural.
     items: ClassVar[str] = "samples"
     # What a run answers whose job does not say it: the first of these that names a setting that

@@ -310,6 +310,7 @@ class ResNet(Model):
 
     items = "images"
     title = "Residual network"
+    packages = {"torchvision": how_to_install("vision")}
     metrics = (OUTPUT_ERROR,)
 
     def __init__(
@@ -389,7 +390,7 @@ class ResNet(Model):
         except (ImportError, RuntimeError, OSError) as error:
             raise UsageError(
                 f"workload resnet50: torchvision cannot be imported ({brief(error)}); install the "
-                f"one for torch {torch.__version__} on every node; {how_to_install('vision')}"
+                f"one for torch {torch.__version__} on every node; {self.packages['torchvision']}"
             ) from error
         model: nn.Module = getattr(models, preset)().to(memory_format=layout)
         if images.device.type == "meta":

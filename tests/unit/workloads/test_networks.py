@@ -9,7 +9,7 @@ from typing import Any
 import builders
 import pytest
 import torch
-from commands import refusal_of
+from commands import REPOSITORY, refusal_of
 from torch import nn
 
 from raybench.errors import UsageError
@@ -141,6 +141,15 @@ def test_without_torchvision_one_line_says_what_to_install(monkeypatch):
     told = refusal_of(UsageError, make)
     assert told.endswith("pip install -e '.[vision]'")
     assert torch.__version__ in told
+
+
+@pytest.mark.parametrize("words", ["plan", "sweep --dry-run"])
+def test_a_plan_warns_of_a_missing_torchvision(words, command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    done = command(*words.split(), REPOSITORY / "jobs" / "resnet50_amp.yaml", results=None)
+    assert (done.code, done.err.count("\n")) == (0, 1), done
+    assert done.err.endswith("in the checkout of raybench: pip install -e '.[vision]' (warning)\n")
+    assert "resnet50_amp.yaml:19:18: workload.kind: needs torchvision" in done.err
 
 
 @needs_torchvision
