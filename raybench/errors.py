@@ -18,7 +18,14 @@ The functions tell what any exception says, bounded, and raise nothing: a worklo
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path, PurePath
+from typing import TypeAlias
+
+# The file, the line and the function of a frame.
+Frame: TypeAlias = tuple[str, int, str]
+_PACKAGE = f"{Path(__file__).parent}/"
 
 
 class RaybenchError(Exception):
@@ -89,6 +96,25 @@ def traceback_of(error: BaseException) -> str:
     with suppress(Exception):
         lines = traceback.format_exception(error)
     return shorten_start("".join(lines), DETAIL_CHARACTERS)
+
+
+def frames_of(error: BaseException) -> list[Frame]:
+    """Return the frames of the error's traceback, the innermost last."""
+    walked = traceback.walk_tb(error.__traceback__)
+    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
+
+
+def place_among(frames: Iterable[Frame]) -> str:
+    """Return the last frame in a user's file as `net.py:60 in step`; empty where there is none.
+
+    Files of raybench, of Python and of installed packages are nobody's own.
+    """
+    own = [
+        f"{PurePath(path).name}:{line} in {function}"
+        for path, line, function in frames
+        if not path.startswith(("<", _PACKAGE)) and "/lib/python3" not in path
+    ]
+    return own[-1] if own else ""
 
 
 def add_note(error: BaseException, note: str) -> None:

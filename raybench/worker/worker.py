@@ -18,7 +18,14 @@ from typing import Any, Literal
 
 import torch
 
-from raybench.errors import UsageError, mentions, message_of, traceback_of
+from raybench.errors import (
+    UsageError,
+    frames_of,
+    mentions,
+    message_of,
+    place_among,
+    traceback_of,
+)
 from raybench.hardware.devices import Counters, Reading, describe_device
 from raybench.job import registry
 from raybench.job.point import SCRIPT, Point, Precision, Scalar
@@ -372,11 +379,12 @@ def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
     )
     # A module that cannot be imported has a reason of its own.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
+    place = place_among(frames_of(error)) or place_among(frames_of(cause))
     return Failure(
         rank=rank_info.rank,
         status=Status.OOM if is_out_of_memory else Status.ERROR,
         error_type=type(cause).__name__,
-        message=message_of(error),
+        message=message_of(error) + (f", at {place}" if place else ""),
         detail=traceback_of(error),
         # After an error of the device the CUDA context is broken, but not where torch's allocator
         # ran out of memory.

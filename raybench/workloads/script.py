@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 from pydantic import Field
 
-from raybench.errors import DETAIL_CHARACTERS, UsageError, shorten_start
+from raybench.errors import DETAIL_CHARACTERS, UsageError, place_among, shorten_start
 from raybench.job.point import product_of, render, split_arguments
 from raybench.records import Cause, Failure, Samples, Status, Task
 from raybench.workloads.base import Context, Workload
@@ -311,6 +311,8 @@ class RunningScript(Workload):
         # As if the workload had raised it.
         raised = message["raised"]
         text = raised["message"].strip()
+        told = next(iter(text.splitlines()), "") or f"{raised['type']}: no message"
+        place = place_among(raised["frames"])
         is_oom = not _OUT_OF_MEMORY.isdisjoint(raised["bases"]) or (
             "RuntimeError" in raised["bases"] and any(word in text for word in _OUT_OF_MEMORY_WORDS)
         )
@@ -319,7 +321,7 @@ class RunningScript(Workload):
                 rank=0,
                 status=Status.OOM if is_oom else Status.ERROR,
                 error_type=raised["type"],
-                message=next(iter(text.splitlines()), "") or f"{raised['type']}: no message",
+                message=told + (f", at {place}" if place else ""),
                 detail=shorten_start(raised["traceback"], DETAIL_CHARACTERS),
                 # What it did to its device has ended with its process.
                 worker_reusable=True,

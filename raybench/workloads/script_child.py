@@ -34,6 +34,7 @@ _PR_SET_PDEATHSIG = 1
 _MS_TO_NS = 1_000_000
 # What the parent keeps of a text.
 _CHARACTERS = 20_000
+_FRAMES = 100
 
 
 class _Channel:
@@ -278,12 +279,14 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
         text = "".join(traceback.format_exception(type(error), error, frames))
         sys.stderr.write(text)
         sys.stderr.flush()
+        walked = list(traceback.walk_tb(frames))[-_FRAMES:]
         channel.send(
             raised={
                 "type": type(error).__name__,
                 "bases": [base.__name__ for base in type(error).__mro__],
                 "message": str(error)[:_CHARACTERS],
                 "traceback": text[-_CHARACTERS:],
+                "frames": [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in walked],
             }
         )
         os._exit(1)

@@ -91,7 +91,7 @@ def test_step_of_that_never_steps_names_those_that_do(tmp_path):
 @pytest.mark.parametrize(
     ("text", "status", "error_type", "message"),
     [
-        ("raise ValueError('no such\\nthing')", Status.ERROR, "ValueError", "no such"),
+        ("raise ValueError('no such\\nthing')", Status.ERROR, "ValueError", "no such, at "),
         ("steps(8)\nraise ValueError('later')", Status.ERROR, "ValueError", "later"),
         ("raise MemoryError", Status.OOM, "MemoryError", "MemoryError: no message"),
         ("sys.exit('bad data')", Status.ERROR, "ScriptExit", "with exit code 1"),

@@ -1,6 +1,7 @@
 """The inside of a worker, driven in this process on the CPU."""
 
 import os
+import re
 import socket
 import sys
 import threading
@@ -99,7 +100,7 @@ def test_an_exception_in_init_is_a_failure_with_its_first_line_and_traceback(wor
 
     answer = failed(make_task(workload(Broken)))
     assert (answer.status, answer.error_type) == (Status.ERROR, "ValueError")
-    assert answer.message == "no such thing"
+    assert answer.message.startswith("no such thing, at test_worker.py:")
     assert "more of it" in answer.detail
     assert answer.worker_reusable
 
@@ -254,7 +255,7 @@ def test_what_a_workload_leaves_behind_is_told_and_costs_the_process(workload, f
     stop.set()
     assert not answer.worker_reusable
     if isinstance(answer, Failure):
-        assert answer.message == "no such thing"
+        assert answer.message.startswith("no such thing, at test_worker.py:")
     else:
         assert answer.warnings == (
             "the workload left 2 running threads (left, left) behind: "
@@ -355,7 +356,9 @@ def test_whatever_is_raised_has_a_type_and_a_message_and_costs_no_process(
 ):
     answer = failed(make_task(workload(raising(error))))
     assert (answer.status, answer.error_type) == (Status.ERROR, error_type)
-    assert answer.message == message
+    told, _, place = answer.message.rpartition(", at ")
+    assert told == message
+    assert re.fullmatch(r"test_worker\.py:\d+ in step", place)
     assert answer.worker_reusable
 
 
@@ -363,8 +366,10 @@ def test_the_text_of_an_exception_is_cut_and_says_so(workload):
     error = ValueError("x" * 10_000_000)
     error.add_note("y" * 10_000_000)
     answer = failed(make_task(workload(raising(error))))
-    assert len(answer.message) == 2000
-    assert answer.message.endswith("x ... [cut: 20,000,002 characters]")
+    told, _, place = answer.message.rpartition(", at ")
+    assert len(told) == 2000
+    assert told.endswith("x ... [cut: 20,000,002 characters]")
+    assert place.startswith("test_worker.py:")
     assert len(answer.detail) == 4000
     assert answer.detail.startswith("[cut: 20,00")
 
