@@ -184,7 +184,7 @@ class PointProgress:
         else:
             message = record.error_message or ""
             told = formatting.failure(record.status, record.error_type, message)
-            outcome = formatting.shorten(formatting.plain(told), 300)
+            outcome = formatting.shorten_middle(formatting.plain(told), 300)
         outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self._name(record.point), outcome])
 

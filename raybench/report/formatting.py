@@ -50,6 +50,15 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def shorten_middle(text: str, most: int) -> str:
+    """Return at most `most` characters (3 or more) of a text; `…` stands for a part before its end.
+
+    What to do about a failure stands at the end of its text.
+    """
+    start = (most - 1) // 3
+    return text if len(text) <= most else f"{text[:start]}…{text[start + 1 - most :]}"
+
+
 def counted(count: int, noun: str) -> str:
     """Return `1 point`, `4 points` for a noun without the s."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

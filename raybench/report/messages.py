@@ -16,7 +16,7 @@ from raybench.analysis.rows import ScaledRow
 from raybench.analysis.scaling import NORMAL_LIMITS
 from raybench.report import formatting
 from raybench.report.documents import Listing
-from raybench.report.formatting import shorten
+from raybench.report.formatting import shorten_middle
 from raybench.results.metrics import is_imprecise
 from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
@@ -64,16 +64,18 @@ class MessageGroup:
     where: str = ""
 
     def shortened(self, most: int) -> str:
-        """Return the text, cut to `most` characters (1 or more); then, uncut, `where` in ()."""
-        return shorten(self.text, most) + (f" ({self.where})" if self.where else "")
+        """Return the text, `most` characters of it with its end; then, uncut, `where` in ()."""
+        return shorten_middle(self.text, most) + (f" ({self.where})" if self.where else "")
 
 
 _MAX_GROUPS = 20
+# Characters of a message: a failure of raybench's own is shorter, and stays whole with its cure.
+SHORT, LONG = 150, 600
 
 
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
-    """Return lines (`4 x`, `shortened(300)`) of 20 groups; a last one sums the counts of others."""
-    lines = [(f"{one.count} x", one.shortened(300)) for one in groups[:_MAX_GROUPS]]
+    """Return lines (`4 x`, a long message) of 20 groups; a last one sums the counts of others."""
+    lines = [(f"{one.count} x", one.shortened(LONG)) for one in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
         lines.append((f"{more} x", "others; `--format json` has all"))
     return Listing(title=title, lines=lines, is_quoted=True)

@@ -15,7 +15,7 @@ from typing import Any
 from raybench.analysis.references import impossible_among
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
-from raybench.records import Metric, RunStatus
+from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.documents import (
     Block,
@@ -26,7 +26,7 @@ from raybench.report.documents import (
     Table,
 )
 from raybench.report.formatting import command, counted, span
-from raybench.report.messages import doubts, list_messages
+from raybench.report.messages import LONG, SHORT, doubts, list_messages
 from raybench.report.point_settings import settings_words
 from raybench.report.sections import (
     MOST_ROWS,
@@ -186,36 +186,45 @@ class RunReport(Document):
             yield Line(text="No point has been finished yet.", is_apart=True)
         found = [*summary.failures, *summary.without_speed_up, *summary.warnings]
         for place, group in enumerate(found[:_MOST_WARNINGS]):
-            text = f"{group.count} x {group.shortened(150)}"
-            yield Line(text=text, is_apart=place == 0)
+            most = LONG if place < len(summary.failures) else SHORT
+            yield Line(text=f"{group.count} x {group.shortened(most)}", is_apart=place == 0)
         if (more := len(found) - _MOST_WARNINGS) > 0:
             yield Line(text=f"and {more} more: --full")
-        text = self._next_command()
-        if len(text) > 74:  # a line for each option, which a shell joins
+        text = self._next()
+        if len(text) > 80:  # a line for each option, which a shell joins
             text = re.sub(r" (?=--?[a-z])", r" \\\n    ", text)
         first, *others = text.split("\n")
-        yield Line(text=f"Next: {first}", tone="aside", is_apart=True, is_whole=True)
+        yield Line(text=first, tone="aside", is_apart=True, is_whole=True)
         for text in others:
             yield Line(text=text, tone="aside", is_whole=True)
         text = f"`{command('explain', 'TERM')}` says what a heading or mark means."
         yield Line(text=text, tone="aside")
 
-    def _next_command(self) -> str:
-        """Return the command that brings most: the rest, an interval, else the full report."""
+    def _next(self) -> str:
+        """Return `Next: ` and the command that brings most.
+
+        Failed points come first, then what was not run, then an interval, then the full report.
+        """
         run, more = self.summary.run, self.summary.more_rounds
+        is_failed = self.summary.may_retry_failed
+        is_open = is_failed or self.summary.is_cut_short
         words = list(run.argv[1:])
         end = words.index("--") if "--" in words else len(words)
         words, of_script = words[:end], words[end:]
         is_usual = self.summary.folder == Path("results")
-        if (more is None and run.status is not RunStatus.INTERRUPTED) or words[:1] != ["sweep"]:
+        if not (more or is_open) or words[:1] != ["sweep"]:
             place = [] if is_usual else ["--results", str(self.summary.folder)]
-            return command("report", run.run_id, "--full", *place)
+            return f"Next: {command('report', run.run_id, '--full', *place)}"
         # Results are where the run is, which takes its `--set` from its tables.
         own, pairs = {"-o", "--output", "--resume", "--set"}, zip(["", *words], words, strict=False)
         kept = [one for last, one in pairs if not {last, one[:2], one.partition("=")[0]} & own]
         place = [] if is_usual else ["-o", str(self.summary.folder)]
-        rounds = ["--set", f"measure.rounds={more.rounds}"] if more else []
-        return command(*kept, "--resume", run.run_id, *place, *rounds, *of_script)
+        how = ["--retry-failed"] if is_failed else []
+        if more and not is_open:
+            how = ["--set", f"measure.rounds={more.rounds}"]
+        when = ", after mending what failed" if is_failed else ""
+        text = command(*kept, "--resume", run.run_id, *place, *how, *of_script)
+        return f"Next{when}: {text}"
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.

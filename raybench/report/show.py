@@ -27,7 +27,7 @@ from raybench.report.documents import (
     metric_column,
     records,
 )
-from raybench.report.formatting import plain_lines, shorten
+from raybench.report.formatting import plain_lines, shorten, shorten_middle
 from raybench.report.point_settings import setting_columns
 from raybench.results.tables import (
     Run,
@@ -152,7 +152,7 @@ class PointList(Document):
             *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
             column(
                 "reason",
-                lambda row: shorten(_reason(row), 80),
+                lambda row: shorten_middle(_reason(row), 80),
                 is_text=True,
                 min_chars=24,
                 drop=count + 1,

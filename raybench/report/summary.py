@@ -463,6 +463,18 @@ class Summary:
         """Return how points that are not ok ended, and why: the last attempt in each round."""
         return messages.failures(self._attempts)
 
+    @property
+    def may_retry_failed(self) -> bool:
+        """Return whether points failed by an error or their time limit; `oom` is a result."""
+        mended = (Status.ERROR, Status.TIMEOUT)
+        return any(row.status in mended for row in self._attempts)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Return whether the run was interrupted, or lost points with their workers."""
+        is_lost = any(row.status == Status.LOST for row in self._attempts)
+        return is_lost or self.run.status is RunStatus.INTERRUPTED
+
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
         """Return the `why` of ok points without speed-up; of baselines only if no other has one."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +29,7 @@ from builders import (
     report_text,
     tables_of,
     unscaled_point,
+    write_run,
 )
 from commands import EXAMPLES
 
@@ -556,6 +558,37 @@ def test_the_next_command_replaces_what_the_run_was_given_in_any_spelling(tmp_pa
     assert "sweep job.yaml --device cpu --resume run-a" in next_words.replace("\\ ", "")
     assert "old" not in next_words
     assert "out" not in next_words.replace(tmp_path.name, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "run_status", "expected"),
+    [
+        (Status.ERROR, RunStatus.FAILED, "--resume run-a --retry-failed"),
+        (Status.TIMEOUT, RunStatus.INTERRUPTED, "--resume run-a --retry-failed"),
+        (Status.LOST, RunStatus.FAILED, "--resume run-a"),
+        (Status.CANCELLED, RunStatus.INTERRUPTED, "--resume run-a"),
+        (Status.OOM, RunStatus.FAILED, "--resume run-a --set measure.rounds=3"),
+    ],
+)
+def test_the_next_command_follows_how_points_ended(tmp_path, command, status, run_status, expected):
+    failed = make_failed(make_point(world_size=2), status=status)
+    write_run(tmp_path, "run-a", [make_record(), failed], [make_device()], status=run_status)
+    told = command("report", "run-a").out.partition("Next")[2].partition("`")[0]
+    words = shlex.split(told.partition(": ")[2].replace("\\\n", " "))
+    assert " ".join(words) == f"raybench sweep job.yaml --resume run-a -o {tmp_path}" + (
+        expected.removeprefix("--resume run-a")
+    )
+    assert ("after mending" in told) is ("--retry-failed" in expected)
+
+
+def test_a_report_never_cuts_the_cure_of_a_failure(tmp_path, command):
+    cure = "; in the checkout of raybench: pip install -e '.[vision]'"
+    reason = "torchvision cannot be imported " + "(and why) " * 30 + cure
+    failed = make_failed(make_point(world_size=2), status=Status.ERROR, error_message=reason)
+    write_run(tmp_path, "run-a", [make_record(), failed], [make_device()])
+    for words in (["report"], ["report", "--full"], ["report", "--format", "md"], ["show"]):
+        told = " ".join(command(words[0], "run-a", *words[1:]).out.split())
+        assert "pip install -e" in told, words
 
 
 def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path):
