@@ -12,6 +12,7 @@ import gc
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ import psutil
 import torch
 import torch._dynamo
 from torch import backends
+from torch.utils.data._utils import signal_handling
 
 _GRACE_S = 0.5
 _POLL_S = 0.01
@@ -43,7 +45,19 @@ _ATTRIBUTES = {
             "allow_fp16_accumulation",
         ),
     ),
+    # Without its flag the DataLoader would not set its handler again, which is put back too.
+    "DataLoader": (signal_handling, ("_SIGCHLD_handler_set",)),
 }
+# Ray and faulthandler handle these in C: Python can neither read nor restore their handlers.
+_CRASHES = {
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSEGV,
+    signal.SIGTRAP,
+}
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # torch._dynamo has loaded them all.
 _COMPILER_CONFIGS = (
     "torch._dynamo.config",
@@ -69,6 +83,10 @@ def settings() -> Iterator[Setting]:
     cuda, has_cache = backends.cuda, torch.is_autocast_cache_enabled
     deterministic = torch.get_deterministic_debug_mode
     yield from (
+        # The timers first: the signal of a timer may come while the rest is put back.
+        Setting("interval timer", _timers, _set_timers),
+        Setting("signal handler", _signal_handlers, _set_signal_handlers),
+        Setting("signal mask", _signal_mask, _set_signal_mask),
         Setting("environment", lambda: dict(os.environ), _set_environment),
         Setting("working directory", _working_directory, os.chdir),
         # None, since a default of "cpu" costs time in each call of torch.
@@ -105,6 +123,44 @@ def settings() -> Iterator[Setting]:
     for name in _COMPILER_CONFIGS:
         config: Any = sys.modules[name]
         yield Setting(name, config.get_config_copy, partial(_set_config, config))
+
+
+def _timers() -> list[tuple[bool, float]]:
+    """Return whether each interval timer runs, and the seconds after which it repeats."""
+    times_s = map(signal.getitimer, _TIMERS)
+    return [(left_s > 0, interval_s) for left_s, interval_s in times_s]
+
+
+def _set_timers(before: list[tuple[bool, float]]) -> None:
+    """Stop timers that were started, and give others the interval that they had."""
+    for timer, now, (was_running, interval_s) in zip(_TIMERS, _timers(), before, strict=True):
+        if now != (was_running, interval_s):
+            signal.setitimer(timer, interval_s, interval_s)
+
+
+def _signal_handlers() -> dict[int, Any]:
+    """Return the handler of each signal; None for a handler that was set in C."""
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+
+def _set_signal_handlers(before: dict[int, Any]) -> None:
+    """Set the handlers that have changed, except those set in C."""
+    for number, handler in before.items():
+        is_in_c = handler is None or number in _CRASHES
+        if not is_in_c and signal.getsignal(number) != handler:
+            signal.signal(number, handler)
+
+
+def _signal_mask() -> set[int]:
+    return signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def _set_signal_mask(before: set[int]) -> None:
+    """Block exactly these signals in this thread; discard other signals that are pending."""
+    for number in signal.sigpending() - before:
+        handler = signal.signal(number, signal.SIG_IGN)  # discards the signal
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _set_environment(before: dict[str, str]) -> None:

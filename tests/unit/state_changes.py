@@ -2,11 +2,13 @@
 
 import os
 import random
+import signal
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import backends
+from torch.utils.data._utils import signal_handling
 
 matmul = backends.cuda.matmul
 
@@ -17,8 +19,19 @@ def _fp32_precision() -> None:
     matmul.fp32_precision = "tf32"
 
 
+def _handle(*_: object) -> None: ...
+
+
+def _leave_a_signal_pending() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    signal.raise_signal(signal.SIGUSR2)
+
+
 # By the name of the setting.
 STATE_CHANGES: dict[str, Callable[[], object]] = {
+    "interval timer": lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 60, 60),
+    "signal handler": lambda: signal.signal(signal.SIGUSR1, _handle),
+    "signal mask": _leave_a_signal_pending,
     "environment": lambda: os.environ.update(NCCL_P2P_DISABLE="1", HOME="/nowhere"),
     "working directory": lambda: os.chdir("/"),
     "default device": lambda: torch.set_default_device("meta"),
@@ -43,6 +56,9 @@ STATE_CHANGES: dict[str, Callable[[], object]] = {
             "allow_fp16_accumulation",
         )
     },
+    "DataLoader _SIGCHLD_handler_set": lambda: setattr(
+        signal_handling, "_SIGCHLD_handler_set", not signal_handling._SIGCHLD_handler_set
+    ),
     "flash attention": lambda: backends.cuda.enable_flash_sdp(False),
     "memory-efficient attention": lambda: backends.cuda.enable_mem_efficient_sdp(False),
     "math attention": lambda: backends.cuda.enable_math_sdp(False),
@@ -64,6 +80,11 @@ def seen() -> dict[str, object]:
     return {
         "environment": dict(os.environ),
         "folder": os.getcwd(),  # noqa: PTH109
+        "signals": (
+            signal.getsignal(signal.SIGUSR1),
+            signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            signal.getitimer(signal.ITIMER_VIRTUAL),
+        ),
         "tensor": (torch.empty(1).dtype, torch.empty(1).device, torch.is_grad_enabled()),
         "threads": torch.get_num_threads(),
         "deterministic": torch.get_deterministic_debug_mode(),
