@@ -193,6 +193,7 @@ class Cause(StrEnum):
     TIMEOUT = "Timeout", Status.TIMEOUT
     WORKER_DIED = "WorkerDied", Status.LOST, True
     HOST_OUT_OF_MEMORY = "HostOutOfMemory", Status.OOM, True
+    ANSWER_LOST = "AnswerLost", Status.LOST
     WORKER_LOST = "WorkerLost", Status.LOST
     NO_START = "NoStart", Status.ERROR
     NODE_LOST = "NodeLost", Status.LOST

@@ -7,8 +7,10 @@ import threading
 import time
 
 import pytest
+import ray
+from ray import exceptions
 
-from raybench.records import Failure, Status
+from raybench.records import Failure, Measurement, Status
 from tests.cluster_contract import PointContract, failures, places, process_ids, run
 from tests.integration.sweeps import wait_for
 
@@ -107,6 +109,32 @@ class TestRay(PointContract):
             for thread in threads:
                 thread.join(60)
             assert [failures(answers.pop(ids)) for ids in disjoint] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        exceptions.ObjectLostError,
+        exceptions.OwnerDiedError,
+        exceptions.ReferenceCountingAssertionError,
+    ],
+)
+def test_an_answer_lost_before_its_fetch_is_lost(cluster, monkeypatch, loss):
+    get = ray.get
+
+    def lose(ref, **options):
+        answer = get(ref, **options)
+        if isinstance(answer, Measurement):
+            raise loss(ref.hex(), b"", "")
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "get", lose)
+        (answer,) = run(cluster, 0)
+    assert isinstance(answer, Failure)
+    assert (answer.status, answer.error_type) == (Status.LOST, "AnswerLost")
+    assert "\n" not in answer.message
+    assert failures(run(cluster, 0)) == []
 
 
 @pytest.mark.parametrize(

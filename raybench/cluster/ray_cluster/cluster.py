@@ -284,6 +284,13 @@ def _answer_of(ref: Any, rank: int, device: Device) -> Answer:
                 message=reason,
                 detail=shorten_start(told, DETAIL_CHARACTERS),
             )
+        if isinstance(error, ray.exceptions.ObjectLostError):
+            return Failure.of(
+                Cause.ANSWER_LOST,
+                rank=rank,
+                message=f"{device.host} has lost the answer of the worker before it was fetched",
+                detail=shorten_start(told, DETAIL_CHARACTERS),
+            )
         # The exception that the worker raised, if any: Ray's text begins with the actor's name.
         cause = getattr(error, "cause", None) or error
         return Failure(
