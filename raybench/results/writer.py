@@ -16,14 +16,16 @@ import fcntl
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, brief, traceback_of
+from raybench.job.problems import quote
 from raybench.records import Device, Record, RunStatus, Status
 from raybench.records.devices import DeviceSample
 from raybench.results.columns import (
@@ -244,7 +246,8 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run inside the `with` block: only one driver may write it.
 
     Makes the run's folder in `runs` and the lock file; both stay. The system frees the lock if the
-    process dies. On a file system without locks nothing is held. Raises ResultsError for an id with
+    process dies. On a file system without locks (flock), a file `.driver.held` takes its place;
+    after a kill that file stays, and the user must remove it. Raises ResultsError for an id with
     other characters than a-z, A-Z, 0-9, '.', '_' and '-', one that begins with one of these three,
     is empty, all digits or `latest`; if the run stays held for a second, also by the caller; if a
     link leads one of its folders or its lock file out of `root`; or if that file cannot be made.
@@ -262,6 +265,7 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
         file = path.open("ab")
     with file:
         deadline_s = time.monotonic() + _READERS_S
+        claim: AbstractContextManager[None] = nullcontext()
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -273,9 +277,32 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
                         "end, or stop it"
                     ) from None
                 time.sleep(0.05)
-            except OSError:
-                break  # a file system without locks must not keep anyone from a sweep
+            except OSError:  # no locks: NFS without its lock daemon, Lustre without `-o flock`
+                claim = _claim_run(root, run_id)
+                break
+        with claim:
+            yield
+
+
+@contextmanager
+def _claim_run(root: Path, run_id: str) -> Iterator[None]:
+    """Hold a run by a file that only one process can create."""
+    path = root / "runs" / run_id / f"{LOCK}.held"
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    with one_line(path):
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(holder)
+        except FileExistsError:
+            other = path.read_text(encoding="utf-8", errors="replace")
+            raise ResultsError(
+                f"{root}: run {run_id} is being written by {quote(other)}, and this file system "
+                f"has no locks to tell whether that sweep has ended; if it has, remove {path}"
+            ) from None
+    try:
         yield
+    finally:
+        delete_file(path)
 
 
 def _check_run_id(run_id: str) -> None:
@@ -414,7 +441,7 @@ def _put_together(table: str, parts: Sequence[Path], whole: pa.Table, name: str)
     others = [part for part in parts if part != path]
     merged = {MERGED: "/".join(part.name for part in others).encode()}
     write_part(path, table, whole.replace_schema_metadata(schema(table).metadata | merged))
-    # Or a power cut may take the rows of all parts.
+    # fsync first: a power cut would otherwise lose the rows of all parts.
     with one_line(path), path.open("rb") as file:
         os.fsync(file.fileno())
     for part in others:

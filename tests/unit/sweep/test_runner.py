@@ -583,6 +583,19 @@ def test_a_run_that_another_driver_writes_is_refused_in_one_line(resume, folder)
         assert "run run-a is being written by another sweep" in refusal(resume, Status.OK)
 
 
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_flock_one_driver_writes_a_run(resume, folder, monkeypatch, number):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(number, "No locks available")))
+    with hold_run(folder, "run-a"):
+        line = refusal(resume, Status.CANCELLED)
+    held = folder / "runs" / "run-a" / ".driver.held"
+    assert f"being written by 'process {os.getpid()} on " in line
+    assert line.endswith(f"if it has, remove {held}\n")
+    assert not held.exists()
+    with hold_run(folder, "run-a"):
+        assert held.exists()
+
+
 def test_devices_that_come_during_the_run_have_their_rows(job, rows_of, stored, folder):
     rows = rows_of(state_of(job))
     first, second = make_device(), make_device("b")
