@@ -1,5 +1,6 @@
 """A run whose parts are put together: the same rows, also where that was cut short."""
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -137,6 +138,42 @@ def test_an_end_before_the_old_parts_are_removed_shows_each_row_once(
     compact_run(store.root, RUN)
     assert len(parts(store, "samples")) == 1
     assert_same(rows(store), before)
+
+
+def test_a_merged_part_is_on_disk_before_others_vanish(store, monkeypatch):
+    synced, unsynced = set(), []
+    fsync, unlink = os.fsync, Path.unlink
+
+    def note_sync(file):
+        fsync(file)
+        synced.add(os.fstat(file).st_ino)
+
+    def note_unlink(path, missing_ok=False):
+        if not path.name.startswith("."):
+            [merged] = path.parent.glob("*-and-3-more.parquet")
+            unsynced.extend([path] if merged.stat().st_ino not in synced else [])
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "unlink", note_unlink)
+    with hold_run(store.root, RUN):
+        compact_points(store.root, RUN)
+    assert len(parts(store, "points")) == 1
+    assert synced
+    assert unsynced == []
+
+
+def test_samples_of_several_attempts_stay_with_one_row(single):
+    sizes = (4, 8)
+    batch = [(5 + place, make_record(make_point(world_size=n))) for place, n in enumerate(sizes)]
+    single.write_records(batch)
+    rows_of(single, 5).unlink()
+    single.write_records(batch[1:])
+    # The part of both attempts has no twin any more; the row of the second is elsewhere.
+    own = single.root / "samples" / RUN / rows_of(single, 6).name
+    own.unlink()
+    clear_leftovers(single.root, RUN)
+    assert sampled(single) >= KEPT | {batch[1][1].point.point_id}
 
 
 def test_a_run_that_is_measured_is_refused(store):

@@ -1,8 +1,9 @@
+import json
 import os
 import shutil
 import socket
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,6 +16,7 @@ from builders import (
     make_device,
     make_failed,
     make_measure,
+    make_measurement,
     make_point,
     make_record,
     make_run,
@@ -24,7 +26,7 @@ from builders import (
 from commands import refusal_of, run_python
 
 from raybench.errors import ResultsError
-from raybench.records import ModuleTime, Profile, RunStatus, Status
+from raybench.records import ModuleTime, Profile, RunStatus, Status, TrialKey
 from raybench.results import reader
 from raybench.results.columns import write_file
 from raybench.results.reader import find_run, load, read_runs, read_table
@@ -182,6 +184,28 @@ def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_written_of_a_removed_run(results):
+    store = old_run(results)
+    for table in TABLES:
+        shutil.rmtree(results / table / "run-old", ignore_errors=True)
+    profile = Profile(trace=b"trace")
+    profiled = replace(make_measurement(0, [(1, 2)]), profile=profile)
+    record = make_record(make_point(batch_size=3), measurements=(profiled,), outputs=("printed",))
+    with pytest.raises(ResultsError, match="the folders of run run-old are gone"):
+        store.write_records([(7, record)])
+    assert list(results.glob("*/run-old")) == []
+
+
+def test_the_latest_attempt_counts_whatever_its_part(results):
+    store = old_run(results)
+    point = make_point(batch_size=3)
+    # By name, the part of the second attempt comes first.
+    store.write_records([(3, make_record(point, attempt=2))])
+    store.write_records([(7, make_failed(point, attempt=1))])
+    last = reader.latest(results, "run-old")[TrialKey(point.point_id)]
+    assert (last.attempt, last.status) == (2, Status.OK)
+
+
 def test_a_run_is_never_written_over_and_not_begun_anew_where_its_folders_were_taken_away(results):
     store = old_run(results)
     with pytest.raises(ResultsError, match="run run-old is already there"):
@@ -308,8 +332,8 @@ def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_pat
         check_writable(tmp_path / "results")
 
 
-def unfinished(root, host):
-    running = {"status": RunStatus.RUNNING, "finished_at": None, "points_ok": 0}
+def unfinished(root, host, **changes):
+    running = {"status": RunStatus.RUNNING, "finished_at": None, "points_ok": 0, **changes}
     write_run(root, "run-b", [make_record()], host=host, **running)
 
 
@@ -327,6 +351,17 @@ def test_a_run_is_running_while_its_driver_lives_and_interrupted_afterwards(tmp_
     assert list(pd.read_parquet(tmp_path / "runs")["run_id"]) == ["run-b"]
     with hold_run(tmp_path, "run-b"):
         pass  # readers do not keep it out
+
+
+def test_a_killed_resumed_run_ended_after_its_pause(tmp_path, command):
+    with hold_run(tmp_path, "run-b"):
+        unfinished(tmp_path, socket.gethostname(), paused_s=3600.0)
+    went_on = START + timedelta(hours=2)
+    row = part_of(tmp_path, "runs", "run-b")
+    os.utime(row, (went_on.timestamp(), went_on.timestamp()))
+    [run] = json.loads(command("list", "--json", results=tmp_path).out)["runs"]
+    assert run["status"] == "interrupted"
+    assert datetime.fromisoformat(run["finished_at"]) == went_on
 
 
 @pytest.mark.parametrize("is_held_once", [True, False])
