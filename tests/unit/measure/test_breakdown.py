@@ -2,12 +2,14 @@
 
 import time
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain, count, cycle
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from builders import make_context
+from forked import gloo, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -73,6 +75,30 @@ def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer():
     assert found.methods["wall_synced_ms_by_rank"].startswith("none: on a CPU")
     assert not _global_optimizer_pre_hooks
     assert not _global_optimizer_post_hooks
+
+
+class Uneven(Workload):
+    """Sums over the ranks; each step of rank 0 takes 1 or 21 ms in turn, of rank 1 always 5."""
+
+    def __init__(self, rank: int) -> None:
+        self._pauses_s = cycle([0.001, 0.021] if rank == 0 else [0.005])
+
+    def step(self) -> None:
+        time.sleep(next(self._pauses_s))
+        dist.all_reduce(torch.ones(1))
+
+
+def blocks_of_rank(rank: int, store: str) -> list[int]:
+    """The sizes of the blocks of local steps on this rank."""
+    with gloo(rank, 2, store):
+        extent = Extent(steps=6, most_local_steps=40)
+        found = break_down(Uneven(rank), Timer(CPU), make_context(rank, 2), extent)
+    return [len(block) for block in found.local_ms]
+
+
+def test_all_ranks_repeat_for_an_unsure_one(tmp_path):
+    unsure, sure = run_ranks(blocks_of_rank, 2, str(tmp_path / "store"))
+    assert unsure == sure == [3] * 14
 
 
 def test_optimizers_of_one_step_are_added_up_but_not_one_inside_of_another(monkeypatch):
