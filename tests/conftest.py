@@ -14,10 +14,17 @@ import pytest
 
 pytest.register_assert_rewrite("tests.cluster_contract")
 
-# Tests run sweeps side by side with other tests, and beside a user's: each process of pytest has
-# its own folder of device locks. Set here, so that all that is started has it.
-_LOCKS = tempfile.mkdtemp(prefix="raybench-test-locks-")
-os.environ["RAYBENCH_LOCK_DIR"] = _LOCKS
+# Tests run sweeps beside each other and beside a user's, so each process of pytest has its own
+# device locks and Ray sessions. Set before Ray is imported; all child processes inherit it. The
+# path is short because a socket's path has at most 107 bytes, of which Ray takes most.
+_OWN = Path(tempfile.mkdtemp(prefix="rbtest-", dir="/tmp"))
+# Ray writes a cluster's address to this file, and a user's sweep would read it there and join.
+(_OWN / "ray").mkdir()
+(_OWN / "ray" / "ray_current_cluster").symlink_to(os.devnull)
+os.environ["RAY_TMPDIR"] = str(_OWN)
+os.environ["RAYBENCH_LOCK_DIR"] = str(_OWN / "locks")
+# `--address auto` must not join a cluster that a user has on this host.
+os.environ["RAY_ADDRESS"] = "local"
 
 # A shell without job control starts what it puts in the background with SIGINT ignored, and all
 # that is started from there inherits it. Tests interrupt the sweeps that they start.
@@ -25,9 +32,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _locks_are_removed() -> Iterator[None]:
+def _own_folder_is_removed() -> Iterator[None]:
     yield
-    shutil.rmtree(_LOCKS, ignore_errors=True)
+    shutil.rmtree(_OWN, ignore_errors=True)
 
 
 # What takes seconds to start, and is started once in each process that runs one of its files: the

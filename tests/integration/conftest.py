@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 
-# Before Ray is imported: the address of a cluster that happens to run here must not be joined.
-os.environ.pop("RAY_ADDRESS", None)
+# Before Ray is imported.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 
 

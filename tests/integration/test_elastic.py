@@ -69,6 +69,9 @@ def start_head(max_workers):
             port = free.getsockname()[1]
         address = f"{ray.util.get_node_ip_address()}:{port}"
         provider = {**PROVIDER, "gcs_address": address}
+        # A user's sweep would join a cluster whose address it finds in its folder.
+        Path(folder, "r").mkdir()
+        Path(folder, "r", "ray_current_cluster").symlink_to(os.devnull)
         config = Path(folder, "config.json")
         config.write_text(json.dumps({**CONFIG, "max_workers": max_workers, "provider": provider}))
         options = [f"--port={port}", f"--temp-dir={folder}/r", "--num-cpus=1", "--num-gpus=0"]
