@@ -9,7 +9,6 @@ after a change of these rules; a second call changes nothing.
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,11 +24,13 @@ from raybench.job.point import Point
 from raybench.job.source import overrides_in, parse_source
 from raybench.measure.stopping import Progress, StoppingPolicy
 from raybench.records import Measurement, Record, Repetition, Samples, Status
+from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
 from raybench.results.breakdown import beyond_local_step
-from raybench.results.columns import from_row, write_part
+from raybench.results.columns import from_row, to_row, write_part
+from raybench.results.doubts import OF_COLUMNS, column_doubts
 from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, step_columns
 from raybench.results.reader import read_run
-from raybench.results.tables import PointRow, part_doubts, schema, step_doubts
+from raybench.results.tables import PointRow, schema
 from raybench.stats.summary import step_series
 
 POLICY = StoppingPolicy(settings=Measure())
@@ -49,13 +50,9 @@ WHOLE = {
     "achieved_tflops_per_device": 1e12,
 }
 # Columns that the older runs lack.
-NEW_COLUMNS = ("parts_step_ms", "unexplained_ms")
-# How warnings begin that follow from these columns, by today's rules and by older ones.
-DERIVED_DOUBTS = re.compile(
-    "step time (is known to|changes its level|was not steady|wanders|drifts)|too few steps|"
-    "some steps are much longer|no breakdown: the parts|host-bound|rank [0-9]+ is slower|"
-    "the ranks are late|exposed communication is negative|the parts exceed"
-)
+NEW_COLUMNS = ("parts_step_ms", "unexplained_ms", "doubts")
+# Doubts that follow from the samples.
+OF_SAMPLES = OF_COLUMNS | {DoubtKind.TOO_FEW_STEPS}
 # A column that differs by less was computed in another order.
 ROUNDING = 1e-9
 
@@ -114,10 +111,13 @@ def derive(row: Mapping[str, Any], samples: pd.DataFrame, is_count_fixed: bool) 
             values[name] = row[name] * over_ms / values["step_ms_mean"]
     values |= parts_beside(row, values["step_ms_p50"])
     found = {**row, **{name: v for name, v in values.items() if not is_same(v, row.get(name))}}
-    kept = [text for text in row["warnings"] if not DERIVED_DOUBTS.match(text)]
     typed = from_row(PointRow, found)
-    doubts = [*step_doubts(typed, is_count_fixed=is_count_fixed), *part_doubts(typed)]
-    return {**found, "warnings": [*kept, *doubts]}
+    doubts = [doubt for doubt in typed.doubts or () if doubt.kind not in OF_SAMPLES]
+    doubts += column_doubts(typed)
+    if typed.stable is None and not is_count_fixed:
+        doubts.append(Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=typed.iterations))
+    stored = to_row(replace(typed, doubts=worst_of_each(doubts)))["doubts"]
+    return found if stored == row.get("doubts") else {**found, "doubts": stored}
 
 
 def parts_beside(row: Mapping[str, Any], step_ms: float) -> dict[str, Any]:

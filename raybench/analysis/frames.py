@@ -115,7 +115,12 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
         rows = scaling(points, baselines[name]) if name in baselines else []
         ids = {row.series: row.point_id for row in reversed(rows) if row.is_baseline}
         found += [
-            {**vars(row), "baseline_point_id": ids.get(row.series), "why_not": row.why}
+            {
+                **vars(row),
+                "baseline_point_id": ids.get(row.series),
+                "why_not": row.why and row.why.kind,
+                "why_no_losses": row.why_no_losses and row.why_no_losses.reason,
+            }
             for row in rows
         ]
     frame = pd.DataFrame(found, columns=[*_FROM_POINTS, *_DERIVED])
@@ -135,7 +140,9 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
     rows = [row for run in runs for row in summary_rows(run, points.get(run.run_id, []))]
     names = [column.name for column in TABLES[SUMMARY]]
     frame = pd.DataFrame([to_row(row) for row in rows], columns=names)
-    frame = frame.astype({column.name: _PANDAS[column.kind] for column in TABLES[SUMMARY]})
+    frame = frame.astype(
+        {column.name: _PANDAS.get(column.kind, "object") for column in TABLES[SUMMARY]}
+    )
     for kind in ("params", "metrics"):
         found = [json.loads(text) for text in frame.pop(f"{kind}_json")]
         # A frame would make floats of whole numbers that a row lacks.

@@ -31,6 +31,7 @@ from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
 from raybench.records import Status
 from raybench.records.devices import is_time
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.results.metrics import MS_PER_S, dense_peak_tflops, memory_peak_gb_s
 from raybench.results.tables import Run
 
@@ -554,22 +555,22 @@ _STRONG_SHARE_IN_CACHE = 2**30
 # With NVLS the switch adds up and copies: each byte crosses a link once in place of twice.
 _NVLS_FACTOR = 2.0
 _BY_NVLS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-_MARK = "cannot be: "
 
 
 def impossible_figures(
     row: ScaledRow, references: References, attempts_s: Sequence[float | None] = ()
-) -> list[str]:
-    """Return a sentence for each figure of a point that is impossible; [] for a point not ok.
+) -> list[Doubt]:
+    """Return a doubt for each figure of a point that is impossible; [] for a point not ok.
 
-    Each begins with "cannot be: ". Checked are the efficiency; rates, if a reference or datasheet
-    has them; samples of built-in workloads against the batch; whether iterations fit into attempts.
+    The figure is the subject of the doubt. Checked are the efficiency; rates, if a reference or
+    datasheet has them; samples of built-in workloads against the batch; whether iterations fit into
+    attempts.
     attempts_s: the seconds of the attempt in each round whose iterations `row` counts. Without
     them, or if one is None, iterations are not checked.
     """
     if row.status is not Status.OK:
         return []
-    texts = list(_rates(row, references.entries(row.device_name or "")))
+    doubts = list(_rates(row, references.entries(row.device_name or "")))
     if row.efficiency is not None and row.speed_up is not None and not row.is_baseline:
         least = row.efficiency_low or row.efficiency / _ONE_START
         is_strong = row.scaling == "strong"
@@ -577,39 +578,32 @@ def impossible_figures(
         allowed = (_STRONG if is_strong else _TOLERANCE) * max(row.clock_ratio or 1.0, 1)
         may_be_in_cache = is_strong and (row.peak_mem_allocated_bytes or 0) < _STRONG_SHARE_IN_CACHE
         if least > allowed and not may_be_in_cache:
-            texts.insert(
-                0,
-                f"speed-up {row.speed_up:.2f} on {row.world_size} devices, efficiency "
-                f"{row.efficiency:.0%}; likeliest the baseline was slowed, or steps are counted "
-                "that did not run",
-            )
+            doubts.insert(0, _impossible("efficiency", row.efficiency, allowed))
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
     per_rank = row.batch_size * row.world_size if row.batch_size else 0
     batch = max(row.global_batch_size or 0, per_rank) * (row.grad_accumulation or 1)
     items = (row.throughput or 0.0) * step_ms / MS_PER_S
     if batch and row.workload in registry.BUILTIN and items > _TOLERANCE * batch:
-        texts.append(
-            f"{items:,.0f} samples a step, of a batch of {batch:,.0f}; likeliest samples are "
-            "counted that no iteration finished"
-        )
+        doubts.append(_impossible("items", items, batch))
     count = (row.iterations or 0) * (row.inner_iterations or 1)
     took_s = count * step_ms / MS_PER_S
     total_s = sum(filter(None, attempts_s)) if None not in attempts_s else 0.0
     if total_s and took_s > _ONE_START * total_s:
-        texts.append(
-            f"{count:,.0f} iterations of {step_ms:.3g} ms take {took_s:,.0f} s, and all of it took "
-            f"{total_s:,.0f} s; likeliest iterations are counted that did not run"
-        )
-    return [_MARK + text for text in texts]
+        doubts.append(_impossible("iterations", took_s, total_s))
+    return doubts
 
 
-def impossible_among(warnings: Iterable[str]) -> list[str]:
-    """Return the warnings of a point that begin with "cannot be: " (`impossible_figures`)."""
-    return [text for text in warnings if text.startswith(_MARK)]
+def has_impossible(row: ScaledRow) -> bool:
+    """Return whether a figure of a point is impossible (`impossible_figures`)."""
+    return any(doubt.kind is DoubtKind.IMPOSSIBLE for doubt in row.doubts or ())
 
 
-def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
-    """Yield a sentence for each rate (MFU, TFLOP/s, memory, bus) that its device cannot reach.
+def _impossible(figure: str, value: float, limit: float) -> Doubt:
+    return Doubt(kind=DoubtKind.IMPOSSIBLE, value=value, limit=limit, subject=figure)
+
+
+def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[Doubt]:
+    """Yield a doubt for each rate (MFU, TFLOP/s, memory, bus) that its device cannot reach.
 
     known: the reference entries of the model; without any, MFU and peaks of datasheets are held.
     """
@@ -629,37 +623,31 @@ def _rates(row: ScaledRow, known: Sequence[Entry]) -> Iterator[str]:
     # A product may be of a shape that reaches more than those of the reference.
     products = 0.0 if row.workload == "gemm" else max(of_precision, default=0.0)
     if row.mfu_pct is not None and row.mfu_pct > 100 and not products:
-        yield (
-            f"MFU {row.mfu_pct:.0f}%; likeliest operations are counted that did not run, or the "
-            "peak is that of another device or precision"
-        )
+        yield _impossible("mfu_pct", row.mfu_pct, 100.0)
     size = row.params.get("size_bytes", "") if row.workload == "memory" else ""
     footprint = int(size) if size.isdecimal() else row.peak_mem_allocated_bytes or 0
     triad = most("memory ") or peak_of(model, {"test": "memory"}) or 0.0
     is_by_switch = row.params.get("operation", "all_reduce") in _BY_NVLS
     ceilings = (
         (
-            f"TFLOP/s, more than large {row.precision} products reach",
+            "achieved_tflops_per_device",
             row.achieved_tflops_per_device,
             products,
             _OVER_PRODUCTS,
-            "operations are counted that did not run, or it ran in another precision",
         ),
         (
-            "GB/s of memory, more than the triad reaches",
+            "memory_gb_s",
             row.memory_gb_s if footprint >= LARGER_THAN_CACHES else None,
             triad,
             _OVER_REFERENCE,
-            "bytes are counted that stay in a cache",
         ),
         (
-            "GB/s of bus bandwidth, more than a copy over the links reaches",
+            "busbw_gb_s",
             row.busbw_gb_s if row.world_size > 1 else None,
             most("copy "),
             _OVER_REFERENCE * (_NVLS_FACTOR if is_by_switch else 1),
-            "the message or the factor is counted wrong",
         ),
     )
-    for words, rate, ceiling, tolerance, reason in ceilings:
+    for figure, rate, ceiling, tolerance in ceilings:
         if rate and ceiling and rate > tolerance * ceiling:
-            yield f"{rate:,.0f} {words} on {model} ({ceiling:,.0f}); likeliest {reason}"
+            yield _impossible(figure, rate, ceiling)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raybench.records import Status
+from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.columns import TableColumn, columns_of
 from raybench.results.metrics import NS_PER_MS, half_interval
@@ -48,6 +49,8 @@ _BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "models_by_rank": lambda known: known[0] if len(set(known)) == 1 else None,
     # A round without a breakdown lacks the methods of the parts.
     "methods": lambda known: dict(ChainMap(*known)),
+    "not_measured": lambda known: dict(ChainMap(*known)),
+    "doubts": lambda known: worst_of_each(chain(*known)),
     # None stands out in most of the rounds: then none does.
     "slowest_rank": lambda known: Counter(known).most_common(1)[0][0],
     "step_ms_min": min,
@@ -85,7 +88,7 @@ def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     same shares as the last, and parts_step_ms is the step of those rounds. step_ms_min and
     step_ms_max are extremes, cold steps medians, counts of samples and energy sums, memory the
     largest. Number, start and duration are the last ok round's. `throttled` is true if one round
-    was, `stable` if half were. Warnings of ok rounds are kept; any other round adds one. Without an
+    was, `stable` if half were. Doubts of ok rounds are kept; any other round adds one. Without an
     ok round: the worst row (by `Status`).
     The interval is of the samples alone. points: all attempts in table order, controls are ignored.
     """
@@ -119,11 +122,17 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
             high_ms = merged.step_ms_p50 * math.exp(math.hypot(*(high - step)) / len(ok))
         merged = replace(merged, step_ms_ci_low=low_ms, step_ms_ci_high=high_ms)
     failures = [
-        f"round {row.round} ended {row.status}: {row.error_message or 'no reason known'}"
+        Doubt(
+            kind=DoubtKind.ROUND_FAILED,
+            value=row.round,
+            subject=f"{row.status}: {row.error_message or 'no reason known'}",
+        )
         for row in rows
         if row.status is not Status.OK
     ]
-    return replace(merged, warnings=(*merged.warnings, *failures))
+    if merged.doubts is None:
+        return merged
+    return replace(merged, doubts=(*merged.doubts, *failures))
 
 
 def _as_one(column: TableColumn, values: Sequence[Any]) -> Any:

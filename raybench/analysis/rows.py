@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 from raybench.job import point
 from raybench.job.point import Precision
 from raybench.records import Column, Metric
+from raybench.records.doubts import Doubt, LossesUnknown, NotCompared
 from raybench.results.columns import columns_of
 from raybench.results.tables import PointRow
 
@@ -104,17 +105,16 @@ class ScaledRow(PointRow):
     lost_host: Annotated[float | None, Column("", "share lost to a late host")] = None
     lost_unexplained: Annotated[float | None, Column("", "the rest of the loss")] = None
     why_no_losses: Annotated[
-        str | None, Column("", "why it is not known what the step is lost to")
+        LossesUnknown | None, Column("", "why it is not known what the step is lost to")
     ] = None
     serial_fraction: Annotated[
         float | None, Column("", "of Amdahl's law, by Karp and Flatt; strong scaling")
     ] = None
     memory_ratio: Annotated[float | None, Column("", "peak memory over the baseline's")] = None
     samples_per_joule: Annotated[float | None, Column("", "of all devices, timed steps")] = None
-    why: Annotated[str | None, Column("", "why an ok point has no speed-up")] = None
-    is_base_unsteady: Annotated[bool, Column("", "the baseline point did not settle")] = False
+    why: Annotated[NotCompared | None, Column("", "why an ok point has no speed-up")] = None
     why_no_breakdown: Annotated[
-        str | None, Column("", "why the parts of the step are null here though `points` has them")
+        Doubt | None, Column("", "why the parts of the step are null here though `points` has them")
     ] = None
     wall_unsynced_share: Annotated[
         float | None,

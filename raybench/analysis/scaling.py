@@ -29,9 +29,19 @@ from raybench.analysis.rows import (
 from raybench.errors import ResultsError
 from raybench.job.point import RUN_SETTINGS, UNEVEN, Scalar, setting_text
 from raybench.records import Status
+from raybench.records.doubts import (
+    Doubt,
+    DoubtKind,
+    LossesUnknown,
+    NotCompared,
+    NotComparedKind,
+    NotMeasured,
+    worst_of_each,
+)
 from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN
-from raybench.results.metrics import MS_PER_S, NO_ITEMS
+from raybench.results.doubts import NORMAL_LIMITS, OF_COLUMNS, column_doubts
+from raybench.results.metrics import MS_PER_S
 from raybench.results.tables import (
     PointRow,
     Run,
@@ -50,8 +60,6 @@ if TYPE_CHECKING:
 _SETTINGS = tuple(name for name in SETTINGS if name != "batch")
 # Settings that say which devices run a point and how these share its work.
 _OF_DEVICES = frozenset({"world_size", "strategy", "devices", *UNEVEN, *DEGREES})
-# A GPU at work runs at its power limit: that is its speed.
-NORMAL_LIMITS = frozenset({"power_cap", "sync_boost"})
 # More than this between the clocks of two points is a difference of the machine's own doing.
 _LARGEST_DIFFERENCE = 0.01
 
@@ -78,6 +86,7 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
       Flatt, "Measuring parallel processor performance", Communications of the ACM 33(5), 1990. It
       holds all that is lost, not serial code alone.
     * Parts of the step that contradict it are None; `why_no_breakdown` says so.
+    * `doubts` of kinds in OF_COLUMNS are by the columns of the row; the others are stored ones.
     """
     points = list(points)
     trials = Trials(points)
@@ -116,7 +125,12 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
                 if (value := values.get(name)) is not None:
                     found[f"{name}_low"] = value * math.exp(-half_width)
                     found[f"{name}_high"] = value * math.exp(half_width)
-    return [replace(row, **derived[row.point_id]) for row in rows]
+    with_derived = []
+    for row in rows:
+        found = derived[row.point_id]
+        doubts = (*(row.doubts or ()), *found.pop("doubts", ()))
+        with_derived.append(replace(row, **found, doubts=doubts))
+    return with_derived
 
 
 def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> ScaledRow:
@@ -126,9 +140,14 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
     of_parts_ms = step_of_parts(row)
-    of_rounds = trials.rounds(row).values() if row.status is Status.OK else ()
+    is_ok = row.status is Status.OK
+    of_rounds = trials.rounds(row).values() if is_ok else ()
+    stored = [doubt for doubt in row.doubts or () if doubt.kind not in OF_COLUMNS]
+    values = {**vars(row), "doubts": worst_of_each((*stored, *column_doubts(row))) if is_ok else ()}
+    if reason:
+        values |= dict.fromkeys((*BREAKDOWN, "host_bound"))
     return ScaledRow(
-        **{**vars(row), **(dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {})},
+        **values,
         batch=getattr(row, column) if column else None,
         rounds=len(trials.rounds(row)),
         is_baseline=bool(baseline)
@@ -161,14 +180,14 @@ def _against(
     """
     ratios = trials.log_ratios(base, row)
     if not ratios:
-        return {"why": "baseline point was not ok in any round of this point"}
+        return {"why": NotCompared(kind=NotComparedKind.NO_COMMON_ROUND)}
     speed_up = math.exp(sum(ratios.values()) / len(ratios))
     taken, of_base = row.peak_mem_allocated_bytes, base.peak_mem_allocated_bytes
     found: Derived = {
         "speed_up": speed_up,
         "memory_ratio": None if taken is None or not of_base else taken / of_base,
         "clock_ratio": _clock_ratio(row, base),
-        "is_base_unsteady": base.stable is False,
+        "doubts": tuple(_doubts_beside(row, base)),
     }
     if not is_scaling:
         return found
@@ -193,28 +212,39 @@ def _against(
     return found | {"efficiency": efficiency}
 
 
-def _why_no_losses(row: ScaledRow, base: ScaledRow) -> str | None:
+def _doubts_beside(row: ScaledRow, base: ScaledRow) -> Iterator[Doubt]:
+    """Yield the doubts about a speed-up that the two points together give."""
+    if base.stable is False:
+        yield Doubt(kind=DoubtKind.BASE_UNSTEADY, value=base.warmup_iterations)
+    if (ratio := _clock_ratio(row, base)) is not None:
+        yield Doubt(kind=DoubtKind.OTHER_CLOCKS, value=ratio, limit=1.0)
+    own, others = row.attention_kernels, base.attention_kernels
+    is_asked = row.params.get("attention") != base.params.get("attention")
+    if own and others and own != others and not is_asked:
+        subject = f"{', '.join(own)} instead of {', '.join(others)}"
+        yield Doubt(kind=DoubtKind.OTHER_KERNELS, subject=subject)
+
+
+def _why_no_losses(row: ScaledRow, base: ScaledRow) -> LossesUnknown | None:
     """Return why the losses of a point are unknown; None if they are known or not measured."""
     if row.is_baseline:
         return None
-    if row.why_no_breakdown:
-        return "the parts exceed the step"
-    if base.why_no_breakdown:
-        return "the parts exceed the step of the baseline point"
-    if (reason := _why_not_taken_apart(row)) is not None:
-        return reason
-    reason = _why_not_taken_apart(base)
-    return None if reason is None else f"at the baseline point, {reason}"
+    for one in (row, base):
+        if one.why_no_breakdown:
+            return LossesUnknown(reason=NotMeasured.PARTS_EXCEED, is_at_baseline=one is base)
+    for one in (row, base):
+        if (reason := _why_not_taken_apart(one)) is not None:
+            return LossesUnknown(reason=reason, is_at_baseline=one is base)
+    return None
 
 
-def _why_not_taken_apart(row: ScaledRow) -> str | None:
+def _why_not_taken_apart(row: ScaledRow) -> NotMeasured | None:
     """Return the reason that the breakdown of a point gives for its missing parts."""
     needed = ("compute_ms",) if row.world_size == 1 else ("compute_ms", "comm_exposed_ms")
-    methods = row.methods or {}
     for name in needed:
-        state, _, reason = methods.get(name, "").partition(": ")
-        if getattr(row, name) is None and state in ("unknown", "none"):
-            return reason
+        reason = (row.not_measured or {}).get(name)
+        if getattr(row, name) is None and reason is not None:
+            return NotMeasured(reason)
     return None
 
 
@@ -249,39 +279,40 @@ def half_widths(
 
 def _why_not(
     row: ScaledRow, members: Sequence[ScaledRow], baseline: Mapping[str, Scalar], own: _OwnSpeeds
-) -> str | None:
+) -> NotCompared | None:
     """Return why an ok point cannot be compared; None where it can, and where it has no rate.
 
     members: all points of its series.
     """
     if not _has_throughput(row):
-        return NO_ITEMS if baseline and NO_ITEMS in row.warnings else None
+        is_told = any(doubt.kind is DoubtKind.NO_THROUGHPUT for doubt in row.doubts or ())
+        return NotCompared(kind=NotComparedKind.NO_THROUGHPUT) if baseline and is_told else None
     if not baseline:
-        return "the job names no baseline"
+        return NotCompared(kind=NotComparedKind.NO_BASELINE)
     base = next((one for one in members if one.is_baseline), None)
     if base is None:
         settings = " ".join(f"{name}={setting_text(value)}" for name, value in baseline.items())
-        return f"no ok point with {settings} in this series"
+        return NotCompared(kind=NotComparedKind.NO_BASELINE_POINT, subject=settings)
     if base.status is not Status.OK:
-        return f"baseline point {base.status.clause}"
+        return NotCompared(kind=NotComparedKind.BASELINE_NOT_OK, subject=base.status)
     if base.device_name != row.device_name:
         is_scaling = _differ_in_devices_alone(row, base, baseline)
         can_be_weighed = is_scaling and _has_throughput(base)
         if not can_be_weighed or own.together(row) is None:
             if len(set(_models_of(row))) < 2:
-                return f"baseline point ran on another device: {base.device_name}"
-            missing = " and ".join(own.missing(row)) or base.device_name
-            return (
-                f"its devices differ, and what {missing} does alone was not measured: "
-                "add points of world_size 1 with each of the devices"
-            )
+                subject = base.device_name or ""
+                return NotCompared(kind=NotComparedKind.OTHER_DEVICE, subject=subject)
+            missing = " and ".join(own.missing(row)) or base.device_name or ""
+            return NotCompared(kind=NotComparedKind.NOT_MEASURED_ALONE, subject=missing)
     if not _has_throughput(base):
-        return "baseline point has no throughput"
+        return NotCompared(kind=NotComparedKind.BASELINE_WITHOUT_THROUGHPUT)
     if why := _why_not_comparable(row, base):
         return why
     tied = list(dict.fromkeys(one.point_id for one in members if one.is_baseline))
     if len(tied) > 1:
-        return f"{len(tied)} points match the baseline of this series: {' and '.join(tied)}"
+        return NotCompared(
+            kind=NotComparedKind.SEVERAL_BASELINES, value=len(tied), subject=" and ".join(tied)
+        )
     return None
 
 
@@ -300,22 +331,28 @@ def _is_same(found: Any, wanted: Scalar) -> bool:
     return number is not None and number == number_of(wanted)
 
 
-def _why_not_comparable(row: PointRow, base: PointRow) -> str | None:
+def _why_not_comparable(row: PointRow, base: PointRow) -> NotCompared | None:
     """Return why the clocks of a point forbid comparing it with its baseline; None if they do not.
 
     They do if heat, a fault or what is not known limited those of either; also, on one model, if
     the median SM clocks differ by over 1 % and no power cap explains the lower one: a device with
     less work draws less power and clocks higher. Unknown clocks are no reason.
     """
-    for one, name in ((base, "the baseline point"), (row, "this point")):
+    for one, kind in (
+        (base, NotComparedKind.BASELINE_CLOCKS_LIMITED),
+        (row, NotComparedKind.CLOCKS_LIMITED),
+    ):
         reasons = [reason for reason in _reasons(one) if reason not in NORMAL_LIMITS]
         if reasons:
-            return f"clocks were limited at {name} ({', '.join(reasons)})"
+            return NotCompared(kind=kind, subject=", ".join(reasons))
     ratio = _clock_ratio(row, base)
     if ratio is None or "power_cap" in _reasons(row if ratio < 1 else base):
         return None
-    mhz, base_mhz = row.sm_clock_mhz_p50, base.sm_clock_mhz_p50
-    return f"SM clocks differ: {mhz:.0f} MHz, and {base_mhz:.0f} MHz at the baseline point"
+    return NotCompared(
+        kind=NotComparedKind.CLOCKS_DIFFER,
+        value=row.sm_clock_mhz_p50,
+        of_baseline=base.sm_clock_mhz_p50,
+    )
 
 
 def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
@@ -327,7 +364,7 @@ def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
 
 
 def _reasons(row: PointRow) -> Sequence[str]:
-    return (row.throttle_reasons or ("reason unknown",)) if row.throttled else ()
+    return (row.throttle_reasons or ("unknown",)) if row.throttled else ()
 
 
 # Settings that a point has in common with the point of one device that its speed is taken for.
@@ -507,7 +544,7 @@ _SOURCES = {
     "peak_memory_bytes": "peak_mem_allocated_bytes",
     "bus_gb_s": "busbw_gb_s",
 }
-_MADE = ("job_name", "params_json", "metrics_json")
+_MADE = ("job_name", "params_json", "metrics_json", "doubts")
 
 
 def write_summary(store: RunStore, run: Run) -> None:
@@ -541,11 +578,13 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
             for name in SummaryRow.__dataclass_fields__
             if name not in _MADE
         }
+        kinds = tuple(dict.fromkeys(doubt.kind.value for doubt in row.doubts or ()))
         found.append(
             SummaryRow(
                 job_name=run.job_name,
                 params_json=json.dumps(typed | changed),
                 metrics_json=json.dumps(dict(row.workload_metrics or {})),
+                doubts=kinds if row.status is Status.OK else None,
                 **copied,
             )
         )

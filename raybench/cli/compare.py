@@ -149,10 +149,11 @@ def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
         compare,
         lasting_changes,
     )
-    from raybench.analysis.references import impossible_among
     from raybench.analysis.rows import point_rows
+    from raybench.records.doubts import DoubtKind
     from raybench.report.comparison import Comparison
     from raybench.report.summary import load_summary
+    from raybench.report.words.doubts import doubt_words
 
     base, new = sides
     points = [[point_rows(run.points(POINT_COLUMNS)) for run in side.runs] for side in sides]
@@ -171,10 +172,11 @@ def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
             for one in side.left_out
         },
         impossible=[
-            (f"{name} {row.point_id}", text)
+            (f"{name} {row.point_id}", doubt_words(doubt, row))
             for name, of_run in zip(("base", "new"), rows, strict=True)
             for row in of_run
-            for text in impossible_among(row.warnings)
+            for doubt in row.doubts or ()
+            if doubt.kind is DoubtKind.IMPOSSIBLE
         ],
     )
 

@@ -218,7 +218,7 @@ def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, mark, heading, column or parameter of a workload."""
     from raybench.analysis.rows import BY_NAME
     from raybench.job import registry
-    from raybench.report.messages import MARKS
+    from raybench.report.words.doubts import MARKS
 
     key = re.sub(r" (s|ms|µs)$", "", wanted.lower())  # a heading ends with the unit of its times
     for entry in load_glossary():

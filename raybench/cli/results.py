@@ -306,7 +306,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     step_ms_interval, throughput_interval = unknown, unknown
     if scaled is not None:
         # With those of figures that cannot be.
-        row = replace(row, warnings=scaled.warnings)
+        row = replace(row, doubts=scaled.doubts)
         step_ms_interval = (scaled.step_ms_low, scaled.step_ms_high)
         throughput_interval = (scaled.throughput_low, scaled.throughput_high)
     measured = list(Trials(attempts).rounds(row).values()) or [row]

@@ -54,7 +54,8 @@ from raybench.measure.marks import (
     tail_ms,
     watch_peak,
 )
-from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, WallTimes
+from raybench.records import Breakdown, PeakParts, RegionTime, WallTimes
+from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, PartTimes, Workload
 from raybench.workloads.script import ScriptEndedError
@@ -78,7 +79,6 @@ _ALL_COLUMNS = (
 )
 _PEAK_COLUMNS = tuple(f"mem_{field.name}" for field in fields(PeakParts))
 # How columns are measured, for `Breakdown.methods`.
-_NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 _REDUCED = {
     "comm_ms": "each bucket of gradients from ready to reduced, minimum over ranks",
     "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook, at most comm_ms",
@@ -86,10 +86,8 @@ _REDUCED = {
     "wait_ms": "last gradient ready to last one reduced, less the minimum over ranks",
     "slowest_rank": "its local step is longer than the others'",
 }
-_ONLY_DDP = "unknown: told for gradients that DistributedDataParallel reduces"
 _NOT_HOOKED = {
-    **_REDUCED,
-    **dict.fromkeys(("comm_ms", "wait_ms"), _ONLY_DDP),
+    **{name: _REDUCED[name] for name in ("straggler_ms", "slowest_rank")},
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
 }
 _COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
@@ -100,21 +98,14 @@ _QUEUED = {
     "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
     "host_gap_ms": "local step less the same step queued beforehand",
 }
-_TOO_SLOW = "unknown: the host needs too long to queue a whole step"
 _WATCHED = "torch's allocator and what modules and optimizers hold, in a step that is watched"
-_PEAK_ON_CPU = "none: torch does not count the memory of a CPU"
-_NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module was found"
 _WALL_METHODS = {
     "wall_unsynced_ms_by_rank": "host clock around one step of an idle device, not waited for",
     "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
 }
-_WALL_ON_CPU = "none: on a CPU nothing goes on behind the host's clock"
-_NOT_QUEUED = "unknown: the steps of a script cannot be queued beforehand"
-_NO_GAP_ON_CPU = "none: on a CPU the host computes"
 
 # The first step with another hook, and two that fill the queue of the device.
 _SCRIPT_LEAD_IN = 3
-_SCRIPT_ENDED = "unknown: the script ended by itself before"
 
 _NS_PER_MS = 1e6
 # Untimed samples before each block; where the step changes, one step runs before these.
@@ -191,9 +182,8 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
         named = ("regions",) if context.regions.are_used else ()
-        reason = "unknown: steps replayed from a CUDA graph are not taken apart"
         names = (*_ALL_COLUMNS, *_PEAK_COLUMNS, *_WALL_METHODS, *named)
-        return Breakdown(methods=dict.fromkeys(names, reason))
+        return _not_measured(NotMeasured.CUDA_GRAPH, names)
     instrumented = _Instrumented(workload=workload, timer=timer, context=context, extent=extent)
     wall, peak = None, None
     with no_garbage_collection():
@@ -206,14 +196,23 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
             wall = time_by_wall_clock(workload.step, wall_steps, torch.cuda.synchronize)
             peak = watch_peak(workload.step, device)
         parts = _take_apart(instrumented)
-    how_peak = _WATCHED if peak else _NO_MODEL if on_gpu else _PEAK_ON_CPU
-    methods = {
-        **parts.methods,
-        **dict.fromkeys(_PEAK_COLUMNS, how_peak),
-        **(_WALL_METHODS if on_gpu else dict.fromkeys(_WALL_METHODS, _WALL_ON_CPU)),
-        **region_methods,
-    }
-    return replace(parts, regions=regions, wall=wall, peak=peak, methods=methods)
+    methods, not_measured = {**parts.methods, **region_methods}, dict(parts.not_measured)
+    if peak:
+        methods |= dict.fromkeys(_PEAK_COLUMNS, _WATCHED)
+    else:
+        why = NotMeasured.NO_MODEL if on_gpu else NotMeasured.MEMORY_OF_CPU
+        not_measured |= dict.fromkeys(_PEAK_COLUMNS, why)
+    if on_gpu:
+        methods |= _WALL_METHODS
+    else:
+        not_measured |= dict.fromkeys(_WALL_METHODS, NotMeasured.CLOCK_OF_CPU)
+    return replace(
+        parts, regions=regions, wall=wall, peak=peak, methods=methods, not_measured=not_measured
+    )
+
+
+def _not_measured(why: NotMeasured, columns: Sequence[str] = _ALL_COLUMNS) -> Breakdown:
+    return Breakdown(not_measured=dict.fromkeys(columns, why))
 
 
 def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], dict[str, str]]:
@@ -270,15 +269,15 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     if context.world_size == 1:
         return _time_local_steps(instrumented, workload.step, _PLAIN_STEP)
     if workload.message_bytes is not None:
-        reason = "none: the step itself is communication"
-        return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, reason))
+        return _not_measured(NotMeasured.COMMUNICATION)
     set_hook = hook_setter(workload, context)
-    if isinstance(set_hook, str):
-        hooked = Breakdown(methods=_NOT_HOOKED)
+    if isinstance(set_hook, NotMeasured):
+        unknown = dict.fromkeys(("comm_ms", "wait_ms"), NotMeasured.NOT_ONLY_GRADIENTS)
+        hooked = Breakdown(methods=_NOT_HOOKED, not_measured=unknown)
         how = "step with local copies in place of collectives"
     else:
         how = "step with DDP's noop_hook, and local copies in place of other collectives"
-        hooked = Breakdown(methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
+        hooked = _not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(_REDUCED))
         # These steps follow each other as the timed ones do: ranks that are brought together before
         # each step would differ by the jitter of their hosts.
         marks = BucketMarks(context.device)
@@ -313,20 +312,25 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
         step_alone()
     traffic = () if errors else add_up(seen)
     if not any_rank(bool(traffic or errors), context.device):
-        return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, f"unknown: {NO_COLLECTIVES}"))
-    if not isinstance(set_hook, str):
+        return _not_measured(NotMeasured.NO_COLLECTIVES)
+    if not isinstance(set_hook, NotMeasured):
         set_hook(noop_hook)
     around = partial(replace_collectives, LocalCopies())
     local = _time_local_steps(instrumented, step_alone, how, around)
     if any_rank(bool(errors), context.device):
         error = errors[0] if errors else "on another rank"
-        reason = f"unknown: without its peers the step failed: {error}"
+        failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"step without its peers: {error}")
         is_counted = any_rank(bool(traffic), context.device)
-        unknown = _ALL_COLUMNS if is_counted else (*_ALL_COLUMNS, *_COUNTED)
-        methods = {**_COUNTED, **dict.fromkeys(unknown, reason)}
-        return Breakdown(traffic=traffic, methods=methods)
+        columns = _ALL_COLUMNS if is_counted else (*_ALL_COLUMNS, *_COUNTED)
+        return replace(
+            _not_measured(NotMeasured.FAILS_ALONE, columns),
+            traffic=traffic,
+            methods=_COUNTED if is_counted else {},
+            doubts=(failed,),
+        )
     workload.step()
     methods = {**local.methods, **hooked.methods, **_COUNTED}
+    not_measured = {**local.not_measured, **hooked.not_measured}
     return replace(
         hooked,
         local_ms=local.local_ms,
@@ -334,14 +338,15 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
         optimizer_ms=local.optimizer_ms,
         traffic=traffic,
         methods=methods,
+        not_measured={name: why for name, why in not_measured.items() if name not in methods},
     )
 
 
-def hook_setter(workload: Workload, context: Context) -> SetHook | str:
+def hook_setter(workload: Workload, context: Context) -> SetHook | NotMeasured:
     """Return a function that registers a communication hook for gradients, or why there is none.
 
     The function is the workload's own `set_comm_hook`, else that of `context.replicas`. All ranks
-    must call it; with None gradients are reduced as without a hook. Why: begins with "unknown: ".
+    must call it; with None gradients are reduced as without a hook.
     """
     own: SetHook | None = workload.set_comm_hook
     return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
@@ -362,13 +367,16 @@ def _time_local_steps(
     loop = loop_step(step, extent.inner)
     optimizer = OptimizerMarks(context.device)
     device_ms: float | None = None
-    methods = {"local_step_ms": how, **_REST}
+    methods, not_measured = {"local_step_ms": how, **_REST}, dict[str, NotMeasured]()
     if context.device.type == "cuda":
         before = _time_until_known(instrumented, loop, around)
         loop_ms = extent.inner * statistics.median(chain(*before))
         device_ms = time_queued_steps(loop, optimizer, loop_ms, extent.steps, around)
         after = [instrumented.time_block(loop, len(block), around) for block in before]
-        methods |= _QUEUED if device_ms is not None else dict.fromkeys(_QUEUED, _TOO_SLOW)
+        if device_ms is not None:
+            methods |= _QUEUED
+        else:
+            not_measured |= dict.fromkeys(_QUEUED, NotMeasured.HOST_TOO_SLOW)
     else:
 
         def marked_loop() -> None:
@@ -381,18 +389,20 @@ def _time_local_steps(
         methods |= {
             "compute_ms": "local step less data_ms and optimizer_ms",
             "optimizer_ms": "host clock around Optimizer.step",
-            "host_gap_ms": _NO_GAP_ON_CPU,
         }
+        not_measured["host_gap_ms"] = NotMeasured.GAP_OF_CPU
     noted_ms = optimizer.take()
     stepped_ms = [ms for ms in noted_ms if ms is not None]
     optimizer_ms = statistics.median(stepped_ms) / extent.inner if stepped_ms else None
     if noted_ms and optimizer_ms is None:
-        methods["optimizer_ms"] = "none: no optimizer of torch.optim stepped"
+        methods.pop("optimizer_ms", None)
+        not_measured["optimizer_ms"] = NotMeasured.NO_OPTIMIZER
     return Breakdown(
         local_ms=tuple(map(tuple, (*before, *after))),
         device_ms=None if device_ms is None else device_ms / extent.inner,
         optimizer_ms=optimizer_ms,
         methods=methods,
+        not_measured=not_measured,
     )
 
 
@@ -487,12 +497,15 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
         samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_SCRIPT_LEAD_IN)
         return tuple(ns / _NS_PER_MS for ns in samples.step_ns), script.parts
 
+    why: NotMeasured | None = None
+    error = ""
     try:
-        reason = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
+        why, error = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
     except ScriptEndedError:
-        reason = _SCRIPT_ENDED
-    if reasons := list(filter(None, gather_objects(reason))):
-        return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, reasons[0]))
+        why = NotMeasured.SCRIPT_ENDED
+    if reasons := list(filter(None, gather_objects(why))):
+        failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"breakdown: {error}")
+        return replace(_not_measured(reasons[0]), doubts=(failed,) if error else ())
     hooked_ms: tuple[float, ...] = ()
     hooked: Mapping[str, Sequence[float]] = {}
     try:
@@ -500,12 +513,12 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
             script.time_gradients()
             hooked_ms, hooked = time_steps()
             if len(hooked["comm_ms"]) < len(hooked_ms):
-                return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, _NO_BUCKETS))
+                return _not_measured(NotMeasured.NO_GRADIENTS_REDUCED)
             script.keep_gradients()
         first_ms, _ = time_steps()
         second_ms, local = time_steps()
     except StepsEndedError:
-        return Breakdown(methods=dict.fromkeys(_ALL_COLUMNS, _SCRIPT_ENDED))
+        return _not_measured(NotMeasured.SCRIPT_ENDED)
     gaps = ", with the gaps that the host leaves" if on_gpu else ""
     return Breakdown(
         local_ms=(first_ms, second_ms),
@@ -516,8 +529,10 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
         methods={
             "local_step_ms": "step with DDP's noop_hook" if has_peers else _PLAIN_STEP,
             "compute_ms": f"local step less optimizer_ms{gaps}",
-            "host_gap_ms": _NOT_QUEUED if on_gpu else _NO_GAP_ON_CPU,
             "optimizer_ms": f"{'CUDA events' if on_gpu else 'host clock'} around Optimizer.step",
             **(_REDUCED if has_peers else {}),
+        },
+        not_measured={
+            "host_gap_ms": NotMeasured.SCRIPT_NOT_QUEUED if on_gpu else NotMeasured.GAP_OF_CPU
         },
     )

@@ -239,11 +239,7 @@ class StepsEndedError(Exception):
     """
 
     def __init__(self, repetition: Repetition) -> None:
-        timed, warmup = len(repetition.timed.step_ns), len(repetition.warmup.step_ns)
-        super().__init__(
-            f"the script ended by itself before enough was measured: its last {timed} iterations "
-            f"are timed, and the {warmup} before them warm-up; let it make more steps"
-        )
+        super().__init__("the script ended before all steps were timed")
         self.repetition = repetition
 
 

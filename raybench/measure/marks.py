@@ -31,7 +31,8 @@ from torch.optim.optimizer import (
 )
 
 from raybench.records import PeakParts, RegionTime
-from raybench.workloads.base import COMPILED, count_compiled_frames
+from raybench.records.doubts import NotMeasured
+from raybench.workloads.base import count_compiled_frames
 
 # A CUDA event, or nanoseconds of `time.perf_counter_ns`.
 Mark = torch.cuda.Event | int
@@ -266,28 +267,25 @@ class ScriptMarks:
         # Not by a hook: the script is held in one that was registered before.
         self.end_optimizer = self._optimizers.end
 
-    def hook_gradients(self) -> str:
-        """Find all DDP models; return "" if their gradients can be hooked, else why they cannot.
+    def hook_gradients(self) -> NotMeasured | None:
+        """Find all DDP models; return why their gradients cannot be hooked, None if they can.
 
         Those made before a `gc.freeze` are not found. DDP takes one hook in its life, so none is
         registered before all ranks can: `time_gradients` does that.
         """
         self._models = [m for m in gc.get_objects() if issubclass(type(m), DistributedDataParallel)]
         if not self._models:
-            return (
-                "unknown: the script has no model in DistributedDataParallel, whose gradients have "
-                "a hook"
-            )
+            return NotMeasured.SCRIPT_WITHOUT_DDP
         if any(model._comm_hooks for model in self._models):
-            return "unknown: the script has a communication hook of its own"
+            return NotMeasured.SCRIPT_OWN_HOOK
         if any(model.process_group is not dist.group.WORLD for model in self._models):
-            return "unknown: the script's DDP has a process group of its own"
-        return COMPILED if count_compiled_frames() else ""
+            return NotMeasured.SCRIPT_OWN_GROUP
+        return NotMeasured.COMPILED if count_compiled_frames() else None
 
     def time_gradients(self) -> None:
         """Register a hook that averages gradients as DDP does without one, and notes the times.
 
-        Call it once, after `hook_gradients` has returned "" on all ranks.
+        Call it once, after `hook_gradients` has returned None on all ranks.
         """
         for model in self._models:
             model.register_comm_hook(None, self._hook)

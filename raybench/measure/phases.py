@@ -54,8 +54,9 @@ from raybench.measure.instruments import (
     workload_stream,
 )
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
-from raybench.measure.uneven import Idle, has_other_gradients
+from raybench.measure.uneven import Idle, gradient_doubt
 from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.stats.summary import step_series
 from raybench.workloads.base import (
     Context,
@@ -96,7 +97,7 @@ class _PointRun:
     peaks_bytes: list[tuple[int | None, int | None]] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
     timed_at_ns: list[SpanNs] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
     # Further fields of the Measurement.
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -131,7 +132,7 @@ def measure(
     work before ended; None: now. profile: also run the last workload under the profiler.
     nccl_choices: runs a step and returns what NCCL chose in it, for a breakdown with peers. Raises
     what the workload, `workload_stream`, `capture_graph`, `declared_of_step` and `own_metrics` do;
-    with one rank, a gradient comparison, breakdown or profile that fails is only a warning.
+    with one rank, a gradient comparison, breakdown or profile that fails is only a doubt.
     """
     began_s = time.perf_counter() if began_s is None else began_s
     run = _PointRun(
@@ -158,14 +159,21 @@ def measure(
                 run.fields["items_per_step"] /= context.world_size
             if isinstance(workload, RunningScript):
                 # The script's own process times its steps: they are not run in this one.
-                run.warnings.extend(workload.warnings(context))
+                run.doubts.extend(workload.doubts(context))
                 run.timer = run.memory = ScriptTimer(workload, context.device)
             try:
                 run.repetitions.append(_warm_up_and_time(workload, run))
             except StepsEndedError as ended:
                 run.repetitions.append(_kept_of(ended, run.policy))
                 run.energies_j.append(None)
-                run.warnings.append(str(ended))
+                timed, warmup = ended.repetition.timed, ended.repetition.warmup
+                run.doubts.append(
+                    Doubt(
+                        kind=DoubtKind.SCRIPT_ENDED,
+                        value=len(timed.step_ns),
+                        limit=len(warmup.step_ns),
+                    )
+                )
             run.peaks_bytes.append((run.memory.allocated_bytes, run.memory.reserved_bytes))
             run.fields["workload_metrics"] = own_metrics(workload)
             if repeat == settings.repeats - 1:
@@ -191,7 +199,7 @@ def measure(
         energy_j=sum(known) if len(known) == len(run.repetitions) else None,
         throttle_reasons=tuple(run.throttle_reasons),
         timed_at_ns=tuple(run.timed_at_ns),
-        warnings=tuple(run.warnings),
+        doubts=tuple(run.doubts),
         **run.fields,
     )
 
@@ -386,7 +394,7 @@ def _compare_gradients(workload: Workload, run: _PointRun) -> None:
     """Put a step's relative `gradient_error` into the run, where the job asks for it.
 
     It is the difference to the gradients of one process. All ranks must call it. A workload that
-    cannot compare, and a difference beyond rounding, give a warning. Raises with peers what the
+    cannot compare, and a difference beyond rounding, give a doubt. Raises with peers what the
     comparison raises.
     """
     if not run.policy.settings.check_gradients:
@@ -394,15 +402,12 @@ def _compare_gradients(workload: Workload, run: _PointRun) -> None:
     compare = workload.gradient_error
     if compare is None:
         name = type(workload).__name__
-        run.warnings.append(f"check_gradients: workload {name} cannot compare its gradients")
+        run.doubts.append(Doubt(kind=DoubtKind.NOT_COMPARED_GRADIENTS, subject=name))
         return
     without = "measure.check_gradients: false"
     error = run.fields["gradient_error"] = _attempt("gradient_error", compare, run, without)
-    if has_other_gradients(error, run.context.precision):
-        run.warnings.append(
-            "the gradients differ from those of one process over the samples of all ranks by "
-            f"{error:.1%}"
-        )
+    if (doubt := gradient_doubt(error, run.context.precision)) is not None:
+        run.doubts.append(doubt)
 
 
 def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
@@ -430,8 +435,9 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
     breakdown: Breakdown | None = None
     if run.policy.settings.breakdown:
         breakdown = _attempt("breakdown", take_apart, run, "measure.breakdown: false")
+        run.doubts.extend(breakdown.doubts if breakdown else ())
     if profile and isinstance(workload, RunningScript):
-        run.warnings.append("a script is not profiled")
+        run.doubts.append(Doubt(kind=DoubtKind.NOT_PROFILED))
     elif profile:
         run.fields["profile"] = _attempt(
             "profile", lambda: profiling.profile(workload, context, steps), run, "no --profile"
@@ -440,7 +446,7 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
 
 
 def _attempt(name: str, explain: Callable[[], T], run: _PointRun, without: str) -> T | None:
-    """Return what `explain` returns; None, with a warning, where it fails without peers.
+    """Return what `explain` returns; None, with a doubt, where it fails without peers.
 
     The samples are there already. With peers, which may wait in a collective, its error is raised
     and the point is lost; `without` is the setting that leaves it out, for a note on the error.
@@ -451,5 +457,6 @@ def _attempt(name: str, explain: Callable[[], T], run: _PointRun, without: str) 
         if run.context.world_size > 1:
             add_note(error, f"in the {name}, after the timed steps; {without} leaves it out")
             raise
-        run.warnings.append(f"the {name} failed: {brief(error)}")
+        failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"{name}: {brief(error)}")
+        run.doubts.append(failed)
         return None

@@ -40,6 +40,7 @@ from raybench.measure.instruments import (
     workload_stream,
 )
 from raybench.records import RankShare
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.stats.shares import (
     DeviceSpeed,
     Shares,
@@ -89,14 +90,14 @@ class UnevenStep:
     """A rank's part of an uneven step.
 
     context, params: what its workload is built with, inside of `workload_stream(context)`.
-    shares: samples of each rank, in rank order. warnings: sentences for the user.
+    shares: samples of each rank, in rank order.
     """
 
     context: Context
     params: Parameters
     shares: Shares
     share: RankShare
-    warnings: tuple[str, ...]
+    doubts: tuple[Doubt, ...]
 
     def build(self, make: BuildWorkload) -> Workload:
         """Return a new workload, an `Idle` without a share; all ranks must call it and close it."""
@@ -161,8 +162,8 @@ def share_out(
         ),
         gradient_error=error,
     )
-    warnings = tuple(_warnings(maker, share, has_batch_norm=has_batch_norm))
-    return UnevenStep(context=context, params=params, shares=shares, share=share, warnings=warnings)
+    doubts = tuple(_doubts(maker, share, has_batch_norm=has_batch_norm))
+    return UnevenStep(context=context, params=params, shares=shares, share=share, doubts=doubts)
 
 
 def _choose_shares(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, tuple[float, ...]]:
@@ -192,34 +193,32 @@ def _choose_shares(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, t
     return shares, time_each_alone(shares)
 
 
-def has_other_gradients(error: float | None, precision: Precision) -> bool:
-    """Return whether gradients differ from those of one process by more than rounding.
+def gradient_doubt(error: float | None, precision: Precision) -> Doubt | None:
+    """Return a doubt if gradients differ from those of one process by more than rounding.
 
-    That is 1e-4 in fp32, else 0.03. error: relative; True for NaN, False for None (unknown).
+    Args:
+        error: relative difference; NaN is a doubt, None is unknown.
     """
-    most = _FP32_TOLERANCE if precision is Precision.FP32 else _LOOSE_TOLERANCE
-    return error is not None and not error <= most
+    limit = _FP32_TOLERANCE if precision is Precision.FP32 else _LOOSE_TOLERANCE
+    if error is None or error <= limit:
+        return None
+    return Doubt(kind=DoubtKind.OTHER_GRADIENTS, value=error, limit=limit)
 
 
-def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> Iterator[str]:
-    """Yield a sentence about emulation, BatchNorm and gradients, each where it applies."""
+def _doubts(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> Iterator[Doubt]:
+    """Yield a doubt about emulation, BatchNorm and gradients, each where it applies."""
     point = maker.point
     if share.slow_ratio is not None:
-        by = "extra compute" if point.slow_by is SlowBy.COMPUTE else f"{maker.context.sms} SMs"
-        yield (
-            f"rank {maker.context.rank} emulates a slower device by {by}: {point.slow_ratio:g} of "
-            f"its own speed asked, {share.slow_ratio:.3f} measured"
+        yield Doubt(
+            kind=DoubtKind.EMULATED,
+            value=share.slow_ratio,
+            limit=point.slow_ratio,
+            subject=f"rank {maker.context.rank}",
         )
     if has_batch_norm:
-        yield (
-            "BatchNorm's statistics are those of each rank's own samples: with shares of different "
-            "size the gradients are not those of one process; take SyncBatchNorm or GroupNorm"
-        )
-    if has_other_gradients(share.gradient_error, point.precision) and not has_batch_norm:
-        yield (
-            f"the gradients differ from those of one process by {share.gradient_error:.1%}: is the "
-            "loss multiplied by context.loss_weight?"
-        )
+        yield Doubt(kind=DoubtKind.BATCH_NORM)
+    elif (doubt := gradient_doubt(share.gradient_error, point.precision)) is not None:
+        yield doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

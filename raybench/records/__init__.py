@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, Typ
 
 from raybench.errors import UsageError
 from raybench.job.point import SCRIPT, Point, Precision
+from raybench.records.doubts import Doubt, NotMeasured
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 DeviceKind = Literal["cuda", "cpu"]
 _Text = TypeVar("_Text", bound=str)
-
-# In `Breakdown.methods`, where the ranks send each other nothing that could be seen.
-NO_COLLECTIVES = "no collective of torch.distributed was seen in a step"
 
 OverRanks = Literal["max", "min", "mean", "median", "sum"]
 OverStep = Literal["ms_each", "per_second", "seconds"]
@@ -320,7 +318,9 @@ class Breakdown:
     peak: what the memory is made of; None where that is not known.
     regions: parts that the step names itself, in the order in which it entered them.
     wall: the step by the host's clock; None where that is the samples' own, or not known.
-    methods: how each column of `points` and the regions were got, or why they are missing.
+    methods: how each column of `points` and the regions were got.
+    not_measured: why columns are missing.
+    doubts: what went wrong meanwhile.
 
     Where steps are timed in inner loops, an entry of local_ms and hooked_ms is the mean of a loop;
     comm_ms and tail_ms still have one for each single step.
@@ -337,6 +337,8 @@ class Breakdown:
     regions: tuple[RegionTime, ...] = ()
     wall: WallTimes | None = None
     methods: Mapping[str, str] = field(default_factory=dict)
+    not_measured: Mapping[str, NotMeasured] = field(default_factory=dict)
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,7 +464,7 @@ class Measurement(RankMetrics):
     transports: ways of the bytes from this rank and to it, as NCCL names them.
     nccl_choices: what NCCL ran for each collective of a step, where this rank tells it.
     attention_kernels: of torch's, those that a step ran; empty where none was seen.
-    warnings: what this rank knows to make the number doubtful, one sentence each.
+    doubts: what this rank knows to make the number doubtful.
     worker_reusable: the process is as fit for the next point as a fresh one.
     output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
     ended_processes: ids of the processes of its script, which have ended.
@@ -487,7 +489,7 @@ class Measurement(RankMetrics):
     transports: tuple[str, ...] = ()
     nccl_choices: tuple[str, ...] = ()
     attention_kernels: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
     worker_reusable: bool = True
     output: str = ""
     ended_processes: tuple[int, ...] = ()
@@ -621,7 +623,8 @@ class Record:
     neighbours: point_ids that ran on a node of this one at the same time; and in words who else
     used its devices, other sweeps and other processes.
     node_neighbours: who used other devices of its nodes.
-    warnings: those of the ranks and of the driver, without repeats; only when status is ok.
+    doubts: those of the ranks and of the driver, the worst of each kind and subject; only when
+    status is ok.
     mem_estimate_bytes: what a rank was estimated to need at most; None if not known, or on a CPU.
     """
 
@@ -641,7 +644,7 @@ class Record:
     outputs: tuple[str, ...] = ()
     neighbours: tuple[str, ...] = ()
     node_neighbours: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
     mem_estimate_bytes: int | None = None
 
     @property

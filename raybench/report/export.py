@@ -21,6 +21,7 @@ from raybench.report import formatting
 from raybench.report.documents import format_object, jsonable, records
 from raybench.report.formatting import plain, plain_lines, printable
 from raybench.report.summary import defining_settings
+from raybench.report.words.doubts import doubt_words
 from raybench.results.tables import Run, units
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ExportedPoint:
     figures: what was measured and derived, as numbers: yes is 1, null is left out, and a metric
     that the workload declares itself has its own name, unless a column has it. is_failure: running
     out of memory is none in a search for the largest batch. was_not_run: skipped or cancelled.
-    error, warnings: on one line each, empty without one.
+    error, doubts: on one line each, empty without one.
     """
 
     row: dict[str, Any]
@@ -58,7 +59,7 @@ class ExportedPoint:
     is_failure: bool
     was_not_run: bool
     error: str
-    warnings: str
+    doubts: str
 
 
 def exported_points(summary: Summary) -> list[ExportedPoint]:
@@ -82,7 +83,9 @@ def exported_points(summary: Summary) -> list[ExportedPoint]:
                 is_failure=row["status"] in FAILURES and not is_answer,
                 was_not_run=row["status"] in NOT_RUN,
                 error=plain(row["error_message"] or ""),
-                warnings="; ".join(map(plain, row["warnings"] or [])),
+                doubts="; ".join(
+                    plain(doubt_words(doubt, scaled)) for doubt in scaled.doubts or ()
+                ),
             )
         )
     return points

@@ -49,11 +49,13 @@ from raybench.report.documents import (
     metric_column,
 )
 from raybench.report.formatting import half_width, shorten, step_uncertainty
-from raybench.report.messages import MARKS, marks
+from raybench.report.messages import marks
 from raybench.report.point_settings import distinguishing_settings, setting_columns, short_name
 from raybench.report.run_report import RunReport, insights
 from raybench.report.sections import STEP_MEANING
 from raybench.report.summary import Summary
+from raybench.report.words.doubts import MARKS
+from raybench.report.words.reasons import not_compared_words
 from raybench.version import __version__
 
 # Software that a reader asks for first; the rest is in the environment.
@@ -289,7 +291,7 @@ def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]
 
     def speed_up(row: ScaledRow) -> Cell:
         if row.speed_up is None and row.why is not None:
-            return Cell(text="–", hint=str(row.why))
+            return Cell(text="–", hint=not_compared_words(row.why))
         return _with_sort(row.speed_up, lambda _: speed_up_words(row), 6)
 
     column = metric_column(metric, formatting.MILLISECONDS, words, None)

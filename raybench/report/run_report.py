@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from raybench.analysis.references import impossible_among
+from raybench.analysis.references import has_impossible
 from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
 from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
 from raybench.records import Metric
@@ -26,7 +26,7 @@ from raybench.report.documents import (
     Table,
 )
 from raybench.report.formatting import command, counted, span
-from raybench.report.messages import LONG, SHORT, doubts, list_messages
+from raybench.report.messages import LONG, SHORT, list_messages
 from raybench.report.point_settings import settings_words
 from raybench.report.sections import (
     MOST_ROWS,
@@ -50,6 +50,8 @@ from raybench.report.summary import (
     why_not_known,
     with_most_ranks,
 )
+from raybench.report.words.doubts import short_doubts
+from raybench.report.words.reasons import losses_unknown_words, not_compared_words
 from raybench.results.metrics import memory_peak_gb_s
 from raybench.results.tables import is_slowed_by_one_rank
 from raybench.sweep.scheduler import WORTHWHILE
@@ -88,7 +90,7 @@ class RunReport(Document):
                 text += f"; {of}one start"
                 if summary.more_rounds:
                     text += f"; `--set measure.rounds={WORTHWHILE}` gives an interval"
-        count = sum(bool(impossible_among(row.warnings)) for row in summary.rows)
+        count = sum(map(has_impossible, summary.rows))
         if text and count:
             text += f"; {counted(count, 'point')} with numbers that cannot be: see the warnings"
         return text
@@ -103,9 +105,10 @@ class RunReport(Document):
         if not reasons or not summary.run.baseline:
             return ""
         if (count := reasons.total()) == len(others):
-            return f"no point has a speed-up: {reasons.most_common(1)[0][0]}"
+            why = not_compared_words(reasons.most_common(1)[0][0])
+            return f"no point has a speed-up: {why}"
         text = f"{count} of {len(others)} points {'is' if count == 1 else 'are'} not compared"
-        return f"{text}: {next(iter(reasons))}" if len(reasons) == 1 else text
+        return f"{text}: {not_compared_words(next(iter(reasons)))}" if len(reasons) == 1 else text
 
     @cached_property
     def _sections(self) -> list[tuple[Section, list[Listing | Table]]]:
@@ -231,7 +234,7 @@ class RunReport(Document):
 
         run, machine, lead, answer (what was asked, and the points of each case, the best first:
         value is that of `Summary.ranked_by`), lost_nodes, points (`ScaledRow`), largest_batches,
-        failures, warnings, plus_minus (over which rounds intervals are), more_rounds (`MoreRounds`
+        failures, doubts, plus_minus (over which rounds intervals are), more_rounds (`MoreRounds`
         or None), references (`Standing.members`), regions (of the step, by point_id).
         """
         summary = self.summary
@@ -258,7 +261,17 @@ class RunReport(Document):
             "points": summary.rows,
             "largest_batches": summary.largest_batches,
             "failures": summary.failures,
-            "warnings": summary.warnings,
+            "doubts": [
+                {
+                    **asdict(group.worst),
+                    "mark": group.worst.kind.mark,
+                    "harm": group.worst.kind.harm.name.lower(),
+                    "points": group.count,
+                    "point_id": group.row.point_id if group.row else None,
+                    "text": message.text,
+                }
+                for group, message in zip(summary.doubts, summary.warnings, strict=True)
+            ],
             "plus_minus": summary.plus_minus,
             "more_rounds": summary.more_rounds,
             "references": [one.members for one in summary.standings],
@@ -294,11 +307,11 @@ class Insight:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return `messages.doubts` of its point; of several what all have, as ("all quick",)."""
+        """Return `short_doubts` of its point; of several what all have, as ("all quick",)."""
         if len(self.rows) == 1:
-            return doubts(self.rows[0])
-        shared = doubts(self.rows[0]) if self.rows else ()
-        return tuple(f"all {one}" for one in shared if all(one in doubts(r) for r in self.rows))
+            return short_doubts(self.rows[0])
+        shared = short_doubts(self.rows[0]) if self.rows else ()
+        return tuple(f"all {o}" for o in shared if all(o in short_doubts(r) for r in self.rows))
 
 
 def insights(summary: Summary) -> list[Insight]:
@@ -486,7 +499,10 @@ def _main_loss(rows: Sequence[ScaledRow]) -> str:
 def _rest_not_known(losing: Sequence[ScaledRow]) -> str:
     """Write how many points have unknown causes, and why; "" if none has."""
     unknown = [row for row in losing if not has_causes(row)]
-    reasons = Counter(row.why_no_losses or "it was not measured" for row in unknown)
+    reasons = Counter(
+        losses_unknown_words(row.why_no_losses) if row.why_no_losses else "it was not measured"
+        for row in unknown
+    )
     told = [f"in {count} ({reason})" for reason, count in reasons.most_common()]
     return f", not known {' and '.join(told)}" if told else ""
 
@@ -550,7 +566,7 @@ def ranking(summary: Summary) -> str:
 def _told(summary: Summary, metric: Metric, one: Candidate) -> str:
     """Write a value with its interval and its doubts, which are about times and rates."""
     half = "" if one.half_width is None else f" {formatting.half_width(one.half_width)}"
-    found = () if metric.format == "gib" else doubts(one.row)
+    found = () if metric.format == "gib" else short_doubts(one.row)
     return f"{amount(summary, metric, one.value)}{half}{_in_brackets(*found)}"
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from raybench.analysis.rows import BY_NAME, MAIN_RATES, ScaledRow, value_of, workload_metrics
 from raybench.job.point import BY_SPEED, FAST
 from raybench.records import RunStatus
+from raybench.records.doubts import NotMeasured
 from raybench.report import formatting
 from raybench.report.documents import (
     SETTING_CHARS,
@@ -29,6 +30,8 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import plain_lines, shorten, shorten_middle
 from raybench.report.point_settings import setting_columns
+from raybench.report.words.doubts import doubt_words
+from raybench.report.words.reasons import not_measured_words
 from raybench.results.tables import (
     Run,
     is_of_first_round,
@@ -51,7 +54,10 @@ if TYPE_CHECKING:
 # A model has hundreds of modules; the table `modules` holds the rest.
 _MAX_MODULES = 20
 # Columns of a point that are not among its facts, because a block of their own shows them.
-_APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
+_APART = (
+    *("methods", "not_measured", "doubts", "error_detail", "workload_metrics"),
+    "workload_headings",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +274,10 @@ class PointDetails(Document):
                 column("reason", _reason, is_text=True, min_chars=SETTING_CHARS),
             ]
             yield make_table(self.attempts, columns, kind="Attempts")
-        if methods := row.methods:
+        missing = (row.not_measured or {}).items()
+        methods = dict(row.methods or {})
+        methods |= {name: not_measured_words(NotMeasured(why)) for name, why in missing}
+        if methods:
             told = zip(methods.items(), ["", *methods.values()], strict=False)
             found = [(name, "the same" if text == last else text) for (name, text), last in told]
             yield Listing(title="How each was measured", lines=found, is_quoted=True)
@@ -290,6 +299,8 @@ class PointDetails(Document):
                 text = "as the script has it"
             if text and name not in _APART:
                 yield name, text[:12] if name.endswith("_sha256") else text
+        if self.row.doubts:
+            yield "doubts", "; ".join(doubt_words(doubt, self.row) for doubt in self.row.doubts)
         for metric in workload_metrics([self.row]):
             yield metric.title, formatting.metric(metric, value_of(self.row, metric))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from raybench.analysis.doubts import DoubtGroup
 from raybench.analysis.references import (
     SHIPPED,
     Measurement,
@@ -45,15 +46,18 @@ from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
 from raybench.job.registry import Answer
 from raybench.job.source import overrides_in, parse_source
 from raybench.records import Cause, Metric, RunStatus, Status, TrialKey, by_point
+from raybench.records.doubts import worst_of_each
 from raybench.report import formatting, messages
 from raybench.report.documents import records
 from raybench.report.formatting import counted, plain, span
-from raybench.report.messages import MARKS, MessageGroup, marks
+from raybench.report.messages import MessageGroup, marks
 from raybench.report.point_settings import (
     distinguishing_settings,
     settings_words,
     short_name,
 )
+from raybench.report.words.doubts import MARKS
+from raybench.report.words.reasons import losses_unknown_words
 from raybench.results import reader
 from raybench.results.tables import PointRow, RegionRow, Run, units
 from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
@@ -105,13 +109,13 @@ class Summary:
     def rows(self) -> list[ScaledRow]:
         """Return one row per point, ok or not, with its speed-up over its baseline (`scaling`).
 
-        In the order of `points`. Figures that are impossible are among the warnings of a point.
+        In the order of `points`. Figures that are impossible are among the doubts of a point.
         """
         return [
-            replace(row, warnings=(*row.warnings, *texts)) if texts else row
+            replace(row, doubts=worst_of_each((*(row.doubts or ()), *doubts))) if doubts else row
             for row in scaling(self.points, self.run.baseline)
             for attempts_s in [[one.duration_s for one in self._trials.rounds(row).values()]]
-            for texts in [impossible_figures(row, self.references, attempts_s)]
+            for doubts in [impossible_figures(row, self.references, attempts_s)]
         ]
 
     @cached_property
@@ -480,12 +484,17 @@ class Summary:
         """Return the `why` of ok points without speed-up; of baselines only if no other has one."""
         without = [row for row in self.rows if row.why is not None]
         others = [row for row in without if not row.is_baseline] or without
-        return messages.group_messages(row.why or "" for row in others)
+        return messages.not_compared(row.why for row in others if row.why is not None)
+
+    @cached_property
+    def doubts(self) -> tuple[DoubtGroup, ...]:
+        """Return what makes numbers doubtful, the most harmful first."""
+        return messages.doubt_groups(self.rows, self._trials)
 
     @cached_property
     def warnings(self) -> tuple[MessageGroup, ...]:
-        """Return what makes figures doubtful, the most harmful first."""
-        return messages.warnings(self.rows, self._trials, self.ranks)
+        """Return `doubts` in words."""
+        return messages.warnings(self.doubts, self.rows, self.ranks)
 
     @cached_property
     def plus_minus(self) -> str:
@@ -655,7 +664,7 @@ def is_speed(metric: Metric) -> bool:
 def why_not_known(rows: Iterable[ScaledRow]) -> dict[str, int]:
     """Return reason -> number of points whose losses it hides, the most frequent first."""
     reasons = Counter(row.why_no_losses for row in rows if row.why_no_losses)
-    return dict(reasons.most_common())
+    return {losses_unknown_words(why): count for why, count in reasons.most_common()}
 
 
 def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:

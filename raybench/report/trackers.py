@@ -81,7 +81,7 @@ def _write_to_mlflow(client: Any, summary: Summary) -> str:
             "raybench.point_id": row["point_id"],
             "status": row["status"],
             "error": point.error,
-            "warnings": point.warnings,
+            "doubts": point.doubts,
         }
         created = client.create_run(of, begun_ms, tags, point.name).info.run_id
         client.log_batch(
@@ -131,7 +131,7 @@ def upload_to_wandb(summary: Summary) -> str:
                 settings=wandb.Settings(**_QUIET),
             )
             ended = {name: row[name] for name in ("point_id", "status")}
-            ended |= {"error": point.error, "warnings": point.warnings}
+            ended |= {"error": point.error, "doubts": point.doubts}
             written.summary.update(point.figures | ended)
             written.finish(exit_code=int(point.is_failure))
     except (wandb.Error, ValueError) as error:  # pydantic's for its variables is the second

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Annotated, Any
 
 from raybench.records import Breakdown, Column, Measurement, Traffic
+from raybench.records.doubts import NotMeasured
 from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, NS_PER_MS, data_wait_ms
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
@@ -26,7 +27,7 @@ from raybench.stats.outliers import (
 )
 
 # Below this share of a step the device's idle time may be noise.
-_HOST_BOUND_SHARE = 0.05
+HOST_BOUND_SHARE = 0.05
 # A step with timed communication that differs by more is another step, with waits of its own.
 _SAME_STEP_SHARE = 0.03
 # What was got from the instrumented steps; `data_ms` counts as a part of the same picture.
@@ -130,6 +131,7 @@ class PartColumns:
         Mapping[str, float] | None, Column("GB/s", "inside the step, by kind")
     ] = None
     methods: Annotated[Mapping[str, str] | None, Column("", "column -> how it was measured")] = None
+    not_measured: Annotated[Mapping[str, str] | None, Column("", "column -> why it is null")] = None
 
 
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
@@ -151,7 +153,7 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     busy_ms, gap_ms, is_bound = own.device_ms, None, None
     if longest_ms is not None and own.device_ms is not None:
         gap_ms = max(0.0, longest_ms - own.device_ms)
-        is_bound = gap_ms > _HOST_BOUND_SHARE * longest_ms
+        is_bound = gap_ms > HOST_BOUND_SHARE * longest_ms
     elif longest_ms is not None:
         # A CPU is busy but for its waits for data.
         busy_ms = longest_ms - (data_wait_ms(measurements[slowest : slowest + 1]) or 0.0)
@@ -160,12 +162,10 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     hooked = [b.hooked_ms for b in broken_down]
     hooked_ms = max(map(median, hooked)) if all(hooked) else None
     is_same = hooked_ms is not None and abs(hooked_ms - step_ms) <= _SAME_STEP_SHARE * step_ms
-    methods = dict(broken_down[0].methods)
-    if methods and hooked_ms is not None and not is_same:
-        methods["wait_ms"] = (
-            f"unknown: the instrumented step took {write_time(hooked_ms)}, "
-            f"the timed {write_time(step_ms)}"
-        )
+    methods, not_measured = dict(broken_down[0].methods), dict(broken_down[0].not_measured)
+    if hooked_ms is not None and not is_same:
+        methods.pop("wait_ms", None)
+        not_measured["wait_ms"] = NotMeasured.OTHER_STEP
     # The longest wait of a rank in the last collective, at most what its step leaves beside its own
     # work and that collective.
     wait_ms, tails = None, [b.tail_ms for b in broken_down]
@@ -205,6 +205,7 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         comm_bytes=_largest(broken_down, lambda one: one.message_bytes),
         comm_busbw_gb_s=bus_gb_s,
         methods=methods or None,
+        not_measured=not_measured or None,
         **_slowest_rank(measurements, broken_down, local_ms, step_ms),
     )
 

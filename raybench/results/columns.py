@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -145,7 +145,15 @@ def _convert(hint: Any) -> tuple[str, Callable[[Any], Any]]:
     """Return the Arrow type of a field, and what makes its values from those of a table."""
     plain = _plain_type(hint)
     if get_origin(plain) is tuple:
-        return f"list<{_convert(get_args(plain)[0])[0]}>", _tuple
+        kind, read = _convert(get_args(plain)[0])
+        if is_dataclass(get_args(plain)[0]):
+            return f"list<{kind}>", lambda values: tuple(map(read, values))
+        return f"list<{kind}>", _tuple
+    if isinstance(plain, type) and is_dataclass(plain):
+        hints = type_hints(plain)
+        readers = {field.name: _convert(hints[field.name]) for field in fields(plain)}
+        kinds = ",".join(f"{name}:{kind}" for name, (kind, _) in readers.items())
+        return f"struct<{kinds}>", partial(_read_struct, plain, readers)
     if isinstance(get_origin(plain), type) and issubclass(get_origin(plain), Mapping):
         values = _KINDS.get(get_args(plain)[1], "string")
         return f"map<string,{values}>", dict
@@ -154,6 +162,19 @@ def _convert(hint: Any) -> tuple[str, Callable[[Any], Any]]:
     if plain in (bool, int, float):
         return _KINDS[plain], plain
     return _KINDS.get(plain, "string"), lambda value: value
+
+
+def _read_struct(
+    kind: type[_Row],
+    readers: Mapping[str, tuple[str, Callable[[Any], Any]]],
+    values: Mapping[str, Any],
+) -> _Row:
+    """Return a dataclass from a struct of a table; null is None."""
+    read = {
+        name: None if (value := values[name]) is None or value != value else of(value)
+        for name, (_, of) in readers.items()
+    }
+    return kind(**read)
 
 
 def _tuple(values: Any) -> tuple[Any, ...]:
@@ -174,11 +195,19 @@ def to_row(record: Any) -> dict[str, Any]:
             row |= to_row(value)
         elif isinstance(value, Enum):
             row[column.name] = value.value
+        elif column.kind.startswith("list<struct<") and value is not None:
+            row[column.name] = [_plain_struct(item) for item in value]
         elif isinstance(value, Mapping) and column.kind == "map<string,string>":
             row[column.name] = {key: setting_text(one) for key, one in value.items()}
         else:
             row[column.name] = value
     return row
+
+
+def _plain_struct(record: Any) -> dict[str, Any]:
+    """Return name -> value of the fields of a dataclass; an enum as its value."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: v.value if isinstance(v, Enum) else v for name, v in values.items()}
 
 
 def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
@@ -205,6 +234,9 @@ def _arrow_type(kind: str) -> pa.DataType:
         return pa.timestamp("us", tz="UTC")
     if kind.startswith("list<"):
         return pa.list_(_arrow_type(kind[5:-1]))
+    if kind.startswith("struct<"):
+        pairs = (pair.split(":") for pair in kind[7:-1].split(","))
+        return pa.struct([(name, _arrow_type(of_field)) for name, of_field in pairs])
     if kind.startswith("map<string,"):
         return pa.map_(pa.string(), _arrow_type(kind[11:-1]))
     return pa.type_for_alias(kind)

@@ -19,13 +19,13 @@ from ruamel.yaml import YAML
 
 from raybench.job.point import SCRIPT
 from raybench.records import Column, Device, Measurement, OverStep, Record, combine_ranks
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.stats import summary as stats
 
 NS_PER_MS = 1e6
 # A step time that is known worse than this, to either side, is no measure for others.
 WIDEST_INTERVAL = 0.10
 _ENOUGH_SAMPLES = 10
-NO_ITEMS = "no throughput: the workload does not set items_per_step"
 MS_PER_S = 1e3
 BYTES_PER_GB = 1e9
 _FLOP_PER_TFLOP = 1e12
@@ -373,8 +373,8 @@ def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
     )
 
 
-def crowding(devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for each host that has more of these CPU workers than cores.
+def crowding(devices: Sequence[Device]) -> Iterator[Doubt]:
+    """Yield a doubt for each host that has more of these CPU workers than cores.
 
     The cores of a host with several Ray nodes count once.
     """
@@ -385,7 +385,7 @@ def crowding(devices: Sequence[Device]) -> Iterator[str]:
     for (host, _), workers in hosts.items():
         cores = max(worker.cpu_count for worker in workers)
         if len(workers) > cores:
-            yield f"{len(workers)} CPU workers share {cores} core{'s' * (cores != 1)} of {host}"
+            yield Doubt(kind=DoubtKind.CROWDED, value=len(workers), limit=cores, subject=host)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,64 +1,30 @@
-"""The tables: the dataclass of a row of each, and how a record becomes rows.
+"""The tables: the dataclass of a row of each, and their schemas.
 
 `summary` is derived from `points` when a run ends (`raybench.analysis.scaling`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from raybench.job.point import RUN_SETTINGS, Scalar, setting_text
-from raybench.records import (
-    NO_COLLECTIVES,
-    Column,
-    Device,
-    ModuleTime,
-    RankMetrics,
-    Record,
-    RunStatus,
-    Samples,
-    Status,
-    combine_ranks,
-)
+from raybench.job.point import RUN_SETTINGS, Scalar
+from raybench.records import Column, Device, ModuleTime, RankMetrics, RunStatus, Status
 from raybench.records.devices import DeviceSample, Finding
-from raybench.results.breakdown import PartColumns, part_columns, write_time
-from raybench.results.columns import TableColumn, arrow_schema, columns_of, to_row
-from raybench.results.metrics import (
-    NO_ITEMS,
-    ConditionColumns,
-    MemoryColumns,
-    RateColumns,
-    StepColumns,
-    condition_columns,
-    crowding,
-    half_interval,
-    is_imprecise,
-    memory_columns,
-    rate_columns,
-    relate_to_step,
-    step_columns,
-)
-from raybench.stats.outliers import NEARLY_ALL, borne_out_ms, stands_out
+from raybench.records.doubts import Doubt, DoubtKind
+from raybench.results.breakdown import PartColumns
+from raybench.results.columns import TableColumn, arrow_schema, columns_of
+from raybench.results.metrics import ConditionColumns, MemoryColumns, RateColumns, StepColumns
+from raybench.stats.outliers import borne_out_ms, stands_out
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from raybench.job.model import Measure
-    from raybench.records.environment import Code
-
-# The mean step may be so much longer than the median one without a warning.
-_RARE_STALLS = 0.01
-# A time budget is taken for reached from this share of it on.
-_NEARLY = 0.95
 # The parts come from other steps than the step time: by so much they may exceed it.
 _MOST_PARTS = 1.10
-# Lateness and negative communication are told from this share of the step on.
-_LEAST_SHARE = 0.02
-_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,197 +185,15 @@ class PointRow(
     workload_headings: Annotated[
         Mapping[str, str] | None, Column("", "their headings, with the units")
     ] = None
-    warnings: Annotated[tuple[str, ...], Column("", "reasons to doubt the figures")] = ()
+    doubts: Annotated[
+        tuple[Doubt, ...] | None, Column("", "reasons to doubt the numbers; null: unknown")
+    ] = None
     neighbours: Annotated[tuple[str, ...], Column("", "points, runs and processes beside it")] = ()
     node_neighbours: Annotated[
         tuple[str, ...], Column("", "runs and processes on other devices of its nodes")
     ] = ()
     crowded: Annotated[bool | None, Column("", "CPU workers share cores")] = None
     quick: Annotated[bool | None, Column("", "a short look: at most 0.5 s were to be timed")] = None
-
-
-def point_row(run_id: str, record: Record, measure: Measure, code: Code | None = None) -> PointRow:
-    """Return the row in `points` of an attempt; without measurements its metrics are None.
-
-    measure: what the job asked for; the row gets a warning if the measurement fell short of it.
-    code: what the workers had loaded; None if it was not checked. Raises ValueError where ranks
-    differ in their numbers of timed or instrumented steps: our bug, never the user's.
-    """
-    point, devices, rank = record.point, record.devices, record.error_rank
-    settings: dict[str, Any] = {
-        name: point.settings.get(name) for name in (*RUN_SETTINGS, "scaling")
-    }
-    kind = devices[0].kind if devices else None
-    failed = devices[rank] if rank is not None and devices else None
-    row = PointRow(
-        **_keys_of(run_id, record),
-        round=record.round,
-        control_of=record.control_of or None,
-        status=record.status,
-        error_type=record.error_type,
-        error_message=record.error_message,
-        error_rank=rank,
-        error_host=failed.host if failed else None,
-        error_device=f"{failed.kind}:{failed.index}" if failed else None,
-        error_detail=record.error_detail,
-        started_at=record.started_at,
-        duration_s=record.duration_s,
-        workload=point.workload,
-        params={name: setting_text(v) for name, v in {**point.params, **point.env}.items()},
-        env=dict(point.env),
-        workload_sha256=code.workload_sha256 if code else None,
-        raybench_sha256=code.raybench_sha256 if code else None,
-        backend=_BACKENDS[kind] if kind and point.world_size > 1 else None,
-        device_type=kind,
-        device_name=", ".join(dict.fromkeys(device.name for device in devices)) or None,
-        models_by_rank=tuple(device.name for device in devices) or None,
-        node_count=len({device.node_id for device in devices}) or None,
-        **settings,
-        grad_accumulation=point.grad_accumulation,
-        warnings=record.warnings,
-        neighbours=record.neighbours,
-        node_neighbours=record.node_neighbours,
-        mem_estimate_bytes=record.mem_estimate_bytes,
-        crowded=any(crowding(devices)) if kind == "cpu" else None,
-    )
-    if not record.measurements:
-        return row
-    row = replace(row, **point_metrics(record), quick=measure.is_quick)
-    return replace(row, warnings=(*record.warnings, *_doubts(row, record, measure)))
-
-
-def point_metrics(record: Record) -> dict[str, Any]:
-    """Return column -> value of those columns of `points` that an ok record's measurements give.
-
-    None: not known, or does not apply; columns on shares are missing unless the point `is_uneven`.
-    Raises ValueError as `point_row` does.
-    """
-    shares = [m.share for m in record.measurements if m.share is not None]
-    # Ranks without a share of an uneven step take no time.
-    working = tuple(m for m in record.measurements if m.share is None or m.share.items)
-    at_work = replace(record, measurements=working)
-    steps = step_columns(at_work)
-    typical_ms, mean_ms = steps.step_ms_p50 or 0.0, steps.step_ms_mean or 0.0
-    parts = part_columns(working, typical_ms)
-    own = {metric: None for one in working for metric in one.workload_metrics}
-    values = {
-        metric.name: relate_to_step(
-            metric.over_step,
-            combine_ranks(
-                metric.over_ranks or "mean", [one.workload_metrics.get(metric) for one in working]
-            ),
-            typical_ms=typical_ms,
-            mean_ms=mean_ms,
-        )
-        for metric in own
-    }
-    methods = {
-        **(parts.methods or {}),
-        **{metric.name: metric.meaning or metric.description for metric in own},
-    }
-    subjects = (
-        steps,
-        rate_columns(at_work, mean_ms),
-        condition_columns(working),
-        parts,
-        memory_columns(at_work),
-    )
-    found = {name: value for subject in subjects for name, value in vars(subject).items()}
-    for column in columns_of(RankMetrics):
-        of_ranks = [getattr(one, column.name) for one in working]
-        found[column.name] = combine_ranks(column.about.over_ranks or "max", of_ranks)
-    # Devices that wait for the others use energy too.
-    found["energy_j"] = combine_ranks("sum", [one.energy_j for one in record.measurements])
-    if shares:  # the check of an uneven step is made with its probes
-        found["gradient_error"] = shares[0].gradient_error
-    if shares and len(shares) == len(record.measurements):
-        found |= {
-            "share_by_rank": tuple(share.items for share in shares),
-            "fixed_ms_by_rank": tuple(share.fixed_ms for share in shares),
-            "speed_by_rank": tuple(share.items_per_s for share in shares),
-            "slow_ratio_by_rank": tuple(share.slow_ratio for share in shares),
-            "exchange_ms": shares[0].exchange_ms,
-            "predicted_step_ms": shares[0].predicted_step_ms,
-            "crossover_batch": shares[0].crossover_batch,
-        }
-    return {
-        **found,
-        "methods": methods or None,
-        "workload_metrics": {n: v for n, v in values.items() if v is not None} or None,
-        "workload_headings": {metric.name: metric.title for metric in own} or None,
-    }
-
-
-def _keys_of(run_id: str, record: Record) -> dict[str, Any]:
-    """Return name -> value of the columns that identify an attempt (`AttemptKey`)."""
-    return {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
-
-
-def _doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[str]:
-    """Yield what the reader of an ok point's row must know, one sentence each."""
-    measurements = record.measurements
-    if row.batch_size is not None and measurements[0].items_per_step is None:
-        yield NO_ITEMS
-    if NO_COLLECTIVES in (row.methods or {}).get("comm_exposed_ms", ""):
-        yield f"no breakdown on several ranks: {NO_COLLECTIVES}"
-    samples = row.iterations or 0
-    wanted = measure.fewest_samples * measure.repeats
-    if samples < wanted:
-        yield f"{samples} of {wanted} iterations timed"
-    first = measurements[0].repetitions
-    steps = sum(len(one.timed.step_ns) * one.inner_iterations for one in first)
-    # Of a repeat.
-    timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / 1000
-    if measure.is_quick:
-        yield f"quick: {timed_s:.2g} s timed"
-    elif measure.iterations is None and timed_s < _NEARLY * measure.seconds:
-        yield f"timed for {timed_s:.2g} s of the requested {measure.seconds:g} s"
-    yield from step_doubts(row, is_count_fixed=measure.iterations is not None)
-    yield from part_doubts(row)
-    if row.alloc_retries:
-        yield (
-            f"the timed steps include {row.alloc_retries} retries of the allocator, which had to "
-            "give back what it kept: memory is short, take a smaller batch"
-        )
-    elif row.device_allocs:
-        yield (
-            f"the timed steps include {row.device_allocs} calls of cudaMalloc: memory had not "
-            "settled, warm up for longer"
-        )
-    if row.throttled:
-        timed = [r.timed.throttled for m in measurements for r in m.repetitions]
-        marks = [mark for marks in timed for mark in marks]
-        reasons = ", ".join(row.throttle_reasons or ()) or "reason unknown"
-        yield f"clocks were limited in {sum(marks) / len(marks):.0%} of the samples: {reasons}"
-    if row.mfu_pct is not None and row.mfu_pct > 100:
-        yield (
-            f"{row.mfu_pct:.0f}% of the device's peak is impossible: the operations or the "
-            "peak are counted wrong, or the precision is not what was asked for"
-        )
-
-
-def step_doubts(row: PointRow, *, is_count_fixed: bool) -> Iterator[str]:
-    """Yield a sentence for each doubt about the step time of a row.
-
-    Args:
-        is_count_fixed: the job set a count of iterations, so a small count is no doubt.
-    """
-    half_width = half_interval(row)
-    if half_width is not None and is_imprecise(row):
-        known = ">100%" if half_width >= 1 else f"{half_width:.1%}"
-        yield f"step time is known to ±{known} only"
-    mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
-    if mean_ms > (1 + _RARE_STALLS) * median_ms:
-        yield (
-            f"some steps are much longer: the mean of {write_time(mean_ms, digits=4)}, which the "
-            f"rates follow, is {mean_ms / median_ms - 1:.1%} above the median"
-        )
-    if row.stable is False:
-        yield (
-            f"step time changes its level still after {row.warmup_iterations} iterations of warm-up"
-        )
-    elif row.stable is None and not is_count_fixed:
-        yield "too few steps to tell whether their time is steady"
 
 
 def step_of_parts(row: PointRow) -> float | None:
@@ -422,8 +206,8 @@ def is_of_first_round(row: PointRow) -> bool:
     return row.parts_step_ms is not None and row.parts_step_ms != row.step_ms_p50
 
 
-def why_no_breakdown(row: PointRow) -> str | None:
-    """Return why the parts of a point's step must not be shown; None if they may.
+def why_no_breakdown(row: PointRow) -> Doubt | None:
+    """Return a doubt if the parts of a point's step must not be shown; None if they may.
 
     They must not if compute, optimizer, host gap, exposed communication and on a CPU data together,
     or local step or wait alone, exceed the median step of their round by more than 10 %. What is
@@ -438,10 +222,7 @@ def why_no_breakdown(row: PointRow) -> str | None:
     longest_ms = max(sum_ms, row.local_step_ms or 0.0, row.wait_ms or 0.0)
     if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
         return None
-    return (
-        f"no breakdown: the parts come to {write_time(longest_ms)}, the step takes "
-        f"{write_time(step_ms)}; the instrumented steps were slower than the timed ones"
-    )
+    return Doubt(kind=DoubtKind.NO_BREAKDOWN, value=longest_ms / step_ms, limit=_MOST_PARTS)
 
 
 def is_slowed_by_one_rank(row: PointRow) -> bool:
@@ -456,54 +237,6 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
         return False
     excess_ms = borne_out_ms(excess_ms, row.unexplained_ms)
     return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)
-
-
-def part_doubts(row: PointRow) -> Iterator[str]:
-    """Yield a sentence for each thing that slowed the step down: host, a slow or a late rank.
-
-    Instead, why the breakdown cannot be used. Nothing for a point without a breakdown.
-    """
-    step_ms, exposed_ms = row.step_ms_p50 or 0.0, row.comm_exposed_ms
-    if reason := why_no_breakdown(row):
-        yield reason
-        return
-    if row.host_bound and row.host_gap_ms is not None:
-        idle = write_time(row.host_gap_ms)
-        yield f"host-bound: the device idles for {idle} of {write_time(step_ms)}"
-    if is_slowed_by_one_rank(row):
-        # It costs its excess at most. Less where communication that would be exposed without it is
-        # hidden behind its excess: at most `comm_ms`, of which `exposed_ms` is still exposed.
-        excess_ms, device_ms = row.straggler_ms or 0.0, row.straggler_device_ms
-        most_ms = borne_out_ms(excess_ms, row.unexplained_ms)
-        is_known = row.comm_ms is not None and exposed_ms is not None
-        hidden_ms = max(0.0, (row.comm_ms or 0.0) - (exposed_ms or 0.0)) if is_known else 0.0
-        least_ms = max(0.0, most_ms - hidden_ms)
-        cost = write_time(*([] if least_ms > 0.995 * most_ms else [least_ms]), most_ms)
-        if row.device_type == "cpu":
-            where = "host"
-        elif device_ms is None:
-            where = "device or host"
-        elif device_ms >= NEARLY_ALL * excess_ms:
-            where = "device"
-        elif excess_ms - device_ms >= NEARLY_ALL * excess_ms:
-            where = "host"
-        else:
-            where = f"device {write_time(device_ms)}, host {write_time(excess_ms - device_ms)}"
-        whose = "the other's" if row.world_size == 2 else "the others'"
-        yield (
-            f"rank {row.slowest_rank} is slower: its own step takes {write_time(excess_ms)} longer "
-            f"than {whose} ({where}), which costs {cost} of {write_time(step_ms)}"
-        )
-    late_ms = row.late_in_turn_ms
-    if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
-        late, step = write_time(late_ms), write_time(step_ms)
-        yield f"the ranks are late in turn, which costs up to {late} of {step}"
-    rest_ms = row.unexplained_ms
-    if row.world_size > 1 and rest_ms is not None and rest_ms < -_LEAST_SHARE * step_ms:
-        yield (
-            f"the parts exceed the step by {write_time(-rest_ms)}: without communication the step "
-            f"takes {write_time(row.local_step_ms or 0.0)}, with it {write_time(step_ms)}"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -574,6 +307,9 @@ class SummaryRow:
     mfu_pct: Annotated[float | None, Column("%", "of the datasheet's peak")] = None
     bus_gb_s: Annotated[float | None, Column("GB/s", "bus bandwidth of a collective")] = None
     metrics_json: Annotated[str, Column("", "the workload's own, as a JSON object")]
+    doubts: Annotated[
+        tuple[str, ...] | None, Column("", "kinds of doubts, as in points; null: unknown")
+    ] = None
     error_message: Annotated[str | None, Column("", "why it is not ok")] = None
 
 
@@ -638,63 +374,3 @@ def storable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [storable(entry) for entry in value]
     return value
-
-
-def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
-    """Return column -> values of the rows of `samples`: all iterations of all ranks, with warm-up.
-
-    Ordered by rank, then by repeat, the warm-up first. {} without measurements.
-    """
-    keys = {**_keys_of(run_id, record), "round": record.round}
-    columns: dict[str, list[Any]] = {}
-    for measurement in record.measurements:
-        for repeat, repetition in enumerate(measurement.repetitions):
-            place = {**keys, "rank": measurement.rank, "repeat": repeat}
-            for is_warmup, samples in ((True, repetition.warmup), (False, repetition.timed)):
-                part = _iterations({**place, "is_warmup": is_warmup}, samples)
-                for name, values in part.items():
-                    columns.setdefault(name, []).extend(values)
-    return columns
-
-
-def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
-    """Return the rows of `samples` for some iterations, by column. place: what all have."""
-    count = len(samples.step_ns)
-    unknown = (None,) * count
-    others = {storable(name): spent for name, spent in samples.part_ns.items() if name != "data"}
-    parts = [dict(zip(others, spent, strict=True)) for spent in zip(*others.values(), strict=True)]
-    return {
-        **{name: (value,) * count for name, value in place.items()},
-        "iteration": range(count),
-        "start_ns": samples.start_ns,
-        "step_ns": samples.step_ns,
-        "host_ns": samples.host_ns,
-        "data_ns": samples.part_ns.get("data") or unknown,
-        "other_parts_ns": parts or unknown,
-        "throttled": samples.throttled or unknown,
-    }
-
-
-def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the rows of `modules`: one per profiled rank and module, in rank order."""
-    return [
-        {**_keys_of(run_id, record), "rank": measurement.rank, **to_row(module)}
-        for measurement in record.measurements
-        for module in (measurement.profile.modules if measurement.profile else ())
-    ]
-
-
-def region_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the rows of `regions`: one per rank with a breakdown and region, in rank order."""
-    return [
-        {
-            **_keys_of(run_id, record),
-            "rank": measurement.rank,
-            "region": region.name,
-            "calls": region.calls,
-            "region_ms": region.ms,
-            "share_pct": 100 * region.share,
-        }
-        for measurement in record.measurements
-        for region in (measurement.breakdown.regions if measurement.breakdown else ())
-    ]

@@ -41,18 +41,8 @@ from raybench.results.columns import (
     write_part,
 )
 from raybench.results.reader import LATEST, LOCK, LOGS, OF_RANK, read_run
-from raybench.results.tables import (
-    TABLES,
-    Run,
-    SummaryRow,
-    arrow_table,
-    module_rows,
-    point_row,
-    region_rows,
-    sample_columns,
-    schema,
-    storable,
-)
+from raybench.results.record_rows import module_rows, point_row, region_rows, sample_columns
+from raybench.results.tables import TABLES, Run, SummaryRow, arrow_table, schema, storable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,7 +131,7 @@ class RunStore:
                     record,
                     status=Status.ERROR,
                     measurements=(),
-                    warnings=(),
+                    doubts=(),
                     error_type=type(error).__name__,
                     error_message="raybench cannot keep what was measured, which is its bug: "
                     f"{brief(error)}",

@@ -41,6 +41,7 @@ from raybench.records import (
     TrialKey,
     by_point,
 )
+from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
 from raybench.records.environment import Code
 from raybench.results.metrics import crowding
 from raybench.sweep.scheduler import Attempt, Rounds, Schedule, Skip
@@ -522,11 +523,15 @@ def make_record_of(running: RunningAttempt) -> Record:
     failure = cause_of(answers)
     if failure is None:
         measurements = tuple(answer for answer in answers if isinstance(answer, Measurement))
-        warnings = [warning for measurement in measurements for warning in measurement.warnings]
-        warnings += [f"not alone: {other}" for other in running.others.on_devices]
-        warnings += [f"shared node: {other}" for other in running.others.on_nodes]
-        warnings += crowding(devices)
-        return replace(record, measurements=measurements, warnings=tuple(dict.fromkeys(warnings)))
+        doubts = [doubt for measurement in measurements for doubt in measurement.doubts]
+        doubts += crowding(devices)
+        points = [f"point {point_id}" for point_id in running.neighbours]
+        for kind, others in (
+            (DoubtKind.NOT_ALONE, running.others.on_devices),
+            (DoubtKind.SHARED_NODE, (*points, *running.others.on_nodes)),
+        ):
+            doubts += [Doubt(kind=kind, subject=other) for other in others]
+        return replace(record, measurements=measurements, doubts=worst_of_each(doubts))
     rank, device, output = failure.rank, devices[failure.rank], outputs[failure.rank]
     message = f"rank {rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
     last = output.splitlines()[-_LAST_LINES:]

@@ -44,6 +44,7 @@ from raybench.records import (
     Status,
     Task,
 )
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.environment import Code, code_here, differing, raybench_sha256
 from raybench.worker import state
 from raybench.worker.process_group import (
@@ -60,7 +61,7 @@ from raybench.workloads.base import (
     apply_precision,
     as_workload,
     effective_precision,
-    precision_warning,
+    precision_doubt,
 )
 from raybench.workloads.script import RunningScript, ScriptFailedError
 
@@ -177,12 +178,9 @@ class Worker:
             return replace(_failure(error, rank_info), worker_reusable=False)
         if not left:
             return answer
-        warning = (
-            f"the workload left {' and '.join(left)} behind: the next point gets new processes; "
-            "end or undo it in close()"
-        )
         if isinstance(answer, Measurement):
-            answer = replace(answer, warnings=(*answer.warnings, warning))
+            doubt = Doubt(kind=DoubtKind.LEFT_BEHIND, subject=" and ".join(left))
+            answer = replace(answer, doubts=(*answer.doubts, doubt))
         return replace(answer, worker_reusable=False)
 
     def _enter_device(self) -> None:
@@ -265,14 +263,13 @@ class Worker:
             nccl_choices=self._group.nccl_file.choices,
         )
         self._note_rest()
-        warnings = [*(part.warnings if part else ()), *done.warnings]
-        if reason := precision_warning(point.precision, self._device):
-            warnings.append(reason)
+        doubts = [*(part.doubts if part else ()), *done.doubts]
+        if (doubt := precision_doubt(point.precision, self._device)) is not None:
+            doubts.append(doubt)
         # The settings of the process, which the workload may have changed.
         got, is_tf32 = effective_precision(), point.precision is Precision.TF32
         if got != (Precision.TF32 if is_tf32 else Precision.FP32):
-            told = f"precision {point.precision} asked, but fp32 arithmetic was {got}"
-            warnings.append(f"{told} after the last step")
+            doubts.append(Doubt(kind=DoubtKind.OTHER_PRECISION, subject=got))
         self._group.check(point.workload)
         # raybench's own work follows, without the settings of the workload.
         self._group.drop_others()
@@ -288,7 +285,7 @@ class Worker:
             # A script has its own, and its first step is part of its set-up.
             is_of_new_process=None if point.workload == SCRIPT else self._is_new,
             **self._flops_fields(done, point, part, context, group),
-            warnings=tuple(warnings),
+            doubts=tuple(doubts),
             transports=self._group.nccl_file.routes() if group else (),
             gemm_tflops=self._gemm_tflops.get(point.precision),
             # Launches stay slower after a profiler was in use (pytorch#144455).

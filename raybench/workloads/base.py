@@ -49,6 +49,7 @@ from raybench.job import registry
 from raybench.job.point import Execution, Precision, Scalar
 from raybench.job.problems import quote
 from raybench.records import Metric
+from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
 
 if TYPE_CHECKING:
     import torch
@@ -137,8 +138,6 @@ _UNTIMED = nullcontext()
 # A communication hook of DistributedDataParallel: (process group or None for all, bucket).
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
-COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
-
 
 class DdpOptions(TypedDict, total=False):
     """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
@@ -199,18 +198,18 @@ class Replicas:
         self.wrapped: WeakKeyDictionary[DistributedDataParallel, _Wrapped] = WeakKeyDictionary()
         self._compiled_before = count_compiled_frames()
 
-    def why_no_hook(self) -> str | None:
-        """Return "unknown: " and why `set_comm_hook` must not be called; None if it may be.
+    def why_no_hook(self) -> NotMeasured | None:
+        """Return why `set_comm_hook` must not be called; None if it may be.
 
         It must not if no model is wrapped, a model has a hook that was not set here, or code was
         compiled in this process since this object was made, for whichever model.
         """
         if not self.wrapped:
-            return "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
+            return NotMeasured.NO_DDP
         if count_compiled_frames() > self._compiled_before:
-            return COMPILED
+            return NotMeasured.COMPILED
         if any(len(ddp._comm_hooks) > one.has_our_hook for ddp, one in self.wrapped.items()):
-            return "unknown: the workload has a communication hook of its own"
+            return NotMeasured.OWN_HOOK
         return None
 
     def set_comm_hook(self, hook: CommHook | None) -> None:
@@ -562,8 +561,8 @@ def effective_precision() -> str:
     return Precision.TF32 if modes.pop() else Precision.FP32
 
 
-def precision_warning(precision: Precision, device: torch.device) -> str | None:
-    """Return a warning for tf32 on a device without it, or bf16 on a GPU without it; else None.
+def precision_doubt(precision: Precision, device: torch.device) -> Doubt | None:
+    """Return a doubt for tf32 on a device without it, or bf16 on a GPU without it; else None.
 
     The point runs even so: in fp32, or with emulated bfloat16. If the device has no float8,
     `convert_linear_layers` raises. device: a CPU or the current GPU.
@@ -575,10 +574,10 @@ def precision_warning(precision: Precision, device: torch.device) -> str | None:
     # TF32 came with Ampere, compute capability 8.0.
     has_tf32 = on_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
     if precision is Precision.TF32 and not has_tf32:
-        return f"precision tf32 asked, but {name} has no TF32: the numbers are fp32's"
+        return Doubt(kind=DoubtKind.EMULATED_PRECISION, subject=name)
     has_bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
     if precision is Precision.BF16 and not has_bf16:
-        return f"precision bf16 asked, but {name} emulates bfloat16"
+        return Doubt(kind=DoubtKind.EMULATED_PRECISION, subject=name)
     return None
 
 

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,7 @@ from pydantic import Field
 from raybench.errors import DETAIL_CHARACTERS, UsageError, place_among, shorten_start
 from raybench.job.point import product_of, render, split_arguments
 from raybench.records import Cause, Failure, Samples, Status, Task
+from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
 from raybench.workloads.base import Context, Workload
 
 if TYPE_CHECKING:
@@ -221,20 +222,27 @@ class RunningScript(Workload):
         """
         self._send(do="forget_memory")
 
-    def mark_parts(self, module: str, *, has_peers: bool) -> str:
-        """Have later steps fill `parts` as `ScriptMarks.take` does; return "", or why not all are.
+    def mark_parts(self, module: str, *, has_peers: bool) -> tuple[NotMeasured | None, str]:
+        """Have later steps fill `parts` as `ScriptMarks.take` does; call it after the timed steps.
 
-        Once, after the timed steps. module: name of that of `ScriptMarks`. has_peers: also find out
-        whether `time_gradients` can follow: if all ranks get "". Raises as `run_steps`, and
-        ScriptEndedError also if the script ends meanwhile.
+        Args:
+            module: that of `ScriptMarks`.
+            has_peers: also find out whether `time_gradients` can follow.
+
+        Returns:
+            Why not all parts can be timed, None if they can; and the error that prevents it.
+
+        Raises:
+            ScriptEndedError: the script has ended. Others as `run_steps`.
         """
         if self.has_ended:
             raise ScriptEndedError
         self._send(do="mark_parts", module=module, has_peers=has_peers)
-        return str(self._receive()["why_not"])
+        answer = self._receive()
+        return NotMeasured(answer["why_not"]) if answer["why_not"] else None, str(answer["error"])
 
     def time_gradients(self) -> None:
-        """Time DDP's reductions in later steps; once, on all ranks, after "" of `mark_parts`."""
+        """Time DDP's reductions in later steps; once, on all ranks, after `mark_parts`."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:
@@ -259,20 +267,13 @@ class RunningScript(Workload):
         self._socket.close()
         os.close(self._handle)
 
-    def warnings(self, context: Context) -> list[str]:
-        """Return a warning if the host times a GPU's steps, and one if not all ranks joined."""
-        told = []
+    def doubts(self, context: Context) -> Iterator[Doubt]:
+        """Yield a doubt if the host times a GPU's steps, and one if not all ranks joined."""
         if context.device.type == "cuda" and self.facts["clock"] == "host":
-            told.append(
-                "the parameters of the script's optimizer are not on a GPU: steps are timed by the "
-                "host's clock"
-            )
-        if self.facts["ranks"] != context.world_size:
-            told.append(
-                f"the script's process group has {self.facts['ranks']} of {context.world_size} "
-                "ranks: each may have trained alone"
-            )
-        return told
+            yield Doubt(kind=DoubtKind.HOST_CLOCK)
+        ranks = self.facts["ranks"]
+        if ranks != context.world_size:
+            yield Doubt(kind=DoubtKind.MISSING_RANKS, value=ranks, limit=context.world_size)
 
     def _send(self, **message: Any) -> None:
         """Send a message; does nothing where the process has ended, which `_receive` tells."""

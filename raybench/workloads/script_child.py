@@ -218,16 +218,16 @@ class _Steps:
                 case "mark_parts":
                     # Only after the timed steps: until then there is nothing of raybench here.
                     sys.path.append(str(Path(__file__).parents[2]))
-                    why_not = ""
+                    why_not, problem = "", ""
                     try:
                         device = clock.device or sys.modules["torch"].device("cpu")
                         self._marks = import_module(message["module"]).ScriptMarks(device)
                         if message["has_peers"]:
-                            why_not = str(self._marks.hook_gradients())
+                            why_not = self._marks.hook_gradients() or ""
                     except Exception as error:  # the samples are there already
                         self._marks = None
-                        why_not = f"unknown: raybench cannot be loaded beside the script: {error!r}"
-                    self._channel.send(why_not=why_not)
+                        why_not, problem = "not_beside_script", repr(error)
+                    self._channel.send(why_not=why_not, error=problem)
                 case "time_gradients" | "keep_gradients" as how:
                     getattr(self._marks, how)()
                 case "end":

@@ -32,6 +32,7 @@ from raybench.report.charts.grammar import (
 from raybench.report.documents import Table
 from raybench.report.point_settings import distinguishing_settings, settings_words, short_name
 from raybench.report.summary import RATIOS, Summary
+from raybench.report.words.reasons import not_compared_words
 
 # Up to so many lines can be told apart in one panel.
 _FEW_LINES = 4
@@ -166,7 +167,9 @@ def why_not_drawn(row: ScaledRow) -> str:
     """Return a point's status in words if it is not ok, else its `why`, else "was not measured"."""
     if row.status != "ok":
         return formatting.STATUS_WORDS[row.status]
-    return formatting.plain(row.why) if row.why is not None else "was not measured"
+    return (
+        formatting.plain(not_compared_words(row.why)) if row.why is not None else "was not measured"
+    )
 
 
 def bar_figure(

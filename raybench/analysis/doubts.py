@@ -1,0 +1,91 @@
+"""The doubts about the points of a run, merged by kind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from raybench.analysis.rounds import LARGEST_DRIFT, Trials
+from raybench.analysis.rows import ScaledRow
+from raybench.records.doubts import Doubt, DoubtKind, NotComparedKind
+
+# Of these a point has one at most: the first that applies.
+_LEVELS = (DoubtKind.WIDE, DoubtKind.UNSTEADY, DoubtKind.TOO_FEW_STEPS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoubtGroup:
+    """A doubt that several points have."""
+
+    # How many points; 1 for a doubt about the run.
+    count: int
+    worst: Doubt
+    # The point that has the worst; None for a doubt about the run.
+    row: ScaledRow | None
+    # All subjects, where `DoubtKind.is_one_for_all`.
+    subjects: tuple[str, ...] = ()
+
+
+def merge_doubts(rows: Iterable[ScaledRow]) -> tuple[DoubtGroup, ...]:
+    """Return the doubts of points, merged: the most harmful first, then the most frequent.
+
+    Doubts of one kind and subject are one group; of kinds that are `is_one_for_all`, all subjects.
+    """
+    members: dict[tuple[DoubtKind, str], list[tuple[Doubt, ScaledRow]]] = {}
+    for row in rows:
+        for doubt in _told(row):
+            subject = "" if doubt.kind.is_one_for_all else doubt.subject
+            members.setdefault((doubt.kind, subject), []).append((doubt, row))
+    groups = []
+    for (kind, _), doubts in members.items():
+        worst, row = max(doubts, key=lambda pair: pair[0].excess)
+        subjects = dict.fromkeys(doubt.subject for doubt, _ in doubts)
+        groups.append(
+            DoubtGroup(
+                count=len({of_point.point_id for _, of_point in doubts}),
+                worst=worst,
+                row=row,
+                subjects=tuple(subjects) if kind.is_one_for_all else (),
+            )
+        )
+    return tuple(sorted(groups, key=harm_order))
+
+
+def harm_order(group: DoubtGroup) -> tuple[int, int]:
+    """Return a sort key: the most harmful first, then the most frequent."""
+    return group.worst.kind.harm, -group.count
+
+
+def _told(row: ScaledRow) -> Iterator[Doubt]:
+    """Yield the doubts of a point, but those that say what another says."""
+    kinds = {doubt.kind for doubt in row.doubts or ()}
+    levels = [kind for kind in _LEVELS if kind in kinds]
+    for doubt in row.doubts or ():
+        is_why = (
+            doubt.kind is DoubtKind.NO_THROUGHPUT
+            and row.why is not None
+            and row.why.kind is NotComparedKind.NO_THROUGHPUT
+        )
+        if (
+            doubt.kind not in levels[1:]
+            and doubt.kind is not DoubtKind.BASE_UNSTEADY
+            and not is_why
+        ):
+            yield doubt
+
+
+def drift_doubts(trials: Trials) -> Sequence[DoubtGroup]:
+    """Return a doubt for each control of a run that moved; round and block are its subject."""
+    return [
+        DoubtGroup(
+            count=1,
+            worst=Doubt(
+                kind=DoubtKind.DRIFT,
+                value=drift,
+                limit=LARGEST_DRIFT,
+                subject=f"round {number}, block {block}",
+            ),
+            row=None,
+        )
+        for number, block, drift in trials.drifts()
+    ]

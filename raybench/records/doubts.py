@@ -1,0 +1,189 @@
+"""What makes a number doubtful, and why a number is missing: data, whose words come later.
+
+`raybench.report.words` has the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Self
+
+
+class Harm(IntEnum):
+    """What a doubt can do to a number, the worst first."""
+
+    # The number is not that of the work that was asked for.
+    WRONG = 0
+    # Something outside the job changed the number, by an unknown amount.
+    DISTURBED = 1
+    # The number is right and contains a loss, which the value of the doubt tells.
+    SLOWED = 2
+    # The number is right; something that belongs to it was not measured.
+    INCOMPLETE = 3
+    # The number may differ in another run, by about the value of the doubt.
+    IMPRECISE = 4
+
+
+class DoubtKind(StrEnum):
+    """What is doubtful about a point; the value is what the tables hold."""
+
+    # The letter in the tables of a report; empty for none.
+    mark: str
+    harm: Harm
+    # Of value and limit; empty without a value or for a plain number. A share is a fraction of 1.
+    unit: str
+    # Points with different subjects have the same doubt, as with different neighbours.
+    is_one_for_all: bool
+
+    IMPOSSIBLE = "impossible", "", Harm.WRONG, ""
+    OTHER_GRADIENTS = "other_gradients", "", Harm.WRONG, "share"
+    BATCH_NORM = "batch_norm", "", Harm.WRONG
+    OTHER_PRECISION = "other_precision", "", Harm.WRONG
+    EMULATED_PRECISION = "emulated_precision", "", Harm.WRONG
+    MISSING_RANKS = "missing_ranks", "", Harm.WRONG, "ranks"
+    HOST_CLOCK = "host_clock", "", Harm.WRONG
+    NOT_ALONE = "not_alone", "n", Harm.DISTURBED, "", True
+    THROTTLED = "throttled", "t", Harm.DISTURBED, "share"
+    CROWDED = "crowded", "c", Harm.DISTURBED, "workers"
+    DRIFT = "drift", "", Harm.DISTURBED, "share"
+    SHARED_NODE = "shared_node", "n", Harm.DISTURBED, "", True
+    OTHER_CLOCKS = "other_clocks", "", Harm.DISTURBED, "ratio"
+    OTHER_KERNELS = "other_kernels", "", Harm.DISTURBED
+    SLOW_RANK = "slow_rank", "s", Harm.SLOWED, "share"
+    LATE_IN_TURN = "late_in_turn", "", Harm.SLOWED, "share"
+    HOST_BOUND = "host_bound", "h", Harm.SLOWED, "share"
+    ALLOCATOR_RETRIES = "allocator_retries", "", Harm.SLOWED, "retries"
+    DEVICE_ALLOCS = "device_allocs", "", Harm.SLOWED, "calls"
+    ROUND_FAILED = "round_failed", "", Harm.INCOMPLETE, "", True
+    SCRIPT_ENDED = "script_ended", "", Harm.INCOMPLETE, "iterations"
+    NO_THROUGHPUT = "no_throughput", "", Harm.INCOMPLETE
+    NO_BREAKDOWN = "no_breakdown", "b", Harm.INCOMPLETE, "share"
+    PARTS_EXCEED = "parts_exceed", "", Harm.INCOMPLETE, "share"
+    NO_COLLECTIVES = "no_collectives", "", Harm.INCOMPLETE
+    CHECK_FAILED = "check_failed", "", Harm.INCOMPLETE, "", True
+    NOT_COMPARED_GRADIENTS = "not_compared_gradients", "", Harm.INCOMPLETE
+    NOT_PROFILED = "not_profiled", "", Harm.INCOMPLETE
+    LEFT_BEHIND = "left_behind", "", Harm.INCOMPLETE, "", True
+    EMULATED = "emulated", "", Harm.INCOMPLETE, "ratio"
+    QUICK = "quick", "q", Harm.IMPRECISE, "s"
+    SHORT = "short", "", Harm.IMPRECISE, "s"
+    FEW_SAMPLES = "few_samples", "", Harm.IMPRECISE, "iterations"
+    UNSTEADY = "unsteady", "u", Harm.IMPRECISE, "iterations"
+    TOO_FEW_STEPS = "too_few_steps", "", Harm.IMPRECISE, "iterations"
+    STALLS = "stalls", "", Harm.IMPRECISE, "share"
+    WIDE = "wide", "w", Harm.IMPRECISE, "share"
+    BASE_UNSTEADY = "base_unsteady", "", Harm.IMPRECISE
+
+    def __new__(
+        cls, value: str, mark: str, harm: Harm, unit: str = "", is_one_for_all: bool = False
+    ) -> Self:
+        """Make a member, whose value is what the tables hold."""
+        member = str.__new__(cls, value)
+        member._value_, member.mark, member.harm, member.unit = value, mark, harm, unit
+        member.is_one_for_all = is_one_for_all
+        return member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """One reason to doubt a number."""
+
+    kind: DoubtKind
+    # In the unit of the kind; None where the kind has none, or it is unknown.
+    value: float | None = None
+    # The value from which on it is a doubt, or the value that was asked for.
+    limit: float | None = None
+    # The rank, host, process, column or reason that the doubt is about; empty: the point.
+    subject: str = ""
+
+    @property
+    def excess(self) -> float:
+        """Return how far the value is from the limit: the worst of several has the largest."""
+        return abs((self.value or 0.0) - (self.limit or 0.0))
+
+
+def worst_of_each(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
+    """Return one doubt for each kind and subject, that with the largest excess, in their order."""
+    worst: dict[tuple[DoubtKind, str], Doubt] = {}
+    for doubt in doubts:
+        key = (doubt.kind, doubt.subject)
+        if key not in worst or doubt.excess > worst[key].excess:
+            worst[key] = doubt
+    return tuple(worst.values())
+
+
+class NotMeasured(StrEnum):
+    """Why a column of a point is null; the value is what the tables hold."""
+
+    # It does not exist for such a point, so that nothing is unknown.
+    does_not_apply: bool
+
+    COMMUNICATION = "communication", True
+    NO_OPTIMIZER = "no_optimizer", True
+    MEMORY_OF_CPU = "memory_of_cpu", True
+    CLOCK_OF_CPU = "clock_of_cpu", True
+    GAP_OF_CPU = "gap_of_cpu", True
+    CUDA_GRAPH = "cuda_graph"
+    NO_DDP = "no_ddp"
+    COMPILED = "compiled"
+    OWN_HOOK = "own_hook"
+    SCRIPT_WITHOUT_DDP = "script_without_ddp"
+    SCRIPT_OWN_HOOK = "script_own_hook"
+    SCRIPT_OWN_GROUP = "script_own_group"
+    NOT_BESIDE_SCRIPT = "not_beside_script"
+    SCRIPT_ENDED = "script_ended"
+    SCRIPT_NOT_QUEUED = "script_not_queued"
+    NO_GRADIENTS_REDUCED = "no_gradients_reduced"
+    NOT_ONLY_GRADIENTS = "not_only_gradients"
+    NO_COLLECTIVES = "no_collectives"
+    FAILS_ALONE = "fails_alone"
+    HOST_TOO_SLOW = "host_too_slow"
+    OTHER_STEP = "other_step"
+    NO_MODEL = "no_model"
+    PARTS_EXCEED = "parts_exceed"
+
+    def __new__(cls, value: str, does_not_apply: bool = False) -> Self:
+        """Make a member, whose value is what the tables hold."""
+        member = str.__new__(cls, value)
+        member._value_, member.does_not_apply = value, does_not_apply
+        return member
+
+
+class NotComparedKind(StrEnum):
+    """Why a point that is ok has no speed-up."""
+
+    NO_BASELINE = "no_baseline"
+    NO_BASELINE_POINT = "no_baseline_point"
+    BASELINE_NOT_OK = "baseline_not_ok"
+    OTHER_DEVICE = "other_device"
+    NOT_MEASURED_ALONE = "not_measured_alone"
+    NO_THROUGHPUT = "no_throughput"
+    BASELINE_WITHOUT_THROUGHPUT = "baseline_without_throughput"
+    CLOCKS_LIMITED = "clocks_limited"
+    BASELINE_CLOCKS_LIMITED = "baseline_clocks_limited"
+    CLOCKS_DIFFER = "clocks_differ"
+    SEVERAL_BASELINES = "several_baselines"
+    NO_COMMON_ROUND = "no_common_round"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCompared:
+    """Why a point is not compared with its baseline point."""
+
+    kind: NotComparedKind
+    # Settings, a device, a status, limits of clocks, or point ids, by the kind; empty for none.
+    subject: str = ""
+    # SM clocks in MHz where they differ, or how many points match the baseline.
+    value: float | None = None
+    of_baseline: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossesUnknown:
+    """Why it is not known what a step is lost to."""
+
+    reason: NotMeasured
+    # The reason is one of the baseline point.
+    is_at_baseline: bool = False

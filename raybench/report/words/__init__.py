@@ -1,0 +1,1 @@
+"""The words of reports: one function for each kind of fact, made last."""

@@ -1,0 +1,119 @@
+"""The doubts about a point that follow from its row, and those that need its record.
+
+`raybench.records.doubts` has the kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from raybench.records import Record
+from raybench.records.doubts import Doubt, DoubtKind, NotMeasured, worst_of_each
+from raybench.results.breakdown import HOST_BOUND_SHARE
+from raybench.results.metrics import WIDEST_INTERVAL, half_interval, is_imprecise
+from raybench.results.tables import PointRow, is_slowed_by_one_rank, why_no_breakdown
+from raybench.stats.outliers import MARK_SHARE, borne_out_ms
+
+if TYPE_CHECKING:
+    from raybench.job.model import Measure
+
+# A GPU at work runs at its power limit: that is its speed.
+NORMAL_LIMITS = frozenset({"power_cap", "sync_boost"})
+# The mean step may be so much longer than the median one without a doubt.
+_RARE_STALLS = 0.01
+# A time budget is taken for reached from this share of it on.
+_NEARLY = 0.95
+# Lateness and negative communication are told from this share of the step on.
+_LEAST_SHARE = 0.02
+# Kinds that follow from the columns of a row alone.
+OF_COLUMNS = frozenset(
+    {
+        *(DoubtKind.WIDE, DoubtKind.STALLS, DoubtKind.UNSTEADY, DoubtKind.NO_BREAKDOWN),
+        *(DoubtKind.HOST_BOUND, DoubtKind.SLOW_RANK, DoubtKind.LATE_IN_TURN),
+        *(DoubtKind.PARTS_EXCEED, DoubtKind.ALLOCATOR_RETRIES, DoubtKind.DEVICE_ALLOCS),
+    }
+)
+
+
+def doubts_of(row: PointRow, record: Record, measure: Measure) -> tuple[Doubt, ...]:
+    """Return the doubts about an attempt that is ok.
+
+    Args:
+        row: that of the record in `points`, without doubts.
+        measure: what the job asked for.
+    """
+    found = (*record.doubts, *_doubts_of_record(row, record, measure), *column_doubts(row))
+    return worst_of_each(found)
+
+
+def _doubts_of_record(row: PointRow, record: Record, measure: Measure) -> Iterator[Doubt]:
+    measurements = record.measurements
+    if row.batch_size is not None and measurements[0].items_per_step is None:
+        yield Doubt(kind=DoubtKind.NO_THROUGHPUT)
+    if (row.not_measured or {}).get("comm_exposed_ms") == NotMeasured.NO_COLLECTIVES:
+        yield Doubt(kind=DoubtKind.NO_COLLECTIVES)
+    samples = row.iterations or 0
+    wanted = measure.fewest_samples * measure.repeats
+    if samples < wanted:
+        yield Doubt(kind=DoubtKind.FEW_SAMPLES, value=samples, limit=wanted)
+    repetitions = measurements[0].repetitions
+    steps = sum(len(one.timed.step_ns) * one.inner_iterations for one in repetitions)
+    # Of a repeat.
+    timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / 1000
+    if measure.is_quick:
+        yield Doubt(kind=DoubtKind.QUICK, value=timed_s)
+    elif measure.iterations is None and timed_s < _NEARLY * measure.seconds:
+        yield Doubt(kind=DoubtKind.SHORT, value=timed_s, limit=measure.seconds)
+    if row.stable is None and measure.iterations is None:
+        yield Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=samples)
+    reasons = row.throttle_reasons or ()
+    if row.throttled and not NORMAL_LIMITS.issuperset(reasons or ("unknown",)):
+        samples_of_ranks = [r.timed.throttled for m in measurements for r in m.repetitions]
+        marks = list(chain(*samples_of_ranks))
+        yield Doubt(
+            kind=DoubtKind.THROTTLED, value=sum(marks) / len(marks), subject=", ".join(reasons)
+        )
+    if row.mfu_pct is not None and row.mfu_pct > 100:
+        yield Doubt(kind=DoubtKind.IMPOSSIBLE, value=row.mfu_pct, limit=100.0, subject="mfu_pct")
+
+
+def column_doubts(row: PointRow) -> Iterator[Doubt]:
+    """Yield the doubts that follow from the columns of a row that is ok: those of OF_COLUMNS."""
+    half_width = half_interval(row)
+    if half_width is not None and is_imprecise(row):
+        yield Doubt(kind=DoubtKind.WIDE, value=half_width, limit=WIDEST_INTERVAL)
+    mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
+    if mean_ms > (1 + _RARE_STALLS) * median_ms and median_ms:
+        yield Doubt(kind=DoubtKind.STALLS, value=mean_ms / median_ms - 1, limit=_RARE_STALLS)
+    if row.stable is False:
+        yield Doubt(kind=DoubtKind.UNSTEADY, value=row.warmup_iterations)
+    if row.alloc_retries:
+        yield Doubt(kind=DoubtKind.ALLOCATOR_RETRIES, value=row.alloc_retries, limit=0.0)
+    elif row.device_allocs:
+        yield Doubt(kind=DoubtKind.DEVICE_ALLOCS, value=row.device_allocs, limit=0.0)
+    if (doubt := why_no_breakdown(row)) is not None:
+        yield doubt
+    elif row.step_ms_p50:
+        yield from _doubts_of_parts(row, row.step_ms_p50)
+
+
+def _doubts_of_parts(row: PointRow, step_ms: float) -> Iterator[Doubt]:
+    """Yield what slowed the step down, as shares of the step: host, a slow rank, late ranks."""
+    if row.host_bound and row.host_gap_ms is not None:
+        share = row.host_gap_ms / step_ms
+        yield Doubt(kind=DoubtKind.HOST_BOUND, value=share, limit=HOST_BOUND_SHARE)
+    if is_slowed_by_one_rank(row):
+        yield Doubt(
+            kind=DoubtKind.SLOW_RANK,
+            value=borne_out_ms(row.straggler_ms or 0.0, row.unexplained_ms) / step_ms,
+            limit=MARK_SHARE,
+            subject=f"rank {row.slowest_rank}",
+        )
+    late_ms = row.late_in_turn_ms
+    if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
+        yield Doubt(kind=DoubtKind.LATE_IN_TURN, value=late_ms / step_ms, limit=_LEAST_SHARE)
+    rest_ms = row.unexplained_ms
+    if row.world_size > 1 and rest_ms is not None and rest_ms < -_LEAST_SHARE * step_ms:
+        yield Doubt(kind=DoubtKind.PARTS_EXCEED, value=-rest_ms / step_ms, limit=_LEAST_SHARE)

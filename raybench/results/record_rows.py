@@ -1,0 +1,204 @@
+"""A record becomes rows of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from raybench.job.point import RUN_SETTINGS, setting_text
+from raybench.records import RankMetrics, Record, Samples, combine_ranks
+from raybench.results.breakdown import part_columns
+from raybench.results.columns import columns_of, to_row
+from raybench.results.doubts import doubts_of
+from raybench.results.metrics import (
+    condition_columns,
+    crowding,
+    memory_columns,
+    rate_columns,
+    relate_to_step,
+    step_columns,
+)
+from raybench.results.tables import PointRow, storable
+
+if TYPE_CHECKING:
+    from raybench.job.model import Measure
+    from raybench.records.environment import Code
+
+_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+def point_row(run_id: str, record: Record, measure: Measure, code: Code | None = None) -> PointRow:
+    """Return the row in `points` of an attempt; without measurements its metrics are None.
+
+    measure: what the job asked for; the row gets a doubt if the measurement fell short of it.
+    code: what the workers had loaded; None if it was not checked. Raises ValueError where ranks
+    differ in their numbers of timed or instrumented steps: our bug, never the user's.
+    """
+    point, devices, rank = record.point, record.devices, record.error_rank
+    settings: dict[str, Any] = {
+        name: point.settings.get(name) for name in (*RUN_SETTINGS, "scaling")
+    }
+    kind = devices[0].kind if devices else None
+    failed = devices[rank] if rank is not None and devices else None
+    row = PointRow(
+        **_keys_of(run_id, record),
+        round=record.round,
+        control_of=record.control_of or None,
+        status=record.status,
+        error_type=record.error_type,
+        error_message=record.error_message,
+        error_rank=rank,
+        error_host=failed.host if failed else None,
+        error_device=f"{failed.kind}:{failed.index}" if failed else None,
+        error_detail=record.error_detail,
+        started_at=record.started_at,
+        duration_s=record.duration_s,
+        workload=point.workload,
+        params={name: setting_text(v) for name, v in {**point.params, **point.env}.items()},
+        env=dict(point.env),
+        workload_sha256=code.workload_sha256 if code else None,
+        raybench_sha256=code.raybench_sha256 if code else None,
+        backend=_BACKENDS[kind] if kind and point.world_size > 1 else None,
+        device_type=kind,
+        device_name=", ".join(dict.fromkeys(device.name for device in devices)) or None,
+        models_by_rank=tuple(device.name for device in devices) or None,
+        node_count=len({device.node_id for device in devices}) or None,
+        **settings,
+        grad_accumulation=point.grad_accumulation,
+        neighbours=record.neighbours,
+        node_neighbours=record.node_neighbours,
+        mem_estimate_bytes=record.mem_estimate_bytes,
+        crowded=any(crowding(devices)) if kind == "cpu" else None,
+    )
+    if not record.measurements:
+        return row
+    row = replace(row, **point_metrics(record), quick=measure.is_quick)
+    return replace(row, doubts=doubts_of(row, record, measure))
+
+
+def point_metrics(record: Record) -> dict[str, Any]:
+    """Return column -> value of those columns of `points` that an ok record's measurements give.
+
+    None: not known, or does not apply; columns on shares are missing unless the point `is_uneven`.
+    Raises ValueError as `point_row` does.
+    """
+    shares = [m.share for m in record.measurements if m.share is not None]
+    # Ranks without a share of an uneven step take no time.
+    working = tuple(m for m in record.measurements if m.share is None or m.share.items)
+    at_work = replace(record, measurements=working)
+    steps = step_columns(at_work)
+    typical_ms, mean_ms = steps.step_ms_p50 or 0.0, steps.step_ms_mean or 0.0
+    parts = part_columns(working, typical_ms)
+    own = {metric: None for one in working for metric in one.workload_metrics}
+    values = {
+        metric.name: relate_to_step(
+            metric.over_step,
+            combine_ranks(
+                metric.over_ranks or "mean", [one.workload_metrics.get(metric) for one in working]
+            ),
+            typical_ms=typical_ms,
+            mean_ms=mean_ms,
+        )
+        for metric in own
+    }
+    methods = {
+        **(parts.methods or {}),
+        **{metric.name: metric.meaning or metric.description for metric in own},
+    }
+    subjects = (
+        steps,
+        rate_columns(at_work, mean_ms),
+        condition_columns(working),
+        parts,
+        memory_columns(at_work),
+    )
+    found = {name: value for subject in subjects for name, value in vars(subject).items()}
+    for column in columns_of(RankMetrics):
+        of_ranks = [getattr(one, column.name) for one in working]
+        found[column.name] = combine_ranks(column.about.over_ranks or "max", of_ranks)
+    # Devices that wait for the others use energy too.
+    found["energy_j"] = combine_ranks("sum", [one.energy_j for one in record.measurements])
+    if shares:  # the check of an uneven step is made with its probes
+        found["gradient_error"] = shares[0].gradient_error
+    if shares and len(shares) == len(record.measurements):
+        found |= {
+            "share_by_rank": tuple(share.items for share in shares),
+            "fixed_ms_by_rank": tuple(share.fixed_ms for share in shares),
+            "speed_by_rank": tuple(share.items_per_s for share in shares),
+            "slow_ratio_by_rank": tuple(share.slow_ratio for share in shares),
+            "exchange_ms": shares[0].exchange_ms,
+            "predicted_step_ms": shares[0].predicted_step_ms,
+            "crossover_batch": shares[0].crossover_batch,
+        }
+    return {
+        **found,
+        "methods": methods or None,
+        "workload_metrics": {n: v for n, v in values.items() if v is not None} or None,
+        "workload_headings": {metric.name: metric.title for metric in own} or None,
+    }
+
+
+def _keys_of(run_id: str, record: Record) -> dict[str, Any]:
+    """Return name -> value of the columns that identify an attempt (`AttemptKey`)."""
+    return {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
+
+
+def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
+    """Return column -> values of the rows of `samples`: all iterations of all ranks, with warm-up.
+
+    Ordered by rank, then by repeat, the warm-up first. {} without measurements.
+    """
+    keys = {**_keys_of(run_id, record), "round": record.round}
+    columns: dict[str, list[Any]] = {}
+    for measurement in record.measurements:
+        for repeat, repetition in enumerate(measurement.repetitions):
+            place = {**keys, "rank": measurement.rank, "repeat": repeat}
+            for is_warmup, samples in ((True, repetition.warmup), (False, repetition.timed)):
+                part = _iterations({**place, "is_warmup": is_warmup}, samples)
+                for name, values in part.items():
+                    columns.setdefault(name, []).extend(values)
+    return columns
+
+
+def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
+    """Return the rows of `samples` for some iterations, by column. place: what all have."""
+    count = len(samples.step_ns)
+    unknown = (None,) * count
+    others = {storable(name): spent for name, spent in samples.part_ns.items() if name != "data"}
+    parts = [dict(zip(others, spent, strict=True)) for spent in zip(*others.values(), strict=True)]
+    return {
+        **{name: (value,) * count for name, value in place.items()},
+        "iteration": range(count),
+        "start_ns": samples.start_ns,
+        "step_ns": samples.step_ns,
+        "host_ns": samples.host_ns,
+        "data_ns": samples.part_ns.get("data") or unknown,
+        "other_parts_ns": parts or unknown,
+        "throttled": samples.throttled or unknown,
+    }
+
+
+def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
+    """Return the rows of `modules`: one per profiled rank and module, in rank order."""
+    return [
+        {**_keys_of(run_id, record), "rank": measurement.rank, **to_row(module)}
+        for measurement in record.measurements
+        for module in (measurement.profile.modules if measurement.profile else ())
+    ]
+
+
+def region_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
+    """Return the rows of `regions`: one per rank with a breakdown and region, in rank order."""
+    return [
+        {
+            **_keys_of(run_id, record),
+            "rank": measurement.rank,
+            "region": region.name,
+            "calls": region.calls,
+            "region_ms": region.ms,
+            "share_pct": 100 * region.share,
+        }
+        for measurement in record.measurements
+        for region in (measurement.breakdown.regions if measurement.breakdown else ())
+    ]
