@@ -17,6 +17,7 @@ from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
 from raybench.report import formatting
+from raybench.report.words.failures import failure_of_record
 from raybench.results.metrics import mean_step_ms, rate_columns, typical_step_ms
 from raybench.sweep.loop import Event, PointAdded, PointRetried, PointStarted, RoundStarted
 
@@ -182,9 +183,8 @@ class PointProgress:
             rate = formatting.rate(*known[0]) if known else ""
             outcome = f"{formatting.duration(typical_step_ms(record)):>9}  {rate}".rstrip()
         else:
-            message = record.error_message or ""
-            told = formatting.failure(record.status, record.error_type, message)
-            outcome = formatting.shorten_middle(formatting.plain(told), 300)
+            told = formatting.plain(failure_of_record(record))
+            outcome = formatting.shorten_middle(told, 300)
         outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self._name(record.point), outcome])
 

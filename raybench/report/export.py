@@ -22,6 +22,7 @@ from raybench.report.documents import format_object, jsonable, records
 from raybench.report.formatting import plain, plain_lines, printable
 from raybench.report.summary import defining_settings
 from raybench.report.words.doubts import doubt_words
+from raybench.report.words.failures import failure_of_row
 from raybench.results.tables import Run, units
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def exported_points(summary: Summary) -> list[ExportedPoint]:
                 },
                 is_failure=row["status"] in FAILURES and not is_answer,
                 was_not_run=row["status"] in NOT_RUN,
-                error=plain(row["error_message"] or ""),
+                error=plain(failure_of_row(scaled)),
                 doubts="; ".join(
                     plain(doubt_words(doubt, scaled)) for doubt in scaled.doubts or ()
                 ),

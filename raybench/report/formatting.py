@@ -72,8 +72,6 @@ def span(*texts: str) -> str:
 T = TypeVar("T")
 
 STATUS_WORDS = {status.value: status.label for status in Status}
-# Where a failure was, with which its message begins.
-_PLACE = re.compile(r"rank \d+ \([^()]*\): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +89,6 @@ MICROSECONDS = Unit("µs", 1000.0)
 def has_value(value: T | None) -> TypeGuard[T]:
     """Return whether a value is known: not None, NaN or NaT. Not for NA of pandas or arrays."""
     return value is not None and value == value
-
-
-def failure(status: str, error_type: str | None, message: str) -> str:
-    """Return on one line why a point failed, as `rank 0 (host, cuda:0): SystemExit: 3`.
-
-    Status `error` alone adds the type, unless the reason begins with it; control characters stay.
-    """
-    text = " ".join(message.split())
-    place = _PLACE.match(text)
-    start = place.group() if place else ""
-    if status != "error" or error_type is None or text[len(start) :].startswith(error_type):
-        return text
-    return f"{start}{error_type}: {text[len(start) :]}".removesuffix(": ")
 
 
 def number(value: float | None, digits: int = 4) -> str:

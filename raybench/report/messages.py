@@ -16,6 +16,7 @@ from raybench.report.documents import Listing
 from raybench.report.formatting import shorten_middle
 from raybench.report.point_settings import distinguishing_settings, short_name
 from raybench.report.words.doubts import MARKS, doubt_words, drift_words
+from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
 from raybench.results.tables import PointRow
 
@@ -87,16 +88,13 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
     groups = []
     for failed in members.values():
         first = failed[0]
-        text = formatting.failure(first.status, first.error_type, _reason(first))
-        text = f"{formatting.STATUS_WORDS[first.status]}: {text}"
+        text = f"{first.status.label}: {_reason(first)}"
         groups.append(MessageGroup(text=text, count=len(failed), where=_places(failed)))
     return tuple(groups)
 
 
 def _reason(row: PointRow) -> str:
-    """Return the message of a failure without the place that it begins with."""
-    message = "no reason known" if row.error_message is None else row.error_message
-    return message.removeprefix(f"rank {row.error_rank} ({row.error_host}, {row.error_device}): ")
+    return failure_of_row(row, with_place=False) or "no reason known"
 
 
 def not_compared(reasons: Iterable[NotCompared]) -> tuple[MessageGroup, ...]:

@@ -55,6 +55,7 @@ from raybench.report.run_report import RunReport, insights
 from raybench.report.sections import STEP_MEANING
 from raybench.report.summary import Summary
 from raybench.report.words.doubts import MARKS
+from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
 from raybench.version import __version__
 
@@ -276,7 +277,7 @@ def _step(row: ScaledRow) -> Cell:
     """
     if row.status == "ok":
         return _with_sort(row.step_ms_p50, formatting.duration, 6)
-    hint = shorten(row.error_message or "", _HINT_CHARS)
+    hint = shorten(failure_of_row(row), _HINT_CHARS)
     return Cell(text=formatting.STATUS_WORDS[row.status], hint=hint)
 
 

@@ -31,6 +31,7 @@ from raybench.report.documents import (
 from raybench.report.formatting import plain_lines, shorten, shorten_middle
 from raybench.report.point_settings import setting_columns
 from raybench.report.words.doubts import doubt_words
+from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_measured_words
 from raybench.results.tables import (
     Run,
@@ -158,7 +159,7 @@ class PointList(Document):
             *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
             column(
                 "reason",
-                lambda row: shorten_middle(_reason(row), 80),
+                lambda row: shorten_middle(failure_of_row(row), 80),
                 is_text=True,
                 min_chars=24,
                 drop=count + 1,
@@ -180,12 +181,6 @@ def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
 
     has_rounds = any(row.round is not None and row.round > 1 for row in rows)
     return [column("round", cell, is_text=True)] if has_rounds else []
-
-
-def _reason(row: PointRow) -> str:
-    """Return why a point failed; empty where it did not."""
-    message = row.error_message
-    return "" if message is None else formatting.failure(row.status, row.error_type, message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +266,7 @@ class PointDetails(Document):
                 column("started, UTC", lambda row: f"{row.started_at:%F %T}", is_text=True),
                 column("took s", lambda row: formatting.number(row.duration_s, 3)),
                 column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
-                column("reason", _reason, is_text=True, min_chars=SETTING_CHARS),
+                column("reason", failure_of_row, is_text=True, min_chars=SETTING_CHARS),
             ]
             yield make_table(self.attempts, columns, kind="Attempts")
         missing = (row.not_measured or {}).items()

@@ -496,7 +496,7 @@ def make_record_of(running: RunningAttempt) -> Record:
     """Return the record of an attempt whose ranks have answered; `outcome` must be their answers.
 
     It has the measurements of all ranks, or none: a rank whose peer failed may have measured
-    garbage. Its error is the failure that `cause_of` takes. The message names rank, device and
+    garbage. Its error is the failure that `cause_of` takes. The message names the
     reason, after `oom` what would fit, if estimated; the detail has the rank's last output, if any.
     """
     assert not isinstance(running.outcome, BaseException)
@@ -533,7 +533,7 @@ def make_record_of(running: RunningAttempt) -> Record:
             doubts += [Doubt(kind=kind, subject=other) for other in others]
         return replace(record, measurements=measurements, doubts=worst_of_each(doubts))
     rank, device, output = failure.rank, devices[failure.rank], outputs[failure.rank]
-    message = f"rank {rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
+    message = failure.message
     last = output.splitlines()[-_LAST_LINES:]
     if failure.error_type == Cause.SCRIPT_EXIT and last:
         # A script that ended itself says why in the last line of its output.

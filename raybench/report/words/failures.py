@@ -1,0 +1,41 @@
+"""Why points failed, in words."""
+
+from __future__ import annotations
+
+from raybench.records import Record, Status
+from raybench.results.tables import PointRow
+
+
+def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:
+    """Return on one line why a point failed; empty where no reason is known.
+
+    Args:
+        with_place: begin with rank, host and device, as `rank 0 (node1, cuda:0): SystemExit: 3`.
+    """
+    if row.error_message is None:
+        return ""
+    text = _reason(row.status, row.error_type, row.error_message)
+    if not with_place or row.error_rank is None:
+        return text
+    return f"{_place(row.error_rank, row.error_host, row.error_device)}: {text}"
+
+
+def failure_of_record(record: Record) -> str:
+    """Return on one line why an attempt failed, with rank, host and device."""
+    text = _reason(record.status, record.error_type, record.error_message or "")
+    if record.error_rank is None or not record.devices:
+        return text
+    device = record.devices[record.error_rank]
+    return f"{_place(record.error_rank, device.host, f'{device.kind}:{device.index}')}: {text}"
+
+
+def _reason(status: str, error_type: str | None, message: str) -> str:
+    """Return a message on one line, with the class of the exception unless it begins with that."""
+    text = " ".join(message.split())
+    if status != Status.ERROR or error_type is None or text.startswith(error_type):
+        return text
+    return f"{error_type}: {text}".removesuffix(": ")
+
+
+def _place(rank: int, host: str | None, device: str | None) -> str:
+    return f"rank {rank} ({host}, {device})"
