@@ -2,7 +2,8 @@
 
 from raybench.cluster import Cluster
 from raybench.records import Measurement, Record, Task
-from raybench.results.tables import PointRow, point_row
+from raybench.results.record_rows import point_row
+from raybench.results.tables import PointRow
 from tests.unit.builders import make_record
 
 

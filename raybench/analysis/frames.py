@@ -134,8 +134,8 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
     """Return the summary of each run, also of a run that goes on."""
     import pandas as pd
 
-    found = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
-    runs = [run for run in found if not run.is_health_check]
+    all_runs = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
+    runs = [run for run in all_runs if not run.is_health_check]
     points = _points_by_run(root, run_id)
     rows = [row for run in runs for row in summary_rows(run, points.get(run.run_id, []))]
     names = [column.name for column in TABLES[SUMMARY]]

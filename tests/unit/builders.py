@@ -30,7 +30,8 @@ from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.report.summary import Summary
 from raybench.results.columns import to_row
-from raybench.results.tables import PointRow, Run, point_row
+from raybench.results.record_rows import point_row
+from raybench.results.tables import PointRow, Run
 from raybench.results.writer import RunStore
 from raybench.workloads.base import Context, Workload, WrongResultError
 

@@ -23,7 +23,8 @@ import raybench
 from raybench.analysis.rounds import rank_steps
 from raybench.analysis.scaling import write_summary
 from raybench.errors import ResultsError, ResultsWarning
-from raybench.results.tables import TABLES, sample_columns
+from raybench.results.record_rows import sample_columns
+from raybench.results.tables import TABLES
 
 PARAMS = {"hidden": 4096, "dropout": 0.1, "compile": True, "data": "synthetic", "flag": "none"}
 DEPTH = 2**53 + 1  # no float has it

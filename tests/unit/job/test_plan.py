@@ -29,7 +29,8 @@ from raybench.job.point import (
     split_arguments,
 )
 from raybench.job.registry import estimate, explain_oom
-from raybench.results.tables import TABLES, point_row
+from raybench.results.record_rows import point_row
+from raybench.results.tables import TABLES
 from raybench.workloads.base import Context
 
 

@@ -9,7 +9,7 @@ from fakes import measure_here
 import raybench
 from raybench import Metric
 from raybench.analysis.rounds import mean_of_rounds
-from raybench.results.tables import point_metrics, point_row
+from raybench.results.record_rows import point_metrics, point_row
 
 ONE_FILE = '''
 from raybench import Context, Metric, Workload

@@ -9,7 +9,7 @@ from builders import make_device, make_measurement, make_point, make_record, mak
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Repetition, WallTimes
 from raybench.results import metrics
-from raybench.results.tables import point_metrics
+from raybench.results.record_rows import point_metrics
 from raybench.stats.outliers import MARK_ERRORS
 
 MS = 1_000_000

@@ -11,7 +11,8 @@ from raybench.records.environment import usable_cores
 from raybench.report import formatting
 from raybench.results.columns import to_row
 from raybench.results.metrics import crowding, half_interval, is_imprecise
-from raybench.results.tables import is_slowed_by_one_rank, point_row, why_no_breakdown
+from raybench.results.record_rows import point_row
+from raybench.results.tables import is_slowed_by_one_rank, why_no_breakdown
 
 
 def row(step_ms, device_type="cuda", **columns):

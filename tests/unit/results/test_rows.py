@@ -18,7 +18,8 @@ from raybench.job.point import Precision
 from raybench.records import Breakdown, PeakParts, RankShare, Repetition, Status, Traffic
 from raybench.results.columns import SCHEMA_VERSION, from_row, to_row
 from raybench.results.metrics import dense_peak_tflops
-from raybench.results.tables import TABLES, Run, point_row, sample_columns, schema, units
+from raybench.results.record_rows import point_row, sample_columns
+from raybench.results.tables import TABLES, Run, schema, units
 
 MS = 1_000_000
 

@@ -30,7 +30,8 @@ from raybench.records import ModuleTime, Profile, RunStatus, Status, TrialKey
 from raybench.results import reader
 from raybench.results.columns import write_file
 from raybench.results.reader import find_run, load, read_runs, read_table
-from raybench.results.tables import TABLES, point_metrics, schema
+from raybench.results.record_rows import point_metrics
+from raybench.results.tables import TABLES, schema
 from raybench.results.writer import RunStore, check_writable, hold_run
 
 
