@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
@@ -46,8 +47,46 @@ FALSE_VERDICTS = 0.0175
 FASTER, SLOWER, SAME, UNCLEAR = "faster", "slower", "same", "unclear"
 # With fewer runs a side nothing is known of how far runs lie apart.
 LEAST_RUNS = 2
-# Sides that differ here are other experiments, not a change of the same one.
-_WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes"}
+
+
+class Undecided(StrEnum):
+    """Why a point of two sides is neither slower, faster nor the same."""
+
+    # Sides that differ here are other experiments, not a change of the same one.
+    OTHER_DEVICE = "other_device"
+    OTHER_NODE_COUNT = "other_node_count"
+    FEW_RUNS = "few_runs"
+    # The change exceeds the threshold, but not what runs of the same thing may differ by.
+    CHANCE = "chance"
+    # The change is within the threshold, but its interval is not.
+    WIDE = "wide"
+
+    @property
+    def is_obstacle(self) -> bool:
+        """Whether the two sides cannot be compared at all, however many runs they have."""
+        return self in (Undecided.OTHER_DEVICE, Undecided.OTHER_NODE_COUNT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotDecided:
+    """Why a point has the verdict `unclear`. Fields of other kinds are empty."""
+
+    kind: Undecided
+    # OTHER_DEVICE: types or models; OTHER_NODE_COUNT: counts. The base's come first.
+    values: tuple[str | int | None, ...] = ()
+    # FEW_RUNS: the side with the fewest ok runs, "base" or "new", and how many it has.
+    side: str = ""
+    runs: int | None = None
+    # WIDE: 90 % interval of the relative change.
+    low: float | None = None
+    high: float | None = None
+
+
+_WORLD = {
+    "device_type": Undecided.OTHER_DEVICE,
+    "device_name": Undecided.OTHER_DEVICE,
+    "node_count": Undecided.OTHER_NODE_COUNT,
+}
 _SETTINGS = (
     *("workload", "params", "scaling", *EXECUTION, "world_size"),
     *("batch_size", "global_batch_size", "grad_accumulation"),
@@ -71,7 +110,7 @@ class ComparedPoint:
     base_failed, new_failed: the share of rounds that failed; 0 without a round.
     verdict: `slower`, else `faster`, where the rate changed by more than the threshold and q_value
     is at most FALSE_VERDICTS. `same` where the interval of the ratio lies within the threshold.
-    `unclear` where neither holds; `why` says what is missing.
+    `unclear` where neither holds; `why` has what is missing.
     """
 
     point_id: str
@@ -110,7 +149,7 @@ class ComparedPoint:
     # The smallest level at which `slower` or `faster` holds over all points.
     q_value: float | None = None
     verdict: str | None = None
-    why: str | None = None
+    why: NotDecided | None = None
 
 
 def compare(
@@ -186,17 +225,16 @@ class _Pair:
         return [[math.log(rate(row)) for row in side] for side in self.ok]
 
     @cached_property
-    def obstacle(self) -> str | None:
+    def obstacle(self) -> NotDecided | None:
         """Return why the runs of a point cannot be compared, or are too few; None if they can."""
-        for column, what in _WORLD.items():
-            values = [getattr(row, column) for side in self.ok for row in side]
-            if len(set(values)) > 1:
-                names = dict.fromkeys("none" if value is None else str(value) for value in values)
-                return f"other {what}: {', then '.join(names)}"
+        for column, kind in _WORLD.items():
+            values = dict.fromkeys(getattr(row, column) for side in self.ok for row in side)
+            if len(values) > 1:
+                return NotDecided(kind=kind, values=tuple(values))
         runs, side = min((len(self.ok[0]), "base"), (len(self.ok[1]), "new"), key=lambda x: x[0])
         if runs >= LEAST_RUNS:
             return None
-        return f"{runs} run of {side}, and a verdict needs {LEAST_RUNS}"
+        return NotDecided(kind=Undecided.FEW_RUNS, side=side, runs=runs)
 
     def compared(self, **found: Any) -> ComparedPoint:
         """Return the point as a ComparedPoint, with the results of its tests.
@@ -316,96 +354,125 @@ def _verdict(test: _Test, rates: Sequence[float], threshold: float) -> dict[str,
     if 1 - threshold <= low and high <= 1 + threshold:
         return {"verdict": SAME, "why": None}
     if abs(change) > threshold:
-        why = "runs of the same thing may differ as much"
+        why = NotDecided(kind=Undecided.CHANCE)
     else:
-        why = f"known to {low - 1:+.1%} to {high - 1:+.1%} only, which is not within the threshold"
+        why = NotDecided(kind=Undecided.WIDE, low=low - 1, high=high - 1)
     return {"verdict": UNCLEAR, "why": why}
 
 
+class FactKind(StrEnum):
+    """What a fact of a run is about, and so what its name means."""
+
+    # Columns of the tables `runs` and `devices`.
+    RUN = "run"
+    DEVICE = "device"
+    # Source files of the workload.
+    CODE = "code"
+    # Packages and libraries.
+    VERSION = "version"
+    # Environment variables.
+    VARIABLE = "variable"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What may change the times of a run, such as a column of `devices` or a variable."""
+
+    kind: FactKind
+    name: str
+
+
 NONE = "none"
-_CODE = "code of raybench"
-_UUIDS, _HOSTS, _NCCL_FILE = "device UUIDs", "hosts", "NCCL file"
+_CODE = Fact(FactKind.RUN, "raybench_sha256")
 # What tells devices of one model apart, what follows from which of them a run was given, and where
 # the environment of Python was installed.
 _NOT_LASTING = (
-    *(_UUIDS, _HOSTS, _NCCL_FILE),
-    *("variable CUDA_VISIBLE_DEVICES", "variable NCCL_HOSTID"),
+    *(Fact(FactKind.DEVICE, name) for name in ("uuid", "host", "nccl_path")),
+    *(Fact(FactKind.VARIABLE, name) for name in ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID")),
 )
-
-# Column of `devices` -> what it is called. Not what changes from start to start by itself.
-_DEVICE_FACTS = {
-    "driver_version": "driver",
-    "nccl_path": _NCCL_FILE,
-    "power_cap_w": "power cap W",
-    "sm_clock_max_mhz": "highest SM clock MHz",
-    "memory_clock_mhz": "memory clock MHz",
-    "topology": "topology",
-    "pcie_link_max": "PCIe link",
-    "mig_mode": "MIG",
-    "persistence_mode": "persistence mode",
-    "memory_bytes": "memory bytes",
-    "cpu_count": "CPU cores",
-    "omp_num_threads": "OMP threads",
-    "niceness": "niceness",
-}
+# Columns of `devices` that do not change from start to start by themselves.
+_DEVICE_COLUMNS = (
+    *("driver_version", "nccl_path", "power_cap_w", "sm_clock_max_mhz", "memory_clock_mhz"),
+    *("topology", "pcie_link_max", "mig_mode", "persistence_mode", "memory_bytes", "cpu_count"),
+    *("omp_num_threads", "niceness"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """A fact that differs between two runs. base, new: its text in each; `none` where missing."""
 
+    kind: FactKind
     name: str
     base: str
     new: str
 
+    @property
+    def fact(self) -> Fact:
+        """The fact without its values."""
+        return Fact(self.kind, self.name)
 
-def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
-    """Return name -> text of what may change the times: job, code, versions, devices, variables.
 
-    Names are such as `driver`, `code FILE` or `variable NAME`. What is not known is left out. Where
-    devices differ, the text lists their values, sorted, with commas. Hashes are cut to 12 digits.
+def facts(run: Run, devices: pd.DataFrame) -> dict[Fact, str]:
+    """Return the text of each fact that may change the times: job, code, devices, variables.
+
+    What is not known is left out. Where devices differ, the text lists their values, sorted, with
+    commas. Hashes are cut to 12 digits.
     devices: the rows of the run in the table `devices`, as `reader.load` returns them.
     """
-    commit, plus, changed = (run.git_commit or NONE).partition("+")
     models = sorted(Counter(devices["name"]).items())
-    found = {
-        "job file": run.job_sha256[:12],
-        "git commit": commit[:12] + plus + changed,
-        # A file that only one of two runs has is not loaded by the other.
-        **{f"code {name}": digest[:12] for name, digest in run.workload_files.items()},
-        _CODE: (run.raybench_sha256 or NONE)[:12],
-        "devices": ", ".join(f"{count} x {name}" for name, count in models) or NONE,
+    of_devices = {
+        "name": ", ".join(f"{count} x {name}" for name, count in models) or NONE,
         # A point may use fewer of them.
-        "nodes of the run": str(devices["node_id"].nunique() or NONE),
-        _HOSTS: _join(devices["host"]),
-        # Of a CPU worker it names a process, which is another one in each run.
-        _UUIDS: _join(devices.loc[devices["kind"] != "cpu", "uuid"]),
+        "node_id": str(devices["node_id"].nunique() or NONE),
+        "host": _join(devices["host"]),
+        # The UUID of a CPU worker names a process, which is another one in each run.
+        "uuid": _join(devices.loc[devices["kind"] != "cpu", "uuid"]),
+        **{column: _join(devices[column]) for column in _DEVICE_COLUMNS},
     }
-    found |= {name: _join(devices[column]) for column, name in _DEVICE_FACTS.items()}
-    found |= _merge(run.versions, devices["versions"])
-    found = {name: value for name, value in found.items() if value != NONE}
-    variables = _merge(run.environment, devices["environment"]).items()
-    # Quoted where it is set to `none`, as NCCL_NET_PLUGIN may be.
-    return found | {f"variable {k}": repr(v) if v == NONE else v for k, v in variables}
+    versions = _merge(run.versions, devices["versions"])
+    found = {
+        Fact(FactKind.RUN, "job_sha256"): run.job_sha256[:12],
+        Fact(FactKind.RUN, "git_commit"): _short_commit(run.git_commit or NONE),
+        # A file that only one of two runs has is not loaded by the other.
+        **{Fact(FactKind.CODE, name): sha256[:12] for name, sha256 in run.workload_files.items()},
+        _CODE: (run.raybench_sha256 or NONE)[:12],
+        **{Fact(FactKind.DEVICE, column): text for column, text in of_devices.items()},
+        **{Fact(FactKind.VERSION, name): text for name, text in versions.items()},
+    }
+    found = {fact: text for fact, text in found.items() if text != NONE}
+    variables = _merge(run.environment, devices["environment"])
+    for name, text in variables.items():
+        # Quoted where it is set to `none`, as NCCL_NET_PLUGIN may be.
+        found[Fact(FactKind.VARIABLE, name)] = repr(text) if text == NONE else text
+    return found
 
 
-def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
+def _short_commit(commit: str) -> str:
+    """Cut the hash of a stored commit, which may end with `+changes`, to 12 digits."""
+    sha, plus, changed = commit.partition("+")
+    return sha[:12] + plus + changed
+
+
+def lasting_changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
     """Return `changes` without UUIDs, hosts, NCCL's file, CUDA_VISIBLE_DEVICES and NCCL_HOSTID."""
-    return tuple(one for one in changes(base, new) if one.name not in _NOT_LASTING)
+    return tuple(one for one in changes(base, new) if one.fact not in _NOT_LASTING)
 
 
-def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
+def changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
     """Return each fact that differs, also one that only one of the two runs has.
 
     base, new: as returned by `facts`. In the order of `base`; facts that only `new` has come last.
     A run without the fact has the text `NONE`. Source files count if both runs recorded their code.
     """
-    both_tell_of_code = _CODE in base and _CODE in new
-    return tuple(
-        Change(name=name, base=base.get(name, NONE), new=new.get(name, NONE))
-        for name in dict.fromkeys([*base, *new])
-        if base.get(name) != new.get(name) and (both_tell_of_code or not name.startswith("code "))
-    )
+    is_code_known = _CODE in base and _CODE in new
+    found = []
+    for fact in dict.fromkeys([*base, *new]):
+        before, now = base.get(fact, NONE), new.get(fact, NONE)
+        is_of_code = fact == _CODE or fact.kind is FactKind.CODE
+        if before != now and (is_code_known or not is_of_code):
+            found.append(Change(kind=fact.kind, name=fact.name, base=before, new=now))
+    return tuple(found)
 
 
 def _merge(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
@@ -427,16 +494,11 @@ def _join(values: Iterable[Any]) -> str:
     return ", ".join(sorted(set(texts))) or NONE
 
 
-_PARTS = {
-    "compute_ms": "compute",
-    "optimizer_ms": "optimizer",
-    "comm_exposed_ms": "exposed communication",
-    "unexplained_ms": "unexplained",
-    "straggler_ms": "one rank slower",
-    "data_ms": "waiting for data",
-    "host_gap_ms": "device idle",
-}
-_STATES = {"throttled": "throttled", "host_bound": "host-bound"}
+_PARTS = (
+    *("compute_ms", "optimizer_ms", "comm_exposed_ms", "unexplained_ms", "straggler_ms"),
+    *("data_ms", "host_gap_ms"),
+)
+_STATES = ("throttled", "host_bound")
 # A part is told where it explains at least this share of the change of the step.
 _LEAST_SHARE = 0.25
 # Clocks move by a few steps of 15 MHz from run to run.
@@ -445,9 +507,9 @@ _LEAST_CLOCK = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChange:
-    """A figure or a state of a point in two runs. unit: empty for a bool."""
+    """A figure or a state of a point in two runs: a column of `points`. unit: empty for a bool."""
 
-    name: str
+    column: str
     base: float | bool
     new: float | bool
     unit: str = ""
@@ -465,22 +527,23 @@ def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
     step_ms = (step_of_parts(new) or math.nan) - (step_of_parts(base) or math.nan)
     is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
     parts = []
-    for column, name in _PARTS.items():
+    for column in _PARTS:
         before, now = getattr(base, column), getattr(new, column)
         is_known = is_broken_down and before is not None and now is not None
         if is_known and step_ms and (now - before) / step_ms >= _LEAST_SHARE:
-            parts.append(PointChange(name=name, base=before, new=now, unit="ms"))
+            parts.append(PointChange(column=column, base=before, new=now, unit="ms"))
     parts.sort(key=lambda part: -abs(part.new - part.base))
     states = [
-        PointChange(name=name, base=before, new=now)
-        for column, name in _STATES.items()
+        PointChange(column=column, base=before, new=now)
+        for column in _STATES
         if (before := getattr(base, column)) is not None
         and (now := getattr(new, column)) is not None
         and before != now
     ]
     before, now = base.sm_clock_mhz_p50, new.sm_clock_mhz_p50
     if before and now and abs(now / before - 1) >= _LEAST_CLOCK:
-        states.append(PointChange(name="SM clock", base=before, new=now, unit="MHz"))
+        clock = PointChange(column="sm_clock_mhz_p50", base=before, new=now, unit="MHz")
+        states.append(clock)
     return (*parts, *states)
 
 

@@ -34,7 +34,7 @@ from raybench.errors import ResultsError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.compare import Change, HistoryRow
+    from raybench.analysis.compare import Change, Fact, HistoryRow
     from raybench.health.comparison import HealthComparison
     from raybench.job.point import Point
     from raybench.records.devices import Finding
@@ -127,7 +127,9 @@ def compare_command(
     if not comparison.compared and not comparison.broken:
         raise ResultsError(f"--fail-on {fail_on}: no point was measured in both runs")
     if comparison.obstacles:
-        why = "; ".join(comparison.obstacles)
+        from raybench.report.words.compare import not_decided
+
+        why = "; ".join(map(not_decided, comparison.obstacles))
         raise ResultsError(f"--fail-on {fail_on}: the runs are not comparable: {why}")
     if comparison.is_regression:
         return _IS_REGRESSION
@@ -167,7 +169,7 @@ def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
         changes=changes(base.own.facts, new.own.facts),
         beside=all_point_changes(*rows),
         left_out={
-            one.run_id: [change.name for change in lasting_changes(one.facts, side.own.facts)]
+            one.run_id: [change.fact for change in lasting_changes(one.facts, side.own.facts)]
             for side in sides
             for one in side.left_out
         },
@@ -218,7 +220,7 @@ class _Found:
         return reader.read_run(self.root, self.run_id)
 
     @cached_property
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[Fact, str]:
         """Return what may change a measured time, as `raybench.analysis.compare.facts` does.
 
         Raises ResultsError where run or devices cannot be read.

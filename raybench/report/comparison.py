@@ -20,6 +20,8 @@ from raybench.analysis.compare import (
     UNCLEAR,
     Change,
     ComparedPoint,
+    Fact,
+    NotDecided,
     PointChange,
 )
 from raybench.analysis.rows import EXECUTION, setting, setting_order, varying
@@ -40,6 +42,13 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import counted, plain, shorten, span
 from raybench.report.point_settings import point_names, setting_columns
+from raybench.report.words.compare import (
+    SAME_AROUND,
+    fact_name,
+    not_decided,
+    point_change,
+    verdict_word,
+)
 from raybench.results.tables import Run
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
@@ -53,8 +62,6 @@ _MOST_LEFT_OUT = 3
 _ENOUGH_RUNS = 3
 # Where a slow-down of so much could have been missed, that is said first.
 _BLIND = 0.1
-# What changed around the points, where nothing did.
-SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps its rows
@@ -76,7 +83,7 @@ class Comparison(Document):
     points: Sequence[ComparedPoint]
     changes: Sequence[Change]
     beside: Mapping[str, Sequence[PointChange]]
-    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    left_out: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
     impossible: Sequence[tuple[str, str]] = ()
 
     @cached_property
@@ -130,10 +137,10 @@ class Comparison(Document):
         ]
 
     @property
-    def obstacles(self) -> tuple[str, ...]:
-        """Return how devices, else node counts, differ: each `other device: A, then B` once."""
-        reasons = (row.why for row in self.compared if row.why and row.why.startswith("other "))
-        return tuple(dict.fromkeys(reasons))
+    def obstacles(self) -> tuple[NotDecided, ...]:
+        """Return how devices, else node counts, differ: each difference once."""
+        reasons = (row.why for row in self.compared)
+        return tuple(dict.fromkeys(why for why in reasons if why and why.kind.is_obstacle))
 
     @property
     def title(self) -> str:
@@ -148,8 +155,8 @@ class Comparison(Document):
             ok = {"base": [r.base_runs for r in rows], "new": [r.new_runs for r in rows]}
             few = [side for side, runs in ok.items() if max(runs) < LEAST_RUNS]
             where = f"of {few[0]}" if len(few) == 1 else "a side"
-            words = Counter(_verdict_words(row, self.threshold) for row in rows)
-            likely = [f"{words[one]} {one}" for one in (f"{SLOWER}?", f"{FASTER}?") if words[one]]
+            counts = Counter(_likely(row, self.threshold) for row in rows)
+            likely = [f"{counts[one]} {one}?" for one in (SLOWER, FASTER) if counts[one]]
             found = f"; of {counted(len(rows), 'point')}: {', '.join(likely)}" if likely else ""
             return f"1 run {where}: no verdict{found}{broken}{median}."
         slower = [row for row in rows if row.verdict == SLOWER]
@@ -178,8 +185,8 @@ class Comparison(Document):
             yield Line(text=text)
         yield from (Line(text=text, tone="advice") for text in self._advice())
         for why in self.obstacles:
-            text = f"NOT COMPARABLE: {why}. The changes below tell of that, not of the software."
-            yield Line(text=text, tone="alarm")
+            told = "The changes below tell of that, not of the software."
+            yield Line(text=f"NOT COMPARABLE: {not_decided(why)}. {told}", tone="alarm")
         pairs = [("base", _runs_words(self.base)), ("new", _runs_words(self.new))]
         yield Listing(lines=pairs, is_quoted=True)
         if self.impossible:
@@ -192,8 +199,9 @@ class Comparison(Document):
                 yield hidden_line(hidden)
         beside = []
         for row, name in zip(rows, point_names(rows), strict=True):
-            phrases = [] if self.has_one_run or row.why is None else [row.why]
-            phrases += map(_point_change, self.beside.get(row.point_id, ()))
+            is_told = row.why is None or self.has_one_run
+            phrases = [] if row.why is None or is_told else [not_decided(row.why)]
+            phrases += map(point_change, self.beside.get(row.point_id, ()))
             if row.verdict != SAME and phrases:
                 beside.append((name, "; ".join(phrases)))
         if beside:
@@ -248,8 +256,8 @@ class Comparison(Document):
                 f"To decide: sweep the job {self.new[-1].job_name} on both sides in turns "
                 f"(`raybench sweep`) until each side has {runs} runs, {how}."
             )
-        for run_id, names in [*self.left_out.items()][:_MOST_LEFT_OUT]:
-            yield f"{run_id} is left out, as it differs in {', '.join(names)}."
+        for run_id, facts in [*self.left_out.items()][:_MOST_LEFT_OUT]:
+            yield f"{run_id} is left out, as it differs in {', '.join(map(fact_name, facts))}."
         if (more := len(self.left_out) - _MOST_LEFT_OUT) > 0:
             yield f"Runs that are left out likewise: {more}."
 
@@ -260,8 +268,9 @@ class Comparison(Document):
         unit = self.unit
 
         def verdict(row: ComparedPoint) -> Cell:
-            words = _verdict_words(row, self.threshold)
-            return Cell(text=words, tone=_TONES.get(words, "plain"))
+            likely = _likely(row, self.threshold)
+            tone = "plain" if likely or row.verdict is None else _TONES.get(row.verdict, "plain")
+            return Cell(text=verdict_word(row.verdict, likely), tone=tone)
 
         columns: list[ColumnOf[ComparedPoint]] = [
             *setting_columns(self.compared),
@@ -279,28 +288,34 @@ class Comparison(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        base, new (runs, the newest last), threshold, left_out (a list of run_id and differs_in),
-        comparable (false with obstacles), obstacles (texts), changes, verdicts (counts above 0),
-        impossible (list of point and text), points (in the order of `points`, each with `beside`).
+        base, new (runs, the newest last), threshold, left_out (a list of run_id and differs_in, a
+        list of facts), comparable (false with obstacles), obstacles (as `why` of a point), changes,
+        verdicts (counts above 0), impossible (list of point and text), points (in the order of
+        `points`, each with `why`, its text in it, and `beside`).
         """
-        points = [
-            {**vars(row), "beside": [asdict(one) for one in self.beside.get(row.point_id, ())]}
-            for row in self.points
-        ]
+        points = []
+        for row in self.points:
+            why = None if row.why is None else _members_of(row.why)
+            beside = [asdict(one) for one in self.beside.get(row.point_id, ())]
+            points.append({**vars(row), "why": why, "beside": beside})
         return {
             "base": [asdict(run) for run in self.base],
             "new": [asdict(run) for run in self.new],
             "threshold": self.threshold,
             "left_out": [
-                {"run_id": run_id, "differs_in": names} for run_id, names in self.left_out.items()
+                {"run_id": run_id, "differs_in": facts} for run_id, facts in self.left_out.items()
             ],
             "comparable": not self.obstacles,
-            "obstacles": list(self.obstacles),
+            "obstacles": list(map(_members_of, self.obstacles)),
             "changes": [asdict(one) for one in self.changes],
             "verdicts": dict(self.verdicts),
             "impossible": [{"point": name, "text": text} for name, text in self.impossible],
             "points": points,
         }
+
+
+def _members_of(why: NotDecided) -> dict[str, Any]:
+    return {**asdict(why), "text": not_decided(why)}
 
 
 _SEEN = "a slowdown of that point alone by so much is found in 95% of cases"
@@ -322,8 +337,8 @@ def _runs_words(runs: Sequence[Run]) -> str:
 
 
 def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
-    """Return a listing of each change, its values cut to 60 characters; SAME_AROUND if none."""
-    lines = [(one.name, before_and_now(one, _MOST_CHARS)) for one in changes]
+    """Return a listing of each change, its values cut to 60 characters."""
+    lines = [(fact_name(one.fact), before_and_now(one, _MOST_CHARS)) for one in changes]
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=SAME_AROUND)
 
 
@@ -344,14 +359,12 @@ def percent(relative: float | None) -> str:
 _TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good", UNCLEAR: "advice"}
 
 
-def _verdict_words(row: ComparedPoint, threshold: float) -> str:
-    """Write the verdict; of an unclear change beyond the threshold `slower?` or `faster?`."""
-    if row.verdict != UNCLEAR:
-        return str(row.verdict)
+def _likely(row: ComparedPoint, threshold: float) -> str | None:
+    """Return SLOWER or FASTER for an unclear change beyond the threshold."""
     change = _relative_change(row)
-    if abs(change) <= threshold:
-        return UNCLEAR
-    return f"{SLOWER}?" if change < 0 else f"{FASTER}?"
+    if row.verdict != UNCLEAR or abs(change) <= threshold:
+        return None
+    return SLOWER if change < 0 else FASTER
 
 
 def _relative_change(row: ComparedPoint) -> float:
@@ -365,14 +378,6 @@ def _change(row: ComparedPoint) -> str:
         return percent(_relative_change(row))
     half = formatting.half_width((row.ratio_high - row.ratio_low) / 2)
     return f"{percent(_relative_change(row))} {half}"
-
-
-def _point_change(one: PointChange) -> str:
-    """Write what changed at a point with its values before and now."""
-    if isinstance(one.base, bool):
-        return f"{one.name} {'now' if one.new else 'before'}, not {'before' if one.new else 'now'}"
-    before, now = (formatting.number(value, 3) for value in (one.base, one.new))
-    return f"{one.name} {before} -> {now} {one.unit}"
 
 
 def _status_words(status: Status | None) -> str:

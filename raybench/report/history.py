@@ -26,6 +26,7 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import counted, plain, some
 from raybench.report.point_settings import point_names, setting_columns
+from raybench.report.words.compare import NO_CAUSE, fact_name
 
 Series = list[HistoryRow]
 
@@ -86,8 +87,10 @@ class History(Document):
         steps = []
         for row in (row for rows in series for row in rows if row.step is not None):
             changes = self.causes.get((row.point_id, row.run_id), ())
-            words = [f"{one.name} {before_and_now(one, _MAX_CHARS)}" for one in changes]
-            where = some(words, _MAX_CHANGES) or "nothing changed that the tables tell"
+            phrases = [
+                f"{fact_name(one.fact)} {before_and_now(one, _MAX_CHARS)}" for one in changes
+            ]
+            where = some(phrases, _MAX_CHANGES) or NO_CAUSE
             point = f"{row.point_id} " if len(series) > 1 else ""
             text = f"{formatting.when(row.started_at)}, {row.run_id}: {where}"
             steps.append((f"{point}{percent(row.step)}", text))
@@ -178,10 +181,10 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     series = [one for one in every if len(one) > 1] or every
     for one in series[:_MOST_POINTS]:
         row, name = one[-1], names[one[-1].point_id]
-        words = [name if len(name) <= _LABEL_CHARS else row.point_id]
-        words += [plain(row.device_name)] * has_models
-        words += [counted(row.node_count or 1, "node")] * has_node_counts
-        panels.append(_history_panel(", ".join(words), one))
+        labels = [name if len(name) <= _LABEL_CHARS else row.point_id]
+        labels += [plain(row.device_name)] * has_models
+        labels += [counted(row.node_count or 1, "node")] * has_node_counts
+        panels.append(_history_panel(", ".join(labels), one))
     note = "dashed: level between steps; vertical: a step"
     if hidden := len(series[_MOST_POINTS:]):
         note += f"; not drawn: {counted(hidden, 'more point')}; choose with --point or --filter"

@@ -33,4 +33,4 @@ def test_compare_names_the_change_of_the_loaded_nccl(tmp_path):
     told = json.loads(raybench("compare", *runs, *results, "--format", "json").stdout)
     changes = {one["name"]: (one["base"], one["new"]) for one in told["changes"]}
     assert changes["nccl"] == tuple(libraries)
-    assert changes["NCCL file"] == tuple(map(str, libraries.values()))
+    assert changes["nccl_path"] == tuple(map(str, libraries.values()))

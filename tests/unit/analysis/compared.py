@@ -88,9 +88,9 @@ def sweep_both(root, *factors, base=1.0, new=1.0):
             sweep(root, f"{side}{number}", factor * speed, day=number, tags={"side": side})
 
 
-def compare_as_json(command, *words):
-    """Return what `raybench compare WORDS --json` prints."""
-    code, out, err = command("compare", *words, "--json")
+def compare_as_json(command, *words, **options):
+    """Return what `raybench compare WORDS --json` prints. options: of `command`."""
+    code, out, err = command("compare", *words, "--json", **options)
     assert (code, err) == (0, "")
     content: dict[str, Any] = json.loads(out)
     return content

@@ -116,6 +116,22 @@ def test_a_shift_of_a_whole_run_is_no_regression_however_many_points_share_it(tm
     assert found == 0
 
 
+def test_an_unclear_point_has_its_reason_as_data(tmp_path, command):
+    sweep_both(tmp_path, 1.0, 1.03, 0.98)
+    one_run = compare_as_json(command, "base0", "new0,new1")["points"][0]["why"]
+    assert (one_run["kind"], one_run["side"], one_run["runs"]) == ("few_runs", "base", 1)
+    point = compare_as_json(command, *SIDES)["points"][0]
+    why = point["why"]
+    assert (why["kind"], point["verdict"]) == ("wide", "unclear")
+    assert (why["low"], why["high"]) == (point["ratio_low"] - 1, point["ratio_high"] - 1)
+
+
+def test_a_change_that_may_be_chance_is_called_so(tmp_path, command):
+    sweep_both(tmp_path, 1.0, 1.06, 0.97, new=1.03)
+    points = compare_as_json(command, *SIDES)["points"]
+    assert [one["why"]["kind"] for one in points] == ["chance"] * 3
+
+
 # A bare operation has no throughput: its mean step is compared.
 @pytest.mark.parametrize("points", [None, [unscaled_point("memory", operation="triad")]])
 def test_a_stall_that_only_the_mean_sees_is_a_regression(tmp_path, command, points):
@@ -271,6 +287,11 @@ def test_other_devices_are_said_loudly_and_no_gate(tmp_path, command):
     code, out, _ = command("compare", "base", "other")
     assert code == 0
     assert "NOT COMPARABLE: other device: NVIDIA H200, then NVIDIA B200" in flat(out)
+    found = compare_as_json(command, "base", "other")
+    [obstacle] = found["obstacles"]
+    assert obstacle["kind"] == "other_device"
+    assert obstacle["values"] == ["NVIDIA H200", "NVIDIA B200"]
+    assert found["points"][0]["why"] == obstacle
     code, _, err = command("compare", "base", "other", "--fail-on", "regression")
     assert (code, err.count("\n"), "not comparable: other device" in err) == (2, 1, True)
 
@@ -281,6 +302,8 @@ def test_runs_of_a_tag_that_differ_by_more_than_their_start_are_left_out(tmp_pat
     sweep(tmp_path, "new", day=2, git_commit="c" * 40)
     out = command("compare", "branch=main", "new")[1]
     assert "old is left out, as it differs in git commit." in flat(out)
+    [left_out] = compare_as_json(command, "branch=main", "new")["left_out"]
+    assert left_out["differs_in"] == [{"kind": "run", "name": "git_commit"}]
     named = compare_as_json(command, "old,base", "new")
     assert (named["left_out"], [run["run_id"] for run in named["base"]]) == ([], ["old", "base"])
 
@@ -294,7 +317,7 @@ def test_another_nccl_is_told_wherever_its_file_is(tmp_path, command):
     found = compare_as_json(command, *SIDES)
     changes = {one["name"]: (one["base"], one["new"]) for one in found["changes"]}
     assert changes["nccl"] == ("2.27.3", "2.28.9")
-    assert changes["NCCL file"] == ("/build-2/base/libnccl.so.2", "/build-2/new/libnccl.so.2")
+    assert changes["nccl_path"] == ("/build-2/base/libnccl.so.2", "/build-2/new/libnccl.so.2")
     assert "2.28.9" in command("compare", *SIDES).out
     # Builds in other folders are the same side.
     assert (found["left_out"], len(found["base"]), len(found["new"])) == ([], 3, 3)
@@ -307,7 +330,8 @@ def test_what_changed_around_the_runs_is_told_as_markdown_and_json(tmp_path, com
     assert "driver" in command("compare", "base", "new", "--format", "md")[1]
     content = compare_as_json(command, "base", "new")
     assert content["comparable"] is True
-    assert content["changes"][0] == {"name": "driver", "base": "580.1", "new": "580.1, 590.2"}
+    driver = {"kind": "device", "name": "driver_version", "base": "580.1", "new": "580.1, 590.2"}
+    assert content["changes"][0] == driver
 
 
 def test_the_page_leads_with_the_answer_and_draws_sorted_bars(tmp_path, command):
@@ -329,6 +353,9 @@ def run_on(device=None, **of_run):
 RING = run_on({"environment": {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"}})
 CODE = {"net.py": "1" * 64, "loss.py": "3" * 64}
 OLD_CODE = run_on(raybench_sha256="a" * 64, workload_files=CODE)
+DRIVER = ("device", "driver_version", "580.1", "590.2")
+COMMIT = ("run", "git_commit", "a" * 12, "b" * 12 + "+x")
+MEMORY = ("device", "memory_bytes", "150000000000", "40353607")
 NEW_CODE = run_on(raybench_sha256="a" * 64, workload_files=CODE | {"net.py": "2" * 64})
 
 
@@ -336,14 +363,14 @@ NEW_CODE = run_on(raybench_sha256="a" * 64, workload_files=CODE | {"net.py": "2"
     ("base", "new", "told"),
     [
         (run_on(), run_on(started_at=START + timedelta(hours=1)), []),
-        (run_on(), run_on({"driver_version": "590.2"}), [("driver", "580.1", "590.2")]),
-        (run_on(), RING, [("variable NCCL_ALGO", "none", "Ring")]),
-        (run_on(), run_on(git_commit="b" * 40 + "+x"), [("git commit", "a" * 12, "b" * 12 + "+x")]),
-        (run_on(), run_on({"environment": {"A": "none"}}), [("variable A", "none", "'none'")]),
-        (OLD_CODE, NEW_CODE, [("code net.py", "1" * 12, "2" * 12)]),
+        (run_on(), run_on({"driver_version": "590.2"}), [DRIVER]),
+        (run_on(), RING, [("variable", "NCCL_ALGO", "none", "Ring")]),
+        (run_on(), run_on(git_commit="b" * 40 + "+x"), [COMMIT]),
+        (run_on(), run_on({"environment": {"A": "none"}}), [("variable", "A", "none", "'none'")]),
+        (OLD_CODE, NEW_CODE, [("code", "net.py", "1" * 12, "2" * 12)]),
         (run_on(), OLD_CODE, []),  # one run tells of no code
-        (run_on(), run_on({"memory_bytes": 7**9}), [("memory bytes", "150000000000", "40353607")]),
-        (run_on(), run_on({"uuid": "GPU-9"}), [("device UUIDs", "GPU-0", "GPU-9")]),
+        (run_on(), run_on({"memory_bytes": 7**9}), [MEMORY]),
+        (run_on(), run_on({"uuid": "GPU-9"}), [("device", "uuid", "GPU-0", "GPU-9")]),
         (run_on({"kind": "cpu"}), run_on({"kind": "cpu", "uuid": "b"}), []),  # names a process
     ],
 )
@@ -353,7 +380,7 @@ def test_environments_are_told_apart_by_what_differs(tmp_path, base, new, told):
         write(tmp_path, name, [], [make_device(0, **one) for one in both], **of_run)
     runs = reader.read_runs(tmp_path)
     known = [facts(run, reader.load(tmp_path, "devices", run.run_id)) for run in runs]
-    assert [(one.name, one.base, one.new) for one in changes(*known)] == told
+    assert [(one.kind, one.name, one.base, one.new) for one in changes(*known)] == told
 
 
 def broken_down(step_ms, compute_ms):
@@ -363,7 +390,7 @@ def broken_down(step_ms, compute_ms):
 def test_a_part_is_told_unless_the_breakdown_contradicts_its_step():
     base = broken_down(8.0, 7.0)
     [part] = point_changes(base, broken_down(10.0, 9.0))
-    assert part == PointChange(name="compute", base=7.0, new=9.0, unit="ms")
+    assert part == PointChange(column="compute_ms", base=7.0, new=9.0, unit="ms")
     assert point_changes(base, broken_down(10.0, 18.0)) == ()
     assert point_changes(broken_down(None, 7.0), broken_down(10.0, 10.0)) == ()
     assert point_changes(broken_down(8.0, 18.0), broken_down(10.0, 9.0)) == ()
@@ -376,12 +403,13 @@ def test_the_part_that_moved_with_the_step_is_named():
     base = make_row(device_type="cuda", **known)
     slower = {"step_ms_p50": 9.0, "comm_exposed_ms": 1.9, "compute_ms": 0.5}
     found = point_changes(base, replace(base, **slower, throttled=True, sm_clock_mhz_p50=1410.0))
-    assert [one.name for one in found] == ["exposed communication", "throttled", "SM clock"]
+    moved = ["comm_exposed_ms", "throttled", "sm_clock_mhz_p50"]
+    assert [one.column for one in found] == moved
     late = point_changes(base, replace(base, step_ms_p50=9.0, straggler_ms=2.0))
-    assert [one.name for one in late] == ["one rank slower"]
+    assert [one.column for one in late] == ["straggler_ms"]
     both = {"step_ms_p50": 9.0, "comm_exposed_ms": 1.4, "straggler_ms": 1.6}
     found = point_changes(replace(base, comm_exposed_ms=1.1), replace(base, **both))
-    assert [one.name for one in found] == ["one rank slower", "exposed communication"]
+    assert [one.column for one in found] == ["straggler_ms", "comm_exposed_ms"]
 
 
 def test_a_history_keeps_other_devices_apart(tmp_path):

@@ -20,7 +20,7 @@ from builders import (
 )
 from commands import EXAMPLES
 
-from raybench.analysis.compare import Change, history
+from raybench.analysis.compare import Change, FactKind, history
 from raybench.analysis.rounds import rank_by_iteration
 from raybench.report.charts import (
     ChartData,
@@ -321,7 +321,9 @@ def test_a_point_on_one_node_and_on_two_has_two_histories_that_say_so():
     ],
 )
 def test_values_are_shortened_so_that_their_difference_is_seen(base, new):
-    before, now = before_and_now(Change(name="fact", base=base, new=new), 20).split(" -> ")
+    change = Change(kind=FactKind.VARIABLE, name="A", base=base, new=new)
+    before, now = before_and_now(change, 20).split(" -> ")
     assert before != now
     assert max(len(before), len(now)) <= 20
-    assert before_and_now(Change(name="fact", base="580.1", new="590.2"), 20) == "580.1 -> 590.2"
+    driver = Change(kind=FactKind.DEVICE, name="driver_version", base="580.1", new="590.2")
+    assert before_and_now(driver, 20) == "580.1 -> 590.2"
