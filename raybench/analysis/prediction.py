@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import stdev
 from typing import Any
 
@@ -26,9 +27,8 @@ import numpy as np
 
 from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.rows import EXECUTION, batch_column
-from raybench.errors import ResultsError
 from raybench.records import Status
-from raybench.results.metrics import WIDEST_INTERVAL, half_interval, is_imprecise
+from raybench.results.metrics import half_interval, is_imprecise
 from raybench.results.tables import PointRow, why_no_breakdown
 from raybench.stats.summary import student_t
 from raybench.workloads.base import parameter_count
@@ -93,9 +93,42 @@ class Prediction:
         return self.efficiency * self.world_size / self.base_world
 
 
+class Unpredictable(StrEnum):
+    """Why the points of a series cannot be predicted."""
+
+    SEVERAL_NODES = "several_nodes"
+    # No gradients are known to be reduced by DistributedDataParallel.
+    NO_GRADIENTS = "no_gradients"
+    # Steps are not known well enough.
+    IMPRECISE = "imprecise"
+    # Fewer than two world sizes are ok on one node.
+    FEW_WORLDS = "few_worlds"
+    STRONG_SCALING = "strong_scaling"
+    SEVERAL_MODELS = "several_models"
+    CROWDED = "crowded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotPredicted:
+    """Why a series cannot be predicted. Fields of other kinds are empty."""
+
+    kind: Unpredictable
+    # SEVERAL_NODES: the largest number of devices asked for, and the most that a node has.
+    world_size: int | None = None
+    devices_per_node: int | None = None
+    # NO_GRADIENTS.
+    workload: str = ""
+    # IMPRECISE: the imprecise points; FEW_WORLDS: the usable ones.
+    world_sizes: tuple[int, ...] = ()
+    # IMPRECISE: half the 95 % interval of each step, as a share; None with too few samples.
+    half_intervals: tuple[float | None, ...] = ()
+    # SEVERAL_MODELS.
+    models: tuple[str, ...] = ()
+
+
 def predict(
     points: Sequence[PointRow], world_sizes: Sequence[int], devices_per_node: int
-) -> tuple[list[Prediction], list[str]]:
+) -> tuple[list[Prediction], list[NotPredicted]]:
     """Return predictions by series, then as in world_sizes, and why each other series has none.
 
     A series: points that differ in the number of devices alone, in the order of the points. Points
@@ -107,9 +140,6 @@ def predict(
         world_sizes: one or more, above the measured ones; the largest decides whether a series can
             be predicted.
         devices_per_node: the most that a node has.
-
-    Raises:
-        ResultsError: no series can be predicted; it has the first reason.
     """
     trials = Trials(points)
     series: dict[tuple[Any, ...], list[PointRow]] = {}
@@ -118,34 +148,30 @@ def predict(
         settings = (str(getattr(row, name)) for name in names)
         series.setdefault((*settings, *sorted(row.params.items())), []).append(row)
     found: list[Prediction] = []
-    left_out: list[str] = []
+    left_out: list[NotPredicted] = []
     for unordered in series.values():
         rows = sorted(unordered, key=lambda row: row.world_size)
         of_node = [row for row in rows if _is_timed(row) and is_on_one_node(row)]
         usable = [row for row in of_node if _is_precise(row, trials)]
         most = max(world_sizes)
         if most > devices_per_node:
-            left_out.append(_several_nodes(most, devices_per_node))
+            left_out.append(
+                NotPredicted(
+                    kind=Unpredictable.SEVERAL_NODES,
+                    world_size=most,
+                    devices_per_node=devices_per_node,
+                )
+            )
         elif why := _why_not(rows, of_node, usable):
             left_out.append(why)
         else:
             found += [_predict_series(usable, world, trials) for world in world_sizes]
-    if not found:
-        raise ResultsError(left_out[0] if left_out else "it has no points")
     return found, left_out
 
 
 def is_on_one_node(row: PointRow) -> bool:
     """Return whether a point ran on a single node, as far as known."""
     return (row.node_count or 1) == 1
-
-
-def _several_nodes(world_size: int, devices_per_node: int) -> str:
-    """Return why predictions end at the devices of a node."""
-    return (
-        f"{world_size} devices need several nodes; their step depends on the network and on NCCL's "
-        f"algorithm, so predictions end at the {devices_per_node} devices of a node"
-    )
 
 
 def _is_timed(row: PointRow) -> bool:
@@ -166,47 +192,32 @@ def _step_ms(row: PointRow) -> float:
 
 def _why_not(
     rows: Sequence[PointRow], of_node: Sequence[PointRow], usable: Sequence[PointRow]
-) -> str | None:
+) -> NotPredicted | None:
     """Return why a series cannot be predicted; None where it can."""
     # rows: all points. of_node: timed points on one node. usable: the precise points of `of_node`.
-    # DDP reduces the gradients of built-in models in training, and where that was timed.
+    # DDP reduces the gradients of built-in models in training, and where that was timed: `comm_ms`
+    # is known for buckets of gradients alone.
     if rows[0].params.get("mode") == "inference" or not any(
-        parameter_count(row.workload, row.params) is not None
-        or "noop_hook" in (row.methods or {}).get("local_step_ms", "")
+        parameter_count(row.workload, row.params) is not None or row.comm_ms is not None
         for row in rows
     ):
-        return (
-            f"no step of DistributedDataParallel: {rows[0].workload} has no gradients that are "
-            "known to be reduced"
-        )
+        return NotPredicted(kind=Unpredictable.NO_GRADIENTS, workload=rows[0].workload)
     if len({row.world_size for row in usable}) < 2:
         if wide := [row for row in of_node if row not in usable]:
-            known = ", ".join(f"{row.world_size} {_precision(row)}" for row in wide)
-            return (
-                f"needs two world sizes with steps known to ±{WIDEST_INTERVAL:.0%}, but has "
-                f"{known}; measure for longer, on devices that nothing else uses"
+            return NotPredicted(
+                kind=Unpredictable.IMPRECISE,
+                world_sizes=tuple(row.world_size for row in wide),
+                half_intervals=tuple(map(half_interval, wide)),
             )
-        worlds = ", ".join(str(row.world_size) for row in usable) or "none"
-        return (
-            f"needs ok points of two world sizes on one node, has {worlds}; "
-            "sweep world_size: [1, 2]"
-        )
+        worlds = tuple(row.world_size for row in usable)
+        return NotPredicted(kind=Unpredictable.FEW_WORLDS, world_sizes=worlds)
     if rows[0].scaling == "strong":
-        return (
-            "scales strongly: ranks share the same work, and with more of them a device has less "
-            "than in any step of the run; with global_batch_size, sweep batch_size instead"
-        )
+        return NotPredicted(kind=Unpredictable.STRONG_SCALING)
     if len(models := dict.fromkeys(str(row.device_name) for row in usable)) > 1:
-        return f"its points ran on several devices: {', '.join(models)}"
+        return NotPredicted(kind=Unpredictable.SEVERAL_MODELS, models=tuple(models))
     if any(row.crowded is True for row in usable):
-        return "its workers shared cores, which more devices would not"
+        return NotPredicted(kind=Unpredictable.CROWDED)
     return None
-
-
-def _precision(row: PointRow) -> str:
-    """Return `±12.0%`, half of the interval of a step."""
-    half_width = half_interval(row)
-    return "of too few samples for an interval" if half_width is None else f"±{half_width:.1%}"
 
 
 def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -> Prediction:

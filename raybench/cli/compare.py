@@ -506,6 +506,7 @@ def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind:
     from raybench.analysis.prediction import is_on_one_node, predict
     from raybench.analysis.rows import point_rows
     from raybench.report.prediction import Forecast
+    from raybench.report.words.prediction import not_predicted
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
@@ -518,10 +519,10 @@ def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind:
         )
     nodes = reader.read_table(root, "devices", run_id, ("node_id",))["node_id"].to_pylist()
     devices_per_node = max(Counter(nodes).values(), default=1)
-    try:
-        predictions, left_out = predict(points, world_sizes, devices_per_node)
-    except ResultsError as error:
-        raise ResultsError(f"{run_id}: cannot predict: {error}") from error
+    predictions, left_out = predict(points, world_sizes, devices_per_node)
+    if not predictions:
+        why = not_predicted(left_out[0]) if left_out else "it has no points"
+        raise ResultsError(f"{run_id}: cannot predict: {why}")
     forecast = Forecast(
         run=found, predictions=predictions, devices_per_node=devices_per_node, left_out=left_out
     )

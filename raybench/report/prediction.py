@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Prediction
+from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, NotPredicted, Prediction
 from raybench.analysis.rows import EXECUTION, varying
 from raybench.report import formatting
 from raybench.report.documents import Block, Column, ColumnOf, Document, Line, Listing, make_table
 from raybench.report.formatting import counted, span
 from raybench.report.point_settings import setting_columns
+from raybench.report.words.prediction import not_predicted
 from raybench.results.tables import PointRow, Run
 
 _COLUMNS = (
@@ -40,7 +41,7 @@ class Forecast(Document):
     run: Run
     predictions: Sequence[Prediction]
     devices_per_node: int
-    left_out: Sequence[str] = ()
+    left_out: Sequence[NotPredicted] = ()
 
     @property
     def _rank(self) -> str:
@@ -113,20 +114,21 @@ class Forecast(Document):
             )
         yield from (Line(text=text, tone="aside", is_apart=True) for text in texts)
         if self.left_out:
-            reasons = Counter(self.left_out).items()
+            reasons = Counter(map(not_predicted, self.left_out)).items()
             lines = [(counted(count, "series"), why) for why, count in reasons]
             yield Listing(title="Not predicted", lines=lines, is_quoted=True)
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        run, assumptions, left_out (reasons), predictions: settings and id of the measured point,
-        measured_world_size and baseline_world_size, and what is predicted at its world_size.
+        run, assumptions, left_out (each `NotPredicted` with its text), predictions: settings and id
+        of the measured point, measured_world_size and baseline_world_size, and what is predicted at
+        its world_size.
         """
         return {
             "run": asdict(self.run),
             "assumptions": self._assumptions,
-            "left_out": list(self.left_out),
+            "left_out": [{**asdict(one), "text": not_predicted(one)} for one in self.left_out],
             "predictions": [
                 {
                     **{name: getattr(one.measured, name) for name in _OF_POINT},

@@ -1,13 +1,13 @@
 """Steps on more devices than were measured, from the rows of a run."""
 
+import json
 from dataclasses import replace
 
 import pytest
 from builders import make_row
 from commands import EXAMPLES
 
-from raybench.analysis.prediction import predict
-from raybench.errors import ResultsError
+from raybench.analysis.prediction import NotPredicted, Unpredictable, predict
 from raybench.records import Status
 
 PARAMS = {"hidden": "4096", "layers": "8", "bucket_cap_mb": "64", "grad_accumulation": "1"}
@@ -24,6 +24,11 @@ def row(world_size, step_ms, **changes):
         **{"local_step_ms": 8.0, "compute_ms": 6.0, "optimizer_ms": 2.0, "host_gap_ms": 0.0},
     }
     return make_row(**known | several | changes)
+
+
+def both(**changes):
+    """Points of one and of two devices."""
+    return [row(world_size, 8.0, **changes) for world_size in (1, 2)]
 
 
 def predicted(rows, *world_sizes):
@@ -96,45 +101,67 @@ def test_steps_over_several_nodes_are_no_ground():
     rows = [row(1, 8.0), row(2, 9.0)]
     over_two = row(8, 20.0, node_count=2)
     assert predicted([*rows, over_two], 4) == predicted(rows, 4)
-    with pytest.raises(ResultsError, match="two world sizes on one node, has 1; sweep"):
-        predicted([rows[0], over_two], 4)
+    why = NotPredicted(kind=Unpredictable.FEW_WORLDS, world_sizes=(1,))
+    assert predict([rows[0], over_two], [4], 8) == ([], [why])
 
 
 def test_devices_of_several_nodes_are_refused():
     rows = [row(1, 8.0), row(8, 8.5), row(16, 9.875, node_count=2)]
-    with pytest.raises(ResultsError, match=r"32 devices need several nodes; .* end at the 8 dev"):
-        predicted(rows, 8, 32)
+    why = NotPredicted(kind=Unpredictable.SEVERAL_NODES, world_size=32, devices_per_node=8)
+    assert predict(rows, [8, 32], 8) == ([], [why])
 
 
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ([row(1, 8.0), row(2, 9.0, status=Status.OOM)], "two world sizes on one node, has 1;"),
-        ([row(n, 8.0, workload="gemm", params={}) for n in (1, 2)], "no step of Distributed"),
-        ([row(n, 8.0, params=PARAMS | {"mode": "inference"}) for n in (1, 2)], "no step of D"),
-        ([row(n, 8.0, scaling="strong", global_batch_size=64) for n in (1, 2)], "scales strongly"),
-        ([row(n, 8.0, crowded=True) for n in (1, 2)], "shared cores"),
-        ([row(n, 8.0, device_name=f"H{n}00") for n in (1, 2)], "several devices: H100, H200"),
-        ([row(1, 8.0), row(2, 9.0, step_ms_ci_high=12.0)], "but has 2 ±17.2%; measure for"),
+        (
+            [row(1, 8.0), row(2, 9.0, status=Status.OOM)],
+            {"kind": Unpredictable.FEW_WORLDS, "world_sizes": (1,)},
+        ),
+        (
+            both(workload="gemm", params={}, comm_ms=None),
+            {"kind": Unpredictable.NO_GRADIENTS, "workload": "gemm"},
+        ),
+        (
+            both(params=PARAMS | {"mode": "inference"}),
+            {"kind": Unpredictable.NO_GRADIENTS, "workload": "mlp"},
+        ),
+        (both(scaling="strong", global_batch_size=64), {"kind": Unpredictable.STRONG_SCALING}),
+        (both(crowded=True), {"kind": Unpredictable.CROWDED}),
+        (
+            [row(n, 8.0, device_name=f"H{n}00") for n in (1, 2)],
+            {"kind": Unpredictable.SEVERAL_MODELS, "models": ("H100", "H200")},
+        ),
+        (
+            [row(1, 8.0), row(2, 9.0, step_ms_ci_low=8.0, step_ms_ci_high=12.5)],
+            {"kind": Unpredictable.IMPRECISE, "world_sizes": (2,), "half_intervals": (0.25,)},
+        ),
     ],
 )
-def test_what_cannot_be_predicted_is_refused_with_the_reason(rows, why):
-    with pytest.raises(ResultsError, match=why):
-        predicted(rows, 8)
+def test_what_cannot_be_predicted_has_a_reason(rows, why):
+    assert predict(rows, [8], 8) == ([], [NotPredicted(**why)])
 
 
 def test_a_class_of_ones_own_is_predicted_where_its_communication_was_timed():
-    own = {"workload": "my:Net", "params": {}, "methods": {"local_step_ms": "with noop_hook"}}
+    own = {"workload": "my:Net", "params": {}}
     assert predicted([row(1, 8.0, **own), row(2, 9.0, **own)], 4)[0].step_ms == pytest.approx(9.5)
+    assert predicted([row(1, 8.0, **own), row(2, 9.0, **own, comm_ms=None)], 4) == []
 
 
 def test_series_that_lack_a_world_are_told_beside_those_that_are_predicted():
     rows = [row(1, 8.0), row(2, 9.0), row(1, 9.0, batch_size=8, point_id="alone")]
     found, left_out = predict(rows, [4, 8], 8)
     assert len(found) == 2
-    assert left_out == [
-        "needs ok points of two world sizes on one node, has 1; sweep world_size: [1, 2]"
-    ]
+    assert left_out == [NotPredicted(kind=Unpredictable.FEW_WORLDS, world_sizes=(1,))]
+
+
+def test_json_has_the_kind_of_what_is_left_out(command, monkeypatch):
+    rows = [row(1, 8.0), row(2, 9.0), row(1, 9.0, batch_size=8, point_id="alone")]
+    monkeypatch.setattr("raybench.analysis.rows.point_rows", lambda _: rows)
+    words = ("predict", "ddp_scaling", "--world-size", "4", "--format", "json")
+    [left_out] = json.loads(command(*words, results=EXAMPLES).out)["left_out"]
+    assert (left_out["kind"], left_out["world_sizes"]) == ("few_worlds", [1])
+    assert left_out["text"].startswith("needs ok points of two world sizes")
 
 
 def test_devices_of_failed_points_are_predicted_over_the_smallest_worlds(command, monkeypatch):
