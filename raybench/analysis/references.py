@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ruamel.yaml import YAML
 
 from raybench.analysis.rows import ScaledRow
-from raybench.errors import ResultsWarning, UsageError
+from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
@@ -43,7 +42,7 @@ _ONE_DEVICE = 0.1
 # A device is held against some 40 quantities: of 95 % ranges a healthy one would be outside of two.
 _CONFIDENCE = 0.99
 # A wider range on either side says little about a value, so it is not counted.
-_NARROW = 0.1
+NARROW = 0.1
 # In bytes, of the cache of any device (256 MB on MI300X): arrays below it may be read from there.
 LARGER_THAN_CACHES = 2**28
 
@@ -146,7 +145,7 @@ class Entry(Quantity):
     @property
     def is_narrow(self) -> bool:
         """Return whether the range reaches at most ±10 % from its value."""
-        return self.half_width <= _NARROW
+        return self.half_width <= NARROW
 
     @property
     def groups(self) -> int:
@@ -361,11 +360,7 @@ class References:
         return next((one for one in same if one.fabric in fabrics), None)
 
 
-HOW_TO_MAKE = "No reference is known; `raybench export RUN --format reference` writes one."
 SHIPPED = References()
-
-
-OWN = "made from this run too"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,18 +387,10 @@ class Standing:
         return self.entry.low <= self.measured.value <= self.entry.high
 
     @property
-    def text(self) -> str:
-        """Return `97% of the reference for H200 (94 to 101%, 6 devices, 5 hosts, November 2026)`.
-
-        A value out of the range has `, outside: slow` or `, outside: fast` at the end.
-        """
+    def share_range(self) -> tuple[float, float]:
+        """Return the range of `share` that counts as within, the lower end first."""
         low, high = sorted(map(self.share_of, (self.entry.low, self.entry.high)))
-        model = self.measured.model.removeprefix("NVIDIA ")
-        mark = "" if self.is_within else f", outside: {'slow' if self.share < 1 else 'fast'}"
-        return (
-            f"{self.share:.0%} of the reference for {model} ({100 * low:.0f} to {high:.0%}, "
-            f"{self.entry.provenance}{f'; {OWN}' * self.is_own}){mark}"
-        )
+        return low, high
 
     @property
     def members(self) -> dict[str, Any]:
@@ -425,20 +412,27 @@ def counted_standings(found: Sequence[Standing]) -> list[Standing]:
     return [one for one in found if one.entry.is_narrow]
 
 
-def count_within(found: Sequence[Standing]) -> str:
-    """Return in words how many are within: `within reference on 11 of 12 quantities`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithinCount:
+    """How many values lie within their references."""
 
-    The text names how many quantities have a range too wide to count.
-    """
+    within: int
+    counted: int
+    # References whose range is too wide to count.
+    wide: int
+    # A reference was made from values of this run too.
+    is_own: bool
+
+
+def count_within(found: Sequence[Standing]) -> WithinCount:
+    """Count the standings that are within their reference."""
     counted = counted_standings(found)
-    own = f" ({OWN})" if any(one.is_own for one in found) else ""
-    wide = len(found) - len(counted)
-    left_out = f"{wide} with ranges wider than ±{_NARROW:.0%} not counted"
-    if not counted:
-        return f"{left_out}{own}"
-    within = sum(one.is_within for one in counted)
-    text = f"within reference on {within} of {len(counted)} quantities{own}"
-    return f"{text}; {left_out}" if wide else text
+    return WithinCount(
+        within=sum(one.is_within for one in counted),
+        counted=len(counted),
+        wide=len(found) - len(counted),
+        is_own=any(one.is_own for one in found),
+    )
 
 
 def standings(
@@ -462,28 +456,42 @@ def shipped(model: str) -> ReferenceFile | None:
     return None if path is None else parse_references(path.read_text("utf-8"), str(path))
 
 
-def load_files(path: Path) -> list[ReferenceFile]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbovePeak:
+    """An entry of a reference file that is left out: its value is above the datasheet's peak."""
+
+    path: Path
+    model: str
+    entry: Entry
+    # In the unit of the entry.
+    peak: float
+
+
+def load_files(path: Path) -> tuple[list[ReferenceFile], list[AbovePeak]]:
     """Return the content of a reference file, or of each YAML file in a folder, sorted by name.
 
-    No subfolder is read. An impossible entry (`why_impossible`) is left out with a ResultsWarning.
+    No subfolder is read. Impossible entries are left out of the files and returned beside them.
     Raises UsageError for a folder without YAML files, and an unreadable or invalid file.
     """
     # Path's own would raise for a name that is too long.
     paths = sorted(path.glob("*.y*ml")) if os.path.isdir(path) else [path]  # noqa: PTH112
     if not paths:
         raise UsageError(f"{path}: has no YAML file")
-    files = []
+    files, left_out = [], []
     for one in paths:
         try:
             file = parse_references(one.read_text("utf-8"), str(one))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{one}: cannot be read: {error}") from error
-        whys = [why_impossible(file.model, entry) for entry in file.quantities]
-        sound = [entry for entry, why in zip(file.quantities, whys, strict=True) if not why]
-        for why in filter(None, whys):
-            warnings.warn(f"{one}: {why}", ResultsWarning, stacklevel=2)
+        sound = []
+        for entry in file.quantities:
+            peak = _exceeded_peak(file.model, entry)
+            if peak is None:
+                sound.append(entry)
+            else:
+                left_out.append(AbovePeak(path=one, model=file.model, entry=entry, peak=peak))
         files.append(file.model_copy(update={"quantities": sound}))
-    return files
+    return files, left_out
 
 
 def parse_references(text: str, name: str) -> ReferenceFile:
@@ -528,22 +536,14 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
     return memory_peak_gb_s(model) if words[0] == "memory" else None
 
 
-def why_impossible(model: str, entry: Entry) -> str:
-    """Return why an entry is left out, if its value is above the datasheet's peak; else "".
-
-    "" too for other units than TFLOP/s and GB/s, without a peak (`peak_of`), and for arrays in a
-    cache: `size_bytes` below LARGER_THAN_CACHES.
-    """
+def _exceeded_peak(model: str, entry: Entry) -> float | None:
+    """Return the datasheet's peak if the entry's value is above it."""
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, and then beat the memory.
     is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
     if peak is None or is_small or entry.unit not in ("TFLOP/s", "GB/s") or entry.value <= peak:
-        return ""
-    return (
-        f"reference {entry.metric} of {entry.of} is left out, because it cannot be: "
-        f"{entry.value:,.0f} {entry.unit} is above the peak of {model}, {peak:,.0f}; likeliest the "
-        "work is counted wrong, or the precision was another"
-    )
+        return None
+    return peak
 
 
 # What no interval covers; without an interval, what starts may differ by; with strong scaling,

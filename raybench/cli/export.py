@@ -12,6 +12,7 @@ from raybench.cli.shared import (
     complete_run,
     file_option,
     format_options,
+    read_reference_files,
     results_option,
     write_file,
     write_result,
@@ -87,7 +88,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
 
     Raises ResultsError where there is no entry, or more than one model of device.
     """
-    from raybench.analysis.references import format_references, load_files, pool, reference_files
+    from raybench.analysis.references import format_references, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
     from raybench.report.summary import load_summary, measurements
     from raybench.results import reader
@@ -95,7 +96,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
     files = []
     for name in runs:
         if name.endswith((".yaml", ".yml")):
-            files += load_files(Path(name))
+            files += read_reference_files(Path(name))
             continue
         root, run_id = reader.find_run(results, name)
         devices = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")

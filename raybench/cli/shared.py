@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
@@ -18,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from raybench.errors import ResultsError, UsageError
+from raybench.errors import ResultsError, ResultsWarning, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raybench.analysis.references import References
+    from raybench.analysis.references import ReferenceFile, References
     from raybench.report.documents import Document
     from raybench.sweep.run_state import RunTarget
 
@@ -131,9 +132,20 @@ def _load_references(
     """
     if ctx.resilient_parsing:
         return None
-    from raybench.analysis.references import References, load_files
+    from raybench.analysis.references import References
 
-    return References(load_files(path) if path else ())
+    return References(read_reference_files(path) if path else ())
+
+
+def read_reference_files(path: Path) -> list[ReferenceFile]:
+    """Return what `load_files` does, with a ResultsWarning for each entry that is left out."""
+    from raybench.analysis.references import load_files
+    from raybench.report.words.references import above_peak
+
+    files, left_out = load_files(path)
+    for one in left_out:
+        warnings.warn(above_peak(one), ResultsWarning, stacklevel=2)
+    return files
 
 
 references_option = click.option(

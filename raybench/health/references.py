@@ -19,7 +19,6 @@ from raybench.analysis.references import (
     Quantity,
     References,
     Standing,
-    count_within,
     standings,
 )
 from raybench.health.readings import Group, link_of, placement_of
@@ -27,6 +26,7 @@ from raybench.health.suite import HealthTest
 from raybench.records import Device
 from raybench.records.devices import Finding, Subject, Verdict
 from raybench.report.formatting import number, some
+from raybench.report.words.references import count_within
 from raybench.results import reader
 from raybench.results.columns import from_row
 

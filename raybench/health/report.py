@@ -13,7 +13,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from raybench.analysis.references import HOW_TO_MAKE, Measurement, Standing
+from raybench.analysis.references import Measurement, Standing
 from raybench.health.cases import Case, cases_of, reason_with_value
 from raybench.health.references import grade_text
 from raybench.health.suite import BETWEEN_NODES
@@ -46,6 +46,7 @@ from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, number, sentence, some
 from raybench.report.page import device_table, render
 from raybench.report.show import Advice, estimate_gains
+from raybench.report.words.references import HOW_TO_MAKE
 from raybench.results.columns import to_row
 from raybench.results.tables import TABLES, Run
 from raybench.stats.outliers import BAD_RATIO

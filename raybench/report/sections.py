@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
-from raybench.analysis.references import HOW_TO_MAKE, count_within, counted_standings
+from raybench.analysis.references import counted_standings
 from raybench.analysis.rounds import MOST_RANKS, RankStep, ranks_of_step, ranks_to_show
 from raybench.analysis.rows import (
     DEGREES,
@@ -46,6 +46,7 @@ from raybench.report.point_settings import (
     short_name,
 )
 from raybench.report.summary import find_metric, rows_compared, unknown_losses
+from raybench.report.words.references import HOW_TO_MAKE, count_within, standing_text
 from raybench.results.tables import (
     PointRow,
     is_of_first_round,
@@ -556,6 +557,6 @@ def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     shown = found if len(found) <= _MOST_SHOWN else outside
     for one in shown[:_MOST_SHOWN]:
         mark = "" if one.is_within else "! "
-        yield f"{mark}{names[one.measured.point_id]}, {one.entry.unit}", one.text
+        yield f"{mark}{names[one.measured.point_id]}, {one.entry.unit}", standing_text(one)
     if (more := len(shown) - _MOST_SHOWN) > 0:
         yield "more", f"{more} outside; `--format json` has all"

@@ -33,6 +33,7 @@ from raybench.report.point_settings import setting_columns
 from raybench.report.words.doubts import doubt_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_measured_words
+from raybench.report.words.references import standing_text
 from raybench.results.tables import (
     Run,
     is_of_first_round,
@@ -255,7 +256,7 @@ class PointDetails(Document):
             yield Line(text=f"error_detail{cut}", tone="strong", is_apart=True)
             yield from (Line(text=text) for text in last)
         if self.standings:
-            found = [(one.entry.metric, one.text) for one in self.standings]
+            found = [(one.entry.metric, standing_text(one)) for one in self.standings]
             yield Listing(title="Against the reference", lines=found)
         if len(self.attempts) > 1:
             unit = formatting.unit_of(self.attempts)

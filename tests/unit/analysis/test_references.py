@@ -10,7 +10,7 @@ from commands import EXAMPLES, REPOSITORY
 
 from raybench.analysis import references
 from raybench.analysis.rows import ScaledRow
-from raybench.errors import ResultsWarning, UsageError
+from raybench.errors import UsageError
 from raybench.records import Status
 from raybench.report.summary import Summary, load_summary
 
@@ -95,7 +95,7 @@ def test_a_site_goes_before_what_is_shipped(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(references.format_references(file_of("run-1", ["GPU-1"], [[300.0]])))
     for path in (own, tmp_path):
-        found = references.References(references.load_files(path)).find(H200, GEMM)
+        found = references.References(references.load_files(path)[0]).find(H200, GEMM)
         assert found.value == 300
     assert references.SHIPPED.find("NVIDIA H201", GEMM) is None
     sums = {"test": "all_reduce 1 GiB", "where": "4 on a node"}
@@ -241,12 +241,15 @@ def test_no_sound_run_is_marked():
     assert [text for row in rows for text in references.impossible_among(row.warnings)] == []
 
 
-def test_a_reference_that_cannot_be_is_left_out_with_a_warning(tmp_path):
+def test_a_reference_above_the_peak_is_left_out(tmp_path, command):
     file = references.shipped("NVIDIA H200")
     entry = next(one for one in file.quantities if one.of.get("test") == "gemm bf16 8192")
     wrong = entry.model_copy(update={"value": 1500.0, "high": 1600.0, "measured": {}})
     path = tmp_path / "own.yaml"
     path.write_text(references.format_references(file.model_copy(update={"quantities": [wrong]})))
-    with pytest.warns(ResultsWarning, match="above the peak of NVIDIA H200, 990"):
-        found = references.References(references.load_files(path)).find("NVIDIA H200", entry)
-    assert found.value == entry.value
+    files, [left_out] = references.load_files(path)
+    assert references.References(files).find("NVIDIA H200", entry).value == entry.value
+    assert (left_out.entry.value, round(left_out.peak)) == (1500, 990)
+    run = "ddp_scaling-20261122-142621-6209"
+    told = command("report", run, "--references", path, results=EXAMPLES).err
+    assert "1,500 TFLOP/s is above the peak of NVIDIA H200, 990" in " ".join(told.split())
