@@ -6,7 +6,6 @@ that nobody tells is shown as unknown, and is no reason for a warning.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from ruamel.yaml import YAML
 
 from raybench.health.readings import facts_readings
 from raybench.records import Device
-from raybench.records.devices import DeviceFacts
+from raybench.records.devices import DeviceFacts, read_topology
 from raybench.report.formatting import counted, some
 
 _UNKNOWN = "unknown"
@@ -120,8 +119,7 @@ def _label(device: Device) -> str:
 
 def active_nvlinks(device: Device) -> int | None:
     """Return the number of active NVLinks, 0 also if NVML knows none; None without `topology`."""
-    found = re.match(r"NVLink x(\d+)", device.topology or "")
-    return int(found[1]) if found else None
+    return read_topology(device).nvlinks
 
 
 def _by_node(facts: Facts) -> dict[str, list[Device]]:

@@ -6,7 +6,6 @@ problem. One that the driver does not tell has no value, and a problem only if t
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -27,7 +26,14 @@ from raybench.health.suite import (
     device_subjects,
 )
 from raybench.records import Device, Measurement, Record, Status
-from raybench.records.devices import Action, DeviceFacts, Stage, Subject, SubjectKind
+from raybench.records.devices import (
+    Action,
+    DeviceFacts,
+    Stage,
+    Subject,
+    SubjectKind,
+    read_topology,
+)
 from raybench.report.formatting import counted
 from raybench.stats.outliers import Floats
 from raybench.stats.summary import median_above_smallest
@@ -35,7 +41,6 @@ from raybench.workloads.collective import parse_groups
 from raybench.workloads.pairs import parse_pairs
 
 _GIB = 2**30
-_NVLINK = re.compile(r"NVLink x\d+")
 _WRONG_ERROR, _DISPUTED_ERROR = "WrongResultError", "NoMajorityError"
 _WHICH_IS_WRONG = "a check with a third device would tell which is wrong"
 # The memory that libraries' buffers take on a device, and what torch keeps for the next point.
@@ -427,6 +432,23 @@ class Placement:
         return f"{self.devices} on {'a node' if self.nodes < 2 else f'{self.nodes} nodes'}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What carries the data of a subject. Unknown parts are None or empty."""
+
+    # Active NVLinks of the first device; 0 where PCIe connects the subject.
+    nvlinks: int | None = None
+    # As in "gen5 x16"; empty if NVLink carries the data.
+    pcie: str = ""
+    # Of a pair, as the driver names it; empty if NVLink carries the data.
+    level: str = ""
+
+    def __str__(self) -> str:
+        """Return its name in references: `gen5 x16`, `NVLink x18`, `NVLink x0, gen5 x16, PHB`."""
+        nvlinks = "" if self.nvlinks is None else f"NVLink x{self.nvlinks}"
+        return ", ".join(filter(None, (nvlinks, self.pcie, self.level)))
+
+
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class Group:
     """The readings of one test of subjects of one model and placement.
@@ -439,7 +461,7 @@ class Group:
 
     test: HealthTest
     placement: Placement
-    link: str
+    link: Link
     subjects: Sequence[Subject]
     values: Floats
     problems: Mapping[int, Sequence[Problem]]
@@ -472,12 +494,13 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
     Where PCIe carries the data, also of one PCIe link and level (`link_of`). In the order of first
     readings. Of several values of a subject in a pass the last counts. known: `devices_by_uuid`.
     """
-    cells: dict[tuple[str, str, Placement, str], list[Reading]] = {}
-    paths: dict[tuple[Subject, Stage], tuple[Placement, str]] = {}
+    cells: dict[tuple[str, str, Placement, Link], list[Reading]] = {}
+    paths: dict[tuple[Subject, Stage], tuple[Placement, Link]] = {}
     for reading in readings:
         subject, test = reading.subject, reading.test
         if (subject, test.stage) not in paths:
-            slot = _NVLINK.sub("", link_of(subject, test.stage, known))
+            # The number of NVLinks does not divide a group: a device with fewer is the slow one.
+            slot = replace(link_of(subject, test.stage, known), nvlinks=None)
             paths[subject, test.stage] = placement_of(subject, known), slot
         kind = (test.name, subject.model, *paths[subject, test.stage])
         cells.setdefault(kind, []).append(reading)
@@ -529,35 +552,33 @@ def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
         # A half of the cluster may be a node.
         kind: SubjectKind = "node" if nodes < 2 else "cluster"
         return Placement(kind=kind, devices=len(devices), nodes=nodes)
-    level = None
+    level = ""
     if len(devices) == 2 and nodes == 1:
-        level = re.search(rf"\b{devices[1].index}:(\w+)", devices[0].topology or "")
-    return Placement(
-        kind="pair", devices=len(devices), nodes=nodes, level=level[1] if level else ""
-    )
+        level = read_topology(devices[0]).levels.get(devices[1].index, "")
+    return Placement(kind="pair", devices=len(devices), nodes=nodes, level=level)
 
 
-def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> str:
-    """Return what carries the data of a subject in the tests of a stage: `gen5 x16`, `NVLink x18`.
+def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> Link:
+    """Return what carries the data of a subject in the tests of a stage.
 
-    Without NVLink as `NVLink x0, gen5 x16, PHB`: the PCIe link, and the level of a pair. It is that
-    of the first device, also of a group on several nodes. Empty where it is unknown, for a pair on
-    two nodes, and for a device except in host-links. known: as returned by `devices_by_uuid`.
+    It is that of the first device, also of a group on several nodes. Empty where it is unknown, for
+    a pair on two nodes, and for a device except in host-links. known: as returned by
+    `devices_by_uuid`.
     """
     device = known.get(subject.uuids[0]) if subject.uuids else None
     if device is None or (subject.kind == "device" and stage != "host-links"):
-        return ""
-    pcie, topology = device.pcie_link_max or "", device.topology or ""
+        return Link()
+    pcie, topology = device.pcie_link_max or "", read_topology(device)
     if subject.kind == "device":
-        return pcie
-    fabric, placement = topology.split(", ")[0], placement_of(subject, known)
+        return Link(pcie=pcie)
+    placement = placement_of(subject, known)
     level = placement.level
     if subject.kind == "pair" and placement.nodes > 1:
-        return ""
+        return Link()
     # On a board with bridges not every pair has one.
-    if level not in ("", "NV") and ":NV" in topology:
-        fabric = "NVLink x0"
-    return ", ".join(filter(None, (fabric, pcie, level))) if fabric.endswith(" x0") else fabric
+    has_no_bridge = level not in ("", "NV") and "NV" in topology.levels.values()
+    nvlinks = 0 if has_no_bridge else topology.nvlinks
+    return Link(nvlinks=0, pcie=pcie, level=level) if nvlinks == 0 else Link(nvlinks=nvlinks)
 
 
 def facts_readings(

@@ -125,13 +125,13 @@ class Elsewhere:
         if group.test.unit == "x":
             return ValueRange(low=1.0, high=1.0, source="as at its beginning")
         of = {"test": group.test.name, "where": str(group.placement)}
-        quantity = Quantity(of=of, metric=_METRIC, unit=group.test.unit, fabric=group.link)
+        quantity = Quantity(of=of, metric=_METRIC, unit=group.test.unit, fabric=str(group.link))
         found = self._references.find(group.model, quantity)
         if found is not None:
             low, high = found.observed
             return ValueRange(low=low, high=high, source=found.provenance)
         one = group.subjects[0]
-        key = (group.test.name, one.kind, one.model, group.link, len(one.uuids))
+        key = (group.test.name, one.kind, one.model, str(group.link), len(one.uuids))
         return self._past_range(key, "earlier checks of this model")
 
     def _past_range(self, key: object, source: str) -> ValueRange | None:
@@ -200,7 +200,7 @@ def _measured(finding: Finding, gpus: Mapping[str, Device]) -> Iterator[Measurem
             of={"test": finding.test, "where": str(placement_of(subject, gpus))},
             metric=_METRIC,
             unit=finding.unit,
-            fabric=link_of(subject, finding.stage, gpus),
+            fabric=str(link_of(subject, finding.stage, gpus)),
             value=value,
             devices="+".join(subject.uuids),
         )

@@ -165,7 +165,7 @@ def _findings(
             value=float(group.typical[column]) if has_value else None,
             unit=test.unit,
             expected=_expected_words(compared) if compared else "",
-            link=group.link,
+            link=str(group.link),
             ratio=float(compared.ratios[column])
             if compared and np.isfinite(compared.ratios[column]) and len(passes) > 1
             else None,

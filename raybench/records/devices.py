@@ -23,6 +23,27 @@ from raybench.records import Column, Device
 _GPU = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WORKER = re.compile(r"(?P<host>[^\s:#/]+):(?P<number>0|[1-9][0-9]{0,5})")
 _SHOWN = 60
+# `Device.topology`: active NVLinks, then the level at which each other device is reached.
+_NVLINKS = re.compile(r"NVLink x(\d+)")
+_LEVEL = re.compile(r"(\d+):(\w+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """How a device reaches the other devices of its node."""
+
+    # Active NVLinks; None if NVML did not answer.
+    nvlinks: int | None = None
+    # By the index of the other device: "NV" over NVLink, else a level of `nvidia-smi topo -m`.
+    levels: Mapping[int, str] = field(default_factory=dict)
+
+
+def read_topology(device: Device) -> Topology:
+    """Return what the column `topology` of a device says."""
+    text = device.topology or ""
+    nvlinks = _NVLINKS.match(text)
+    levels = {int(index): level for index, level in _LEVEL.findall(text)}
+    return Topology(nvlinks=int(nvlinks[1]) if nvlinks else None, levels=levels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
