@@ -244,13 +244,14 @@ def load_health(
     # Also where it was interrupted before its findings.
     if not found.is_health_check and not (root / "health" / run_id).is_dir():
         return None
-    devices = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
+    rows = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
+    devices = [from_row(Device, row) for row in rows]
     findings = [finding for _, finding in read_findings(root, run_id)]
-    gpus = {row["uuid"]: from_row(Device, row) for row in devices if row["uuid"]}
+    gpus = {device.uuid: device for device in devices if device.uuid}
     return HealthReport(
         run=found,
-        machine=formatting.machine(devices) if devices else found.cluster,
-        kinds=[device["kind"] for device in devices],
+        machine=formatting.machine(rows) if rows else found.cluster,
+        devices=devices,
         findings=findings,
         grades=grades(findings, gpus, references or SHIPPED, run_id),
         measurements=measurements(findings, gpus),

@@ -16,7 +16,7 @@ from raybench.analysis.compare import FASTER, SAME, SLOWER, Change
 from raybench.health.cases import reason_with_value
 from raybench.health.references import limit_elsewhere
 from raybench.health.report import HealthReport
-from raybench.health.suite import BETWEEN_NODES, COMM_TEST, SUITE, WAIT_TEST
+from raybench.health.suite import COMM_TEST, WAIT_TEST, device_kinds, test_named
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.records.devices import Finding, Verdict, is_time
 from raybench.report import formatting
@@ -133,11 +133,9 @@ def trace_figures(checks: Iterable[Iterable[Finding]], least: float) -> list[Fig
 
 def _limit(finding: Finding) -> float:
     """Return `limit_elsewhere` of the test of a finding; 1.1 where the suite has no such test."""
-    # Tests of GPUs and of CPU workers (HOST/NUMBER) share names; a path of nodes may be of either.
-    of_cpu = {uuid.count("/") == 1 for uuid in finding.subject.uuids} or {True, False}
-    name = finding.test.removesuffix(BETWEEN_NODES)
-    tests = (test for is_cpu in of_cpu for test in SUITE["cpu" if is_cpu else "cuda"])
-    return max((limit_elsewhere(one) for one in tests if one.name == name), default=_USUAL_LIMIT)
+    # Tests of GPUs and of CPU workers share names; a path of nodes may be of either.
+    tests = [test_named(finding.test, kind) for kind in device_kinds(finding.subject)]
+    return max((limit_elsewhere(test) for test in tests if test), default=_USUAL_LIMIT)
 
 
 def _key(finding: Finding) -> object:

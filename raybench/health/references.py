@@ -6,7 +6,6 @@ sound values of a check can be exported as references.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from raybench.analysis.references import (
     standings,
 )
 from raybench.health.readings import Group, link_of, placement_of
-from raybench.health.suite import HealthTest
+from raybench.health.suite import HealthTest, test_named
 from raybench.records import Device
 from raybench.records.devices import Finding, Subject, Verdict
 from raybench.report.formatting import number, some
@@ -43,10 +42,6 @@ _ALMOST_ZERO = 1e-300
 # The metric of all references of health checks.
 _METRIC = "value"
 _STAGES = ("alone", "host-links", "pairs", "together")
-# Figures that say little of a device: what all of a host reach at once depends on how many they
-# are, a library may do a small product by another kernel in its next version, and products that
-# are compared by their bits are timed elsewhere.
-_LEFT_OUT = re.compile(r"all at once|same bits|gemm \w+ (256|512|1024)$")
 
 
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
@@ -193,7 +188,8 @@ def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> lis
 def _measured(finding: Finding, gpus: Mapping[str, Device]) -> Iterator[Measurement]:
     """Yield the value of a finding if it is typical of a model of GPU, else nothing."""
     subject, value = finding.subject, finding.value
-    is_typical = finding.stage in _STAGES and not _LEFT_OUT.search(finding.test)
+    test = test_named(finding.test, "cuda")
+    is_typical = finding.stage in _STAGES and (test is None or test.is_reference)
     if is_typical and value and subject.uuids and set(subject.uuids) <= set(gpus):
         yield Measurement(
             model=subject.model,

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raybench.analysis.references import Measurement, Standing
 from raybench.health.cases import Case, cases_of, reason_with_value
+from raybench.health.readings import FREE_MEMORY
 from raybench.health.references import grade_text
-from raybench.health.suite import BETWEEN_NODES
-from raybench.records import RunStatus
-from raybench.records.devices import Finding, Verdict, is_time
+from raybench.health.suite import device_kinds, device_places, test_named
+from raybench.records import Device, RunStatus
+from raybench.records.devices import DevicePlace, Finding, Subject, Verdict, is_time
 from raybench.report import formatting
 from raybench.report.charts.grammar import (
     Figure,
@@ -46,6 +47,7 @@ from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, number, sentence, some
 from raybench.report.page import device_table, render
 from raybench.report.show import Advice, estimate_gains
+from raybench.report.words import health as words
 from raybench.report.words.references import HOW_TO_MAKE
 from raybench.results.columns import to_row
 from raybench.results.tables import TABLES, Run
@@ -71,8 +73,6 @@ _STAGES = {
 _LEAST_IN_A_MATRIX, _MOST_IN_A_MATRIX = 3, 8
 _MOST_COLUMNS = 16
 _MOST_OUTLIERS = 20
-# A fact that is neither right nor wrong.
-_NO_VERDICT = "free memory"
 # Each cell is an element of the page.
 _MOST_DEVICES_IN_A_MAP, _MOST_DEVICES = 32, 40
 # A map of fewer devices says less than a line of text.
@@ -95,17 +95,26 @@ _LEAST_DOMAIN = (0.9, 1.1)
 class HealthReport(Document):
     """The results of a check: a document (see `raybench.report.documents`).
 
-    machine: the devices and nodes in words. kinds: "cuda" or "cpu" of each device. findings: after
-    an interrupt only of the tests that ended. grades: how the values of each device and node
-    stand against the references. measurements: values that references may be made of.
+    machine: the devices and nodes in words. devices: by rank. findings: after an interrupt only of
+    the tests that ended. grades: how the values of each device and node stand against the
+    references. measurements: values that references may be made of.
     """
 
     run: Run
     machine: str
-    kinds: Sequence[str]
+    devices: Sequence[Device]
     findings: Sequence[Finding]
     grades: Mapping[str, Sequence[Standing]] = field(default_factory=dict)
     measurements: Sequence[Measurement] = ()
+
+    @cached_property
+    def places(self) -> Mapping[str, DevicePlace]:
+        """Return where the devices are, by their uuid as subjects."""
+        return device_places(self.devices)
+
+    @property
+    def _has_gpus(self) -> bool:
+        return any(device.kind == "cuda" for device in self.devices)
 
     @cached_property
     def cases(self) -> list[Case]:
@@ -140,32 +149,32 @@ class HealthReport(Document):
     @cached_property
     def title(self) -> str:
         """Return lamp and verdict in a sentence: `Red: 1 of 4 GPUs is bad: node7 GPU 3`."""
-        noun, count = "GPU" if "cuda" in self.kinds else "CPU worker", len(self.kinds)
+        noun, count = "GPU" if self._has_gpus else "CPU worker", len(self.devices)
         status = self.run.status
         kinds = {one.subject.kind for one in self.findings if one.verdict is Verdict.HEALTHY}
         if parts := list(self._unhealthy_words(noun)):
             if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
                 parts.append(f"no {noun} is bad by itself")
-            words = "; ".join(parts)
+            text = "; ".join(parts)
         elif status is RunStatus.INTERRUPTED or (not self.findings and status is not RunStatus.OK):
             told = "nothing was wrong in the tests that ended" if kinds else "nothing can be said"
-            words = f"The check did not come to its end: {told}."
+            text = f"The check did not come to its end: {told}."
         elif self.exit_code and any(one.value is not None for one in self.findings):
-            words = "It ran, but there is nothing to compare it with."
+            text = "It ran, but there is nothing to compare it with."
         elif self.exit_code:
-            words = "Nothing could be tested."
+            text = "Nothing could be tested."
         else:
             devices, healthy = f"{'both' if count == 2 else f'all {count}'} {noun}s", "are healthy"
             if count == 1:
                 devices, healthy = f"the {noun}", "is healthy"
-            words = f"{devices} {healthy} together"
+            text = f"{devices} {healthy} together"
             if "device" in kinds:
                 paths = ", and the paths between them" if "pair" in kinds else ""
-                words = f"{devices} {healthy}{paths}"
+                text = f"{devices} {healthy}{paths}"
             elif "pair" in kinds:
-                words = f"the paths between {devices} are healthy"
-            words = sentence(words)
-        return f"{self.lamp.capitalize()}: {words}"
+                text = f"the paths between {devices} are healthy"
+            text = sentence(text)
+        return f"{self.lamp.capitalize()}: {text}"
 
     def _unhealthy_words(self, device: str) -> Iterator[str]:
         """Yield `1 of 4 GPUs is bad: a GPU 3` for each verdict and kind of subject.
@@ -182,8 +191,8 @@ class HealthReport(Document):
                 names = [one.subject.name for one in found]
                 if not names:
                     continue
-                of = f" of {len(self.kinds)}" if kind == "device" else ""
-                plural = "s" * (len(self.kinds if of else names) > 1)
+                of = f" of {len(self.devices)}" if kind == "device" else ""
+                plural = "s" * (len(self.devices if of else names) > 1)
                 is_slow = kind == "pair" and all(one.ratio for one in found)
                 word = "slow" if is_slow else verdict.value
                 verb = f"{'is' if len(names) == 1 else 'are'} {word}"
@@ -212,7 +221,7 @@ class HealthReport(Document):
         If it was slow in the stage "alone" and there are other devices, also an estimate of what
         throughput gains without it and with shares by speed, unless both gain less than 2 %.
         """
-        count = len(self.kinds)
+        count = len(self.devices)
         advice = []
         for case in (case for case in self.cases if case.subject.kind == "device"):
             name = case.subject.name
@@ -262,7 +271,7 @@ class HealthReport(Document):
             yield Line(text=_LEGEND, tone="aside", is_apart=True)
         for place, (name, graded) in enumerate(self.grades.items()):
             yield Line(text=f"{name}: {grade_text(graded)}.", is_apart=not place)
-        if not self.grades and "cuda" in self.kinds:
+        if not self.grades and self._has_gpus:
             yield Line(text=HOW_TO_MAKE, tone="aside", is_apart=True)
 
     def _tests(self) -> Iterator[Block]:
@@ -270,11 +279,11 @@ class HealthReport(Document):
         facts = [one for one in self.findings if one.stage == "facts" and one.passes]
         wrong = {one.test for one in facts if one.verdict.is_unhealthy}
         healthy = {one.test for one in facts if one.verdict is Verdict.HEALTHY}
-        if names := healthy - wrong - {_NO_VERDICT}:
+        if names := healthy - wrong - {FREE_MEMORY}:
             text = f"Facts that are as they should be: {', '.join(sorted(names))}."
             yield Line(text=text, is_apart=True)
-        maps = _pair_maps(self.findings)
-        has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].names) <= _MOST_IN_A_MATRIX
+        maps = _pair_maps(self.findings, self.places)
+        has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].places) <= _MOST_IN_A_MATRIX
         for stage, title in _STAGES.items():
             # Elsewhere a finding about the cluster says that all are slow alike, which is a case.
             kinds = ("pair",) if stage == "pairs" else ("device", "node")
@@ -291,7 +300,7 @@ class HealthReport(Document):
             if stage == "pairs" and has_matrices:
                 yield from map(_matrix, maps)
             elif own:
-                yield _stage_table(title, own)
+                yield _stage_table(title, own, self.places)
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return the findings as rows of the table `health`: column -> value."""
@@ -335,12 +344,14 @@ class HealthReport(Document):
         }
 
 
-def _stage_table(title: str, findings: Sequence[Finding]) -> Table:
+def _stage_table(
+    title: str, findings: Sequence[Finding], places: Mapping[str, DevicePlace]
+) -> Table:
     """Return the table of a stage: a column for each subject, or ranges where these do not fit."""
     by_test: dict[tuple[str, str], dict[str, Finding]] = {}
     for one in findings:
         by_test.setdefault((one.test, one.unit), {})[one.subject.name] = one
-    subjects = list(dict.fromkeys(one.subject.name for one in findings))
+    subjects = {one.subject.name: one.subject for one in findings}
     heads = [Column(title=name, is_text=True) for name in ("test", "unit")]
     range_rows = []
     for test, own in by_test.items():
@@ -360,7 +371,7 @@ def _stage_table(title: str, findings: Sequence[Finding]) -> Table:
     if len(subjects) > _MOST_COLUMNS:
         return ranges
     return Table(
-        columns=(*heads, *(Column(title=name) for name in _short_names(subjects))),
+        columns=(*heads, *(Column(title=name) for name in _short_names(subjects.values(), places))),
         rows=tuple(
             (*test, *(_marked(own[name]) if name in own else "" for name in subjects))
             for test, own in by_test.items()
@@ -375,65 +386,76 @@ def _marked(finding: Finding) -> str:
     return f"{_MARKS.get(finding.verdict, '')} {number(finding.value, 3)}".strip()
 
 
-def _short_names(names: Sequence[str]) -> list[str]:
-    """Return the names without their host, as "GPU 3", where several names share one host.
-
-    Else the names as they are. names: one at least.
-    """
-    host = names[0].partition(" ")[0]
-    is_short = len(names) > 1 and all(name.startswith(f"{host} ") for name in names)
-    return [name.replace(f"{host} ", "") if is_short else name for name in names]
+def _short_names(subjects: Iterable[Subject], places: Mapping[str, DevicePlace]) -> list[str]:
+    """Return the names of the subjects, without their host where several devices share one."""
+    subjects = list(subjects)
+    is_short = all(
+        one.kind in ("device", "pair") and one.uuids and places.keys() >= set(one.uuids)
+        for one in subjects
+    )
+    short = None
+    if is_short:
+        short = words.short_names([[places[uuid] for uuid in one.uuids] for one in subjects])
+    return short or [one.name for one in subjects]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PairMap:
     """The findings of one test of pairs of devices.
 
-    title: as "copy 256 MiB, GB/s". names: of the devices, in the order of hosts and indices.
-    findings: by the names of (sender, receiver); both ways for a latency.
+    title: as "copy 256 MiB, GB/s". places: of the devices, by uuid, in the order of hosts and
+    indices. findings: by the uuids of (sender, receiver); both ways for a latency.
     """
 
     title: str
-    names: Sequence[str]
+    places: Mapping[str, DevicePlace]
     findings: Mapping[tuple[str, str], Finding]
 
+    @property
+    def short_names(self) -> dict[str, str]:
+        """Return the names by uuid, without the host where all devices share it."""
+        short = words.short_names([[place] for place in self.places.values()])
+        names = short or map(words.device_name, self.places.values())
+        return dict(zip(self.places, names, strict=True))
 
-def _pair_maps(findings: Sequence[Finding]) -> list[_PairMap]:
+
+def _pair_maps(findings: Sequence[Finding], places: Mapping[str, DevicePlace]) -> list[_PairMap]:
     """Return a map for each test of pairs; pairs on a node and between nodes are in the same."""
     by_test: dict[str, dict[tuple[str, str], Finding]] = {}
     for one in findings:
-        if one.subject.kind == "pair" and one.subject.uuids and one.value is not None:
-            title = f"{one.test.removesuffix(BETWEEN_NODES)}, {one.unit}"
-            start, _, end = one.subject.name.partition(" to ")
-            found = by_test.setdefault(title, {})
+        if one.subject.kind != "pair" or one.value is None or not one.subject.uuids:
+            continue
+        start, end = one.subject.uuids
+        if {start, end} <= places.keys():
+            found = by_test.setdefault(f"{_name_of_pairs(one)}, {one.unit}", {})
             found[start, end] = one
             if one.unit == "µs":
                 found[end, start] = one
+    maps = []
+    for title, found in by_test.items():
+        uuids = sorted({uuid for pair in found for uuid in pair}, key=lambda uuid: places[uuid])
+        own = {uuid: places[uuid] for uuid in uuids}
+        maps.append(_PairMap(title=title, places=own, findings=found))
+    return maps
 
-    def natural_order(name: str) -> list[tuple[int, str]]:
-        """Return a sort key that puts "GPU 10" after "GPU 9"."""
-        return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split()]
 
-    return [
-        _PairMap(
-            title=title,
-            names=sorted({name for pair in found for name in pair}, key=natural_order),
-            findings=found,
-        )
-        for title, found in by_test.items()
-    ]
+def _name_of_pairs(finding: Finding) -> str:
+    """Return the name that the test of a pair has on one node."""
+    tests = (test_named(finding.test, kind) for kind in device_kinds(finding.subject))
+    return next((test.within_nodes for test in tests if test and test.within_nodes), finding.test)
 
 
 def _matrix(pairs: _PairMap) -> Table:
     """Return a row for each sender, a column for each receiver, "-" where nothing was measured."""
-    names, short, found = pairs.names, _short_names(pairs.names), pairs.findings
-    cells = [
-        [_marked(found[start, end]) if (start, end) in found else "-" for end in names]
-        for start in names
-    ]
+    short, found = pairs.short_names, pairs.findings
+    rows = []
+    for start, name in short.items():
+        cells = (_marked(found[start, end]) if (start, end) in found else "-" for end in short)
+        rows.append((name, *cells))
+    columns = (Column(title=name) for name in short.values())
     return Table(
-        columns=(Column(title="from / to", is_text=True), *(Column(title=one) for one in short)),
-        rows=tuple((start, *row) for start, row in zip(short, cells, strict=True)),
+        columns=(Column(title="from / to", is_text=True), *columns),
+        rows=tuple(rows),
         kind=f"Pairs: {pairs.title}",
     )
 
@@ -514,7 +536,11 @@ def health_figures(report: HealthReport) -> list[Figure]:
     with a ratio. They draw up to 32 and 40 devices; the tables of the figures have all.
     """
     figures = []
-    maps = [one for one in _pair_maps(report.findings) if len(one.names) >= _LEAST_DEVICES_IN_A_MAP]
+    maps = [
+        one
+        for one in _pair_maps(report.findings, report.places)
+        if len(one.places) >= _LEAST_DEVICES_IN_A_MAP
+    ]
     if maps:
         pairs = Figure(
             anchor="pairs",
@@ -531,7 +557,7 @@ def health_figures(report: HealthReport) -> list[Figure]:
     ]
     if compared:
         unhealthy = {case.subject.name for case in report.cases}
-        figures.append(_device_figure(compared, unhealthy))
+        figures.append(_device_figure(compared, unhealthy, report.places))
     return figures
 
 
@@ -540,8 +566,8 @@ def _heat_map(pairs: _PairMap) -> Panel:
 
     Unhealthy pairs are outlined; up to 8 devices the values are written into the cells.
     """
-    drawn = pairs.names[:_MOST_DEVICES_IN_A_MAP]
-    short = dict(zip(drawn, _short_names(drawn), strict=True))
+    drawn = dict(list(pairs.places.items())[:_MOST_DEVICES_IN_A_MAP])
+    short = replace(pairs, places=drawn).short_names
     has_text = len(drawn) <= _MOST_WITH_TEXT
     similar: dict[str, list[float]] = {}
     for one in pairs.findings.values():
@@ -552,6 +578,7 @@ def _heat_map(pairs: _PairMap) -> Panel:
             continue
         value, typical = one.value or 0.0, median(similar[one.test])
         ratio = value / typical if is_time(one.unit) else typical / max(value, 1e-300)
+        path = words.path_name(*(words.device_name(drawn[uuid]) for uuid in (start, end)))
         change = f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'}"
         cells.append(
             {
@@ -560,7 +587,7 @@ def _heat_map(pairs: _PairMap) -> Panel:
                 "excess": round(ratio - 1, 4),
                 "text": _marked(one) if has_text else _marked(replace(one, value=None)),
                 "is_marked": one.verdict.is_unhealthy,
-                "tip": f"{start} to {end}\n{number(value, 3)} {one.unit}, {change} "
+                "tip": f"{path}\n{number(value, 3)} {one.unit}, {change} "
                 "than the median of similar pairs",
             }
         )
@@ -578,16 +605,20 @@ def _heat_map(pairs: _PairMap) -> Panel:
     )
 
 
-def _device_figure(compared: Sequence[Finding], unhealthy: Collection[str]) -> Figure:
+def _device_figure(
+    compared: Sequence[Finding], unhealthy: Collection[str], places: Mapping[str, DevicePlace]
+) -> Figure:
     """Return the chart with a mark for each test of each device, by its time against the others.
 
     Of more than 40 devices it shows 40, unhealthy ones first. compared: findings with a ratio, one
     at least. unhealthy: names of devices.
     """
-    names = shown = list(dict.fromkeys(one.subject.name for one in compared))
+    subjects = {one.subject.name: one.subject for one in compared}
+    names = shown = list(subjects)
     if len(names) > _MOST_DEVICES:
         shown = sorted(names, key=lambda name: name not in unhealthy)[:_MOST_DEVICES]
-    short = dict(zip(shown, _short_names(shown), strict=True))
+    short_names = _short_names([subjects[name] for name in shown], places)
+    short = dict(zip(shown, short_names, strict=True))
     marks: list[Mark] = [
         {
             "y": short[one.subject.name],

@@ -16,7 +16,15 @@ from typing import Any, Literal, get_args
 from raybench.job import registry
 from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
 from raybench.records import Device, DeviceKind
-from raybench.records.devices import Stage, Subject, SubjectKind, is_time
+from raybench.records.devices import (
+    Action,
+    DevicePlace,
+    Stage,
+    Subject,
+    SubjectKind,
+    is_time,
+)
+from raybench.report.words import health as words
 from raybench.workloads.collective import groups_text
 from raybench.workloads.pairs import Pair, pairs_of_turn, pairs_text, turns
 
@@ -45,9 +53,11 @@ _HOST_BAD_RATIO = 3.0
 # The tests of the stage "straggler", in ms a step of each device: what it computes, how long it
 # waits for the slowest one, how long it communicates.
 COMPUTE_TEST, WAIT_TEST, COMM_TEST = "step compute", "step wait", "step communication"
-# The end of the names of tests of pairs whose devices are on different nodes.
-BETWEEN_NODES = " between nodes"
+# Stages whose tests use NCCL, but for copies between memories.
+_STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
 _MIB = 2**20
+# A library may do a product up to this size by another kernel in its next version.
+_SMALL_PRODUCT = 1024
 # With more devices, nodes are paired only by devices of the same local rank (the rails of a
 # cluster).
 _MOST_IN_ALL_PAIRS = 16
@@ -82,6 +92,18 @@ class HealthTest:
     run_on: RunOn = "each device"
     reads: Reads = "ranks"
     device_bytes: int = 0
+    # Whether references are made of its figure. The rate that all devices of a host reach at once
+    # depends on their number, and products that are compared by their bits are timed elsewhere.
+    is_reference: bool = True
+    # Name of the same test of pairs on one node; empty if this test is not of pairs between nodes.
+    within_nodes: str = ""
+    # What to do about a fact that is wrong; None if the test is no fact.
+    action: Action | None = None
+
+    @property
+    def uses_nccl(self) -> bool:
+        """Return whether NCCL carries the data of the test, on GPUs."""
+        return self.stage in _STAGES_OF_NCCL and self.params.get("transport") != "copy"
 
     @property
     def is_time(self) -> bool:
@@ -90,8 +112,8 @@ class HealthTest:
 
     @property
     def between_nodes(self) -> HealthTest:
-        """Return the test for pairs of devices on different nodes; only its name differs."""
-        return replace(self, name=f"{self.name}{BETWEEN_NODES}")
+        """Return the test for pairs of devices on different nodes."""
+        return replace(self, name=f"{self.name} between nodes", within_nodes=self.name)
 
 
 def _size_text(size_bytes: int) -> str:
@@ -127,6 +149,7 @@ def _product(
         cuda_graph=cuda_graph,
         reads="ranks" if is_gemm else "bits",
         device_bytes=16 * size**2,
+        is_reference=is_gemm and size > _SMALL_PRODUCT,
     )
 
 
@@ -170,7 +193,10 @@ def _host_copies(direction: str) -> tuple[HealthTest, HealthTest]:
         run_on="one local rank",
         device_bytes=4 * 128 * _MIB,
     )
-    return alone, replace(alone, name=f"{direction} all at once", run_on="full nodes")
+    at_once = replace(
+        alone, name=f"{direction} all at once", run_on="full nodes", is_reference=False
+    )
+    return alone, at_once
 
 
 def _pair_tests(
@@ -246,7 +272,11 @@ def _burn_in(product: HealthTest, all_reduce: HealthTest) -> tuple[HealthTest, H
     product: one of same bits, on each device. all_reduce: becomes one over all devices.
     """
     return (
-        replace(product, name=product.name.replace("same bits", "burn-in product"), stage=BURN_IN),
+        replace(
+            product,
+            name=f"burn-in product {product.precision} {product.params['size']}",
+            stage=BURN_IN,
+        ),
         replace(all_reduce, name=f"burn-in {all_reduce.name}", stage=BURN_IN, run_on="one group"),
     )
 
@@ -314,6 +344,21 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
 }
 
 
+@cache
+def _tests_by_name(kind: DeviceKind) -> Mapping[str, HealthTest]:
+    tests: dict[str, HealthTest] = {}
+    for test in SUITE[kind]:
+        tests.setdefault(test.name, test)
+        if test.subjects == "pair":
+            tests.setdefault(test.between_nodes.name, test.between_nodes)
+    return tests
+
+
+def test_named(name: str, kind: DeviceKind) -> HealthTest | None:
+    """Return the first row of the suite with this name, also for pairs between nodes."""
+    return _tests_by_name(kind).get(name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """A point, and the health test for which its record is read."""
@@ -370,30 +415,45 @@ class Fleet:
 
 def device_subject(device: Device) -> Subject:
     """Return a device as a subject, by its own uuid and index: "node7 GPU 3", "node7 worker 3"."""
-    noun = "GPU" if device.kind == "cuda" else "worker"
-    return Subject(
-        kind="device",
-        uuids=(device.uuid,),
-        name=f"{device.host} {noun} {device.index}",
-        model=device.name,
-    )
+    place = DevicePlace(host=device.host, kind=device.kind, number=device.index)
+    return _subject(device.uuid, place, device.name)
 
 
-def device_subjects(devices: Iterable[Device]) -> tuple[Subject, ...]:
-    """Return all devices of a check as subjects, in their order.
+def device_subjects(devices: Sequence[Device]) -> tuple[Subject, ...]:
+    """Return all devices of a check as subjects, in their order, as of `device_places`."""
+    places = zip(devices, _uuids_and_places(devices), strict=True)
+    return tuple(_subject(uuid, place, device.name) for device, (uuid, place) in places)
+
+
+def _subject(uuid: str, place: DevicePlace, model: str) -> Subject:
+    return Subject(kind="device", uuids=(uuid,), name=words.device_name(place), model=model)
+
+
+def device_places(devices: Iterable[Device]) -> dict[str, DevicePlace]:
+    """Return the uuid of each device of a check as a subject, and where it is; in their order.
 
     A GPU keeps its uuid. A CPU worker gets `HOST/NUMBER`, with NUMBER in its name: its place, from
     0, among `devices` of its host, not its index; its own uuid changes with its process.
     """
-    places = Counter[str]()
-    found = []
+    return dict(_uuids_and_places(devices))
+
+
+def _uuids_and_places(devices: Iterable[Device]) -> Iterator[tuple[str, DevicePlace]]:
+    counts = Counter[str]()
     for device in devices:
-        place = places[device.host]
-        places[device.host] += 1
+        number, uuid = device.index, device.uuid
         if device.kind != "cuda":
-            device = replace(device, index=place, uuid=f"{device.host}/{place}")
-        found.append(device_subject(device))
-    return tuple(found)
+            number = counts[device.host]
+            uuid = f"{device.host}/{number}"
+        counts[device.host] += 1
+        yield uuid, DevicePlace(host=device.host, kind=device.kind, number=number)
+
+
+def device_kinds(subject: Subject) -> set[DeviceKind]:
+    """Return the kinds that the devices of a subject can have; both if it names no device."""
+    # Only the uuid of a CPU worker (`device_places`) has a slash.
+    kinds: set[DeviceKind] = {"cpu" if uuid.count("/") == 1 else "cuda" for uuid in subject.uuids}
+    return kinds or {"cpu", "cuda"}
 
 
 def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> tuple[Probe, ...]:

@@ -23,7 +23,7 @@ import numpy as np
 from raybench.analysis.references import SHIPPED, References, peak_of
 from raybench.health.readings import ACTIONS, Group, Reading, devices_by_uuid, group_readings
 from raybench.health.references import Elsewhere
-from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, device_subjects
+from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
 from raybench.records import Device
 from raybench.records.devices import Action, Finding, Subject, SubjectKind, Verdict
 from raybench.report.formatting import number, some
@@ -48,7 +48,6 @@ _SLOWING_NCCL = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),
 )
 _SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
-_STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
 _BURN_IN = "raybench health --only alone --burn-in 10m"
 _LEAST_PARTNERS = 2
 # A rank is late where the others wait for it for more than this share of a step, and for more than
@@ -100,7 +99,8 @@ def judge(
             findings.append(unknown)
     findings += _other_programs(readings, devices)
     findings = _explain_waiting(_explain_pairs(findings, known), groups)
-    return tuple(_with_action(finding, known) for finding in findings)
+    tests = {group.test.name: group.test for group in groups}
+    return tuple(_with_action(finding, known, tests.get(finding.test)) for finding in findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -546,7 +546,7 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
     ]
 
 
-def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
+def _with_action(finding: Finding, known: Mapping[str, Device], test: HealthTest | None) -> Finding:
     """Return the finding with an action and commands.
 
     Unchanged where it is healthy or unknown, has a culprit, or has commands already. known:
@@ -555,11 +555,14 @@ def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
     if not finding.verdict.is_unhealthy or finding.culprit or finding.command:
         return finding
     devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
-    action, commands = _advise(finding, devices, known.values())
+    uses_nccl = test is not None and test.uses_nccl
+    action, commands = _advise(finding, devices, known.values(), uses_nccl)
     return replace(finding, action=action, command="\n".join(commands))
 
 
-def _advise(finding: Finding, devices: Sequence[Device], fleet: Iterable[Device]) -> _Advice:
+def _advise(
+    finding: Finding, devices: Sequence[Device], fleet: Iterable[Device], uses_nccl: bool
+) -> _Advice:
     """Return the action for a finding that is not healthy, and commands to type, a line each.
 
     devices: of its subject, as far as they are known. fleet: all that were checked.
@@ -570,8 +573,7 @@ def _advise(finding: Finding, devices: Sequence[Device], fleet: Iterable[Device]
     if stage == "facts" or is_watched or not devices:
         return action, _commands(action, devices)
     at = f"  # on {devices[0].host}"
-    is_of_nccl = stage in _STAGES_OF_NCCL and not finding.test.startswith("copy ")
-    slowing = (*(_SLOWING_NCCL * is_of_nccl), *(_SLOWING_KERNELS * (stage != "host-links")))
+    slowing = (*(_SLOWING_NCCL * uses_nccl), *(_SLOWING_KERNELS * (stage != "host-links")))
     are_set = {
         name for one in devices for name, value in one.environment.items() if value not in ("", "0")
     }

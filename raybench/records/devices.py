@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from raybench.errors import UsageError
-from raybench.records import Column, Device
+from raybench.records import Column, Device, DeviceKind
 
 _GPU = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WORKER = re.compile(r"(?P<host>[^\s:#/]+):(?P<number>0|[1-9][0-9]{0,5})")
@@ -226,6 +226,16 @@ class Action(StrEnum):
     RESET = "reset"
     SETTING = "setting"
     WATCH = "watch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class DevicePlace:
+    """Where a device of a check is; sorted by host and number."""
+
+    host: str
+    kind: DeviceKind
+    # A GPU's index on its node; a CPU worker's position among those of its host.
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

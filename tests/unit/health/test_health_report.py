@@ -77,7 +77,7 @@ def report_of(findings, **changes):
     return HealthReport(
         run=make_run(RUN, job_name="health", **changes),
         machine="4 x NVIDIA H200 on 1 node",
-        kinds=["cuda"] * (len(tested) or 2),
+        devices=[make_device(rank) for rank in range(len(tested) or 2)],
         findings=findings,
     )
 

@@ -483,7 +483,10 @@ def test_a_device_that_a_check_found_bad_is_left_out_or_given_less():
     findings = [make_finding(subject, verdict=Verdict.HEALTHY) for subject in subjects[:3]]
     slow = make_finding(subjects[3], verdict=Verdict.BAD, stage="alone", ratio=2.0)
     report = HealthReport(
-        run=make_run(), machine="", kinds=["cuda"] * 4, findings=[*findings, slow]
+        run=make_run(),
+        machine="",
+        devices=[make_device(rank) for rank in range(4)],
+        findings=[*findings, slow],
     )
     (advice,) = report.advice
     assert advice.about == "devices"
