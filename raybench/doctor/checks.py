@@ -19,6 +19,7 @@ from raybench.health.readings import facts_readings
 from raybench.records import Device
 from raybench.records.devices import DeviceFacts, read_topology
 from raybench.report.formatting import counted, some
+from raybench.report.words import health as words
 
 _UNKNOWN = "unknown"
 _GIB = 2**30
@@ -349,7 +350,7 @@ def _errors(facts: Facts) -> Check:
     It fails where `raybench health` would find one at its start; "unknown" if no fact was read.
     """
     readings = facts_readings(facts.states, facts.states)
-    lines = [f"{one.subject.name}: {one.problem.text}" for one in readings if one.problem]
+    lines = [f"{one.subject.name}: {words.problem(one.problem)}" for one in readings if one.problem]
     is_known = any(one.value is not None for one in readings)
     advice = (
         "the hardware may be at fault: reset the GPU or restart its node, then see what "

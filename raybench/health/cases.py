@@ -11,16 +11,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from raybench.records.devices import Action, Finding, Subject, Verdict
-from raybench.report.formatting import number, some
+from raybench.report.formatting import some
+from raybench.report.words import health as words
 
 _SEVERITY = {verdict: place for place, verdict in enumerate(Verdict)}
-_ACTION_WORDS: Mapping[Action | None, str] = {
-    Action.REPLACE: "replace it: keep jobs off it until then",
-    Action.RESET: "reset it; where that does not help, replace it",
-    Action.SETTING: "change a setting",
-    Action.WATCH: "look at it, and watch it",
-    None: "",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +42,13 @@ class Case:
 
     @property
     def reason(self) -> str:
-        """Return `reason_with_value` of the worst finding."""
-        return reason_with_value(self.findings[0])
+        """Return the reason of the worst finding."""
+        return words.reason_with_value(self.findings[0])
 
     @property
     def action_words(self) -> str:
         """Return what to do about the subject, in words; empty without an action."""
-        return _ACTION_WORDS[self.action]
+        return words.action(self.action)
 
 
 def cases_of(findings: Iterable[Finding]) -> list[Case]:
@@ -91,9 +85,7 @@ def _case(found: list[Finding], victims: Mapping[str, Sequence[str]]) -> Case:
     subject, further = found[0].subject, []
     for one in found[1:]:
         is_reverse = is_pair and one.subject.uuids == subject.uuids[::-1]
-        much = "not tested" if one.verdict is Verdict.UNTESTED else one.reason
-        much = f"{one.ratio:.2f}x the time" if one.ratio else much
-        further.append(f"{one.test}{' the other way' * is_reverse} ({much})")
+        further.append(words.further(one, is_reverse=is_reverse))
     # Other findings of a stage repeat its evidence.
     stages = {one.stage: one.evidence for one in reversed(found) if one.evidence}
     evidence = [stages[one.stage] for one in found if one.stage in stages]
@@ -109,17 +101,3 @@ def _case(found: list[Finding], victims: Mapping[str, Sequence[str]]) -> Case:
         action=action,
         commands=list(dict.fromkeys(chain(*commands))),
     )
-
-
-def reason_with_value(finding: Finding) -> str:
-    """Return `TEST: REASON (VALUE, against EXPECTED)`; `TEST: REASON (EXPECTED)` without a value.
-
-    The bracket is left out if nothing is expected, and if the finding has no ratio and is not about
-    the whole cluster. For findings with a reason.
-    """
-    text = f"{finding.test}: {finding.reason}"
-    is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
-    if not is_compared or not finding.expected:
-        return text
-    value = "" if finding.value is None else f"{number(finding.value, 3)} {finding.unit}".strip()
-    return f"{text} ({', against '.join(filter(None, (value, finding.expected)))})"

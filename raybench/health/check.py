@@ -111,7 +111,8 @@ def examine(
         whole = {one.test.name for one in readings if one.pass_number >= job.measure.rounds}
         whole |= {one.test.name for one in readings if one.test.stage == "facts"}
         readings = tuple(one for one in readings if one.test.name in whole)
-    findings = judge(readings, examiner.devices, past, references)
+    judged = judge(readings, examiner.devices, past, references)
+    findings = tuple(one.finding for one in judged)
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
     store.write_health(findings)
     return Examination(run=run, devices=examiner.devices, findings=findings)

@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER, Change
-from raybench.health.cases import reason_with_value
 from raybench.health.references import limit_elsewhere
 from raybench.health.report import HealthReport
 from raybench.health.suite import COMM_TEST, WAIT_TEST, device_kinds, test_named
@@ -36,6 +35,7 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import counted, number
 from raybench.report.history import sparkline
+from raybench.report.words import health as words
 
 # The limit of a drift, and of a test that only another version of the suite has.
 _USUAL_LIMIT = 1.1
@@ -223,7 +223,7 @@ class HealthComparison(Document):
         if self._new_cases:
             yield Listing(
                 title="No longer healthy",
-                lines=[(one.subject.name, reason_with_value(one)) for one in self._new_cases],
+                lines=[(one.subject.name, words.reason_with_value(one)) for one in self._new_cases],
             )
         yield changes_listing("What changed around them", self.changes)
         changed = sum(one.verdict != SAME for one in self.figures)

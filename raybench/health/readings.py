@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,8 @@ from raybench.records.devices import (
     SubjectKind,
     read_topology,
 )
-from raybench.report.formatting import counted
+from raybench.records.judgement import LinkErrors, Problem, ProblemKind
+from raybench.report.words import health as words
 from raybench.stats.outliers import Floats
 from raybench.stats.summary import median_above_smallest
 from raybench.workloads.collective import parse_groups
@@ -42,7 +43,6 @@ from raybench.workloads.pairs import parse_pairs
 
 _GIB = 2**30
 _WRONG_ERROR, _DISPUTED_ERROR = "WrongResultError", "NoMajorityError"
-_WHICH_IS_WRONG = "a check with a third device would tell which is wrong"
 # The memory that libraries' buffers take on a device, and what torch keeps for the next point.
 _LIBRARY_BYTES = _GIB
 # The burn-in compares the first and the last of so many parts.
@@ -55,7 +55,6 @@ _CRC_ERRORS_PER_S = 100.0
 # the system processor (two), unrecovered memory. Others are mostly a program's, or told elsewhere.
 _HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
 
-ProblemKind = Literal["fault", "disputed", "failed", "not read"]
 FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES = "free memory", "memory errors", "PCIe lanes"
 
 
@@ -110,20 +109,6 @@ _FACTS: Mapping[str, _Fact] = {
         "faults", Action.RESET, lambda one: len(one.fabric_faults) if one.fabric_state else None
     ),
 }
-ACTIONS: Mapping[str, Action] = {name: fact.action for name, fact in _FACTS.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A fault or failure of a subject in one pass, whatever its value.
-
-    kind: "fault": wrong bits, a wrong result, a fact that is wrong. "disputed": the results of
-    several differ, and which is wrong is not known. "failed": no result by the subject's doing, or
-    nobody knows by whose; good ones fail too. "not read": because of another subject or program.
-    """
-
-    text: str
-    kind: ProblemKind = "fault"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,21 +215,18 @@ def wrong_bits(
         while len(counts := Counter(metrics[rank]["digest"] for rank in ranks)) > 1:
             [(usual, count)] = counts.most_common(1)
             wrong = [rank for rank in ranks if metrics[rank]["digest"] != usual]
-            text = f"its product differs from that of {count} devices of its model"
-            kind: ProblemKind = "fault"
+            problem = Problem(kind=ProblemKind.OTHER_BITS, value=count)
             if 2 * count <= len(ranks):
                 wrong = [rank for rank in ranks if metrics[rank]["misplaced_products"]]
-                text = "its product differs from the other's, and from itself when rows move"
+                problem = Problem(kind=ProblemKind.MISPLACED_BITS)
                 if len(wrong) in (0, len(ranks)):
-                    names = " and ".join(subjects[rank].name for rank in ranks)
-                    wrong, kind = ranks, "disputed"
-                    text = f"the same product differs between {names}; {_WHICH_IS_WRONG}"
-            problems |= dict.fromkeys(wrong, Problem(text=f"wrong bits: {text}", kind=kind))
+                    wrong, names = ranks, tuple(subjects[rank].name for rank in ranks)
+                    problem = Problem(kind=ProblemKind.DISPUTED_BITS, names=names)
+            problems |= dict.fromkeys(wrong, problem)
             ranks = [rank for rank in ranks if rank not in wrong]
     for rank, found in enumerate(metrics):
         if found["changed_products"]:
-            text = "wrong bits: its product changed from one check to the next"
-            problems[rank] = Problem(text=text)
+            problems[rank] = Problem(kind=ProblemKind.CHANGED_BITS)
     return problems
 
 
@@ -290,7 +272,7 @@ def _participants(
             subject = Subject(
                 kind="pair",
                 uuids=(*start.uuids, *end.uuids),
-                name=f"{start.name} to {end.name}",
+                name=words.path_name(start.name, end.name),
                 model=start.model if start.model == end.model else f"{start.model} to {end.model}",
             )
             on_one_node = len({fleet.devices[rank].node_id for rank in pair}) == 1
@@ -318,17 +300,17 @@ def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
     ranks: of the subject. "not read" where the rank of another subject made the point fail;
     "disputed" on all of them where no result has a majority.
     """
-    reason = record.error_message or record.status.clause
+    status, detail = record.status, record.error_message or ""
     if not record.devices:
-        return Problem(text=f"not read: {reason}", kind="not read")
+        return Problem(kind=ProblemKind.NOT_STARTED, status=status, detail=detail)
     if record.error_type == _DISPUTED_ERROR:
-        return Problem(text=f"wrong result: {reason}; {_WHICH_IS_WRONG}", kind="disputed")
+        return Problem(kind=ProblemKind.DISPUTED_RESULT, status=status, detail=detail)
     if record.error_rank is None or record.error_rank in ranks:
-        if record.error_type == _WRONG_ERROR:
-            return Problem(text=f"wrong result: {reason}")
-        return Problem(text=f"{record.status.label}: {reason}", kind="failed")
+        is_wrong = record.error_type == _WRONG_ERROR
+        kind = ProblemKind.WRONG_RESULT if is_wrong else ProblemKind.FAILED
+        return Problem(kind=kind, status=status, detail=detail)
     culprit = fleet.subjects[record.error_rank].name
-    return Problem(text=f"not read: {culprit} {record.status.clause}", kind="not read")
+    return Problem(kind=ProblemKind.OTHER_FAILED, names=(culprit,), status=status)
 
 
 def split_by_memory(
@@ -349,11 +331,7 @@ def split_by_memory(
                 subject=subject,
                 pass_number=1,
                 value=None,
-                problem=Problem(
-                    text=f"no room: {free / _GIB:.1f} GiB of its memory are free, the test needs "
-                    f"{needed / _GIB:.1f}",
-                    kind="not read",
-                ),
+                problem=Problem(kind=ProblemKind.NO_ROOM, value=free, limit=needed),
             )
             for subject, device in zip(fleet.subjects, fleet.devices, strict=True)
             if (free := free_bytes.get(device.uuid, needed)) < needed
@@ -370,7 +348,7 @@ def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
     lost: ranks of the lost devices.
     """
     test = HealthTest(name="worker", stage="facts", unit="", floor=0.0, is_compared=False)
-    gone = Problem(text="lost: no worker could be started on it any more")
+    gone = Problem(kind=ProblemKind.WORKER_LOST)
     for rank, subject in enumerate(fleet.subjects):
         is_lost = rank in lost
         yield Reading(
@@ -520,7 +498,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
                 values[lines[reading.pass_number], column] = value
             if reading.problem and reading.problem not in problems.setdefault(column, []):
                 problems[column].append(reading.problem)
-            if reading.problem and reading.problem.kind == "failed":
+            if reading.problem and reading.problem.effect == "failed":
                 failed.setdefault(column, set()).add(reading.pass_number)
         # In a pass of fewer than half of the subjects the median would be that of few.
         counts = (~np.isnan(values)).sum(axis=1)
@@ -586,7 +564,7 @@ def facts_readings(
 ) -> tuple[Reading, ...]:
     """Return a reading of each fact of each GPU: its value after the check, and any problem.
 
-    `ACTIONS` has the facts. The value is None if the driver does not report it. A GPU that can no
+    The value is None if the driver does not report it. A GPU that can no
     longer be read has a problem in each. before: a device that it lacks counts as unchanged. CPUs,
     and devices that `after` lacks, have no readings.
     """
@@ -604,18 +582,25 @@ def facts_readings(
     for now in (one for one in after if one.device.kind == "cuda"):
         was = earlier.get(now.device.uuid, now)
         # What was read before and is silent now is lost; many containers have no NVML at all.
-        lost = "" if was.unread else now.unread
+        lost = None
+        if now.unread and not was.unread:
+            lost = Problem(kind=ProblemKind.DEVICE_UNREAD, detail=now.unread)
         problems = _fact_problems(was, now, expected_links[now.device.node_id, now.device.name])
         for name, fact in _FACTS.items():
-            value, problem = fact.read(now), lost or problems.get(name, "")
+            value = fact.read(now)
             reading = Reading(
                 test=HealthTest(
-                    name=name, stage="facts", unit=fact.unit, floor=0.0, is_compared=False
+                    name=name,
+                    stage="facts",
+                    unit=fact.unit,
+                    floor=0.0,
+                    is_compared=False,
+                    action=fact.action,
                 ),
                 subject=device_subject(now.device),
                 pass_number=1,
                 value=None if value is None else float(value),
-                problem=Problem(text=problem) if problem else None,
+                problem=lost or problems.get(name),
             )
             found.append(reading)
     return tuple(found)
@@ -623,72 +608,71 @@ def facts_readings(
 
 def _fact_problems(
     before: DeviceFacts, now: DeviceFacts, expected_links: Set[int]
-) -> dict[str, str]:
-    """Return what is wrong with facts of a GPU, in words; only those with a problem, by name.
+) -> dict[str, Problem]:
+    """Return what is wrong with facts of a GPU, by the name of the fact.
 
     expected_links: numbers of the NVLinks that should be up.
     """
-    found = {"Xid errors": _xid_problem(before, now), "NVLink fabric": ", ".join(now.fabric_faults)}
+    found: dict[str, Problem] = {}
+    if xids := _xid_problem(before, now):
+        found["Xid errors"] = xids
+    if now.fabric_faults:
+        found["NVLink fabric"] = Problem(kind=ProblemKind.FABRIC, names=now.fabric_faults)
     if now.ecc_errors:
         grown = _growth(before.ecc_errors, now.ecc_errors)
-        when = f", {grown} of them during the check" if grown else " since the driver was loaded"
-        found[MEMORY_ERRORS] = f"{counted(now.ecc_errors, 'uncorrected memory error')}{when}"
-    for name, noun, verb, is_pending, grown in (
-        (
-            *("remapped rows", "row", "remapped", now.is_remap_pending),
-            _growth(before.remapped_rows, now.remapped_rows),
-        ),
-        (
-            *("retired pages", "page", "retired", now.is_retirement_pending),
-            _growth(before.retired_pages, now.retired_pages),
-        ),
-    ):
-        if is_pending:
-            found[name] = f"a {noun} of memory is to be {verb} at the next reset"
-        elif grown:
-            found[name] = f"{counted(grown, noun)} of memory went bad during the check"
+        found[MEMORY_ERRORS] = Problem(
+            kind=ProblemKind.MEMORY_ERRORS, value=grown, limit=now.ecc_errors
+        )
+    if now.is_remap_pending:
+        found["remapped rows"] = Problem(kind=ProblemKind.ROW_PENDING)
+    elif rows := _growth(before.remapped_rows, now.remapped_rows):
+        found["remapped rows"] = Problem(kind=ProblemKind.BAD_ROWS, value=rows)
+    if now.is_retirement_pending:
+        found["retired pages"] = Problem(kind=ProblemKind.PAGE_PENDING)
+    elif pages := _growth(before.retired_pages, now.retired_pages):
+        found["retired pages"] = Problem(kind=ProblemKind.BAD_PAGES, value=pages)
     if now.is_remap_failed:
-        found["failed remaps"] = "no spare row is left"
+        found["failed remaps"] = Problem(kind=ProblemKind.NO_SPARE_ROW)
     passed_s = now.read_s - before.read_s
     replays = _growth(before.pcie_replays, now.pcie_replays)
     if replays > _REPLAYS_PER_MIN * max(1.0, passed_s / 60):
-        found["PCIe replays"] = f"{replays} packets were sent again over PCIe during the check"
+        found["PCIe replays"] = Problem(kind=ProblemKind.PCIE_REPLAYS, value=replays)
     lanes, most_lanes = now.pcie_lanes, now.pcie_lanes_max
     if lanes is not None and most_lanes is not None and lanes < most_lanes:
-        found[PCIE_LANES] = f"{lanes} of {most_lanes} PCIe lanes are in use"
+        found[PCIE_LANES] = Problem(kind=ProblemKind.FEW_LANES, value=lanes, limit=most_lanes)
     links = now.nvlinks or ()
     if down := sorted(expected_links & {one.link for one in links if not one.is_active}):
-        found["NVLinks up"] = f"NVLink {_numbers(down)} is down"
+        found["NVLinks up"] = Problem(kind=ProblemKind.LINKS_DOWN, numbers=tuple(down))
     earlier = {link.link: link.errors for link in before.nvlinks or ()}
     least = {"crc": _CRC_ERRORS_PER_S * max(1.0, passed_s)}
-    grown_errors = [
-        f"NVLink {link.link}: {counted(more, f'{kind} error')}"
+    grown_errors = tuple(
+        LinkErrors(link=link.link, kind=kind, count=more)
         for link in links
         for kind, errors in link.errors.items()
         if (more := errors - earlier.get(link.link, {}).get(kind, errors)) > least.get(kind, 0.0)
-    ]
+    )
     if grown_errors:
-        found["NVLink errors"] = f"{', '.join(grown_errors)} during the check"
+        found["NVLink errors"] = Problem(kind=ProblemKind.LINK_ERRORS, link_errors=grown_errors)
     return found
 
 
-def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> str:
-    """Return Xid errors of the check, else earlier ones of the hardware, in words; empty for none.
+def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> Problem | None:
+    """Return Xid errors of the check, else earlier ones of the hardware.
 
     NVML reports only errors since it is watched; the log is complete, where it may be read.
     """
     # A full log has lost its oldest lines meanwhile.
     logged = Counter(now.kernel_xids or ()) - Counter(before.kernel_xids or ())
     if before.kernel_xids is not None and logged:
-        new = sorted(logged.elements())
+        new = tuple(sorted(logged.elements()))
     else:
         # An agent that was replaced meanwhile watches anew.
         is_same_watch = now.xids_watched_since_s == before.xids_watched_since_s
-        new = list((now.new_xids or ())[len(before.new_xids or ()) if is_same_watch else 0 :])
+        new = (now.new_xids or ())[len(before.new_xids or ()) if is_same_watch else 0 :]
     if new:
-        return f"the driver reported Xid {_numbers(new)} during the check"
-    old = [xid for xid in now.kernel_xids or () if xid in _HARDWARE_XIDS]
-    return f"Xid {_numbers(old)} in the kernel's log" if old else ""
+        return Problem(kind=ProblemKind.NEW_XIDS, numbers=new)
+    old = tuple(xid for xid in now.kernel_xids or () if xid in _HARDWARE_XIDS)
+    return Problem(kind=ProblemKind.OLD_XIDS, numbers=old) if old else None
 
 
 def _growth(before: int | None, now: int | None) -> int:
@@ -699,8 +683,3 @@ def _growth(before: int | None, now: int | None) -> int:
     if before is None or now is None:
         return 0
     return now - before if now >= before else now
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """Return the numbers in their order as `48, 79`, without repeats."""
-    return ", ".join(map(str, dict.fromkeys(numbers)))

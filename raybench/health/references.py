@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 from raybench.analysis.references import (
     Measurement,
@@ -24,7 +24,8 @@ from raybench.health.readings import Group, link_of, placement_of
 from raybench.health.suite import HealthTest, test_named
 from raybench.records import Device
 from raybench.records.devices import Finding, Subject, Verdict
-from raybench.report.formatting import number, some
+from raybench.records.judgement import ValueRange
+from raybench.report.formatting import some
 from raybench.report.words.references import count_within
 from raybench.results import reader
 from raybench.results.columns import from_row
@@ -71,23 +72,10 @@ def limit_elsewhere(test: HealthTest) -> float:
     return 1 + max(_USUAL_SHARE, _USUAL_FLOORS * test.floor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueRange:
-    """The range of a figure on other days or machines. source: how it is known, for people."""
-
-    low: float
-    high: float
-    source: str
-
-    def excess(self, value: float, test: HealthTest) -> float | None:
-        """Return value / high of a time, low / value of a rate; None up to `limit_elsewhere`."""
-        ratio = value / self.high if test.is_time else self.low / max(value, _ALMOST_ZERO)
-        return ratio if ratio > limit_elsewhere(test) else None
-
-    def words(self, unit: str) -> str:
-        """Return `671 to 782 TFLOP/s (source)`, with one number where both ends read alike."""
-        ends = dict.fromkeys((number(self.low, 3), number(self.high, 3)))
-        return f"{' to '.join(ends)} {unit} ({self.source})"
+def excess(known: ValueRange, value: float, test: HealthTest) -> float | None:
+    """Return value / high of a time, low / value of a rate; None up to `limit_elsewhere`."""
+    ratio = value / known.high if test.is_time else known.low / max(value, _ALMOST_ZERO)
+    return ratio if ratio > limit_elsewhere(test) else None
 
 
 class Elsewhere:
@@ -109,7 +97,7 @@ class Elsewhere:
 
     def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
         """Return its median in earlier checks as low and high; None if under three have a value."""
-        return self._past_range((test.name, subject.uuids), "its earlier checks")
+        return self._past_range((test.name, subject.uuids), "own checks")
 
     def of_model(self, group: Group) -> ValueRange | None:
         """Return `observed` of the reference for the group's model, test, placement and link.
@@ -118,27 +106,29 @@ class Elsewhere:
         of these, on any number of nodes; None if under three have a value.
         """
         if group.test.unit == "x":
-            return ValueRange(low=1.0, high=1.0, source="as at its beginning")
+            return ValueRange(low=1.0, high=1.0, source="start")
         of = {"test": group.test.name, "where": str(group.placement)}
         quantity = Quantity(of=of, metric=_METRIC, unit=group.test.unit, fabric=str(group.link))
         found = self._references.find(group.model, quantity)
         if found is not None:
             low, high = found.observed
-            return ValueRange(low=low, high=high, source=found.provenance)
+            return ValueRange(low=low, high=high, source="reference", provenance=found.provenance)
         one = group.subjects[0]
         key = (group.test.name, one.kind, one.model, str(group.link), len(one.uuids))
-        return self._past_range(key, "earlier checks of this model")
+        return self._past_range(key, "checks of model")
 
-    def _past_range(self, key: object, source: str) -> ValueRange | None:
+    def _past_range(
+        self, key: object, source: Literal["own checks", "checks of model"]
+    ) -> ValueRange | None:
         """Return the median of earlier checks as a range; None where fewer than three have a value.
 
-        Not their extremes, because an earlier check may have had a bad day. source: for people.
+        Not their extremes, because an earlier check may have had a bad day.
         """
         by_run = self._past.get(key, {})
         if len(by_run) < _LEAST_PAST_CHECKS:
             return None
         middle = median(chain(*by_run.values()))
-        return ValueRange(low=middle, high=middle, source=f"{source}, {len(by_run)} of them")
+        return ValueRange(low=middle, high=middle, source=source, checks=len(by_run))
 
 
 def grades(

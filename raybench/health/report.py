@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from raybench.analysis.references import Measurement, Standing
-from raybench.health.cases import Case, cases_of, reason_with_value
+from raybench.health.cases import Case, cases_of
 from raybench.health.readings import FREE_MEMORY
 from raybench.health.references import grade_text
 from raybench.health.suite import device_kinds, device_places, test_named
@@ -496,7 +496,9 @@ def _junit_case(finding: Finding) -> JUnitCase:
         properties={name: value for name, value in named.items() if value is not None},
         outcome=outcome,
         kind=finding.verdict.value,
-        message=f"because of {finding.culprit}" if finding.culprit else reason_with_value(finding),
+        message=f"because of {finding.culprit}"
+        if finding.culprit
+        else words.reason_with_value(finding),
         text="\n".join(filter(None, (finding.evidence, finding.command))),
     )
 

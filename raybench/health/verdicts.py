@@ -12,21 +12,28 @@ Nodes come before devices: two nodes are slow together where most pairs of their
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from raybench.analysis.references import SHIPPED, References, peak_of
-from raybench.health.readings import ACTIONS, Group, Reading, devices_by_uuid, group_readings
-from raybench.health.references import Elsewhere
+from raybench.health.readings import Group, Reading, devices_by_uuid, group_readings
+from raybench.health.references import Elsewhere, excess
 from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
 from raybench.records import Device
-from raybench.records.devices import Action, Finding, Subject, SubjectKind, Verdict
-from raybench.report.formatting import number, some
+from raybench.records.devices import Action, Finding, Stage, Subject, SubjectKind, Verdict
+from raybench.records.judgement import (
+    Blame,
+    Command,
+    CommandKind,
+    Expected,
+    PeerValue,
+    Reason,
+    ReasonKind,
+)
+from raybench.report.words import health as words
 from raybench.stats.outliers import (
     LEAST_ALIKE,
     Bools,
@@ -48,16 +55,63 @@ _SLOWING_NCCL = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),
 )
 _SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
-_BURN_IN = "raybench health --only alone --burn-in 10m"
+_BURN_IN = Command(kind=CommandKind.BURN_IN)
 _LEAST_PARTNERS = 2
 # A rank is late where the others wait for it for more than this share of a step, and for more than
 # so many floors of the test, in each pass.
 _WAIT_SHARE, _WAIT_FLOORS = 0.1, 2
-_PATH = "the path between the two is to blame"
 
 # Two devices or two nodes; what to do, and the commands for it.
 _Edge = frozenset[str]
-_Advice = tuple[Action, Sequence[str]]
+_Advice = tuple[Action, Sequence[Command]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The result of one test for one subject, in kinds and numbers.
+
+    Fields as of `Finding`, which has them in words.
+    """
+
+    test: HealthTest
+    subject: Subject
+    passes: int
+    value: float | None = None
+    expected: tuple[Expected, ...] = ()
+    link: str = ""
+    ratio: float | None = None
+    verdict: Verdict
+    reason: Reason | None = None
+    evidence: tuple[Reason, ...] = ()
+    culprit: Subject | None = None
+    action: Action | None = None
+    commands: tuple[Command, ...] = ()
+
+    @property
+    def stage(self) -> Stage:
+        """Return the stage of the test."""
+        return self.test.stage
+
+    @property
+    def finding(self) -> Finding:
+        """Return the row of the table `health`, with words."""
+        return Finding(
+            test=self.test.name,
+            stage=self.test.stage,
+            subject=self.subject,
+            passes=self.passes,
+            value=self.value,
+            unit=self.test.unit,
+            expected=words.expected(self.expected, self.test.unit),
+            link=self.link,
+            ratio=self.ratio,
+            verdict=self.verdict,
+            reason=words.reason(self.reason) if self.reason else "",
+            evidence="; ".join(map(words.reason, self.evidence)),
+            culprit=self.culprit.name if self.culprit else "",
+            action=self.action,
+            command="\n".join(map(words.command, self.commands)),
+        )
 
 
 def judge(
@@ -65,8 +119,8 @@ def judge(
     devices: Sequence[Device],
     past: Sequence[tuple[str, Finding]] = (),
     references: References = SHIPPED,
-) -> tuple[Finding, ...]:
-    """Return a finding for each subject in each test; unhealthy ones have a culprit or an action.
+) -> tuple[Judgement, ...]:
+    """Return a judgement for each subject in each test; unhealthy ones have a culprit or an action.
 
     Group by group (`group_readings`), each with one about its model if all are slow alike. Then for
     each model without figures (no reference, under three earlier checks), for other programs, and
@@ -79,7 +133,7 @@ def judge(
     elsewhere = Elsewhere(past, references)
     compared = _compare([group for group in groups if group.test.is_compared])
     remaining = iter(compared)
-    findings: list[Finding] = []
+    findings: list[Judgement] = []
     for group in groups:
         findings += _findings(group, next(remaining) if group.test.is_compared else None, elsewhere)
     by_model: dict[str, list[Group]] = {}
@@ -88,19 +142,23 @@ def judge(
     for model, own in by_model.items():
         # What a drift should be is known of any model.
         if not any(elsewhere.of_model(group) for group in own if group.test.unit != "x"):
-            unknown = Finding(
-                test=EXPECTED_TEST,
-                stage=own[0].test.stage,
+            unknown = Judgement(
+                test=HealthTest(
+                    name=EXPECTED_TEST,
+                    stage=own[0].test.stage,
+                    unit="",
+                    floor=0.0,
+                    is_compared=False,
+                ),
                 subject=Subject(kind="cluster", uuids=(), name=f"all {model}", model=model),
                 passes=0,
                 verdict=Verdict.UNKNOWN,
-                reason=f"no figures of {model} are known here: that all are slow would not be seen",
+                reason=Reason(kind=ReasonKind.NO_FIGURES, model=model),
             )
             findings.append(unknown)
     findings += _other_programs(readings, devices)
     findings = _explain_waiting(_explain_pairs(findings, known), groups)
-    tests = {group.test.name: group.test for group in groups}
-    return tuple(_with_action(finding, known, tests.get(finding.test)) for finding in findings)
+    return tuple(_with_action(finding, known) for finding in findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,145 +203,154 @@ def _compare(groups: Sequence[Group]) -> list[_Comparison]:
 
 def _findings(
     group: Group, compared: _Comparison | None, elsewhere: Elsewhere
-) -> Iterator[Finding]:
-    """Yield the finding of each subject of a group, in order.
+) -> Iterator[Judgement]:
+    """Yield the judgement of each subject of a group, in order.
 
     Last one about all of them, where all are slower than their model elsewhere. compared: None for
     a test without comparison, where only a problem is wrong; a subject without one and without a
     value is unknown there.
     """
-    test = group.test
     alike = _all_slow(compared, elsewhere) if compared else None
     passes = (~np.isnan(group.values)).sum(axis=0).tolist()
     for column, subject in enumerate(group.subjects):
         has_value = passes[column] > 0
-        finding = Finding(
-            test=test.name,
-            stage=test.stage,
+        has_ratio = compared and np.isfinite(compared.ratios[column]) and len(passes) > 1
+        plain = Judgement(
+            test=group.test,
             subject=subject,
             passes=passes[column],
             value=float(group.typical[column]) if has_value else None,
-            unit=test.unit,
-            expected=_expected_words(compared) if compared else "",
+            expected=_peer_values(compared) if compared else (),
             link=str(group.link),
-            ratio=float(compared.ratios[column])
-            if compared and np.isfinite(compared.ratios[column]) and len(passes) > 1
-            else None,
+            ratio=float(compared.ratios[column]) if compared and has_ratio else None,
             verdict=Verdict.HEALTHY,
         )
-        changes: dict[str, Any] = {}
-        problem: dict[str, Any] = {}
+        judged = plain
         if compared is None and not has_value:
-            changes = {"verdict": Verdict.UNKNOWN, "reason": "nothing here tells it"}
+            reason = Reason(kind=ReasonKind.NOT_REPORTED)
+            judged = replace(plain, verdict=Verdict.UNKNOWN, reason=reason)
         elif compared and compared.is_slow[column]:
-            ratio = finding.ratio or 0.0
-            evidence = [f"in each of {finding.passes} passes"] if finding.passes > 1 else []
-            if compared.peers is not None:
-                evidence.append(f"the others spread by {compared.peers.sigma:.1%}")
-                if compared.peers.is_divided:
-                    slow, count = int(compared.is_slow.sum()), len(compared.is_slow)
-                    evidence.append(f"one of {slow} that are slower than the other {count - slow}")
-            changes = {
-                "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
-                "ratio": ratio,
-                "reason": f"takes {_times(ratio)} as long as those alike",
-                "evidence": "; ".join(evidence),
-            }
+            judged = _beside_peers(plain, compared)
         elif compared and compared.peers is None and alike is None and has_value:
-            changes = _against_elsewhere(finding, group, elsewhere)
+            judged = _against_elsewhere(plain, group, elsewhere)
         if column in group.problems or (compared and not has_value):
-            problem = _with_problem(group, column, finding.value, "ratio" in changes)
-        if "verdict" in problem:
-            changes = {**problem, "ratio": None}
-            if not compared and ACTIONS.get(test.name) in (Action.WATCH, Action.SETTING):
-                changes["verdict"] = Verdict.SUSPECT
-        told = filter(None, (changes.get("evidence"), problem.get("evidence")))
-        yield replace(finding, **changes | {"evidence": "; ".join(told)})
+            judged = _with_problem(judged, replace(plain, ratio=None), group, column)
+        yield judged
     if alike is not None:
         yield alike
 
 
-def _expected_words(one: _Comparison) -> str:
-    """Return what the values of a group are compared with, as `750 TFLOP/s, the best of 2 alike`.
+def _beside_peers(plain: Judgement, compared: _Comparison) -> Judgement:
+    """Return the judgement of a subject that is slow beside similar ones."""
+    ratio = plain.ratio or 0.0
+    evidence = []
+    if plain.passes > 1:
+        evidence.append(Reason(kind=ReasonKind.IN_EACH_PASS, value=plain.passes))
+    if compared.peers is not None:
+        evidence.append(Reason(kind=ReasonKind.SPREAD, value=compared.peers.sigma))
+        if compared.peers.is_divided:
+            slow = int(compared.is_slow.sum())
+            others = len(compared.is_slow) - slow
+            evidence.append(Reason(kind=ReasonKind.ONE_OF_SLOW, value=slow, limit=others))
+    return replace(
+        plain,
+        verdict=Verdict.BAD if ratio > plain.test.bad_ratio else Verdict.SUSPECT,
+        ratio=ratio,
+        reason=Reason(kind=ReasonKind.SLOWER_THAN_PEERS, value=ratio),
+        evidence=tuple(evidence),
+    )
+
+
+def _peer_values(one: _Comparison) -> tuple[PeerValue, ...]:
+    """Return what the values of a group are compared with.
 
     Empty where fewer than two subjects have a value.
     """
-    unit, typical = one.group.test.unit, one.group.typical
+    typical = one.group.typical
     count = int((~np.isnan(typical)).sum())
     if count < 2:
-        return ""
+        return ()
     if one.peers is None:
         best = np.nanmin(typical) if one.group.test.is_time else np.nanmax(typical)
-        return f"{number(float(best), 3)} {unit}, the best of {count} alike"
+        return (PeerValue(value=float(best), count=count, is_best=True),)
     among = one.peers.is_reference & ~np.isnan(typical)
-    fastest = f"the {int(among.sum())} fastest of " if one.peers.is_divided else ""
-    middle = number(float(np.median(typical[among])), 3)
-    return f"{middle} {unit}, the median of {fastest}{count} alike"
+    fastest = int(among.sum()) if one.peers.is_divided else 0
+    middle = float(np.median(typical[among]))
+    return (PeerValue(value=middle, count=count, fastest=fastest),)
 
 
-def _with_problem(group: Group, column: int, value: float | None, is_slow: bool) -> dict[str, Any]:
-    """Return the fields, for `replace`, of the finding of a subject with a problem or no value.
+def _with_problem(judged: Judgement, plain: Judgement, group: Group, column: int) -> Judgement:
+    """Return the judgement of a subject with a problem or no value.
 
-    column: of the subject. value: of its finding. Bad where it had a fault, or failed in all
-    passes while others did not; suspect where it failed in some, and where another one may be the
-    wrong one; untested where it has no value for another reason. Only the evidence where another
-    subject made some passes fail, and where it failed in some and is slow in the others.
+    Bad where it had a fault, or failed in all passes while others did not; suspect where it failed
+    in some, and where another one may be the wrong one; untested where it has no value for another
+    reason. Only more evidence where another subject made some passes fail, and where it failed in
+    some and is slow in the others. judged: by its values. plain: healthy. column: of the subject.
     """
     problems = group.problems.get(column, ())
-    own = [one for one in problems if one.kind != "not read"]
-    reason = "; ".join(one.text for one in own or problems) or "it was not read"
-    kinds = {one.kind for one in own}
-    if kinds == {"failed"} and value is not None:
+    own = [one for one in problems if one.effect != "not read"]
+    reason = Reason(kind=ReasonKind.NOT_READ)
+    if problems:
+        reason = Reason(kind=ReasonKind.PROBLEMS, problems=tuple(own or problems))
+    effects = {one.effect for one in own}
+    if effects == {"failed"} and plain.value is not None:
         # It ran in the other passes: that happens to good devices too.
-        count = f"{group.failed_passes[column]} of {group.pass_count} passes"
-        told = f"{reason} (in {count})"
-        return {"evidence": told} if is_slow else {"verdict": Verdict.SUSPECT, "reason": told}
-    if "fault" in kinds:
-        return {"verdict": Verdict.BAD, "reason": reason, "action": Action.REPLACE}
-    if "disputed" in kinds:
-        return {"verdict": Verdict.SUSPECT, "reason": reason, "action": Action.WATCH}
+        reason = replace(reason, value=group.failed_passes[column], limit=group.pass_count)
+        if judged.verdict.is_suspect_or_bad:
+            return replace(judged, evidence=(*judged.evidence, reason))
+        return replace(plain, verdict=Verdict.SUSPECT, reason=reason)
     culprits = sum(
-        any(one.kind != "not read" for one in found) for found in group.problems.values()
+        any(one.effect != "not read" for one in found) for found in group.problems.values()
     )
-    if own and culprits < len(group.subjects):
-        return {"verdict": Verdict.BAD, "reason": reason}
-    if value is not None and not own:
+    action = None
+    if "fault" in effects:
+        verdict, action = Verdict.BAD, Action.REPLACE
+    elif "disputed" in effects:
+        verdict, action = Verdict.SUSPECT, Action.WATCH
+    elif own and culprits < len(group.subjects):
+        verdict = Verdict.BAD
+    elif plain.value is not None and not own:
         # Another subject made a pass fail; the other passes say enough.
-        return {"evidence": reason}
-    return {"verdict": Verdict.UNTESTED, "reason": reason}
+        return replace(judged, evidence=(*judged.evidence, reason))
+    else:
+        verdict = Verdict.UNTESTED
+    if group.test.action in (Action.WATCH, Action.SETTING):
+        verdict = Verdict.SUSPECT
+    return replace(plain, verdict=verdict, reason=reason, action=action)
 
 
-def _against_elsewhere(finding: Finding, group: Group, elsewhere: Elsewhere) -> dict[str, Any]:
-    """Return the fields, for `replace`, of the finding of a subject with fewer than four peers.
+def _against_elsewhere(plain: Judgement, group: Group, elsewhere: Elsewhere) -> Judgement:
+    """Return the judgement of a subject with fewer than four peers.
 
     It is compared with its own earlier checks and with its model elsewhere: bad or suspect where it
     is slower, unknown where there is neither these nor a peer.
     """
-    value, test = finding.value or 0.0, group.test
-    ranges = [elsewhere.of_subject(finding.subject, test), elsewhere.of_model(group)]
+    value, test = plain.value or 0.0, group.test
+    ranges = [elsewhere.of_subject(plain.subject, test), elsewhere.of_model(group)]
     known = [found for found in ranges if found]
     for found in known:
-        if ratio := found.excess(value, test):
-            return {
-                "verdict": Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
-                "expected": found.words(test.unit),
-                "reason": f"takes {_times(ratio)} as long as it should",
-                "ratio": ratio,
-            }
-    words = [finding.expected, *(found.words(test.unit) for found in known[:1])]
-    if expected := "; ".join(filter(None, words)):
-        return {"expected": expected}
-    peak = peak_of(group.model, {"test": test.name})
-    note = f"; its datasheet says {number(peak, 3)} {test.unit}" if peak else ""
-    where = "" if group.placement.kind == "device" else f", {group.placement},"
-    return {
-        "verdict": Verdict.UNKNOWN,
-        "reason": f"nothing is known of what {group.model}{where} reaches{note}",
-    }
+        if ratio := excess(found, value, test):
+            return replace(
+                plain,
+                verdict=Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
+                expected=(found,),
+                reason=Reason(kind=ReasonKind.SLOWER_THAN_USUAL, value=ratio),
+                ratio=ratio,
+            )
+    if expected := (*plain.expected, *known[:1]):
+        return replace(plain, expected=expected)
+    reason = Reason(
+        kind=ReasonKind.NOTHING_KNOWN,
+        model=group.model,
+        placement="" if group.placement.kind == "device" else str(group.placement),
+        value=peak_of(group.model, {"test": test.name}),
+        unit=test.unit,
+    )
+    return replace(plain, verdict=Verdict.UNKNOWN, reason=reason)
 
 
-def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
-    """Return the finding that all subjects of a group are slower than their model elsewhere.
+def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Judgement | None:
+    """Return the judgement that all subjects of a group are slower than their model elsewhere.
 
     None where they are not, for a single subject, and where nothing is known of the model. Subjects
     that are slow beside the others do not count.
@@ -295,41 +362,29 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Finding | None:
         return None
     best = float(sound.min() if test.is_time else sound.max())
     middle = float(np.median(sound))
-    ratio = found.excess(best if one.peers is None else middle, test)
+    ratio = excess(found, best if one.peers is None else middle, test)
     if ratio is None:
         return None
     noun = "pairs of " if test.subjects == "pair" else ""
-    return Finding(
-        test=test.name,
-        stage=test.stage,
+    return Judgement(
+        test=test,
         subject=Subject(
             kind="cluster",
             uuids=tuple(dict.fromkeys(uuid for one in group.subjects for uuid in one.uuids)),
-            name=f"{_both_or_all(len(group.subjects))} {noun}{group.model}",
+            name=f"{words.both_or_all(len(group.subjects))} {noun}{group.model}",
             model=group.model,
         ),
         passes=group.values.shape[0],
         value=middle,
-        unit=test.unit,
-        expected=found.words(test.unit),
+        expected=(found,),
         ratio=ratio,
         verdict=Verdict.SUSPECT,
-        reason=f"all are slow alike: {_times(ratio)} as long as they should take",
-        evidence="none stands out, so what they share is likelier than a fault of each",
+        reason=Reason(kind=ReasonKind.ALL_SLOW, value=ratio),
+        evidence=(Reason(kind=ReasonKind.NONE_STANDS_OUT),),
     )
 
 
-def _both_or_all(count: int) -> str:
-    """Return "both", or `all 4`, to stand before a plural."""
-    return "both" if count == 2 else f"all {count}"
-
-
-def _times(ratio: float) -> str:
-    """Return a ratio as `1.60 times`; from 100 on as "over 100 times"."""
-    return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
-
-
-def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> Iterator[Finding]:
+def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> Iterator[Judgement]:
     """Yield one finding if other programs used the devices in half of the points or more.
 
     Comparing devices shows only a neighbour that slows one of them by more than the noise.
@@ -339,36 +394,39 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
     if not disturbed or len(disturbed) < _LEAST_DISTURBED * len(points):
         return
     programs = dict.fromkeys(text for one in disturbed for text in one.other_programs)
-    noun, command = "CPU worker", "ps -eo pcpu,psr,pid,user,comm --sort=-pcpu | head"
+    kind = CommandKind.SHOW_ALL_CPU_LOAD
     if devices[0].kind == "cuda":
-        noun, command = "GPU", "nvidia-smi -q -d PIDS"
-    count = len(devices)
-    yield Finding(
-        test=OTHER_PROGRAMS_TEST,
-        stage=disturbed[0].test.stage,
+        kind = CommandKind.SHOW_ALL_GPU_PROCESSES
+    yield Judgement(
+        test=HealthTest(
+            name=OTHER_PROGRAMS_TEST,
+            stage=disturbed[0].test.stage,
+            unit="% of points",
+            floor=0.0,
+            is_compared=False,
+        ),
         subject=Subject(
             kind="cluster",
             uuids=tuple(subject.uuids[0] for subject in device_subjects(devices)),
-            name=f"the {noun}" if count == 1 else f"{_both_or_all(count)} {noun}s",
+            name=words.devices_name(len(devices), devices[0].kind),
             model="",
         ),
         passes=max(one.pass_number for one in disturbed),
         value=100 * len(disturbed) / len(points),
-        unit="% of points",
         verdict=Verdict.SUSPECT,
-        reason=f"used by other programs in {len(disturbed)} of {len(points)} points",
-        evidence="; ".join(list(programs)[:_MOST_PROGRAMS]),
+        reason=Reason(kind=ReasonKind.OTHER_PROGRAMS, value=len(disturbed), limit=len(points)),
+        evidence=(Reason(kind=ReasonKind.PROGRAMS, names=tuple(programs)[:_MOST_PROGRAMS]),),
         action=Action.SETTING,
-        command=f"{command}  # on {_hosts(devices)}",
+        commands=(Command(kind=kind, hosts=_hosts(devices)),),
     )
 
 
-def _hosts(devices: Sequence[Device]) -> str:
-    """Return the hosts of the devices as `alpha and on beta`, to follow "on"."""
-    return " and on ".join(dict.fromkeys(device.host for device in devices))
+def _hosts(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Return the hosts of the devices, without repeats."""
+    return tuple(dict.fromkeys(device.host for device in devices))
 
 
-def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> list[Finding]:
+def _explain_pairs(findings: Sequence[Judgement], known: Mapping[str, Device]) -> list[Judgement]:
     """Return the findings in order, and new ones about devices, nodes and paths that slow pairs.
 
     The finding of a slow pair gets the name of its culprit, which is one at most; without one its
@@ -381,27 +439,26 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
     names |= {one.uuids[0]: one.name for one in device_subjects(list(known.values()))}
     alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
     ill_alone = {one.subject.uuids[0] for one in alone if one.verdict.is_unhealthy}
-    by_test: dict[str, list[Finding]] = {}
+    by_test: dict[str, list[Judgement]] = {}
     for one in findings:
         if one.subject.kind == "pair":
-            by_test.setdefault(one.test, []).append(one)
-    explained: dict[tuple[str, Subject], Finding] = {}
-    causes: list[Finding] = []
+            by_test.setdefault(one.test.name, []).append(one)
+    explained: dict[tuple[str, Subject], Judgement] = {}
+    causes: list[Judgement] = []
     for test, pairs in by_test.items():
         healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
         fast_with = _partners(_edge(one, itself) for one in healthy)
         for pair in filter(_is_slow, pairs):
             two = set(pair.subject.uuids)
-            blamed, evidence = "the path or one of the two is to blame", ""
+            blame: Blame = "path or end"
+            evidence = pair.evidence
             if all(fast_with.get(uuid, set()) - two for uuid in two):
-                blamed, evidence = _PATH, "both are fast with other partners"
+                blame = "path"
+                evidence = (*evidence, Reason(kind=ReasonKind.FAST_WITH_OTHERS))
             elif two & ill_alone:
-                evidence = "one of the two is not healthy alone"
-            explained[test, pair.subject] = replace(
-                pair,
-                reason=f"{pair.reason}: {blamed}",
-                evidence="; ".join(filter(None, (pair.evidence, evidence))),
-            )
+                evidence = (*evidence, Reason(kind=ReasonKind.ONE_ILL_ALONE))
+            reason = pair.reason and replace(pair.reason, blame=blame)
+            explained[test, pair.subject] = replace(pair, reason=reason, evidence=evidence)
         between = [one for one in pairs if len(_edge(one, node_of)) == 2]
         within = [one for one in pairs if len(_edge(one, node_of)) == 1]
         with_culprit: set[Subject] = set()
@@ -411,23 +468,23 @@ def _explain_pairs(findings: Sequence[Finding], known: Mapping[str, Device]) -> 
                 causes.append(cause)
                 for one in slow:
                     with_culprit.add(one.subject)
-                    explained[test, one.subject] = replace(one, culprit=cause.subject.name)
-    return [*(explained.get((one.test, one.subject), one) for one in findings), *causes]
+                    explained[test, one.subject] = replace(one, culprit=cause.subject)
+    return [*(explained.get((one.test.name, one.subject), one) for one in findings), *causes]
 
 
-def _edge(pair: Finding, ends: Mapping[str, str]) -> _Edge:
+def _edge(pair: Judgement, ends: Mapping[str, str]) -> _Edge:
     """Return what `ends` has for the two devices of a pair: their nodes, or the devices."""
     return frozenset(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
 
 
-def _is_slow(finding: Finding) -> bool:
+def _is_slow(finding: Judgement) -> bool:
     """Return whether a figure is too slow: not where it only failed, or came out wrong."""
     return finding.verdict.is_suspect_or_bad and finding.ratio is not None
 
 
 def _causes(
-    pairs: Sequence[Finding], ends: Mapping[str, str], names: Mapping[str, str]
-) -> Iterator[tuple[Sequence[Finding], Finding]]:
+    pairs: Sequence[Judgement], ends: Mapping[str, str], names: Mapping[str, str]
+) -> Iterator[tuple[Sequence[Judgement], Judgement]]:
     """Yield the nodes, paths between nodes or devices that explain slow pairs, the worst end first.
 
     Each as (the slow pairs that it explains, the finding about it with the worst verdict of these,
@@ -435,7 +492,7 @@ def _causes(
     or the uuid itself. names: for people, of nodes and devices.
     """
     is_device = all(uuid == end for uuid, end in ends.items())
-    by_edge: dict[_Edge, list[Finding]] = {}
+    by_edge: dict[_Edge, list[Judgement]] = {}
     for one in pairs:
         if one.value is not None:
             by_edge.setdefault(_edge(one, ends), []).append(one)
@@ -446,23 +503,24 @@ def _causes(
         if (slow := list(filter(_is_slow, own))) and (is_device or 2 * len(slow) > len(own))
     }
     kind: SubjectKind = "device" if is_device else "node"
-    found: list[tuple[list[Finding], Subject, str, str]] = []
+    found: list[tuple[list[Judgement], Subject, Reason, tuple[Reason, ...]]] = []
     culprits = _culprits(slow_edges, by_edge.keys() - slow_edges)
     for end, partners in culprits.items():
         slow = [one for one in pairs if end in _edge(one, ends) and _is_slow(one)]
         uuids = tuple(uuid for uuid, owner in ends.items() if owner == end)
         subject = replace(slow[0].subject, kind=kind, uuids=uuids, name=names.get(end, end))
-        to_blame = f"partners that are fast with others: the {kind} is to blame"
-        good = some(sorted(names.get(one, one) for one in partners))
-        found.append((slow, subject, f"slow with {len(partners)} {to_blame}", f"slow with {good}"))
+        reason = Reason(kind=ReasonKind.SLOW_WITH_PARTNERS, value=len(partners), subject=kind)
+        good = tuple(sorted(names.get(one, one) for one in partners))
+        found.append((slow, subject, reason, (Reason(kind=ReasonKind.PARTNERS, names=good),)))
     for edge, slow in slow_edges.items():
         own = by_edge[edge]
         # The path between two nodes, by several pairs of devices.
         if is_device or edge & culprits.keys() or len({_edge(one, {}) for one in own}) < 2:
             continue
-        name = " to ".join(sorted(names.get(node, node) for node in edge))
+        name = words.path_name(*sorted(names.get(node, node) for node in edge))
         subject = replace(slow[0].subject, uuids=(), name=name)
-        found.append((slow, subject, f"slow for {len(slow)} of {len(own)} pairs: {_PATH}", ""))
+        reason = Reason(kind=ReasonKind.SLOW_PATH, value=len(slow), limit=len(own))
+        found.append((slow, subject, reason, ()))
     for slow, subject, reason, evidence in found:
         cause = replace(
             min(slow, key=lambda one: list(Verdict).index(one.verdict)),
@@ -507,13 +565,14 @@ def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
     return found
 
 
-def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
+def _explain_waiting(findings: Sequence[Judgement], groups: Sequence[Group]) -> list[Judgement]:
     """Return the findings, with each rank that those of its model wait for in each pass a suspect.
 
     The others' findings of that test name the latest such rank as their culprit. A model is left
     out if it has one rank, or a pass does not tell how long each rank waits.
     """
-    changes: dict[Subject, dict[str, Any]] = {}
+    judged = {one.subject: one for one in findings if one.test.name == WAIT_TEST}
+    changed: dict[Subject, Judgement] = {}
     steps_of = {tuple(one.subjects): one for one in groups if one.test.name == COMPUTE_TEST}
     for waits in (group for group in groups if group.test.name == WAIT_TEST):
         steps, count = steps_of.get(tuple(waits.subjects)), len(waits.subjects)
@@ -526,68 +585,75 @@ def _explain_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> li
         least = max(_WAIT_SHARE, _WAIT_FLOORS * waits.test.floor)
         late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0)).tolist()
         typical_ms = np.median(waited_ms, axis=0)
-        latest = waits.subjects[max(late, key=lambda rank: typical_ms[rank])].name if late else ""
-        for rank, subject in enumerate(waits.subjects if late else ()):
-            wait = f"waits {number(waits.typical[rank], 3)} ms of each step for it"
-            changes[subject] = {"culprit": latest, "evidence": wait}
-        for rank, subject in ((rank, waits.subjects[rank]) for rank in late):
+        if not late:
+            continue
+        latest = waits.subjects[max(late, key=lambda rank: typical_ms[rank])]
+        for rank, subject in enumerate(waits.subjects):
+            evidence = Reason(kind=ReasonKind.WAITS, value=float(waits.typical[rank]))
+            changed[subject] = replace(judged[subject], culprit=latest, evidence=(evidence,))
+        for rank in late:
+            subject = waits.subjects[rank]
             own = {one.stage for one in findings if one.subject == subject and _is_slow(one)}
-            evidence = "its device and links are as fast as others': look at its CPU and its data"
+            kind = ReasonKind.CPU_OR_DATA
             if "alone" in own:
-                evidence = "its device is slow alone too"
+                kind = ReasonKind.SLOW_ALONE
             elif {"host-links", "pairs"} & own:
-                evidence = "its link to the host or to others is slow too"
-            waited = f"{number(typical_ms[rank], 3)} of {number(np.median(step_ms), 3)} ms a step"
-            reason = f"the others wait {waited} for it"
-            changes[subject] = {"verdict": Verdict.SUSPECT, "reason": reason, "evidence": evidence}
+                kind = ReasonKind.SLOW_LINK
+            changed[subject] = replace(
+                judged[subject],
+                verdict=Verdict.SUSPECT,
+                reason=Reason(
+                    kind=ReasonKind.LATE,
+                    value=float(typical_ms[rank]),
+                    limit=float(np.median(step_ms)),
+                ),
+                evidence=(Reason(kind=kind),),
+            )
     return [
-        replace(one, **changes.get(one.subject, {})) if one.test == WAIT_TEST else one
-        for one in findings
+        changed.get(one.subject, one) if one.test.name == WAIT_TEST else one for one in findings
     ]
 
 
-def _with_action(finding: Finding, known: Mapping[str, Device], test: HealthTest | None) -> Finding:
-    """Return the finding with an action and commands.
+def _with_action(finding: Judgement, known: Mapping[str, Device]) -> Judgement:
+    """Return the judgement with an action and commands.
 
     Unchanged where it is healthy or unknown, has a culprit, or has commands already. known:
     devices as of `devices_by_uuid`.
     """
-    if not finding.verdict.is_unhealthy or finding.culprit or finding.command:
+    if not finding.verdict.is_unhealthy or finding.culprit or finding.commands:
         return finding
     devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
-    uses_nccl = test is not None and test.uses_nccl
-    action, commands = _advise(finding, devices, known.values(), uses_nccl)
-    return replace(finding, action=action, command="\n".join(commands))
+    action, commands = _advise(finding, devices, known.values())
+    return replace(finding, action=action, commands=tuple(commands))
 
 
-def _advise(
-    finding: Finding, devices: Sequence[Device], fleet: Iterable[Device], uses_nccl: bool
-) -> _Advice:
-    """Return the action for a finding that is not healthy, and commands to type, a line each.
+def _advise(finding: Judgement, devices: Sequence[Device], fleet: Iterable[Device]) -> _Advice:
+    """Return the action for a finding that is not healthy, and commands to type.
 
     devices: of its subject, as far as they are known. fleet: all that were checked.
     """
-    kind, stage = finding.subject.kind, finding.stage
-    action = ACTIONS.get(finding.test, Action.WATCH) if stage == "facts" else Action.WATCH
-    is_watched = finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST
+    kind, stage, test = finding.subject.kind, finding.stage, finding.test
+    action = test.action or Action.WATCH
+    is_watched = finding.verdict is Verdict.UNTESTED or test.name == WAIT_TEST
     if stage == "facts" or is_watched or not devices:
         return action, _commands(action, devices)
-    at = f"  # on {devices[0].host}"
-    slowing = (*(_SLOWING_NCCL * uses_nccl), *(_SLOWING_KERNELS * (stage != "host-links")))
+    hosts = (devices[0].host,)
+    slowing = (*(_SLOWING_NCCL * test.uses_nccl), *(_SLOWING_KERNELS * (stage != "host-links")))
     are_set = {
         name for one in devices for name, value in one.environment.items() if value not in ("", "0")
     }
-    names = [name for name in slowing if name in are_set]
+    names = tuple(name for name in slowing if name in are_set)
     if kind in ("node", "cluster") and names and _is_slow(finding):
-        return Action.SETTING, [f"unset {' '.join(names)}"]
+        return Action.SETTING, [Command(kind=CommandKind.UNSET, names=names)]
     if kind == "cluster":
         # What all devices share.
-        topology = f"nvidia-smi topo -m; numactl --hardware; lscpu{at}"
-        return action, [topology if stage == "host-links" else "raybench doctor"]
+        if stage == "host-links":
+            return action, [Command(kind=CommandKind.SHOW_HOST_TOPOLOGY, hosts=hosts)]
+        return action, [Command(kind=CommandKind.DOCTOR)]
     if kind != "device":
         if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
-            return action, [f"nvidia-smi topo -m; nvidia-smi nvlink --status{at}"]
-        return action, [f"ip -s link; tc qdisc show  # on {_hosts(devices)}"]
+            return action, [Command(kind=CommandKind.SHOW_NVLINKS, hosts=hosts)]
+        return action, [Command(kind=CommandKind.SHOW_NETWORK, hosts=_hosts(devices))]
     if _is_slow(finding) or (finding.value is None and not finding.action):
         return _about_slow(finding, devices[0], fleet)
     # Wrong results, of it or of another one; or some passes failed.
@@ -597,44 +663,47 @@ def _advise(
     return action, _commands(action, devices)
 
 
-def _about_slow(finding: Finding, device: Device, fleet: Iterable[Device]) -> _Advice:
+def _about_slow(finding: Judgement, device: Device, fleet: Iterable[Device]) -> _Advice:
     """Return action and commands for a slow device: other programs, a power limit, or itself.
 
     fleet: all devices; a power limit that others of the model have too is not to blame.
     """
+    hosts, is_bad = (device.host,), finding.verdict is Verdict.BAD
     if device.kind == "cpu":
-        return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
-    at = f"-i {device.uuid}  # on {device.host}"
-    is_bad = finding.verdict is Verdict.BAD
+        return Action.WATCH, [Command(kind=CommandKind.SHOW_CPU_LOAD, hosts=hosts)]
     if finding.stage == "host-links":
-        return Action.RESET if is_bad else Action.WATCH, [f"nvidia-smi -q {at}, GPU Link Info"]
+        show = Command(kind=CommandKind.SHOW_HOST_LINK, uuid=device.uuid, hosts=hosts)
+        return Action.RESET if is_bad else Action.WATCH, [show]
     if device.other_processes:
-        return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
+        show = Command(kind=CommandKind.SHOW_GPU_PROCESSES, uuid=device.uuid, hosts=hosts)
+        return Action.SETTING, [show]
     cap, default = device.power_cap_w, device.power_cap_default_w
     alike = [one for one in fleet if one.name == device.name and one != device]
     usual = max((one.power_cap_w or 0.0 for one in alike), default=default or 0.0)
     may_be_power = _is_slow(finding) and finding.stage != "pairs"
     if may_be_power and cap is not None and default is not None and cap < min(usual, default):
-        return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]
+        kind = CommandKind.SET_POWER_LIMIT
+        return Action.SETTING, [Command(kind=kind, uuid=device.uuid, hosts=hosts, value=default)]
     if not is_bad:
         return Action.WATCH, [_BURN_IN]
     return Action.RESET, _commands(Action.RESET, [device])
 
 
-def _commands(action: Action, devices: Sequence[Device]) -> Sequence[str]:
+def _commands(action: Action, devices: Sequence[Device]) -> list[Command]:
     """Return the commands that reset the devices, or keep jobs off their nodes (REPLACE).
 
     For another action the command that shows the first device.
     """
     if action is Action.RESET:
-        return [f"nvidia-smi --gpu-reset -i {one.uuid}  # on {one.host}" for one in devices]
+        kind = CommandKind.RESET_GPU
+        return [Command(kind=kind, uuid=one.uuid, hosts=(one.host,)) for one in devices]
     if action is Action.REPLACE:
-        hosts = [shlex.quote(host) for host in dict.fromkeys(device.host for device in devices)]
-        slurm = "scontrol update nodename={} state=drain reason='raybench health'"
-        return [line.format(host) for host in hosts for line in (slurm, "kubectl cordon {}")]
-    return [
-        f"nvidia-smi -q -i {device.uuid}  # on {device.host}"
-        if device.kind == "cuda"
-        else f"ps -o pid,stat,pcpu,wchan:20,comm -p {device.process_id}  # on {device.host}"
-        for device in devices[:1]
-    ]
+        kinds = (CommandKind.DRAIN_SLURM, CommandKind.CORDON)
+        return [Command(kind=kind, hosts=(host,)) for host in _hosts(devices) for kind in kinds]
+    if not devices:
+        return []
+    first = devices[0]
+    if first.kind == "cuda":
+        return [Command(kind=CommandKind.SHOW_GPU, uuid=first.uuid, hosts=(first.host,))]
+    kind = CommandKind.SHOW_PROCESS
+    return [Command(kind=kind, hosts=(first.host,), value=first.process_id)]

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 
-from raybench.records.devices import DevicePlace
+from raybench.records import DeviceKind
+from raybench.records.devices import Action, DevicePlace, Finding, Verdict
+from raybench.records.judgement import (
+    Blame,
+    Command,
+    CommandKind,
+    Expected,
+    PeerValue,
+    Problem,
+    ProblemKind,
+    Reason,
+    ReasonKind,
+    ValueRange,
+)
+from raybench.report.formatting import counted, number, some, span
+
+_GIB = 2**30
 
 
 def device_name(place: DevicePlace) -> str:
@@ -30,3 +47,280 @@ def short_names(subjects: Sequence[Sequence[DevicePlace]]) -> list[str] | None:
     if len(subjects) < 2 or len({place.host for places in subjects for place in places}) != 1:
         return None
     return [" to ".join(map(short_device_name, places)) for places in subjects]
+
+
+def problem(said: Problem) -> str:
+    """Return what is wrong with a subject."""
+    return _PROBLEMS[said.kind](said)
+
+
+def _wrong_bits(text: str) -> str:
+    return f"wrong bits: {text}"
+
+
+def _message(said: Problem) -> str:
+    return said.detail or (said.status.clause if said.status else "")
+
+
+def _failed(said: Problem) -> str:
+    return f"{said.status.label if said.status else 'failed'}: {_message(said)}"
+
+
+def _other_failed(said: Problem) -> str:
+    return f"not read: {said.names[0]} {said.status.clause if said.status else 'failed'}"
+
+
+def _no_room(said: Problem) -> str:
+    free, needed = said.value / _GIB, said.limit / _GIB
+    return f"no room: {free:.1f} GiB of its memory are free, the test needs {needed:.1f}"
+
+
+def _memory_errors(said: Problem) -> str:
+    during = f", {said.value} of them during the check" if said.value else ""
+    when = during or " since the driver was loaded"
+    return f"{counted(said.limit, 'uncorrected memory error')}{when}"
+
+
+def _link_errors(said: Problem) -> str:
+    links = (
+        f"NVLink {one.link}: {counted(one.count, f'{one.kind} error')}" for one in said.link_errors
+    )
+    return f"{', '.join(links)} during the check"
+
+
+def _numbers(said: Problem) -> str:
+    return ", ".join(map(str, dict.fromkeys(said.numbers)))
+
+
+_WHICH_IS_WRONG = "a check with a third device would tell which is wrong"
+_PROBLEMS: Mapping[ProblemKind, Callable[[Problem], str]] = {
+    ProblemKind.CHANGED_BITS: lambda _: _wrong_bits(
+        "its product changed from one check to the next"
+    ),
+    ProblemKind.OTHER_BITS: lambda one: _wrong_bits(
+        f"its product differs from that of {one.value} devices of its model"
+    ),
+    ProblemKind.MISPLACED_BITS: lambda _: _wrong_bits(
+        "its product differs from the other's, and from itself when rows move"
+    ),
+    ProblemKind.DISPUTED_BITS: lambda one: _wrong_bits(
+        f"the same product differs between {' and '.join(one.names)}; {_WHICH_IS_WRONG}"
+    ),
+    ProblemKind.WRONG_RESULT: lambda one: f"wrong result: {_message(one)}",
+    ProblemKind.DISPUTED_RESULT: lambda one: f"wrong result: {_message(one)}; {_WHICH_IS_WRONG}",
+    ProblemKind.FAILED: _failed,
+    ProblemKind.NOT_STARTED: lambda one: f"not read: {_message(one)}",
+    ProblemKind.OTHER_FAILED: _other_failed,
+    ProblemKind.NO_ROOM: _no_room,
+    ProblemKind.WORKER_LOST: lambda _: "lost: no worker could be started on it any more",
+    ProblemKind.DEVICE_UNREAD: lambda one: one.detail,
+    ProblemKind.MEMORY_ERRORS: _memory_errors,
+    ProblemKind.ROW_PENDING: lambda _: "a row of memory is to be remapped at the next reset",
+    ProblemKind.BAD_ROWS: lambda one: (
+        f"{counted(one.value, 'row')} of memory went bad during the check"
+    ),
+    ProblemKind.PAGE_PENDING: lambda _: "a page of memory is to be retired at the next reset",
+    ProblemKind.BAD_PAGES: lambda one: (
+        f"{counted(one.value, 'page')} of memory went bad during the check"
+    ),
+    ProblemKind.NO_SPARE_ROW: lambda _: "no spare row is left",
+    ProblemKind.NEW_XIDS: lambda one: f"the driver reported Xid {_numbers(one)} during the check",
+    ProblemKind.OLD_XIDS: lambda one: f"Xid {_numbers(one)} in the kernel's log",
+    ProblemKind.PCIE_REPLAYS: lambda one: (
+        f"{one.value} packets were sent again over PCIe during the check"
+    ),
+    ProblemKind.FEW_LANES: lambda one: f"{one.value} of {one.limit} PCIe lanes are in use",
+    ProblemKind.LINKS_DOWN: lambda one: f"NVLink {_numbers(one)} is down",
+    ProblemKind.LINK_ERRORS: _link_errors,
+    ProblemKind.FABRIC: lambda one: ", ".join(one.names),
+}
+
+
+def reason(said: Reason) -> str:
+    """Return why a subject has its verdict, or what else supports that."""
+    text = _REASONS[said.kind](said)
+    return f"{text}: {_BLAME[said.blame]}" if said.blame else text
+
+
+def _times(ratio: float | None) -> str:
+    """Return a ratio as `1.60 times`; from 100 on as "over 100 times"."""
+    ratio = ratio or 0.0
+    return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
+
+
+def _problems(said: Reason) -> str:
+    text = "; ".join(map(problem, said.problems))
+    return f"{text} (in {said.value:.0f} of {said.limit:.0f} passes)" if said.limit else text
+
+
+def _nothing_known(said: Reason) -> str:
+    where = f", {said.placement}," if said.placement else ""
+    note = f"; its datasheet says {number(said.value, 3)} {said.unit}" if said.value else ""
+    return f"nothing is known of what {said.model}{where} reaches{note}"
+
+
+def _slow_with_partners(said: Reason) -> str:
+    who = f"{said.value:.0f} partners that are fast with others"
+    return f"slow with {who}: the {said.subject} is to blame"
+
+
+_PATH = "the path between the two is to blame"
+_BLAME: Mapping[Blame, str] = {
+    "path": _PATH,
+    "path or end": "the path or one of the two is to blame",
+}
+_REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
+    ReasonKind.NOT_REPORTED: lambda _: "nothing here tells it",
+    ReasonKind.NOT_READ: lambda _: "it was not read",
+    ReasonKind.PROBLEMS: _problems,
+    ReasonKind.SLOWER_THAN_PEERS: lambda one: f"takes {_times(one.value)} as long as those alike",
+    ReasonKind.SLOWER_THAN_USUAL: lambda one: f"takes {_times(one.value)} as long as it should",
+    ReasonKind.ALL_SLOW: lambda one: (
+        f"all are slow alike: {_times(one.value)} as long as they should take"
+    ),
+    ReasonKind.NOTHING_KNOWN: _nothing_known,
+    ReasonKind.NO_FIGURES: lambda one: (
+        f"no figures of {one.model} are known here: that all are slow would not be seen"
+    ),
+    ReasonKind.OTHER_PROGRAMS: lambda one: (
+        f"used by other programs in {one.value:.0f} of {one.limit:.0f} points"
+    ),
+    ReasonKind.SLOW_WITH_PARTNERS: _slow_with_partners,
+    ReasonKind.SLOW_PATH: lambda one: f"slow for {one.value:.0f} of {one.limit:.0f} pairs: {_PATH}",
+    ReasonKind.LATE: lambda one: (
+        f"the others wait {number(one.value, 3)} of {number(one.limit, 3)} ms a step for it"
+    ),
+    ReasonKind.IN_EACH_PASS: lambda one: f"in each of {one.value:.0f} passes",
+    ReasonKind.SPREAD: lambda one: f"the others spread by {one.value:.1%}",
+    ReasonKind.ONE_OF_SLOW: lambda one: (
+        f"one of {one.value:.0f} that are slower than the other {one.limit:.0f}"
+    ),
+    ReasonKind.NONE_STANDS_OUT: lambda _: (
+        "none stands out, so what they share is likelier than a fault of each"
+    ),
+    ReasonKind.PROGRAMS: lambda one: "; ".join(one.names),
+    ReasonKind.FAST_WITH_OTHERS: lambda _: "both are fast with other partners",
+    ReasonKind.ONE_ILL_ALONE: lambda _: "one of the two is not healthy alone",
+    ReasonKind.PARTNERS: lambda one: f"slow with {some(one.names)}",
+    ReasonKind.WAITS: lambda one: f"waits {number(one.value, 3)} ms of each step for it",
+    ReasonKind.SLOW_ALONE: lambda _: "its device is slow alone too",
+    ReasonKind.SLOW_LINK: lambda _: "its link to the host or to others is slow too",
+    ReasonKind.CPU_OR_DATA: lambda _: (
+        "its device and links are as fast as others': look at its CPU and its data"
+    ),
+}
+
+
+def expected(known: Sequence[Expected], unit: str) -> str:
+    """Return what a value was compared with; empty if nothing is known."""
+    return "; ".join(
+        _peer_value(one, unit) if isinstance(one, PeerValue) else _value_range(one, unit)
+        for one in known
+    )
+
+
+def _peer_value(one: PeerValue, unit: str) -> str:
+    """Return `750 TFLOP/s, the best of 2 alike`."""
+    value = f"{number(one.value, 3)} {unit}"
+    if one.is_best:
+        return f"{value}, the best of {one.count} alike"
+    fastest = f"the {one.fastest} fastest of " if one.fastest else ""
+    return f"{value}, the median of {fastest}{one.count} alike"
+
+
+def _value_range(one: ValueRange, unit: str) -> str:
+    """Return `671 to 782 TFLOP/s (source)`, with one number where both ends read alike."""
+    source = {
+        "start": "as at its beginning",
+        "own checks": f"its earlier checks, {one.checks} of them",
+        "checks of model": f"earlier checks of this model, {one.checks} of them",
+        "reference": one.provenance,
+    }[one.source]
+    return f"{span(number(one.low, 3), number(one.high, 3))} {unit} ({source})"
+
+
+def command(typed: Command) -> str:
+    """Return a command as it is typed, with a comment that says where."""
+    hosts = [shlex.quote(host) for host in typed.hosts]
+    text = _COMMANDS[typed.kind].format(
+        uuid=typed.uuid, value=typed.value, names=" ".join(typed.names), host="".join(hosts[:1])
+    )
+    where = f"  # on {' and on '.join(typed.hosts)}"
+    return f"{text}{where}{_AFTER_HOST.get(typed.kind, '')}" if typed.kind in _ON_HOSTS else text
+
+
+_CPU_LOAD = "ps -eo pcpu,psr,pid,{}comm --sort=-pcpu | head"
+_COMMANDS: Mapping[CommandKind, str] = {
+    CommandKind.RESET_GPU: "nvidia-smi --gpu-reset -i {uuid}",
+    CommandKind.SHOW_GPU: "nvidia-smi -q -i {uuid}",
+    CommandKind.SHOW_HOST_LINK: "nvidia-smi -q -i {uuid}",
+    CommandKind.SHOW_GPU_PROCESSES: "nvidia-smi -q -d PIDS -i {uuid}",
+    CommandKind.SET_POWER_LIMIT: "nvidia-smi --power-limit={value:g} -i {uuid}",
+    CommandKind.SHOW_PROCESS: "ps -o pid,stat,pcpu,wchan:20,comm -p {value:.0f}",
+    CommandKind.DRAIN_SLURM: "scontrol update nodename={host} state=drain reason='raybench health'",
+    CommandKind.CORDON: "kubectl cordon {host}",
+    CommandKind.SHOW_CPU_LOAD: _CPU_LOAD.format(""),
+    CommandKind.SHOW_HOST_TOPOLOGY: "nvidia-smi topo -m; numactl --hardware; lscpu",
+    CommandKind.SHOW_NVLINKS: "nvidia-smi topo -m; nvidia-smi nvlink --status",
+    CommandKind.SHOW_NETWORK: "ip -s link; tc qdisc show",
+    CommandKind.SHOW_ALL_CPU_LOAD: _CPU_LOAD.format("user,"),
+    CommandKind.SHOW_ALL_GPU_PROCESSES: "nvidia-smi -q -d PIDS",
+    CommandKind.UNSET: "unset {names}",
+    CommandKind.DOCTOR: "raybench doctor",
+    CommandKind.BURN_IN: "raybench health --only alone --burn-in 10m",
+}
+_ON_HOSTS = _COMMANDS.keys() - {
+    *(CommandKind.DRAIN_SLURM, CommandKind.CORDON),
+    *(CommandKind.UNSET, CommandKind.DOCTOR, CommandKind.BURN_IN),
+}
+_AFTER_HOST = {CommandKind.SHOW_HOST_LINK: ", GPU Link Info"}
+
+
+_ACTIONS: Mapping[Action, str] = {
+    Action.REPLACE: "replace it: keep jobs off it until then",
+    Action.RESET: "reset it; where that does not help, replace it",
+    Action.SETTING: "change a setting",
+    Action.WATCH: "look at it, and watch it",
+}
+
+
+def action(asked: Action | None) -> str:
+    """Return what to do about a subject; empty without an action."""
+    return _ACTIONS[asked] if asked else ""
+
+
+def reason_with_value(finding: Finding) -> str:
+    """Return `TEST: REASON (VALUE, against EXPECTED)`; `TEST: REASON (EXPECTED)` without a value.
+
+    The bracket is left out if nothing is expected, and if the finding has no ratio and is not about
+    the whole cluster. For findings with a reason.
+    """
+    text = f"{finding.test}: {finding.reason}"
+    is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
+    if not is_compared or not finding.expected:
+        return text
+    value = "" if finding.value is None else f"{number(finding.value, 3)} {finding.unit}".strip()
+    return f"{text} ({', against '.join(filter(None, (value, finding.expected)))})"
+
+
+def blamed(finding: Finding) -> str:
+    """Return what makes the subject of a finding slow; empty where that is itself or unknown."""
+    return f"because of {finding.culprit}" if finding.culprit else ""
+
+
+def further(finding: Finding, *, is_reverse: bool) -> str:
+    """Return `TEST (1.60x the time)`, for a finding that is not the worst one of its subject."""
+    much = "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
+    much = f"{finding.ratio:.2f}x the time" if finding.ratio else much
+    return f"{finding.test}{' the other way' * is_reverse} ({much})"
+
+
+def both_or_all(count: int) -> str:
+    """Return "both", or `all 4`, to stand before a plural."""
+    return "both" if count == 2 else f"all {count}"
+
+
+def devices_name(count: int, kind: DeviceKind) -> str:
+    """Return the name of all devices of a check: "the GPU", "both CPU workers"."""
+    noun = "GPU" if kind == "cuda" else "CPU worker"
+    return f"the {noun}" if count == 1 else f"{both_or_all(count)} {noun}s"

@@ -9,10 +9,11 @@ from fakes import ChangingCluster
 from raybench.cluster import Cluster
 from raybench.health.check import Examiner, examine, health_job
 from raybench.health.suite import probes
-from raybench.health.verdicts import judge
+from raybench.health.verdicts import Judgement, judge
 from raybench.job.point import Point
 from raybench.records import Answer, Cause, Failure, Record, RunStatus
-from raybench.records.devices import Finding, Verdict
+from raybench.records.devices import Verdict
+from raybench.records.judgement import ProblemKind
 from raybench.sweep.loop import LoopCallbacks, PointFinished, PointRetried, SweepSettings, sweep
 from raybench.workloads.kernels import SameBits
 
@@ -36,9 +37,9 @@ def run_check(cluster: Cluster, count: int) -> tuple[Examiner, list[Record]]:
     return examiner, records
 
 
-def verdicts(examiner: Examiner) -> dict[tuple[str, str], Finding]:
+def verdicts(examiner: Examiner) -> dict[tuple[str, str], Judgement]:
     found = judge(examiner.readings, examiner.devices)
-    return {(one.subject.name, one.test): one for one in found}
+    return {(one.subject.name, one.test.name): one for one in found}
 
 
 def measure(point: Point, rank: int) -> Answer:
@@ -76,7 +77,8 @@ def test_after_devices_are_lost_in_turn_the_others_are_checked_without_them():
     assert {record.point.world_size for record in records} == {2, 3, 4}
     found = verdicts(examiner)
     lost = [found[f"host-a worker {rank}", "worker"] for rank in (0, 1)]
-    assert {(one.verdict, one.reason[:6]) for one in lost} == {(Verdict.BAD, "lost: ")}
+    told = {(one.verdict, *(problem.kind for problem in one.reason.problems)) for one in lost}
+    assert told == {(Verdict.BAD, ProblemKind.WORKER_LOST)}
     left = [one for (name, _), one in found.items() if name.endswith(("worker 2", "worker 3"))]
     assert {one.verdict for one in left} <= {Verdict.HEALTHY, Verdict.UNKNOWN}
     assert all(one.value is not None for one in left)

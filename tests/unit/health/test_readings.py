@@ -2,13 +2,12 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import make_device, make_failed, make_measurement, make_record
 
 from raybench.health.readings import (
-    ACTIONS,
-    Problem,
     Reading,
     drift,
     facts_readings,
@@ -20,6 +19,7 @@ from raybench.health.suite import PASS_STAGES, Fleet, Probe, probes, title
 from raybench.job.point import Scalar
 from raybench.records import Breakdown, Cause, Record, Status
 from raybench.records.devices import DeviceFacts, NvLink
+from raybench.records.judgement import LinkErrors, Problem, ProblemKind
 from raybench.workloads.networks import NoMajorityError
 
 
@@ -67,25 +67,25 @@ def test_each_device_has_the_rate_of_its_own_median_step():
     assert {one.point_id for one in readings} == {probe.point.point_id}
 
 
-DIFFERS = "rank 1: differs; a check with a third device would tell which is wrong"
+OF_RANK_1 = Problem(kind=ProblemKind.FAILED, status=Status.TIMEOUT, detail="no answer")
+NOT_READ = Problem(kind=ProblemKind.OTHER_FAILED, status=Status.TIMEOUT, names=("alpha GPU 1",))
+DISPUTED = Problem(kind=ProblemKind.DISPUTED_RESULT, status=Status.TIMEOUT, detail="no answer")
 
 
 @pytest.mark.parametrize(
-    ("error", "message", "first", "second"),
+    ("error", "first", "second"),
     [
-        (Cause.TIMEOUT, "no answer", "not read: alpha GPU 1 timed out", "timed out: no answer"),
-        (NoMajorityError.__name__, "rank 1: differs", *[f"wrong result: {DIFFERS}"] * 2),
+        (Cause.TIMEOUT, NOT_READ, OF_RANK_1),
+        (NoMajorityError.__name__, DISPUTED, DISPUTED),
     ],
 )
-def test_a_point_that_failed_has_no_values_and_says_which_device_made_it_fail(
-    error, message, first, second
-):
+def test_a_point_that_failed_has_no_values_and_says_which_device_made_it_fail(error, first, second):
     fleet = fleet_of()
     probe = probe_named("memory 100 MB", fleet)
-    told = {"error_type": error, "error_message": message, "error_rank": 1}
+    told = {"error_type": error, "error_message": "no answer", "error_rank": 1}
     record = make_failed(probe.point, status=Status.TIMEOUT, **told)
     readings = read_record(record, probe, fleet)
-    assert [(one.value, one.problem.text) for one in readings] == [(None, first), (None, second)]
+    assert [(one.value, one.problem) for one in readings] == [(None, first), (None, second)]
 
 
 def test_of_copies_by_one_local_rank_only_that_one_is_read():
@@ -184,8 +184,11 @@ def bits(*digests: int, changed: int | None = None, misplaced: int | None = None
 def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found, named):
     problems = wrong_bits(found, fleet_of(len(found)).subjects)
     assert set(problems) == named
-    assert all(one.text.startswith("wrong bits: ") for one in problems.values())
-    assert {one.kind for one in problems.values()} <= {"disputed" if named == {0, 1} else "fault"}
+    is_disputed = named == {0, 1}
+    assert {one.effect for one in problems.values()} <= {"disputed" if is_disputed else "fault"}
+    assert {one.names for one in problems.values()} <= {
+        ("alpha GPU 0", "alpha GPU 1") if is_disputed else ()
+    }
     devices = (make_device(0), make_device(1, name="Other GPU"))
     assert not wrong_bits(bits(7, 8), Fleet(devices=devices).subjects)
 
@@ -202,9 +205,10 @@ def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others():
     )
     told = {one.subject.uuids: one.problem for one in read_record(record, probe, fleet)}
     culprit = told.pop(("GPU-1", "GPU-3"))
-    assert culprit.text.startswith("wrong result: rank 3")
-    assert culprit.kind == "fault"
-    assert list(told.values()) == [Problem(text="not read: alpha GPU 3 failed", kind="not read")]
+    assert (culprit.kind, culprit.effect) == (ProblemKind.WRONG_RESULT, "fault")
+    assert culprit.detail == record.error_message
+    other = Problem(kind=ProblemKind.OTHER_FAILED, status=Status.ERROR, names=("alpha GPU 3",))
+    assert list(told.values()) == [other]
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
@@ -229,7 +233,8 @@ def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
     assert "memory 1000 MB" not in names
     [lacking] = [one for one in unread if one.test.name == "memory 1000 MB"]
     assert lacking.subject.name == "alpha GPU 1"
-    assert lacking.problem.text == "no room: 2.0 GiB of its memory are free, the test needs 3.8"
+    needed = 2**30 + 3 * 10**9
+    assert lacking.problem == Problem(kind=ProblemKind.NO_ROOM, value=2**31, limit=needed)
     assert split_by_memory(made, fleet, {}) == (made, ())
 
 
@@ -281,14 +286,23 @@ def later(facts: DeviceFacts, **changes) -> DeviceFacts:
     return replace(facts, **{"read_s": AT_S + 180, **changes})
 
 
-def problems(*readings: Reading) -> dict[str, str]:
-    return {one.test.name: one.problem.text for one in readings if one.problem is not None}
+def problems(*readings: Reading) -> dict[str, Problem]:
+    return {one.test.name: one.problem for one in readings if one.problem is not None}
 
 
 def links(down: int = -1, **errors: int) -> tuple[NvLink, ...]:
     return tuple(
         replace(one, is_active=one.link != down, errors=NO_ERRORS | errors) for one in LINKS
     )
+
+
+def told(kind: str, **changes: Any) -> Problem:
+    return Problem(kind=ProblemKind(kind), **changes)
+
+
+def link_errors(kind: str, count: int) -> Problem:
+    found = (LinkErrors(link=link.link, kind=kind, count=count) for link in LINKS)
+    return told("link_errors", link_errors=tuple(found))
 
 
 def test_a_healthy_device_has_a_value_for_each_fact_and_no_problem():
@@ -321,40 +335,42 @@ def test_a_healthy_device_has_a_value_for_each_fact_and_no_problem():
 @pytest.mark.parametrize(
     ("changes", "test", "problem"),
     [
-        ({"ecc_errors": 2}, "memory errors", "2 uncorrected memory errors, 2 of them during"),
-        ({"is_remap_pending": True}, "remapped rows", "remapped at the next reset"),
-        ({"remapped_rows": 2}, "remapped rows", "1 row of memory went bad during"),
-        ({"is_remap_failed": True}, "failed remaps", "no spare row is left"),
-        ({"is_retirement_pending": True}, "retired pages", "retired at the next reset"),
-        ({"retired_pages": 4}, "retired pages", "2 pages of memory went bad during the check"),
-        ({"kernel_xids": (31, 13)}, "Xid errors", "reported Xid 13 during the check"),
-        ({"kernel_xids": None, "new_xids": (94,)}, "Xid errors", "reported Xid 94 during"),
-        ({"pcie_replays": 28}, "PCIe replays", "25 packets were sent again"),
-        ({"pcie_lanes": 8}, "PCIe lanes", "8 of 16 PCIe lanes are in use"),
-        ({"nvlinks": links(down=2)}, "NVLinks up", "NVLink 2 is down"),
-        ({"nvlinks": links(replay=1)}, "NVLink errors", "NVLink 0: 1 replay error, NVLink 1: 1"),
-        ({"nvlinks": links(crc=18_001)}, "NVLink errors", "NVLink 0: 18001 crc errors"),
-        ({"fabric_faults": ("degraded bandwidth",)}, "NVLink fabric", "degraded bandwidth"),
+        ({"ecc_errors": 2}, "memory errors", told("memory_errors", value=2, limit=2)),
+        ({"is_remap_pending": True}, "remapped rows", told("row_pending")),
+        ({"remapped_rows": 2}, "remapped rows", told("bad_rows", value=1)),
+        ({"is_remap_failed": True}, "failed remaps", told("no_spare_row")),
+        ({"is_retirement_pending": True}, "retired pages", told("page_pending")),
+        ({"retired_pages": 4}, "retired pages", told("bad_pages", value=2)),
+        ({"kernel_xids": (31, 13)}, "Xid errors", told("new_xids", numbers=(13,))),
+        (
+            {"kernel_xids": None, "new_xids": (94,)},
+            "Xid errors",
+            told("new_xids", numbers=(94,)),
+        ),
+        ({"pcie_replays": 28}, "PCIe replays", told("pcie_replays", value=25)),
+        ({"pcie_lanes": 8}, "PCIe lanes", told("few_lanes", value=8, limit=16)),
+        ({"nvlinks": links(down=2)}, "NVLinks up", told("links_down", numbers=(2,))),
+        ({"nvlinks": links(replay=1)}, "NVLink errors", link_errors("replay", 1)),
+        ({"nvlinks": links(crc=18_001)}, "NVLink errors", link_errors("crc", 18_001)),
+        ({"fabric_faults": ("slow",)}, "NVLink fabric", told("fabric", names=("slow",))),
     ],
 )
 def test_each_fault_is_a_problem_of_its_own_fact_alone(changes, test, problem):
     before = facts_of()
     found = problems(*facts_readings([before], [later(before, **changes)]))
-    assert list(found) == [test]
-    assert problem in found[test]
-    assert test in ACTIONS
+    assert found == {test: problem}
 
 
 def test_errors_from_before_the_check_count_only_where_the_device_itself_failed():
     before = facts_of(kernel_xids=(13, 79), ecc_errors=1, pcie_replays=10**6, nvlinks=links(crc=9))
     assert problems(*facts_readings([before], [later(before)])) == {
-        "memory errors": "1 uncorrected memory error since the driver was loaded",
-        "Xid errors": "Xid 79 in the kernel's log",
+        "memory errors": told("memory_errors", limit=1),
+        "Xid errors": told("old_xids", numbers=(79,)),
     }
     # A watch that began anew counts from its own beginning.
     before = facts_of(kernel_xids=None, new_xids=(31, 31))
     again = later(before, new_xids=(79,), xids_watched_since_s=AT_S + 60)
-    during = {"Xid errors": "the driver reported Xid 79 during the check"}
+    during = {"Xid errors": told("new_xids", numbers=(79,))}
     assert problems(*facts_readings([before], [again])) == during
 
 
@@ -364,7 +380,7 @@ def test_a_link_that_no_board_of_the_node_uses_is_not_missed():
     assert problems(*facts_readings(pair, pair)) == {}
     worse = replace(pair[1], nvlinks=tuple(replace(link, is_active=False) for link in LINKS))
     found = problems(*facts_readings(pair, [pair[0], worse]))
-    assert found == {"NVLinks up": "NVLink 0, 1 is down"}
+    assert found == {"NVLinks up": told("links_down", numbers=(0, 1))}
     both = [replace(one, nvlinks=worse.nvlinks) for one in pair]  # a bridge fails at both its ends
     found = [one.test.name for one in facts_readings(pair, both) if one.problem]
     assert found == ["NVLinks up"] * 2

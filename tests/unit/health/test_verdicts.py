@@ -8,14 +8,33 @@ from typing import Any
 import pytest
 from builders import make_device, make_finding, make_pair, make_readings, make_subject, make_test
 
-from raybench.health.readings import Problem, Reading
+from raybench.health.readings import Reading
 from raybench.health.suite import COMPUTE_TEST, SUITE, WAIT_TEST, HealthTest, device_subjects
-from raybench.health.verdicts import EXPECTED_TEST, judge
-from raybench.records import Device
-from raybench.records.devices import Action, Finding, Verdict
+from raybench.health.verdicts import EXPECTED_TEST, Judgement, judge
+from raybench.records import Device, Status
+from raybench.records.devices import Action, Verdict
+from raybench.records.judgement import (
+    CommandKind,
+    PeerValue,
+    Problem,
+    ProblemKind,
+    Reason,
+    ReasonKind,
+    ValueRange,
+)
 
 PAIRS = make_test(name="copy 256 MiB", stage="pairs", subjects="pair", unit="GB/s", floor=0.02)
-FACT = make_test(name="Xid errors", stage="facts", unit="errors", floor=0.0, is_compared=False)
+FACT = make_test(
+    name="Xid errors",
+    stage="facts",
+    unit="errors",
+    floor=0.0,
+    is_compared=False,
+    action=Action.RESET,
+)
+FAILED = Problem(kind=ProblemKind.FAILED, status=Status.TIMEOUT, detail="no answer")
+NOT_READ = Problem(kind=ProblemKind.OTHER_FAILED, status=Status.TIMEOUT, names=("alpha GPU 0",))
+WRONG = Problem(kind=ProblemKind.WRONG_RESULT, status=Status.ERROR, detail="other bytes")
 UNKNOWN_MODEL = {"name": "gemm bf16 8191"}
 
 
@@ -30,7 +49,7 @@ def on_nodes(count: int, each: int) -> list[Device]:
     ]
 
 
-def unhealthy(findings: Iterable[Finding]) -> dict[str, Finding]:
+def unhealthy(findings: Iterable[Judgement]) -> dict[str, Judgement]:
     """By subject, without those that another is to blame for, and what is not known."""
     fine = (Verdict.HEALTHY, Verdict.UNKNOWN)
     ill = [one for one in findings if one.verdict not in fine and not one.culprit]
@@ -51,6 +70,21 @@ def pair_readings(count: int, slow: Iterable[tuple[int, int]]) -> list[Reading]:
     ]
 
 
+def in_one_of_three(problem: Problem) -> Reason:
+    return Reason(kind=ReasonKind.PROBLEMS, problems=(problem,), value=1, limit=3)
+
+
+def peers(count: int, *, best: bool = False) -> tuple[int, bool]:
+    return count, best
+
+
+def told_of(expected: PeerValue | ValueRange) -> object:
+    """Of peers how many, and whether their best; of a range its source."""
+    if isinstance(expected, PeerValue):
+        return peers(expected.count, best=expected.is_best)
+    return expected.source
+
+
 LIMITED = {"power_cap_w": 400.0, "power_cap_default_w": 700.0}
 ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
 
@@ -60,30 +94,29 @@ def test_a_device_that_is_slow_in_the_passes_it_was_read_in_is_bad_whoever_faile
     failed, count
 ):
     readings = make_readings([750.0] * (count - 1) + [375.0], passes=3)
-    own = Problem(text="timeout", kind="failed")
-    others = Problem(text="GPU 0 did not answer", kind="not read")
     for place, one in enumerate(readings):
         if one.pass_number == 2:
-            problem = own if one.subject.name == f"alpha GPU {failed}" else others
+            problem = FAILED if one.subject.name == f"alpha GPU {failed}" else NOT_READ
             readings[place] = replace(one, value=None, problem=problem)
     found = unhealthy(judge(readings, devices(count)))[f"alpha GPU {count - 1}"]
     assert (found.verdict, round(found.ratio)) == (Verdict.BAD, 2)
-    assert ("timeout" if failed == count - 1 else "GPU 0 did not answer") in found.evidence
+    problem = FAILED if failed == count - 1 else NOT_READ
+    assert (problem,) in [one.problems for one in found.evidence]
 
 
 def test_a_pass_that_was_tried_again_counts_once():
-    readings, lost = make_readings([750.0] * 4, passes=3), Problem(text="lost", kind="failed")
+    readings = make_readings([750.0] * 4, passes=3)
     ill = [one for one in readings if one.subject.name == "alpha GPU 3" and one.pass_number == 1]
-    failed = [replace(one, value=None, problem=lost) for one in ill * 2]
+    failed = [replace(one, value=None, problem=FAILED) for one in ill * 2]
     found = unhealthy(judge([*failed, *readings], devices(4)))["alpha GPU 3"]
-    assert found.reason == "lost (in 1 of 3 passes)"
+    assert found.reason == in_one_of_three(FAILED)
 
 
 @pytest.mark.parametrize(
     ("kind", "verdict", "action", "command"),
     [
-        ("fault", Verdict.BAD, Action.REPLACE, "scontrol update nodename="),
-        ("disputed", Verdict.SUSPECT, Action.WATCH, "raybench health --only alone --burn-in"),
+        (ProblemKind.WRONG_RESULT, Verdict.BAD, Action.REPLACE, CommandKind.DRAIN_SLURM),
+        (ProblemKind.DISPUTED_RESULT, Verdict.SUSPECT, Action.WATCH, CommandKind.BURN_IN),
     ],
 )
 @pytest.mark.parametrize("value", [None, 750.0])
@@ -91,32 +124,33 @@ def test_a_pass_that_was_tried_again_counts_once():
 def test_who_computes_something_wrong_in_all_passes_is_told_however_many_do(
     count, value, kind, verdict, action, command
 ):
-    problem = Problem(text="wrong result: other bytes", kind=kind)
+    problem = replace(WRONG, kind=kind)
     readings = [replace(one, problem=problem) for one in make_readings([value] * count)]
     fleet = devices(count, power_cap_w=400.0, power_cap_default_w=700.0)
     found = unhealthy(judge(readings, fleet)).values()
     assert {(one.verdict, one.action) for one in found} == {(verdict, action)}
-    assert all(one.command.startswith(command) for one in found)
+    assert {one.commands[0].kind for one in found} == {command}
+    assert {one.reason for one in found} == {Reason(kind=ReasonKind.PROBLEMS, problems=(problem,))}
 
 
 @pytest.mark.parametrize(
     ("values", "named", "verdict", "action", "expected"),
     [
-        ([750.0] * 5 + [690.0] + [750.0] * 2, "alpha GPU 5", "suspect", "watch", "of 8 alike"),
-        ([450.0] + [750.0] * 3, "alpha GPU 0", "bad", "reset", "of 4 alike"),
+        ([750.0] * 5 + [690.0] + [750.0] * 2, "alpha GPU 5", "suspect", "watch", peers(8)),
+        ([450.0] + [750.0] * 3, "alpha GPU 0", "bad", "reset", peers(4)),
         # Of two devices the other is what is expected; of one, what its model reaches.
-        ([750.0, 720.0], None, "", "", ""),
-        ([750.0, 615.0], "alpha GPU 1", "suspect", "watch", "the best of 2 alike"),
-        ([750.0, 450.0], "alpha GPU 1", "bad", "reset", "the best of 2 alike"),
-        ([750.0], None, "", "", ""),
-        ([600.0], "alpha GPU 0", "suspect", "watch", "hosts, November 2026"),
+        ([750.0, 720.0], None, "", "", None),
+        ([750.0, 615.0], "alpha GPU 1", "suspect", "watch", peers(2, best=True)),
+        ([750.0, 450.0], "alpha GPU 1", "bad", "reset", peers(2, best=True)),
+        ([750.0], None, "", "", None),
+        ([600.0], "alpha GPU 0", "suspect", "watch", "reference"),
         # Where all are slow none is blamed.
-        ([400.0] * 4, ALL, "suspect", "watch", "hosts, November 2026"),
-        ([400.0] * 2, BOTH, "suspect", "watch", "hosts, November 2026"),
+        ([400.0] * 4, ALL, "suspect", "watch", "reference"),
+        ([400.0] * 2, BOTH, "suspect", "watch", "reference"),
         # Without a value nothing is healthy.
-        ([750.0, 750.0, None, 750.0, 750.0], "alpha GPU 2", "untested", None, ""),
-        ([750.0, float("nan"), 750.0], "alpha GPU 1", "untested", None, ""),
-        ([750.0, 0.0, 750.0], "alpha GPU 1", "untested", None, ""),
+        ([750.0, 750.0, None, 750.0, 750.0], "alpha GPU 2", "untested", None, None),
+        ([750.0, float("nan"), 750.0], "alpha GPU 1", "untested", None, None),
+        ([750.0, 0.0, 750.0], "alpha GPU 1", "untested", None, None),
     ],
 )
 def test_a_device_is_held_against_those_alike(values, named, verdict, action, expected):
@@ -125,24 +159,27 @@ def test_a_device_is_held_against_those_alike(values, named, verdict, action, ex
     for one in found.values():
         assert one.verdict.value == verdict
         assert action is None or one.action.value == action
-        assert expected in one.expected
-        assert verdict != "bad" or one.command.startswith("nvidia-smi --gpu-reset -i ")
+        assert expected is None or expected in map(told_of, one.expected)
+        assert verdict != "bad" or one.commands[0].kind is CommandKind.RESET_GPU
 
 
 @pytest.mark.parametrize(
     ("changes", "others_w", "command"),
     [
-        ({"other_processes": 1}, 700.0, "nvidia-smi -q -d PIDS -i GPU-3"),
-        (LIMITED, 700.0, "nvidia-smi --power-limit=700"),
+        ({"other_processes": 1}, 700.0, CommandKind.SHOW_GPU_PROCESSES),
+        (LIMITED, 700.0, CommandKind.SET_POWER_LIMIT),
         # All are limited, and one is slow.
-        (LIMITED, 400.0, "nvidia-smi --gpu-reset -i GPU-3"),
+        (LIMITED, 400.0, CommandKind.RESET_GPU),
     ],
 )
 def test_a_process_or_a_power_limit_of_one_device_alone_is_a_setting(changes, others_w, command):
     fleet = [*devices(3, power_cap_w=others_w), make_device(3, **changes)]
     found = unhealthy(judge(make_readings([750.0] * 3 + [450.0]), fleet))["alpha GPU 3"]
-    assert found.action is (Action.RESET if "reset" in command else Action.SETTING)
-    assert found.command.startswith(command)
+    is_reset = command is CommandKind.RESET_GPU
+    assert found.action is (Action.RESET if is_reset else Action.SETTING)
+    [typed] = found.commands
+    assert (typed.kind, typed.uuid, typed.hosts) == (command, "GPU-3", ("alpha",))
+    assert typed.value == (700 if command is CommandKind.SET_POWER_LIMIT else 0)
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -154,10 +191,7 @@ def test_a_burn_in_that_ends_slower_is_suspect_however_many_do(count):
 
 
 def test_a_device_that_fails_is_bad_and_the_one_that_it_kept_from_running_is_untested():
-    problems = (
-        Problem(text="timeout: no answer for 30 s", kind="failed"),
-        Problem(text="not read: alpha GPU 0 was stopped", kind="not read"),
-    )
+    problems = (FAILED, NOT_READ)
     none = make_readings([None, None])
     readings = [replace(one, problem=problems[place % 2]) for place, one in enumerate(none)]
     found = unhealthy(judge(readings, devices(2)))
@@ -167,10 +201,10 @@ def test_a_device_that_fails_is_bad_and_the_one_that_it_kept_from_running_is_unt
 @pytest.mark.parametrize(
     ("problem", "value", "verdict", "action"),
     [
-        (Problem(text="error: out of memory", kind="failed"), None, Verdict.SUSPECT, Action.WATCH),
-        (Problem(text="wrong result: other bytes"), None, Verdict.BAD, Action.REPLACE),
-        (Problem(text="wrong bits: it changed"), 750.0, Verdict.BAD, Action.REPLACE),
-        (Problem(text="not read: GPU 0 crashed", kind="not read"), None, None, None),
+        (FAILED, None, Verdict.SUSPECT, Action.WATCH),
+        (WRONG, None, Verdict.BAD, Action.REPLACE),
+        (Problem(kind=ProblemKind.CHANGED_BITS), 750.0, Verdict.BAD, Action.REPLACE),
+        (NOT_READ, None, None, None),
     ],
 )
 def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
@@ -181,11 +215,13 @@ def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
     assert list(found) == (["alpha GPU 1"] if verdict else [])
     for one in found.values():
         assert (one.verdict, one.action) == (verdict, action)
-        times = "" if verdict is Verdict.BAD else " (in 1 of 3 passes)"
-        assert one.reason == f"{problem.text}{times}"
+        is_bad = verdict is Verdict.BAD
+        always = Reason(kind=ReasonKind.PROBLEMS, problems=(problem,))
+        assert one.reason == (always if is_bad else in_one_of_three(problem))
         if action is Action.REPLACE:
-            assert "scontrol update nodename=alpha state=drain" in one.command
-            assert "kubectl cordon alpha" in one.command
+            told = [(typed.kind, typed.hosts) for typed in one.commands]
+            kinds = (CommandKind.DRAIN_SLURM, CommandKind.CORDON)
+            assert told == [(kind, ("alpha",)) for kind in kinds]
 
 
 def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it():
@@ -195,9 +231,9 @@ def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it():
     all_four = make_subject(kind="node", uuids=tuple(make_subject(n).uuids[0] for n in range(4)))
     reading = Reading(test=together, subject=all_four, pass_number=1, value=100.0)
     [found] = unhealthy(judge([reading], fleet)).values()
-    assert found.command == "unset NCCL_ALGO"
+    assert [typed.names for typed in found.commands] == [("NCCL_ALGO",)]
     [found] = unhealthy(judge(make_readings([20.0] * 4, host_links()), fleet)).values()
-    assert found.command.startswith("nvidia-smi topo -m; ")
+    assert [typed.kind for typed in found.commands] == [CommandKind.SHOW_HOST_TOPOLOGY]
 
 
 def host_links(stage: str = "host-links") -> HealthTest:
@@ -217,22 +253,22 @@ def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():
     readings = make_readings([600.0], make_test(**UNKNOWN_MODEL)) + make_readings([1.0], burn_in)
     device, _, model = judge(readings, devices(1))
     assert device.verdict is Verdict.UNKNOWN
-    assert "nothing is known of what NVIDIA H200 reaches" in device.reason
-    assert "datasheet says 990 TFLOP/s" in device.reason
-    assert (model.test, model.verdict) == (EXPECTED_TEST, Verdict.UNKNOWN)
+    assert (device.reason.kind, device.reason.model) == (ReasonKind.NOTHING_KNOWN, "NVIDIA H200")
+    assert (round(device.reason.value), device.reason.unit) == (990, "TFLOP/s")
+    assert (model.test.name, model.verdict) == (EXPECTED_TEST, Verdict.UNKNOWN)
 
 
 @pytest.mark.parametrize(
     ("before", "now", "floor", "named", "expected"),
     [
         # One of two is compared with its own past.
-        ([[700, 702, 698], [700, 690, 710]], [700, 595], 0.03, "alpha GPU 1", "its earlier checks"),
+        ([[700, 702, 698], [700, 690, 710]], [700, 595], 0.03, "alpha GPU 1", ("own checks", 3)),
         # All of a fleet with the past of their model, from three checks on.
-        ([[700, 702, 698]], [560] * 6, 0.01, "all 6 NVIDIA H200", "of this model, 3 of them"),
-        ([[700, 702]] * 4, [560] * 4, 0.01, None, ""),
+        ([[700, 702, 698]], [560] * 6, 0.01, "all 6 NVIDIA H200", ("checks of model", 3)),
+        ([[700, 702]] * 4, [560] * 4, 0.01, None, None),
         # Workers that share their cores may all have a busy hour.
-        ([[25, 26, 25.5]], [11.5] * 2, 0.1, None, ""),
-        ([[25, 26, 25.5]], [2] * 2, 0.1, "both NVIDIA H200", "of this model"),
+        ([[25, 26, 25.5]], [11.5] * 2, 0.1, None, None),
+        ([[25, 26, 25.5]], [2] * 2, 0.1, "both NVIDIA H200", ("checks of model", 3)),
     ],
 )
 def test_a_device_is_compared_with_earlier_checks(before, now, floor, named, expected):
@@ -247,13 +283,14 @@ def test_a_device_is_compared_with_earlier_checks(before, now, floor, named, exp
     past += [(f"bad-{check}", bad) for check in range(3)]
     found = unhealthy(judge(make_readings(now, test), devices(len(now)), past))
     assert list(found) == ([named] if named else [])
-    assert all(expected in one.expected for one in found.values())
+    told = [(known.source, known.checks) for one in found.values() for known in one.expected]
+    assert told == ([expected] if expected else [])
 
 
 def test_a_fact_is_wrong_by_itself_and_not_by_its_value():
     readings = make_readings([0.0, 3.0, 0.0, 0.0], FACT, passes=1)
     assert unhealthy(judge(readings, devices(4))) == {}
-    readings[1] = replace(readings[1], problem=Problem(text="Xid 79 during the check"))
+    readings[1] = replace(readings[1], problem=Problem(kind=ProblemKind.NEW_XIDS, numbers=(79,)))
     found = unhealthy(judge(readings, devices(4)))["alpha GPU 1"]
     assert (found.verdict, found.action) == (Verdict.BAD, Action.RESET)
 
@@ -268,44 +305,59 @@ def names(ways: Iterable[tuple[int, int]]) -> set[str]:
 
 FROM_0 = both_ways((0, 1), (0, 2))
 ALL_OF_NODE_1 = both_ways(*((mine, other) for mine in (2, 3) for other in (0, 1, 4, 5)))
+GPUS_023 = ("alpha GPU 0", "alpha GPU 2", "alpha GPU 3")
+OF_GPU_1 = Reason(kind=ReasonKind.SLOW_WITH_PARTNERS, value=3, subject="device")
+OF_NODE_1 = Reason(kind=ReasonKind.SLOW_WITH_PARTNERS, value=2, subject="node")
+OF_NODE_PATH = Reason(kind=ReasonKind.SLOW_PATH, value=8, limit=8)
 NODE_0_TO_1 = both_ways(*((mine, other) for mine in (0, 1) for other in (2, 3)))
 
 
 @pytest.mark.parametrize(
-    ("fleet", "slow", "named", "kind", "words"),
+    ("fleet", "slow", "named", "kind", "reason", "partners"),
     [
         # Slow with all partners, which are fast with others.
-        (devices(4), both_ways((1, 0), (1, 2), (1, 3)), {"alpha GPU 1"}, "device", "GPU 0, alpha"),
+        (
+            devices(4),
+            both_ways((1, 0), (1, 2), (1, 3)),
+            {"alpha GPU 1"},
+            "device",
+            OF_GPU_1,
+            GPUS_023,
+        ),
         # Fast with most partners: two paths.
-        (devices(8), FROM_0, names(FROM_0), "pair", "the path between the two is to blame"),
+        (devices(8), FROM_0, names(FROM_0), "pair", "path", ()),
         # Without other partners neither the devices nor the path.
-        (devices(2), {(0, 1)}, names({(0, 1)}), "pair", "the path or one of the two is to blame"),
-        (on_nodes(6, 2), ALL_OF_NODE_1, {"node1"}, "node", "slow with node0, node2"),
+        (devices(2), {(0, 1)}, names({(0, 1)}), "pair", "path or end", ()),
+        (on_nodes(6, 2), ALL_OF_NODE_1, {"node1"}, "node", OF_NODE_1, ("node0", "node2")),
         # One finding for all devices of two nodes.
-        (on_nodes(6, 2), NODE_0_TO_1, {"node0 to node1"}, "pair", "slow for 8 of 8 pairs"),
+        (on_nodes(6, 2), NODE_0_TO_1, {"node0 to node1"}, "pair", OF_NODE_PATH, ()),
     ],
 )
-def test_slow_pairs_have_a_device_a_node_or_a_path_as_root_cause(fleet, slow, named, kind, words):
+def test_slow_pairs_have_a_device_a_node_or_a_path_as_root_cause(
+    fleet, slow, named, kind, reason, partners
+):
     findings = judge(pair_readings(len(fleet), slow), fleet)
     found = unhealthy(findings)
     assert set(found) == named
     assert {one.subject.kind for one in found.values()} == {kind}
-    assert all(words in one.reason + one.evidence for one in found.values())
+    blame = isinstance(reason, str)
+    assert {one.reason.blame if blame else one.reason for one in found.values()} == {reason}
+    told = [one.names for cause in found.values() for one in cause.evidence if one.names]
+    assert told == ([partners] if partners else [])
     victims = [one for one in findings if one.culprit]
     assert len(victims) == (0 if named == names(slow) else len(slow))
 
 
 def test_pairs_that_failed_in_a_pass_are_not_slow():
-    lost = Problem(text="timeout", kind="failed")
     readings = [
-        replace(one, value=None, problem=lost)
+        replace(one, value=None, problem=FAILED)
         if one.pass_number == 2 and "GPU-0" in one.subject.uuids
         else one
         for one in pair_readings(4, ())
     ]
     found = unhealthy(judge(readings, devices(4)))
     assert set(found) == names(both_ways((0, 1), (0, 2), (0, 3)))
-    assert {one.reason for one in found.values()} == {"timeout (in 1 of 3 passes)"}
+    assert {one.reason for one in found.values()} == {in_one_of_three(FAILED)}
 
 
 def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Reading]:
@@ -321,16 +373,18 @@ def test_all_ranks_are_named_that_others_of_their_model_wait_for_and_which_are_s
         for one in other
     ]
     readings = [*make_readings([750.0] * 4 + [450.0]), *late, *other]
-    waits = [one for one in judge(readings, devices(5)) if one.test == WAIT_TEST]
+    waits = [one for one in judge(readings, devices(5)) if one.test.name == WAIT_TEST]
     told = {one.subject.name: one for one in waits if one.verdict is Verdict.SUSPECT}
     assert list(told) == ["alpha GPU 3", "alpha GPU 4", "beta GPU 1"]
     # Of a good device the CPU or the data is late.
-    assert "look at its CPU and its data" in told["alpha GPU 3"].evidence
-    assert told["alpha GPU 4"].evidence == "its device is slow alone too"
+    kinds = {name: [reason.kind for reason in one.evidence] for name, one in told.items()}
+    assert kinds["alpha GPU 3"] == [ReasonKind.CPU_OR_DATA]
+    assert kinds["alpha GPU 4"] == [ReasonKind.SLOW_ALONE]
     assert told["alpha GPU 4"].action is Action.WATCH
     named = ["alpha GPU 4"] * 3 + [""] * 2 + ["beta GPU 1", "", "beta GPU 1"]
-    assert [one.culprit for one in waits] == named
-    assert (waits[0].verdict, waits[0].evidence[:14]) == (Verdict.HEALTHY, "waits 4,001 ms")
+    assert [one.culprit.name if one.culprit else "" for one in waits] == named
+    [waited] = waits[0].evidence
+    assert (waits[0].verdict, waited.kind, round(waited.value)) == ("healthy", "waits", 4001)
 
 
 def test_a_rank_that_is_late_in_two_of_three_passes_is_no_straggler():
@@ -368,9 +422,9 @@ def test_devices_that_other_programs_used_in_most_points_are_suspect_though_none
     ]
     [found] = unhealthy(judge(readings, workers)).values()
     assert (found.subject.name, found.verdict) == ("both CPU workers", Verdict.SUSPECT)
-    assert found.reason == "used by other programs in 2 of 3 points"
-    assert found.evidence == beside[0]
-    assert found.command.startswith("ps -eo ")
+    assert found.reason == Reason(kind=ReasonKind.OTHER_PROGRAMS, value=2, limit=3)
+    assert [one.names for one in found.evidence] == [beside]
+    assert [typed.kind for typed in found.commands] == [CommandKind.SHOW_ALL_CPU_LOAD]
     in_one_pass = [replace(one, other_programs=()) for one in readings if one.pass_number > 1]
     assert unhealthy(judge([*readings[:2], *in_one_pass], workers)) == {}
 
@@ -426,7 +480,7 @@ H200S = tuple(make_device(rank, topology="NVLink x18, 1:PHB") for rank in range(
 TESTS = {test.name: test for test in SUITE["cuda"]}
 
 
-def judge_h200s(check: int, **changes: tuple[float, float]) -> list[Finding]:
+def judge_h200s(check: int, **changes: tuple[float, float]) -> list[Judgement]:
     """check: 0 or -1, the first or the second."""
     values = {name: found[check] for name, found in H200_FIGURES.items()} | changes
     readings = [
@@ -441,4 +495,4 @@ def judge_h200s(check: int, **changes: tuple[float, float]) -> list[Finding]:
 def test_two_healthy_h200s_are_healthy_and_one_with_99_of_132_multiprocessors_is_named():
     assert judge_h200s(0) == judge_h200s(-1) == []
     [ill] = judge_h200s(0, **{"gemm bf16 8192": (684, 0.82 * 684)})
-    assert (ill.subject.name, ill.test) == ("alpha GPU 1", "gemm bf16 8192")
+    assert (ill.subject.name, ill.test.name) == ("alpha GPU 1", "gemm bf16 8192")

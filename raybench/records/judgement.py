@@ -1,0 +1,232 @@
+"""Why a health check judges a subject as it does, and what to do: kinds and numbers.
+
+`report/words/health.py` has the words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, Self
+
+from raybench.records import Status
+from raybench.records.devices import SubjectKind
+
+# fault: the subject is wrong. disputed: subjects differ, and which is wrong is not known. failed:
+# no result, by the subject's doing or by nobody knows whose; healthy subjects fail too. not read:
+# no result because of another subject or program.
+Effect = Literal["fault", "disputed", "failed", "not read"]
+
+
+class ProblemKind(StrEnum):
+    """What is wrong with a subject in one pass. The comment says what `Problem` holds."""
+
+    effect: Effect
+
+    CHANGED_BITS = "changed_bits", "fault"
+    # value: devices of the model that agree on another product.
+    OTHER_BITS = "other_bits", "fault"
+    MISPLACED_BITS = "misplaced_bits", "fault"
+    # names: of the devices that differ.
+    DISPUTED_BITS = "disputed_bits", "disputed"
+    # status, detail: of the record.
+    WRONG_RESULT = "wrong_result", "fault"
+    DISPUTED_RESULT = "disputed_result", "disputed"
+    FAILED = "failed", "failed"
+    NOT_STARTED = "not_started", "not read"
+    # names: of the device that failed; status.
+    OTHER_FAILED = "other_failed", "not read"
+    # value: free bytes. limit: bytes that the test needs.
+    NO_ROOM = "no_room", "not read"
+    WORKER_LOST = "worker_lost", "fault"
+    # detail: why the GPU cannot be read any more.
+    DEVICE_UNREAD = "device_unread", "fault"
+    # value: during the check. limit: since the driver was loaded.
+    MEMORY_ERRORS = "memory_errors", "fault"
+    ROW_PENDING = "row_pending", "fault"
+    # value: rows that went bad during the check.
+    BAD_ROWS = "bad_rows", "fault"
+    PAGE_PENDING = "page_pending", "fault"
+    # value: pages that went bad during the check.
+    BAD_PAGES = "bad_pages", "fault"
+    NO_SPARE_ROW = "no_spare_row", "fault"
+    # numbers: of the Xids, during the check or earlier.
+    NEW_XIDS = "new_xids", "fault"
+    OLD_XIDS = "old_xids", "fault"
+    # value: packets.
+    PCIE_REPLAYS = "pcie_replays", "fault"
+    # value: lanes in use. limit: lanes of the device.
+    FEW_LANES = "few_lanes", "fault"
+    # numbers: of the links.
+    LINKS_DOWN = "links_down", "fault"
+    LINK_ERRORS = "link_errors", "fault"
+    # names: faults that the fabric manager reports.
+    FABRIC = "fabric", "fault"
+
+    def __new__(cls, value: str, effect: Effect = "fault") -> Self:
+        """Make a member, whose value is its name."""
+        member = str.__new__(cls, value)
+        member._value_, member.effect = value, effect
+        return member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkErrors:
+    """How many errors of a kind a link had during a check."""
+
+    link: int
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is wrong with a subject in one pass, whatever its value; fields by `ProblemKind`."""
+
+    kind: ProblemKind
+    value: int = 0
+    limit: int = 0
+    numbers: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    status: Status | None = None
+    # An error message, or what the driver says.
+    detail: str = ""
+    link_errors: tuple[LinkErrors, ...] = ()
+
+    @property
+    def effect(self) -> Effect:
+        """Return what the problem means for the subject."""
+        return self.kind.effect
+
+
+class ReasonKind(StrEnum):
+    """What speaks for a verdict. The comment says what `Reason` holds."""
+
+    # The driver does not report the fact.
+    NOT_REPORTED = "not_reported"
+    NOT_READ = "not_read"
+    # problems; if it ran in other passes, value: passes that failed, limit: all passes.
+    PROBLEMS = "problems"
+    # value: time over that of similar subjects, or over its usual time.
+    SLOWER_THAN_PEERS = "slower_than_peers"
+    SLOWER_THAN_USUAL = "slower_than_usual"
+    ALL_SLOW = "all_slow"
+    # model, placement; value: by the datasheet, in unit; None if that is unknown.
+    NOTHING_KNOWN = "nothing_known"
+    # model.
+    NO_FIGURES = "no_figures"
+    # value: points that other programs disturbed. limit: all points.
+    OTHER_PROGRAMS = "other_programs"
+    # value: slow partners. subject.
+    SLOW_WITH_PARTNERS = "slow_with_partners"
+    # value: slow pairs. limit: all pairs of the path.
+    SLOW_PATH = "slow_path"
+    # value: ms that the others wait for it. limit: ms of the step.
+    LATE = "late"
+    # Evidence. value: passes.
+    IN_EACH_PASS = "in_each_pass"
+    # value: standard deviation of the others, as a share.
+    SPREAD = "spread"
+    # value: slow subjects. limit: the others.
+    ONE_OF_SLOW = "one_of_slow"
+    NONE_STANDS_OUT = "none_stands_out"
+    # names: what the other programs did.
+    PROGRAMS = "programs"
+    FAST_WITH_OTHERS = "fast_with_others"
+    ONE_ILL_ALONE = "one_ill_alone"
+    # names: of the partners.
+    PARTNERS = "partners"
+    # value: ms that the rank waits for the latest one.
+    WAITS = "waits"
+    SLOW_ALONE = "slow_alone"
+    SLOW_LINK = "slow_link"
+    CPU_OR_DATA = "cpu_or_data"
+
+
+Blame = Literal["path", "path or end"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """A reason for a verdict, or evidence for it; fields by `ReasonKind`."""
+
+    kind: ReasonKind
+    value: float | None = None
+    limit: float | None = None
+    unit: str = ""
+    names: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    model: str = ""
+    # Name of a `Placement` in references; empty for a device.
+    placement: str = ""
+    subject: SubjectKind = "device"
+    # Of a slow pair.
+    blame: Blame | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerValue:
+    """The value of similar subjects in the same check."""
+
+    value: float
+    # Subjects with a value.
+    count: int
+    # How many of the fastest it is the median of, if subjects fall into two groups; else 0.
+    fastest: int = 0
+    # The best value and not the median, because few subjects are similar.
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRange:
+    """The range of a figure on other days or machines."""
+
+    low: float
+    high: float
+    source: Literal["start", "own checks", "checks of model", "reference"]
+    # Earlier checks.
+    checks: int = 0
+    # Of the reference.
+    provenance: str = ""
+
+
+Expected = PeerValue | ValueRange
+
+
+class CommandKind(StrEnum):
+    """A command that a health check proposes. The comment says what `Command` holds."""
+
+    # uuid, host.
+    RESET_GPU = "reset_gpu"
+    SHOW_GPU = "show_gpu"
+    SHOW_HOST_LINK = "show_host_link"
+    SHOW_GPU_PROCESSES = "show_gpu_processes"
+    # uuid, host, value: watts.
+    SET_POWER_LIMIT = "set_power_limit"
+    # host, value: process id.
+    SHOW_PROCESS = "show_process"
+    # host.
+    DRAIN_SLURM = "drain_slurm"
+    CORDON = "cordon"
+    SHOW_CPU_LOAD = "show_cpu_load"
+    SHOW_HOST_TOPOLOGY = "show_host_topology"
+    SHOW_NVLINKS = "show_nvlinks"
+    # hosts.
+    SHOW_NETWORK = "show_network"
+    SHOW_ALL_CPU_LOAD = "show_all_cpu_load"
+    SHOW_ALL_GPU_PROCESSES = "show_all_gpu_processes"
+    # names: of variables.
+    UNSET = "unset"
+    DOCTOR = "doctor"
+    BURN_IN = "burn_in"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command to type; it is never run. Fields by `CommandKind`."""
+
+    kind: CommandKind
+    hosts: tuple[str, ...] = ()
+    uuid: str = ""
+    value: float = 0
+    names: tuple[str, ...] = ()
