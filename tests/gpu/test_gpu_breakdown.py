@@ -41,7 +41,7 @@ def row_of(cluster, workload="mlp", **settings):
     row = point_row("run-a", record_of(cluster, workload, **settings), Measure())
     # Shown with -rP: these are figures to look at, not only to pass.
     told = {name: value for name, value in vars(row).items() if name.endswith(("_ms", "_bytes"))}
-    print(workload, settings, told, row.host_bound, row.slowest_rank, row.warnings)
+    print(workload, settings, told, row.host_bound, row.slowest_rank, row.doubts)
     return row
 
 

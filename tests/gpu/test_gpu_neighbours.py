@@ -91,8 +91,8 @@ def test_a_process_on_another_gpu_shares_the_node(tmp_path):
     assert done.returncode == 0, done.stderr
     named = f"process {stranger.pid} ("
     for point in table(tmp_path).to_dict("records"):
-        print(point["neighbours"], point["node_neighbours"], point["warnings"])
+        print(point["neighbours"], point["node_neighbours"], point["doubts"])
         [told] = [one for one in point["node_neighbours"] if one.startswith(named)]
         assert told.endswith(f" used GPU {number} of {socket.gethostname()}")
-        assert f"shared node: {told}" in point["warnings"]
+        assert told in [d["subject"] for d in point["doubts"] if d["kind"] == "shared_node"]
         assert not any(named in one for one in point["neighbours"])

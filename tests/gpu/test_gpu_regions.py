@@ -6,6 +6,7 @@ from torch import nn
 
 from raybench.job.model import Measure
 from raybench.measure.phases import measure
+from raybench.records.doubts import NotMeasured
 from raybench.workloads.base import Workload
 from tests.gpu.gpus import make_context
 
@@ -79,4 +80,4 @@ def test_a_step_with_regions_can_be_captured_and_says_why_it_has_none():
     context = make_context(cuda_graph=True)
     breakdown = measure(lambda: Spinning(context), context, SETTINGS).breakdown
     assert breakdown.regions == ()
-    assert "CUDA graph" in breakdown.methods["regions"]
+    assert breakdown.not_measured["regions"] is NotMeasured.CUDA_GRAPH

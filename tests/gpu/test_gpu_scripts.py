@@ -24,7 +24,7 @@ def test_a_script_is_measured_unchanged_on_the_device(name):
     answer = Worker("cuda", 0).run(make_task(name), ALONE, None)
     assert isinstance(answer, Measurement), answer
     # By CUDA events: a host's clock would have warned.
-    assert answer.warnings == ()
+    assert answer.doubts == ()
     (repetition,) = answer.repetitions
     assert len(repetition.timed.step_ns) == 30
     assert repetition.timed.step_ns != repetition.timed.host_ns
@@ -81,7 +81,7 @@ def test_a_script_with_loader_workers_is_alone(sweep_of_loaders):
     assert list(points["status"]) == ["ok"] * 12
     told = [
         text
-        for column in ("neighbours", "node_neighbours", "warnings")
+        for column in ("neighbours", "node_neighbours")
         for texts in points[column]
         for text in texts
     ]
@@ -118,7 +118,7 @@ def test_ranks_train_together_on_their_own_devices(two_gpus, name):
     answers = two_gpus.run(make_task(name, 2), (0, 1))
     for answer in answers:
         assert isinstance(answer, Measurement), answer
-        assert answer.warnings == ()
+        assert answer.doubts == ()
         assert answer.peak_mem_allocated_bytes
 
 

@@ -8,6 +8,7 @@ import pytest
 from raybench.job.model import Measure, Span
 from raybench.job.point import Precision
 from raybench.records import Measurement, Task
+from raybench.records.doubts import DoubtKind
 from tests.gpu.gpus import GPU, cluster_of
 from tests.unit.fakes import make_point
 
@@ -46,7 +47,7 @@ def test_a_mess_is_not_seen_by_the_next_point(cluster, tmp_path):
     _, messy = run_mess(cluster, tmp_path, "settings")
     after, _ = run_mess(cluster, tmp_path, "none")
     # Told is only the precision that it had at the end.
-    assert ["precision" in warning for warning in messy.warnings] == [True]
+    assert [doubt.kind for doubt in messy.doubts] == [DoubtKind.OTHER_PRECISION]
     assert messy.worker_reusable
     assert after == before
 
@@ -84,7 +85,8 @@ def test_device_memory_that_is_kept_is_told_and_costs_the_process(cluster, tmp_p
     run_mess(cluster, tmp_path, "none")
     process_id = cluster.devices[0].process_id
     _, greedy = run_mess(cluster, tmp_path, "memory")
-    assert greedy.warnings[0].startswith("the workload left 512 MiB of device memory behind")
+    assert greedy.doubts[0].kind is DoubtKind.LEFT_BEHIND
+    assert greedy.doubts[0].subject == "512 MiB of device memory"
     assert cluster.devices[0].process_id != process_id
     seen, _ = run_mess(cluster, tmp_path, "none")
     assert seen["allocated_bytes"] < 2**20
@@ -103,6 +105,6 @@ def test_the_built_in_workloads_leave_nothing_behind(cluster, workload, params, 
     run(cluster, "mlp", MLP)
     process_id = cluster.devices[0].process_id
     answer = run(cluster, workload, params, cuda_graph=cuda_graph)
-    assert answer.warnings == ()
+    assert answer.doubts == ()
     assert answer.worker_reusable
     assert cluster.devices[0].process_id == process_id

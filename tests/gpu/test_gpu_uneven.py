@@ -1,11 +1,11 @@
 """Uneven steps on two GPUs over NCCL: `pytest -m gpu tests/gpu/test_gpu_uneven.py`."""
 
 import pytest
-import torch
 
 from raybench.job.model import Measure
 from raybench.job.point import SlowBy
 from raybench.records import Task
+from raybench.records.doubts import DoubtKind
 from tests.gpu.gpus import TWO_GPUS, cluster_of
 from tests.measured_points import measure_row
 from tests.unit.fakes import make_point
@@ -31,7 +31,7 @@ def measured(cluster, workload, *, batch_size, passes, **settings):
     row = measure_row(cluster, Task(point=point, settings=measure))
     # Shown with -rP: these are figures to look at, not only to pass.
     told = {name: value for name, value in vars(row).items() if "_ms" in name or "share" in name}
-    print(settings, told, row.slow_ratio_by_rank, row.gradient_error, row.setup_s, row.warnings)
+    print(settings, told, row.slow_ratio_by_rank, row.gradient_error, row.setup_s, row.doubts)
     return row
 
 
@@ -57,8 +57,9 @@ def test_extra_compute_leaves_a_device_the_speed_that_was_asked_for(cluster):
 def test_half_of_the_multiprocessors_are_a_slower_device_and_the_row_says_so(cluster):
     row = measured(cluster, "mlp", batch_size=16384, passes=1, slow_ratio=0.5, slow_by=SlowBy.SMS)
     assert 0.4 < row.slow_ratio_by_rank[1] < 0.8
-    sms = torch.cuda.get_device_properties(1).multi_processor_count // 2
-    assert any(f"emulates a slower device by {sms} SMs" in w for w in row.warnings)
+    (doubt,) = (doubt for doubt in row.doubts if doubt.kind is DoubtKind.EMULATED)
+    assert (doubt.subject, doubt.limit) == ("rank 1", 0.5)
+    assert doubt.value == row.slow_ratio_by_rank[1]
 
 
 def test_passes_by_speed_make_the_step_shorter_and_as_long_as_predicted(cluster):

@@ -6,6 +6,7 @@ import pytest
 
 from raybench.job.model import Measure
 from raybench.records import Failure, Task
+from raybench.records.doubts import DoubtKind
 from raybench.results.tables import is_slowed_by_one_rank
 from tests.cluster_contract import PROBE, failures, process_ids, run
 from tests.measured_points import measure_row
@@ -84,8 +85,9 @@ def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
     assert [ms >= DELAY_MS for ms in row.local_step_ms_by_rank] == [
         rank == slow_rank for rank in (0, 1)
     ]
-    said = f"rank {slow_rank} is slower: its own step takes "
-    assert [text for text in row.warnings if text.startswith(said) and "(host)" in text]
+    (doubt,) = (doubt for doubt in row.doubts if doubt.kind is DoubtKind.SLOW_RANK)
+    assert doubt.subject == f"rank {slow_rank}"
+    assert doubt.value == pytest.approx(DELAY_MS / row.step_ms_p50, rel=0.2)
     # Every step takes as long as the slow rank alone needs: that is no communication.
     assert row.local_step_ms >= DELAY_MS
     assert row.comm_ms < DELAY_MS / 2

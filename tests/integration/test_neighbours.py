@@ -92,10 +92,11 @@ def test_only_strangers_are_beside_a_script(gpus, stranger, tmp_path):
         )
         assert list(point["neighbours"]) == on_own
         assert set(point["node_neighbours"]) == beside | on_other
-        warnings = {one for one in point["warnings"] if one.startswith(("not alone", "shared"))}
-        assert warnings == {
-            *(f"not alone: {one}" for one in on_own),
-            *(f"shared node: {one}" for one in beside | on_other),
+        kinds = ("not_alone", "shared_node")
+        doubts = {(d["kind"], d["subject"]) for d in point["doubts"] if d["kind"] in kinds}
+        assert doubts == {
+            *(("not_alone", one) for one in on_own),
+            *(("shared_node", one) for one in beside | on_other),
         }
 
 

@@ -11,6 +11,7 @@ import ray
 from ray import exceptions
 
 from raybench.records import Failure, Measurement, Status
+from raybench.records.doubts import DoubtKind
 from tests.cluster_contract import PointContract, failures, places, process_ids, run
 from tests.integration.sweeps import wait_for
 
@@ -148,11 +149,11 @@ def test_what_a_rank_leaves_behind_is_told_and_costs_its_process(cluster, mess, 
     assert failures(run(cluster, 0, 1)) == []
     before = process_ids(cluster)
     answers = run(cluster, 0, 1, fault=mess)
-    assert answers[0].warnings == ()
-    (warning,) = answers[1].warnings
-    assert warning.startswith(f"the workload left {phrase}")
-    assert " behind: the next point gets new processes" in warning
-    assert [one.warnings for one in run(cluster, 0, 1)] == [(), ()]
+    assert answers[0].doubts == ()
+    (doubt,) = answers[1].doubts
+    assert doubt.kind is DoubtKind.LEFT_BEHIND
+    assert doubt.subject.startswith(phrase)
+    assert [one.doubts for one in run(cluster, 0, 1)] == [(), ()]
     after = process_ids(cluster)
     assert (after[0] == before[0], after[1] == before[1]) == (True, False)
     # A child process ends with the worker that left it.

@@ -8,6 +8,7 @@ import pytest
 from raybench.job.model import Measure
 from raybench.job.point import SCRIPT
 from raybench.records import Measurement, Task
+from raybench.records.doubts import Doubt, DoubtKind
 from tests.cluster_contract import process_ids
 from tests.integration.sweeps import title_of
 from tests.real_scripts import SCRIPTS, make_task
@@ -15,7 +16,7 @@ from tests.script_files import write_script
 from tests.unit.builders import unscaled_point
 from tests.unit.fakes import make_point
 
-NO_GROUP = "the script's process group has 1 of 2 ranks: each may have trained alone"
+NO_GROUP = Doubt(kind=DoubtKind.MISSING_RANKS, value=1, limit=2)
 # A new worker of Ray on a busy machine.
 SLACK_S = 25.0
 
@@ -111,7 +112,7 @@ def test_ranks_end_after_the_same_iteration(cluster, tmp_path):
     answers = run(cluster, tmp_path, text, warmup=4, iterations=100, breakdown=True)
     assert [counts(answer) for answer in answers] == [(2, 2), (2, 2)]
     assert {answer.breakdown.hooked_ms for answer in answers} == {()}
-    assert NO_GROUP in answers[0].warnings
+    assert NO_GROUP in answers[0].doubts
 
 
 def environment(process_id):
@@ -158,7 +159,7 @@ def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(three_
     for measurement in run_real(three_workers, "ddp.py", 2, "--accumulation 2"):
         (repetition,) = measurement.repetitions
         assert len(repetition.timed.step_ns) == 30
-        assert measurement.warnings == ()
+        assert measurement.doubts == ()
         assert measurement.items_per_step == 8
         assert len(measurement.breakdown.comm_ms) == len(measurement.breakdown.hooked_ms) > 2
         assert all(map(len, measurement.breakdown.local_ms))
@@ -170,5 +171,5 @@ def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(three_
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_measured_unchanged(three_workers, name, world_size):
     for measurement in run_real(three_workers, name, world_size):
-        assert measurement.warnings == ()
+        assert measurement.doubts == ()
         assert min(measurement.repetitions[0].timed.step_ns) > 0

@@ -64,9 +64,10 @@ def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_w
     assert set(points["run_id"]) == {run_id}
     assert (set(points["node_count"]), set(points["strategy"])) == ({2}, {"spread"})
     assert set(table(tmp_path, "devices")["rack"]) <= {"left", "right"}
-    for neighbours, warnings in zip(points["neighbours"], points["warnings"], strict=True):
+    for neighbours, doubts in zip(points["neighbours"], points["doubts"], strict=True):
         assert any(one.startswith("run first-1 of ") for one in neighbours)
-        assert any(one.startswith("not alone: run first-1 of ") for one in warnings)
+        subjects = [doubt["subject"] for doubt in doubts if doubt["kind"] == "not_alone"]
+        assert any(one.startswith("run first-1 of ") for one in subjects)
     for neighbours in points["node_neighbours"]:
         assert {one.partition(" used ")[2].partition(" of ")[0] for one in neighbours} == {
             "another GPU"

@@ -70,5 +70,6 @@ def test_points_after_left_signals_are_ok(points):
 
 
 def test_left_signals_cost_no_process(points):
-    assert "left" not in " ".join(points["warnings"].explode().dropna())
+    kinds = {doubt["kind"] for doubt in points["doubts"].explode().dropna()}
+    assert "left_behind" not in kinds
     assert list(points["new_processes"]) == [True] + [False] * 6
