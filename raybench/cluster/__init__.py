@@ -124,8 +124,8 @@ def connect(
     thread, while the process waits for a cluster that is gone. wait_s: how long missing devices may
     take to come. oversubscribe: whether CPU workers of a private cluster may share cores. log: gets
     lines for the user. terms: how devices are shared with others; None locks none and sees nobody.
-    only: the devices to use; None: any. models: names of the devices that workers may have that
-    come late; others are left out; empty for any. Raises ClusterError if no cluster can be had, or
+    only: the devices to use; None: any. models: names of the devices to use; others are left out,
+    unless `start` finds no other ones; empty: any. Raises ClusterError if no cluster can be had, or
     no GPU for cuda without `wait_s`; UsageError for a malformed address.
     """
     from raybench.cluster.ray_cluster import start

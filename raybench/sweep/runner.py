@@ -76,8 +76,8 @@ def run_sweep(
     For the main thread: it takes SIGINT and SIGTERM, and may end the process, as `Interrupts`.
     `start` must have points left, and a resumed run must be held. source: makes the points instead,
     on all devices; `start` then is new and has none. Raises ClusterError where no cluster can be
-    had or used, it is gone, has other models than a resumed run, or fits no point of a new one,
-    DevicesInUseError where another sweep has the devices, ResultsError where a new run's id is
+    had or used, it is gone, has only other models than a resumed run, or fits no point of a new
+    one, DevicesInUseError where another sweep has the devices, ResultsError where a new run's id is
     taken or rows cannot be written, UsageError for a bad address or a batch search without maximum
     on CPU workers, KeyboardInterrupt before workers start or after the end, or what source raises.
     """

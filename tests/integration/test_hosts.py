@@ -239,7 +239,7 @@ def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back
 
 
 @pytest.mark.long
-def test_a_late_host_of_another_model_is_left_out(tmp_path):
+def test_a_resumed_run_leaves_out_another_model(tmp_path):
     write_text(
         tmp_path,
         "workload: {kind: mlp, hidden: 32, layers: 1}\n"
@@ -262,10 +262,14 @@ def test_a_late_host_of_another_model_is_left_out(tmp_path):
                 stderr=file,
             ) as resumed,
         ):
-            strange.join(head, cpus=1)
-            wait_for(lambda: "left out: node1 has Other CPU" in said.read_text(), 200)
-            usual.join(head, cpus=1)
-            assert resumed.wait(200) == 0, said.read_text()
+            try:
+                wait_for(lambda: "1 of 2 workers are there" in said.read_text(), 200)
+                strange.join(head, cpus=1)
+                wait_for(lambda: "left out: node1 has Other CPU" in said.read_text(), 200)
+                usual.join(head, cpus=1)
+                assert resumed.wait(200) == 0, said.read_text()
+            finally:
+                resumed.kill()
     last = raybench.load(tmp_path / "results", "points").groupby("point_id").last()
     assert list(last["status"]) == ["ok"] * 2
     assert "Other CPU" not in set(table(tmp_path, "devices")["name"])

@@ -120,16 +120,18 @@ def test_a_lost_node_is_waited_for_anew(head, node, told):
         cluster.start(3, "pack")
         time.sleep(WAIT_S)
         cluster.refresh(0.0)
+        while cluster.pending:
+            cluster.refresh(0.5)
         assert (len(cluster.devices), cluster.pending, asked_for()) == (3, 0, 0)
         os.kill(raylet_of(node), signal.SIGKILL)
         while not cluster.lost:
             cluster.refresh(0.0)
             time.sleep(0.1)
         assert cluster.pending == 2
-        assert told == [
+        assert told[-1] == (
             f"node {cluster.devices[2].host} does not answer: 2 workers are lost; waiting up to "
             f"{WAIT_S} s for others"
-        ]
+        )
         while cluster.pending and asked_for() < 2:
             cluster.refresh(0.1)
         assert (cluster.pending, asked_for()) == (2, 2)
@@ -155,7 +157,7 @@ def test_a_refused_late_worker_gives_its_device_back(head, told):
         wait_for(is_refused, 60)
         used = cluster.devices[0]
         assert told[-1] == (
-            f"a worker that came late is left out: {used.host} has {used.name}, this run was "
+            f"a worker is left out: {used.host} has {used.name}, this run was "
             "measured on another CPU"
         )
         wait_for(lambda: free_devices("cpu") == {node.node_id: 1}, 20)

@@ -93,7 +93,7 @@ class WorkerPool:
 
     log: gets lines for the user, as when workers come late or are lost. only: the devices that may
     be used. Ray gives no device by its name: others are held too, but get no worker. models: names
-    of the devices that workers may have that come late; empty for any.
+    of the devices that may be used, unless all that `start` finds have other ones; empty for any.
     """
 
     def __init__(
@@ -190,6 +190,7 @@ class WorkerPool:
         order = allocator.in_device_order([worker.device for worker in came])
         with self._lock:  # before the checks: `close` lets go of those that are refused too
             self._workers = [came[place] for place in order]
+        self._leave_out_other_models()
         _check_devices(self.devices)
         # Other sweeps may have to be waited for, and `refresh` asks again after that.
         self._requests.ask_for(0)
@@ -499,25 +500,15 @@ class WorkerPool:
         if not isinstance(found, str):
             if not self._is_listed(worker, found):
                 return False
-            device = worker.device
             used = [one.device for one in self._workers if not one.lost_because]
-            if self._models and device.name not in self._models:
-                models = ", ".join(sorted(self._models))
-                reason = f"{device.host} has {device.name}, this run was measured on {models}"
-            else:
-                try:
-                    _check_devices([*used, device])
-                    reason = self._reservation.try_reserve(device)
-                except ClusterError as error:
-                    reason = str(error)
+            try:
+                _check_devices([*used, worker.device])
+                reason = self._why_other_model(worker.device)
+                reason = reason or self._reservation.try_reserve(worker.device)
+            except ClusterError as error:
+                reason = str(error)
         if reason:
-            self._refused_nodes.add(worker.slot.node_id)
-            ray.kill(worker.actor, no_restart=True)
-            # Other workers of the node may be on devices of the same placement group.
-            others = (*self._workers, *self._starting, *self._unlisted)
-            if worker.slot.placement not in {other.slot.placement for other in others}:
-                remove_placement_group(worker.slot.placement)
-            self._log(f"a worker that came late is left out: {reason}")
+            self._refuse(worker, reason)
             return False
         self._agents.watch([worker.device])
         with self._lock:
@@ -526,6 +517,34 @@ class WorkerPool:
         wanted = len(self._only.names) if self._only else self._count
         self._log(f"a worker came on {worker.device.host}: {now} of {wanted} are there")
         return True
+
+    def _leave_out_other_models(self) -> None:
+        """Refuse the workers on other models than `models`; none where no worker would be left."""
+        reasons = {worker: self._why_other_model(worker.device) for worker in self._workers}
+        if all(reasons.values()):
+            return
+        for worker, reason in reasons.items():
+            if reason:
+                with self._lock:
+                    self._workers.remove(worker)
+                self._refuse(worker, reason)
+
+    def _why_other_model(self, device: Device) -> str:
+        """Return in words that the device is not of one of `models`; "" where it may be used."""
+        if not self._models or device.name in self._models:
+            return ""
+        models = ", ".join(sorted(self._models))
+        return f"{device.host} has {device.name}, this run was measured on {models}"
+
+    def _refuse(self, worker: WorkerHandle, reason: str) -> None:
+        """End a worker that is in no list, and start no other one on its node."""
+        self._refused_nodes.add(worker.slot.node_id)
+        ray.kill(worker.actor, no_restart=True)
+        # Other workers of the node may be on devices of the same placement group.
+        others = (*self._workers, *self._starting, *self._unlisted)
+        if worker.slot.placement not in {other.slot.placement for other in others}:
+            remove_placement_group(worker.slot.placement)
+        self._log(f"a worker is left out: {reason}")
 
 
 def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:
