@@ -159,17 +159,38 @@ def test_all_that_is_shown_is_of_one_rate(tmp_path, command):
     assert re.search(r"the median change of samples/s is \+(38|39)", flat(out))
 
 
-def test_the_printed_slowdown_is_found_in_95_percent(tmp_path, command):
-    sweep_sides(tmp_path, 1.0, points=make_points(1), start_sd=0.01)
+def test_a_sure_change_within_the_threshold_is_same(tmp_path, command):
+    sweep_sides(tmp_path, 1.01, start_sd=0.0005)
+    assert compare_as_json(command, *SIDES)["verdicts"] == {"same": 3}
+    assert compare_as_json(command, *SIDES, "--threshold", "0.5%")["verdicts"] == {"slower": 3}
+
+
+@pytest.mark.parametrize(
+    ("factor", "start_sd", "why"),
+    [(1.0, 0.02, "is not within the threshold"), (1.1, 0.1, "may differ as much")],
+)
+def test_unclear_points_say_what_is_missing(tmp_path, command, factor, start_sd, why):
+    sweep_sides(tmp_path, factor, start_sd=start_sd, points=make_points(1))
     [point] = compare_as_json(command, *SIDES)["points"]
-    half = math.log(point["ratio_high"] / point["ratio_low"]) / 2
-    # Half of the 90 % interval is 2.13 standard errors, which are too small by 9 % in the median.
-    error = half / student.ppf(0.95, 4) / 0.916
-    found = nct.sf(student.ppf(1 - 0.0175, 4), 4, -math.log(1 - point["least_seen"]) / error)
-    assert found == pytest.approx(0.95, abs=0.001)
+    assert (point["verdict"], point["why"][-len(why) :]) == ("unclear", why)
+
+
+# Eight points that each run moves alike have no more degrees of freedom than one.
+@pytest.mark.parametrize(
+    ("count", "scatter"), [(1, {"start_sd": 0.01}), (8, {"start_sd": 0.0, "run_sd": 0.01})]
+)
+def test_the_printed_slowdown_is_found_in_95_percent(tmp_path, command, count, scatter):
+    sweep_sides(tmp_path, 1.0, points=make_points(count), **scatter)
+    for point in compare_as_json(command, *SIDES)["points"]:
+        half = math.log(point["ratio_high"] / point["ratio_low"]) / 2
+        # Half of the 90 % interval is 2.13 standard errors, too small by 9 % in the median.
+        error = half / student.ppf(0.95, 4) / 0.916
+        needed = student.ppf(1 - 0.0175 / count, 4)
+        found = nct.sf(needed, 4, -math.log(1 - point["least_seen"]) / error)
+        assert found == pytest.approx(0.95, abs=0.001)
     seen = point["least_seen"]
     told = f"a point that alone does {seen:.1%} fewer samples/s is found in 95% of cases."
-    assert told in flat(command("compare", *SIDES).out)
+    assert (told in flat(command("compare", *SIDES).out)) is (count == 1)
 
 
 def test_the_sides_change_places_without_changing_what_is_said(tmp_path, command):
