@@ -267,6 +267,19 @@ def test_a_sweep_that_is_closed_between_two_events_leaves_rows_of_what_is_in_fli
     assert [(index, record.status) for index, record in written] == [(0, Status.CANCELLED)]
 
 
+def test_cut_off_points_name_their_neighbours(stuck):
+    written, cluster = [], make_started(make_devices(a=2), stuck)
+    plan = make_plan_of(1, 1)
+    with closing(begun(plan, cluster, written, isolation="device")) as events:
+        assert [type(next(events)) for _ in plan.points] == [loop.PointStarted] * 2
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(events)
+    first, second = (point.point_id for point in plan.points)
+    told = [(record.status, record.neighbours) for _, record in written]
+    assert told == [(Status.CANCELLED, (second,)), (Status.CANCELLED, (first,))]
+
+
 def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their_own():
     def follow(record):
         size = record.point.batch_size
@@ -293,6 +306,28 @@ def test_points_that_fit_run_before_the_workers_that_are_coming_are_waited_for()
     records, _ = run(make_plan_of(4, 2, 8, baseline={"world_size": 2}), cluster, count=2)
     told = [(len(r.devices), r.control_of) for r in records if r.round == 1]
     assert told == [(2, 0), (2, 2), (0, 0), (2, 8), (4, 0), (2, 4)]  # a control ends its block
+
+
+def test_a_device_that_comes_late_is_used_meanwhile():
+    first_is_running, second_has_begun = threading.Event(), threading.Event()
+
+    class WhileOneRuns(ChangingCluster):
+        def refresh(self, timeout_s):
+            super().refresh(1.0 if first_is_running.is_set() else 0.0)
+
+    def script(point, rank):
+        if point.batch_size == 1:
+            first_is_running.set()
+            if not second_has_begun.wait(20):
+                return failure(rank, Status.ERROR)
+        second_has_begun.set()
+        return make_measurement(rank)
+
+    devices = make_devices(a=2)
+    cluster = WhileOneRuns(devices[:1], script, late=devices[1:])
+    cluster.start(1, "pack")
+    records, _ = run(make_plan_of(1, 1), cluster, isolation="device")
+    assert statuses(records) == [Status.OK] * 2
 
 
 def test_a_late_node_sorting_first_renumbers_no_device():
@@ -345,6 +380,15 @@ def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones
     assert statuses(records) == [Status.LOST, Status.OK, Status.OK, Status.LOST]
     assert {device.node_id for device in records[1].devices} == {"b"}
     assert records[3].error_message == "needs 4 devices, 2 left; lost: node host-a"
+
+
+def test_a_lost_point_is_tried_once_more():
+    cluster = make_started(make_devices(a=1), failing(Status.LOST, 1))
+    records, events = run(make_plan_of(1, 1), cluster)
+    told = [(record.point.batch_size, record.attempt, record.status) for record in records]
+    assert told == [(1, 1, Status.LOST), (1, 2, Status.LOST), (2, 1, Status.OK)]
+    retried = [event.record for event in events if isinstance(event, loop.PointRetried)]
+    assert retried == records[:1]
 
 
 def submitted(running, cluster, sizes):
