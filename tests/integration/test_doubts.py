@@ -1,0 +1,149 @@
+"""Each doubt is caused for real by a class of the user's, and comes out with kind, value, mark."""
+
+import json
+
+import pytest
+
+from raybench.records.doubts import DoubtKind
+from tests.integration.sweeps import cpu_sweep, raybench, table, write_text
+
+CLASS = """\
+import math
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+COMMUNICATES = ("slow_rank",)
+
+
+class Doubtful:
+    flops_per_step = 1
+
+    def __init__(self, context, *, fault: str) -> None:
+        self.items_per_step = None if fault == "no_throughput" else context.batch_size
+        self._fault, self._rank, self._steps, self._is_slower = fault, context.rank, 0, False
+        self._noise = random.Random(1)
+        self._value = torch.ones(8)
+        if fault == "not_compared_gradients":
+            self.gradient_error = None
+        if fault == "round_failed":
+            marker = Path(__file__).with_name("first_round_is_over")
+            if marker.exists():
+                raise ValueError("no second round")
+            marker.touch()
+
+    def step(self) -> None:
+        self._steps += 1
+        wait_ms = 4.0
+        if self._fault == "stalls" and self._steps % 10 == 0:
+            wait_ms = 40.0
+        elif self._fault == "unsteady":
+            wait_ms += 0.05 * self._steps
+        elif self._fault == "wide":
+            wait_ms = 4.0 * math.exp(2 * self._noise.gauss(0, 1))
+        elif self._fault == "slow_rank" and self._rank == 1:
+            wait_ms = 24.0
+        elif self._fault == "no_breakdown" and self._is_slower:
+            wait_ms = 12.0
+        elif self._fault == "short":
+            wait_ms = 45.0
+        time.sleep(wait_ms / 1000)
+        if self._fault in COMMUNICATES:
+            dist.all_reduce(self._value)
+        if self._fault == "other_precision":
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+    def gradient_error(self) -> float:
+        self._is_slower = True
+        if self._fault == "check_failed":
+            raise ValueError("not today")
+        return 0.5 if self._fault == "other_gradients" else 0.0
+
+    def close(self) -> None:
+        if self._fault == "left_behind":
+            subprocess.Popen(["sleep", "60"])
+"""
+JOB = """\
+workload: {kind: 'doubtful:Doubtful'}
+zip:
+  - fault: [stalls, unsteady, wide, no_throughput, not_compared_gradients, other_gradients,
+      check_failed, no_breakdown, other_precision, left_behind, emulated_precision,
+      no_collectives, slow_rank]
+    precision: [fp32, fp32, fp32, fp32, fp32, fp32, fp32, fp32, fp32, fp32, tf32, fp32, fp32]
+    world_size: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2]
+matrix: {batch_size: 2}
+measure: {warmup: 3, seconds: 0.7, max_seconds: 3, check_gradients: true}
+"""
+# Kind -> subject, least and greatest value.
+EXPECTED = {
+    "stalls": ("", 0.3, 2.0),
+    "unsteady": ("", 3, 2000),
+    "wide": ("", 0.1, 20),
+    "no_throughput": ("", None, None),
+    "not_compared_gradients": ("Doubtful", None, None),
+    "other_gradients": ("", 0.5, 0.5),
+    "check_failed": ("gradient_error: ValueError: not today", None, None),
+    "no_breakdown": ("", 1.8, 4),
+    "other_precision": ("tf32", None, None),
+    "left_behind": ("1 child process (sleep)", None, None),
+    "emulated_precision": ("a CPU", None, None),
+    "no_collectives": ("", None, None),
+    "slow_rank": ("rank 1", 0.5, 1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("doubts")
+    (folder / "doubtful.py").write_text(CLASS)
+    write_text(folder, JOB)
+    done = cpu_sweep(folder, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, table(folder)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_fault_becomes_its_doubt(swept, kind):
+    subject, least, most = EXPECTED[kind]
+    _, points = swept
+    [doubts] = [row["doubts"] for _, row in points.iterrows() if kind in dict(row["params"])["fault"]]
+    found = {doubt["kind"]: doubt for doubt in doubts}
+    assert kind in found, found
+    assert found[kind]["subject"] == subject
+    if least is None:
+        assert found[kind]["value"] is None
+    else:
+        assert least <= found[kind]["value"] <= most
+
+
+def test_a_report_has_mark_and_harm_of_each_kind(swept):
+    folder, _ = swept
+    done = raybench("report", "latest", "--results", folder / "results", "--format", "json")
+    groups = json.loads(done.stdout)["doubts"]
+    assert {group["kind"] for group in groups} >= set(EXPECTED)
+    for group in groups:
+        kind = DoubtKind(group["kind"])
+        assert (group["mark"], group["harm"]) == (kind.mark, kind.harm.name.lower())
+    harms = [DoubtKind(group["kind"]).harm for group in groups]
+    assert harms == sorted(harms)
+
+
+def test_a_short_time_and_a_failed_round_are_doubts(tmp_path):
+    (tmp_path / "doubtful.py").write_text(CLASS)
+    write_text(
+        tmp_path,
+        "workload: {kind: 'doubtful:Doubtful'}\n"
+        "matrix: {batch_size: 2, fault: [short, round_failed]}\n"
+        "measure: {warmup: 3, seconds: 1, max_seconds: 1.2, rounds: 2, breakdown: false}\n",
+    )
+    done = cpu_sweep(tmp_path, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    report = raybench("report", "latest", "--results", tmp_path / "results", "--format", "json")
+    found = {group["kind"]: group for group in json.loads(report.stdout)["doubts"]}
+    assert (found["short"]["limit"], found["short"]["value"] < 0.95) == (1.0, True)
+    assert found["round_failed"]["value"] == 2
+    assert "no second round" in found["round_failed"]["subject"]
