@@ -265,6 +265,43 @@ def test_a_workload_of_ones_own_is_found_from_the_current_directory_and_runs_on_
     assert "the code is not that of the run: helper.py has changed" in refused.stderr
 
 
+PRINTING = """\
+import os
+import time
+
+
+class Printing:
+    flops_per_step = items_per_step = 1
+
+    def __init__(self, context) -> None: ...
+
+    def step(self) -> None:
+        os.write(1, (b"x" * 1023 + b"\\n") * 1024)
+
+    def close(self) -> None:
+        print("last words", flush=True)
+        until_s = time.monotonic() + 20
+        while (used_mib := os.fstat(1).st_blocks * 512 / 2**20) > 16:
+            assert time.monotonic() < until_s, f"the log takes {used_mib:.0f} MiB"
+            time.sleep(0.1)
+"""
+PRINTING_JOB = """\
+workload: {kind: 'printing:Printing'}
+matrix: {batch_size: 1}
+measure: {warmup: 2, iterations: 30, breakdown: false}
+"""
+
+
+def test_a_workload_that_prints_much_fills_no_disk(tmp_path):
+    (tmp_path / "printing.py").write_text(PRINTING)
+    write_text(tmp_path, PRINTING_JOB)
+    done = cpu_sweep(tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    [log] = (tmp_path / "results").glob("logs/*/*")
+    assert re.search(r"\(\d{8} bytes before this are not kept\)", log.read_text())
+    assert log.read_text().endswith("x\nlast words\n")
+
+
 DEVICES_JOB = """\
 workload: {kind: mlp, hidden: 32, layers: 1}
 matrix: {world_size: [1, 2], batch_size: 16}

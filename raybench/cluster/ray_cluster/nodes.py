@@ -7,6 +7,7 @@ agent does not answer is lost.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -38,6 +39,11 @@ from raybench.records.devices import DeviceFacts, DeviceSample
 
 _TAIL_LINES = 60
 _OUTPUT_BYTES = 32 * 1024  # of each stream in a point
+# A log that takes more of the disk keeps its end alone.
+_MOST_LOG_BYTES = 8 * 1024**2
+_LOG_END_BYTES = 1024**2
+_LOOK_AT_LOGS_EVERY_S = 1.0
+_PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE of linux/falloc.h
 # Lines that Ray writes between those of the worker.
 _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
@@ -64,9 +70,15 @@ class NodeAgent(DeviceLocks):
         self._facts: Any = None
         # How far the logs of a worker were read, by process id.
         self._read_to: dict[int, dict[str, int]] = {}
+        self._looked_at_logs_s = 0.0
 
     def ping(self) -> None:
-        """Return nothing: the answer shows that this node is alive."""
+        """Return nothing: the answer shows that this node is alive. Limits the logs of workers."""
+        if time.monotonic() > self._looked_at_logs_s + _LOOK_AT_LOGS_EVERY_S:
+            self._looked_at_logs_s = time.monotonic()
+            # Logs of this sweep alone: other jobs of the cluster keep theirs.
+            for log in _logs_folder().glob(f"worker-*-{ray.get_runtime_context().get_job_id()}-*"):
+                limit_log(log)
 
     def kill(self, process_ids: Sequence[int]) -> None:
         """Send SIGKILL to those processes that are children of this node's raylet.
@@ -120,10 +132,7 @@ class NodeAgent(DeviceLocks):
 
         is_new: only what it wrote since the last such call or `end_point`; else from its start.
         """
-        from ray._private.worker import _global_node
-
-        session: Any = _global_node
-        logs = Path(session.get_logs_dir_path())
+        logs = _logs_folder()
         ends = {one: self._read_to.setdefault(one, {}) if is_new else {} for one in process_ids}
         return {one: new_output(logs, one, read_to) for one, read_to in ends.items()}
 
@@ -154,6 +163,29 @@ class NodeAgent(DeviceLocks):
 
         now, before = memory_in_use_bytes(), self._used_before_bytes
         return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
+
+
+def _logs_folder() -> Path:
+    """Return the folder of the logs of Ray's session on this node; for processes of Ray."""
+    from ray._private.worker import _global_node
+
+    session: Any = _global_node
+    return Path(session.get_logs_dir_path())
+
+
+def limit_log(log: Path) -> None:
+    """Keep the last 1 MiB of a log that takes more than 8 MiB of the disk.
+
+    The rest becomes a hole, so that offsets in the log stay. On a file system without holes the log
+    grows on.
+    """
+    with suppress(FileNotFoundError):  # Ray has removed the log meanwhile
+        facts = log.stat()
+        if facts.st_blocks * 512 <= _MOST_LOG_BYTES:
+            return
+        with log.open("r+b") as file:
+            start, length = ctypes.c_int64(0), ctypes.c_int64(facts.st_size - _LOG_END_BYTES)
+            ctypes.CDLL(None).fallocate64(file.fileno(), _PUNCH_HOLE, start, length)
 
 
 def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:

@@ -642,6 +642,7 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
         "RAY_worker_niceness": "0",
         # Ray would turn the log over in threads of the worker, behind a pipe: they would run beside
         # what is measured, and the last words of a crash, which say its reason, would be lost.
+        # The agent of the node limits the log instead.
         "RAY_ROTATION_MAX_BYTES": "0",
         # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
