@@ -35,7 +35,7 @@ import psutil
 
 from raybench.cluster import reaper, timeouts
 from raybench.errors import DevicesInUseError
-from raybench.records import Device, OtherUsers
+from raybench.records import Device, HostLoad, OtherUsers
 
 # All processors of a host: CPU workers are not bound to cores.
 CPU = "cpu"
@@ -514,9 +514,11 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> O
     on this node, at least one. Left out are loads up to 0.1 s or 5 % of our threads, or of the
     cores if these are fewer, and any load if we had no CPU workers.
     """
+    load = _load_of_others(before, after, devices)
     return OtherUsers(
         on_devices=tuple(_users_of(before, after, devices)),
         on_nodes=tuple(dict.fromkeys((*before.beside, *after.beside))),
+        loads=() if load is None else (load,),
     )
 
 
@@ -528,8 +530,12 @@ def _users_of(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Ite
         found = (*before.processes.get(device.uuid, ()), *after.processes.get(device.uuid, ()))
         for process in dict.fromkeys(found):
             yield f"{process} on {device.kind}:{device.index} of {host}"
+
+
+def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> HostLoad | None:
+    """Return the cores that other processes kept busy; None if few, or without CPU workers."""
     if before.busy_s is None or after.busy_s is None:
-        return
+        return None
     threads = sum(max(1, device.omp_num_threads) for device in devices if device.kind == "cpu")
     nothing = CpuTime(0.0, 0.0)
     gained = [(now, before.own.get(process, nothing)) for process, now in after.own.items()]
@@ -540,8 +546,9 @@ def _users_of(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Ite
     ended_s = sum(sum(then) for process, then in before.own.items() if process not in after.own)
     others_s = after.busy_s - before.busy_s - own_s - max(0.0, children_s - ended_s)
     taken = others_s / (after.time_s - before.time_s) if others_s > _LEAST_S else 0.0
-    if taken > _LEAST_SHARE * min(threads, after.processors):
-        yield f"other processes kept {taken:.2g} of {after.processors} processors busy on {host}"
+    if taken <= _LEAST_SHARE * min(threads, after.processors):
+        return None
+    return HostLoad(host=devices[0].host, busy_cores=taken, cores=after.processors)
 
 
 def _busy_s(processors: Collection[int]) -> float | None:

@@ -528,13 +528,26 @@ Answer = Measurement | Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLoad:
+    """How many cores of a host other processes kept busy, of those that CPU workers may use."""
+
+    host: str
+    busy_cores: float
+    cores: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherUsers:
-    """Who else used the nodes of a point: other sweeps and processes, in a few words each."""
+    """Who else used the nodes of a point: other sweeps and processes, as a noun phrase each."""
 
     # On the devices of the point.
     on_devices: tuple[str, ...] = ()
     # On other devices of its nodes.
     on_nodes: tuple[str, ...] = ()
+    # On the cores of its CPU workers.
+    loads: tuple[HostLoad, ...] = ()
+    # Hosts whose agent did not answer, so that other users are not known.
+    silent_hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

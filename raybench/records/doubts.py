@@ -45,6 +45,8 @@ class DoubtKind(StrEnum):
     MISSING_RANKS = "missing_ranks", "", Harm.WRONG, "ranks"
     HOST_CLOCK = "host_clock", "", Harm.WRONG
     NOT_ALONE = "not_alone", "n", Harm.DISTURBED, "", True
+    BUSY_CORES = "busy_cores", "n", Harm.DISTURBED, "cores"
+    UNKNOWN_USERS = "unknown_users", "", Harm.DISTURBED
     THROTTLED = "throttled", "t", Harm.DISTURBED, "share"
     CROWDED = "crowded", "c", Harm.DISTURBED, "workers"
     DRIFT = "drift", "", Harm.DISTURBED, "share"
@@ -101,7 +103,8 @@ class Doubt:
     @property
     def excess(self) -> float:
         """Return how far the value is from the limit: the worst of several has the largest."""
-        return abs((self.value or 0.0) - (self.limit or 0.0))
+        value = self.value or 0.0
+        return value if self.kind is DoubtKind.BUSY_CORES else abs(value - (self.limit or 0.0))
 
 
 def worst_of_each(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:

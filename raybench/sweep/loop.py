@@ -506,6 +506,7 @@ def make_record_of(running: RunningAttempt) -> Record:
     # The formulas are those of CUDA devices.
     is_cuda = all(device.kind == "cuda" for device in devices)
     estimate_bytes = estimate(attempt.point) if is_cuda else None
+    busy_hosts = [f"other processes on {load.host}" for load in running.others.loads]
     record = Record(
         point=attempt.point,
         attempt=attempt.number,
@@ -516,7 +517,7 @@ def make_record_of(running: RunningAttempt) -> Record:
         duration_s=running.duration_s,
         devices=devices,
         outputs=outputs if any(outputs) else (),
-        neighbours=(*running.neighbours, *running.others.on_devices),
+        neighbours=(*running.neighbours, *running.others.on_devices, *busy_hosts),
         node_neighbours=running.others.on_nodes,
         mem_estimate_bytes=estimate_bytes,
     )
@@ -524,7 +525,7 @@ def make_record_of(running: RunningAttempt) -> Record:
     if failure is None:
         measurements = tuple(answer for answer in answers if isinstance(answer, Measurement))
         doubts = [doubt for measurement in measurements for doubt in measurement.doubts]
-        doubts += crowding(devices)
+        doubts += [*crowding(devices), *_doubts_of_hosts(running.others)]
         points = [f"point {point_id}" for point_id in running.neighbours]
         for kind, others in (
             (DoubtKind.NOT_ALONE, running.others.on_devices),
@@ -552,6 +553,16 @@ def make_record_of(running: RunningAttempt) -> Record:
         error_rank=rank,
         error_detail=shorten_start(detail, DETAIL_CHARACTERS) or None,
     )
+
+
+def _doubts_of_hosts(others: OtherUsers) -> Iterator[Doubt]:
+    """Yield a doubt for each host whose cores others used, or whose users are not known."""
+    for load in others.loads:
+        yield Doubt(
+            kind=DoubtKind.BUSY_CORES, value=load.busy_cores, limit=load.cores, subject=load.host
+        )
+    for host in others.silent_hosts:
+        yield Doubt(kind=DoubtKind.UNKNOWN_USERS, subject=host)
 
 
 def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:

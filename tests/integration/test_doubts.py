@@ -110,7 +110,9 @@ def swept(tmp_path_factory):
 def test_a_fault_becomes_its_doubt(swept, kind):
     subject, least, most = EXPECTED[kind]
     _, points = swept
-    [doubts] = [row["doubts"] for _, row in points.iterrows() if kind in dict(row["params"])["fault"]]
+    [doubts] = [
+        row["doubts"] for _, row in points.iterrows() if kind in dict(row["params"])["fault"]
+    ]
     found = {doubt["kind"]: doubt for doubt in doubts}
     assert kind in found, found
     assert found[kind]["subject"] == subject

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -417,19 +418,18 @@ class NodeAgents:
             ended = self._send("read_use", devices, lambda here: (here, holder, False))
             limit_s = timeouts.AGENT_LOOK_S
             before, after = _collect(begun, limit_s), _collect(ended, limit_s)
-            on_devices: list[str] = []
-            on_nodes: list[str] = []
+            users, silent_hosts = [], []
             for node, here in _by_node(devices).items():
                 if node in before and node in after:
-                    found = other_users(before[node], after[node], here)
-                    on_devices += found.on_devices
-                    on_nodes += found.on_nodes
+                    users.append(other_users(before[node], after[node], here))
                 elif node in begun.values():
-                    host = here[0].host
-                    on_devices.append(
-                        f"who else uses {host} is not known: its agent does not answer"
-                    )
-            return OtherUsers(on_devices=tuple(on_devices), on_nodes=tuple(on_nodes))
+                    silent_hosts.append(here[0].host)
+            return OtherUsers(
+                on_devices=tuple(chain(*(one.on_devices for one in users))),
+                on_nodes=tuple(chain(*(one.on_nodes for one in users))),
+                loads=tuple(chain(*(one.loads for one in users))),
+                silent_hosts=tuple(silent_hosts),
+            )
 
         return name_others
 

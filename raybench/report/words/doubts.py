@@ -30,6 +30,7 @@ _SHORT = {
     DoubtKind.THROTTLED: "throttled",
     DoubtKind.CROWDED: "crowded",
     DoubtKind.NOT_ALONE: "not alone",
+    DoubtKind.BUSY_CORES: "not alone",
     DoubtKind.SHARED_NODE: "not alone",
     DoubtKind.QUICK: "quick",
 }
@@ -135,6 +136,17 @@ def _host_clock(_doubt: Doubt, _row: PointRow) -> str:
 
 def _not_alone(doubt: Doubt, _row: PointRow) -> str:
     return f"not alone: {doubt.subject}"
+
+
+def _busy_cores(doubt: Doubt, _row: PointRow) -> str:
+    return (
+        f"not alone: other processes kept {doubt.value:.2g} of {doubt.limit:.0f} processors busy "
+        f"on {doubt.subject}"
+    )
+
+
+def _unknown_users(doubt: Doubt, _row: PointRow) -> str:
+    return f"who else used {doubt.subject} is not known: its agent does not answer"
 
 
 def _shared_node(doubt: Doubt, _row: PointRow) -> str:
@@ -332,6 +344,8 @@ _WORDS: Mapping[DoubtKind, Callable[[Doubt, PointRow], str]] = {
     DoubtKind.MISSING_RANKS: _missing_ranks,
     DoubtKind.HOST_CLOCK: _host_clock,
     DoubtKind.NOT_ALONE: _not_alone,
+    DoubtKind.BUSY_CORES: _busy_cores,
+    DoubtKind.UNKNOWN_USERS: _unknown_users,
     DoubtKind.SHARED_NODE: _shared_node,
     DoubtKind.THROTTLED: _throttled,
     DoubtKind.CROWDED: _crowded,

@@ -37,10 +37,12 @@ from raybench.cluster.device_reservation import (
     this_process,
 )
 from raybench.errors import DevicesInUseError
+from raybench.records import HostLoad
 
 HOLD = """
 import sys, time
 from raybench.cluster.device_reservation import DeviceLocks, this_process
+from raybench.records import HostLoad
 locks = DeviceLocks()
 result = locks.lock(sys.argv[2:], this_process(sys.argv[1]), shared=True)
 print(result.problem or "held", flush=True)
@@ -329,8 +331,12 @@ RUN = Holder(sweep="s", what="run a-1", user="bob", host="alpha", process_id=7, 
 CPU_WORKER = make_device(kind="cpu", uuid="a/1", cpu_count=2)
 
 
+HALF_A_CORE = HostLoad(host="host-a", busy_cores=0.5, cores=2)
+
+
 def seen(before, after, *devices):
-    return list(other_users(before, after, devices or [CPU_WORKER]).on_devices)
+    found = other_users(before, after, devices or [CPU_WORKER])
+    return [*found.on_devices, *found.loads]
 
 
 def on_cpus(time_s, busy_s, **own):
@@ -346,9 +352,7 @@ def spent(own_s, children_s=0.0):
 def test_others_are_told_beyond_a_twentieth_of_the_workers_processors():
     before = on_cpus(0.0, 100.0, p1=spent(5.0))
     assert seen(before, on_cpus(10.0, 110.4, p1=spent(15.0))) == []
-    assert seen(before, on_cpus(10.0, 115.0, p1=spent(15.0))) == [
-        "other processes kept 0.5 of 2 processors busy on host-a"
-    ]
+    assert seen(before, on_cpus(10.0, 115.0, p1=spent(15.0))) == [HALF_A_CORE]
 
 
 def test_a_process_that_is_new_or_has_a_reused_number_counts_from_its_start():
@@ -362,7 +366,7 @@ def test_a_process_that_is_new_or_has_a_reused_number_counts_from_its_start():
 def test_a_child_that_ends_does_not_count_for_what_it_did_before(is_waited_for):
     before = on_cpus(0.0, 100.0, p1=spent(1.0), p2=spent(50.0))
     after = on_cpus(10.0, 105.0, p1=spent(1.0, 50.0 if is_waited_for else 0.0))
-    assert seen(before, after) == ["other processes kept 0.5 of 2 processors busy on host-a"]
+    assert seen(before, after) == [HALF_A_CORE]
 
 
 def test_sweeps_and_processes_that_came_or_went_are_told_once():
