@@ -42,7 +42,6 @@ from raybench.records import HostLoad
 HOLD = """
 import sys, time
 from raybench.cluster.device_reservation import DeviceLocks, this_process
-from raybench.records import HostLoad
 locks = DeviceLocks()
 result = locks.lock(sys.argv[2:], this_process(sys.argv[1]), shared=True)
 print(result.problem or "held", flush=True)
