@@ -48,10 +48,10 @@ def merge_doubts(rows: Iterable[ScaledRow]) -> tuple[DoubtGroup, ...]:
                 subjects=tuple(subjects) if kind.is_one_for_all else (),
             )
         )
-    return tuple(sorted(groups, key=harm_order))
+    return tuple(sorted(groups, key=_harm_order))
 
 
-def harm_order(group: DoubtGroup) -> tuple[int, int]:
+def _harm_order(group: DoubtGroup) -> tuple[int, int]:
     """Return a sort key: the most harmful first, then the most frequent."""
     return group.worst.kind.harm, -group.count
 
@@ -74,7 +74,12 @@ def _told(row: ScaledRow) -> Iterator[Doubt]:
             yield doubt
 
 
-def drift_doubts(trials: Trials) -> Sequence[DoubtGroup]:
+def doubts_of_run(rows: Iterable[ScaledRow], trials: Trials) -> tuple[DoubtGroup, ...]:
+    """Return the doubts about a run and its points, the most harmful first."""
+    return tuple(sorted([*_drifts(trials), *merge_doubts(rows)], key=_harm_order))
+
+
+def _drifts(trials: Trials) -> Sequence[DoubtGroup]:
     """Return a doubt for each control of a run that moved; round and block are its subject."""
     return [
         DoubtGroup(

@@ -5,13 +5,14 @@ Imports no pandas, which the progress of a sweep would have to wait for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from raybench.job import point
 from raybench.job.point import Precision
-from raybench.records import Column, Metric
+from raybench.records import Column, Metric, Status
 from raybench.records.doubts import Doubt, LossesUnknown, NotCompared
 from raybench.results.columns import columns_of
 from raybench.results.tables import PointRow
@@ -214,11 +215,37 @@ def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
     return tuple(found.values())
 
 
+def is_column(metric: Metric) -> bool:
+    """Return whether a metric is a column, not one that a workload declares itself."""
+    return BY_NAME.get(metric.name) is metric
+
+
 def value_of(row: PointRow, metric: Metric) -> Any:
-    """Return a metric's value, None if unknown; the workload's own if BY_NAME lacks this object."""
-    if BY_NAME.get(metric.name) is metric:
+    """Return a metric's value; None if unknown."""
+    if is_column(metric):
         return getattr(row, metric.name, None)
     return (row.workload_metrics or {}).get(metric.name)
+
+
+def find_metric(rows: Iterable[ScaledRow], name: str) -> Metric | None:
+    """Return the metric of this name, a workload's own first; None if no ok point has a number."""
+    measured = [row for row in rows if row.status is Status.OK]
+    own = {metric.name: metric for metric in workload_metrics(measured)}
+    found = own.get(name) or BY_NAME.get(name)
+    values = [value_of(row, found) for row in measured] if found else []
+    return found if any(isinstance(value, int | float) for value in values) else None
+
+
+def rows_compared(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
+    """Return the points that have a speed-up, without the baseline points."""
+    return [r for r in rows if r.speed_up is not None and not r.is_baseline]
+
+
+def with_most_ranks(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
+    """Return those of `rows_compared` on the largest number of ranks among them; [] for none."""
+    compared = rows_compared(rows)
+    most = max((row.world_size for row in compared), default=0)
+    return [row for row in compared if row.world_size == most]
 
 
 # All that reports tell points apart by, in their order; the parameters of the workload come behind
@@ -231,6 +258,11 @@ DEGREES = {
     **{"ulysses": "Ulysses", "ring": "ring"},
 }
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
+# The size of a message or an array.
+SIZE = "size_bytes"
+# Settings with values that say that something is not used.
+_SWITCHES = ("compile", "activation_checkpointing")
+_UNUSED = ("none", "false", "off", "0", "")
 
 
 class HasSettings(Protocol):
@@ -309,3 +341,58 @@ def varying(
         for name in names
         if name not in but and (name in always or len({str(setting(r, name)) for r in rows}) > 1)
     ]
+
+
+def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
+    """Return the settings that tell points apart, in the order of `varying`. rows: one per point.
+
+    [] for one point. All OPTIONAL settings are left out if the others suffice: a graph replays
+    small messages alone, but their size tells them apart. So are settings that `preset` determines.
+    """
+    names = varying(rows)
+    presets = {setting(row, "preset") for row in rows} if "preset" in names else set()
+    names = [
+        name
+        for name in names
+        if name == "preset"
+        or not presets
+        or len({(setting(r, "preset"), setting(r, name)) for r in rows}) > len(presets)
+    ]
+    rest = [name for name in names if name not in OPTIONAL]
+    is_enough = len({tuple(str(setting(row, n)) for n in rest) for row in rows}) == len(rows)
+    return rest if is_enough else names
+
+
+def known_settings(row: HasSettings, names: Iterable[str]) -> dict[str, Any]:
+    """Return name -> value of these settings, without unknown ones."""
+    given = ((name, setting(row, name)) for name in names)
+    return {name: value for name, value in given if value is not None and value == value}
+
+
+def used_settings(row: HasSettings, names: Collection[str]) -> dict[str, Any]:
+    """Return those of `known_settings` that say that a point uses something, the layout first.
+
+    Left out are false, degrees of 1 or no number, `compile` and checkpointing that are off, and
+    world_size where the layout tells it.
+    """
+    given = known_settings(row, names)
+    degrees = {name: number_of(given.get(name)) or 1 for name in DEGREES if name in names}
+    is_told = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1
+    used = {}
+    for name in sorted(given, key=lambda name: name not in (*DEGREES, "world_size")):
+        text = str(given[name]).lower()
+        if name == "world_size":
+            is_used = not is_told
+        elif name in degrees:
+            is_used = degrees[name] != 1
+        else:
+            is_used = text not in (_UNUSED if name in _SWITCHES else ("false",))
+        if is_used:
+            used[name] = given[name]
+    return used
+
+
+def size_of(row: HasSettings) -> int:
+    """Return the size of a message or an array in bytes; 0 if missing or no whole number."""
+    text = str(row.params.get(SIZE, ""))
+    return int(text) if text.isdecimal() else 0

@@ -152,14 +152,14 @@ def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
         lasting_changes,
     )
     from raybench.analysis.rows import point_rows
+    from raybench.analysis.run_data import load_run_data
     from raybench.records.doubts import DoubtKind
     from raybench.report.comparison import Comparison
-    from raybench.report.summary import load_summary
     from raybench.report.words.doubts import doubt_words
 
     base, new = sides
     points = [[point_rows(run.points(POINT_COLUMNS)) for run in side.runs] for side in sides]
-    rows = [load_summary(side.own.root, side.own.run_id).rows for side in sides]
+    rows = [load_run_data(side.own.root, side.own.run_id).rows for side in sides]
     return Comparison(
         base=tuple(run.run for run in base.runs),
         new=tuple(run.run for run in new.runs),
@@ -539,12 +539,14 @@ def advise_command(run: str, results: Path, as_json: bool) -> None:
     RUN is as for `raybench report`, or a health check, which advises on devices. Each advice names
     its points or tests; "estimate", "predicted" and "should" are not measured. Needs no cluster.
     """
+    from raybench.analysis.answer import decide
+    from raybench.analysis.run_data import load_run_data
     from raybench.report.show import AdviceList, advise_run
-    from raybench.report.summary import load_summary
 
     if (check := load_health(results, run)) is not None:
         found = AdviceList(run_id=check.run.run_id, advice=check.advice)
     else:
-        summary = load_summary(results, run)
-        found = AdviceList(run_id=summary.run.run_id, advice=list(advise_run(summary)))
+        answer = decide(load_run_data(results, run))
+        run_id = answer.data.run.run_id
+        found = AdviceList(run_id=run_id, advice=list(advise_run(answer)))
     write_document(found, "json" if as_json else "terminal")

@@ -56,8 +56,8 @@ def export_command(
     raybench export gemm health --format reference -o our_h200.yaml
     MLFLOW_TRACKING_URI=http://mlflow:5000 raybench export RUN --to mlflow
     """
+    from raybench.analysis.run_data import load_run_data
     from raybench.health.report import export as export_check
-    from raybench.report.summary import load_summary
 
     if tracker and output:
         raise UsageError(f"-o: goes with --format only; --to {tracker} writes no file")
@@ -70,9 +70,9 @@ def export_command(
     if kind == "reference":
         text = _references(results, runs)
     elif tracker and check is None:
-        text = f"{TRACKERS[tracker](load_summary(results, runs[0]))}\n"
+        text = f"{TRACKERS[tracker](load_run_data(results, runs[0]))}\n"
     elif check is None:
-        text = FORMATS[str(kind)](load_summary(results, runs[0]))
+        text = FORMATS[str(kind)](load_run_data(results, runs[0]))
     elif kind in ("json", "csv", "junit"):
         text = export_check(check, kind)
     else:
@@ -90,7 +90,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
     """
     from raybench.analysis.references import format_references, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
-    from raybench.report.summary import load_summary, measurements
+    from raybench.analysis.run_data import load_run_data, measurements
     from raybench.results import reader
 
     files = []
@@ -103,7 +103,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
         if (check := load_health(results, name)) is not None:
             measured = check.measurements
         else:
-            trials = without_controls(latest_trials(load_summary(results, name).points))
+            trials = without_controls(latest_trials(load_run_data(results, name).points))
             measured = list(measurements(trials, [one["uuid"] for one in devices]))
         files += reference_files(reader.read_run(root, run_id), devices, measured)
     pooled, names = pool(files), " and ".join(runs)

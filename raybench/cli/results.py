@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.references import References
+    from raybench.analysis.run_data import RunData
     from raybench.health.report import HealthReport
     from raybench.report.documents import Document
     from raybench.report.show import PointDetails
-    from raybench.report.summary import Summary
     from raybench.results.tables import Run
 
 
@@ -74,21 +74,22 @@ def report_command(
     RUN is a run id, a unique prefix of one, the name of a job (its newest run), `latest`, one of
     these in another folder of results (examples/gemm, or by path), or the path of a run.
     """
+    from raybench.analysis.answer import decide
+    from raybench.analysis.run_data import load_run_data
     from raybench.report.documents import format_document
     from raybench.report.run_report import RunReport
-    from raybench.report.summary import load_summary
     from raybench.results import reader
 
     if github and kind != "md":
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
     root, run_id = reader.find_run(results, run)
     document: Document
-    found: Summary | HealthReport
+    found: RunData | HealthReport
     if (check := load_health(root, run_id, references)) is not None:
         found = document = check
     else:
-        found = load_summary(root, run_id, references)
-        document = RunReport(summary=found, is_short=kind == "terminal" and not full)
+        found = load_run_data(root, run_id, references)
+        document = RunReport(answer=decide(found), is_short=kind == "terminal" and not full)
     if github:
         append_to_github_summary(format_document(document, kind, width=width()))
     if output is not None or not github:
@@ -98,12 +99,13 @@ def report_command(
         write_file(chart, _draw(root, found, chart.suffix.lower().removeprefix(".")))
 
 
-def _draw(root: Path, found: Summary | HealthReport, kind: str) -> bytes:
+def _draw(root: Path, found: RunData | HealthReport, kind: str) -> bytes:
     """Return the chart that the page of a run begins with; kind: "svg" or "png".
 
     Of a health check that of its pairs, or of devices where there are no pairs. Raises UsageError
     where there is nothing to draw.
     """
+    from raybench.analysis.answer import decide
     from raybench.health.report import HealthReport, health_figures
     from raybench.report.charts import ChartData, draw_main_figure, why_no_figure
     from raybench.report.charts.grammar import draw_figure
@@ -115,18 +117,19 @@ def _draw(root: Path, found: Summary | HealthReport, kind: str) -> bytes:
         why = "nothing was compared"
     else:
         devices = reader.load(root, "devices", found.run.run_id)
-        drawn = draw_main_figure(ChartData(summary=found, devices=devices), kind)
+        drawn = draw_main_figure(ChartData(answer=decide(found), devices=devices), kind)
         why = why_no_figure(found)
     if drawn is None:
         raise UsageError(f"--chart: there is nothing to draw: {why}")
     return drawn
 
 
-def format_page(root: Path, found: Summary | HealthReport) -> str:
+def format_page(root: Path, found: RunData | HealthReport) -> str:
     """Return the HTML page of a run or of a health check of the results folder `root`.
 
     Raises ResultsError where a table of the run cannot be read.
     """
+    from raybench.analysis.answer import decide
     from raybench.analysis.rounds import SAMPLE_COLUMNS, Trials, join_rounds, rank_by_iteration
     from raybench.health.report import HealthReport
     from raybench.health.report import format_page as format_check
@@ -152,7 +155,9 @@ def format_page(root: Path, found: Summary | HealthReport) -> str:
         if (samples := [next(read) for _ in made])
         for times_ms, median_ms in [rank_by_iteration(join_rounds(samples), columns)]
     ]
-    data = ChartData(summary=found, devices=devices, telemetry=telemetry, rank_times=rank_times)
+    data = ChartData(
+        answer=decide(found), devices=devices, telemetry=telemetry, rank_times=rank_times
+    )
     return page.format_page(data)
 
 
@@ -208,13 +213,14 @@ def _machine(results: Path, run: Run) -> str:
 
 def _lead(results: Path, run_id: str) -> str:
     """Return the result of a run in a sentence, or the error where its tables are damaged."""
-    from raybench.report.run_report import RunReport
-    from raybench.report.summary import load_summary
+    from raybench.analysis.answer import decide
+    from raybench.analysis.run_data import load_run_data
+    from raybench.report.words.answer import lead
 
     try:
         if health := load_health(results, run_id):
             return health.title
-        return RunReport(summary=load_summary(results, run_id)).lead
+        return lead(decide(load_run_data(results, run_id)))
     except ResultsError as error:
         return str(error)
 
@@ -288,20 +294,20 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         slowest_regions,
     )
     from raybench.analysis.rows import typed_rows
+    from raybench.analysis.run_data import load_run_data
     from raybench.report.show import PointDetails
-    from raybench.report.summary import load_summary
     from raybench.results import reader
     from raybench.results.tables import RegionRow
 
-    summary = load_summary(results, run_id, references)
-    ids = list(dict.fromkeys(row.point_id for row in summary.points))
+    data = load_run_data(results, run_id, references)
+    ids = list(dict.fromkeys(row.point_id for row in data.points))
     point_id = reader.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
     attempts = sorted(
-        (row for row in summary.points if row.point_id == point_id), key=lambda row: row.attempt
+        (row for row in data.points if row.point_id == point_id), key=lambda row: row.attempt
     )
     [row] = mean_of_rounds(attempts) or attempts[-1:]
     # None for a point that ran only as a control.
-    scaled = next((one for one in summary.rows if one.point_id == point_id), None)
+    scaled = next((one for one in data.rows if one.point_id == point_id), None)
     unknown: tuple[float | None, float | None] = (None, None)
     step_ms_interval, throughput_interval = unknown, unknown
     if scaled is not None:
@@ -325,7 +331,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         rounds=len(measured),
         step_ms_interval=step_ms_interval,
         throughput_interval=throughput_interval,
-        is_precision_unknown=summary.is_precision_unknown,
+        is_precision_unknown=data.is_precision_unknown,
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         regions=slowest_regions(typed_rows(regions, RegionRow)),
@@ -336,7 +342,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
             for path in reader.traces(results, run_id, point_id, one.attempt)
         ],
         attempts=attempts,
-        standings=[one for one in summary.standings if one.measured.point_id == point_id],
+        standings=[one for one in data.standings if one.measured.point_id == point_id],
     )
 
 

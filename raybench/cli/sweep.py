@@ -302,9 +302,10 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
 
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     """Carry out the run, print its report, as text if a point ended, and return the exit code."""
+    from raybench.analysis.answer import decide
+    from raybench.analysis.run_data import load_run_data
     from raybench.cli.progress import ConsoleListener
     from raybench.report.run_report import RunReport
-    from raybench.report.summary import load_summary
     from raybench.sweep.run_state import end_of_run, nothing_left_message
     from raybench.sweep.runner import run_sweep
 
@@ -320,8 +321,8 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     if run.status is not RunStatus.INTERRUPTED:
         _compact_points(start, where.output, console)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
-        summary = load_summary(where.output, run.run_id)
-        report = RunReport(summary=summary, is_short=not as_json)
+        answer = decide(load_run_data(where.output, run.run_id))
+        report = RunReport(answer=answer, is_short=not as_json)
         write_document(report, "json" if as_json else "terminal")
     return _EXIT_CODES[run.status]
 
@@ -538,7 +539,7 @@ def _plan_as_text(
 
 def _needs(job: Job, plan: Plan) -> Iterator[str]:
     """Yield how many points and devices there are, the time, and what more rounds would take."""
-    from raybench.sweep.scheduler import BETWEEN_ROUNDS_S, WORTHWHILE
+    from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
     measure, count = job.measure, len(plan.points)
     least_s, most_s = _iterations_s(job, plan)

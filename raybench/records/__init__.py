@@ -109,6 +109,16 @@ class Metric:
         words = self.name.removesuffix(f"_{self.unit.lower()}").replace("_", " ")
         return self.heading or " ".join(dict.fromkeys((words, self.unit))).rstrip()
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether the value says how much is done in a second."""
+        return self.over_step == "per_second" or self.unit.endswith("/s")
+
+    @property
+    def follows_step(self) -> bool:
+        """Whether the value is a time in proportion to the step time."""
+        return self.over_step in ("ms_each", "seconds")
+
 
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
     """Return the value of a point from the values of its ranks, of which None ones are left out.

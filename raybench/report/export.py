@@ -1,6 +1,6 @@
 """The points of a run for other programs, as the text of a file.
 
-To add a format, write a function of the summary that returns the text, and list it in `FORMATS`.
+To add a format, write a function of the data that returns the text, and list it in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree as ET
 
 from raybench.analysis.rows import EXECUTION, ScaledRow
+from raybench.analysis.run_data import defining_settings
 from raybench.errors import ResultsError
 from raybench.records import FAILURES, NOT_RUN
 from raybench.report import formatting
 from raybench.report.documents import format_object, jsonable, records
 from raybench.report.formatting import plain, plain_lines, printable
-from raybench.report.summary import defining_settings
 from raybench.report.words.doubts import doubt_words
 from raybench.report.words.failures import failure_of_row
+from raybench.report.words.run import machine
 from raybench.results.tables import Run, units
 
 if TYPE_CHECKING:
-    from raybench.report.summary import Summary
+    from raybench.analysis.run_data import RunData
 
 # Numbers that say which point it is, not what was measured.
 _NOT_FIGURES = {
@@ -63,14 +64,14 @@ class ExportedPoint:
     doubts: str
 
 
-def exported_points(summary: Summary) -> list[ExportedPoint]:
-    """Return the points of a run, their rounds as one, in the order of `summary.rows`."""
+def exported_points(data: RunData) -> list[ExportedPoint]:
+    """Return the points of a run, their rounds as one, in the order of `data.rows`."""
     points = []
-    for scaled in summary.rows:
+    for scaled in data.rows:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)
         named = {name: value for name, value in settings.items() if name != "workload"}
         found = {**(row["workload_metrics"] or {}), **row}
-        is_answer = row["status"] == "oom" and summary.is_batch_search
+        is_answer = row["status"] == "oom" and data.is_batch_search
         points.append(
             ExportedPoint(
                 row=row,
@@ -92,18 +93,18 @@ def exported_points(summary: Summary) -> list[ExportedPoint]:
     return points
 
 
-def facts_of_run(summary: Summary) -> dict[str, str]:
+def facts_of_run(data: RunData) -> dict[str, str]:
     """Return name -> text of a run: machine, git_commit if known, version.NAME and tag.NAME."""
-    run = summary.run
+    run = data.run
     return {
-        "machine": summary.machine,
+        "machine": machine(data),
         **({"git_commit": run.git_commit} if run.git_commit else {}),
-        **{f"version.{name}": version for name, version in summary.versions.items()},
+        **{f"version.{name}": version for name, version in data.versions.items()},
         **{f"tag.{name}": value for name, value in run.tags.items()},
     }
 
 
-def export_csv(summary: Summary) -> str:
+def export_csv(data: RunData) -> str:
     """Return names, then a row per point: the columns of `points` and what the report derives.
 
     A parameter of the workload is a column `params.NAME`, a metric of its own a column
@@ -113,7 +114,7 @@ def export_csv(summary: Summary) -> str:
     """
     rows = []
     more: set[str] = set()
-    for point in exported_points(summary):
+    for point in exported_points(data):
         maps = ((one, point.row[one] or {}) for one in _MAPS)
         own = {f"{one}.{name}": value for one, held in maps for name, value in held.items()}
         rows.append(point.row | own)
@@ -151,7 +152,7 @@ def _csv_cell(value: Any) -> Any:
     return f"'{lines}" if is_formula else lines
 
 
-def export_github(summary: Summary) -> str:
+def export_github(data: RunData) -> str:
     """Return a JSON list: the median step in ms of ok points, ± half its 95 % interval if known.
 
     For the action `benchmark-action/github-action-benchmark`, which draws them over the commits of
@@ -160,9 +161,9 @@ def export_github(summary: Summary) -> str:
     Raises ResultsError where no point is ok: the action takes no empty list.
     https://github.com/benchmark-action/github-action-benchmark#examples
     """
-    run = summary.run
+    run = data.run
     entries = []
-    for point in exported_points(summary):
+    for point in exported_points(data):
         row = point.row
         if row["status"] != "ok":
             continue
@@ -174,7 +175,7 @@ def export_github(summary: Summary) -> str:
                 "unit": "ms",
                 "value": row["step_ms_p50"],
                 **({"range": f"± {(high - low) / 2:.4g}"} if has_interval else {}),
-                "extra": f"{run.run_id} {row['point_id']}\n{plain(summary.machine)}",
+                "extra": f"{run.run_id} {row['point_id']}\n{plain(machine(data))}",
             }
         )
     if not entries:
@@ -182,17 +183,17 @@ def export_github(summary: Summary) -> str:
     return json.dumps(entries, indent=2) + "\n"
 
 
-def export_json(summary: Summary) -> str:
+def export_json(data: RunData) -> str:
     """Return a JSON object of schema_version, run, devices, units and points.
 
     points: one each, its rounds as one, with all columns and what the report derives. units: column
     of the table `points` -> unit, "" for none; what is derived is not in it.
     """
     return format_object(
-        run=asdict(summary.run),
-        devices=records(summary.devices),
+        run=asdict(data.run),
+        devices=records(data.devices),
         units=units("points"),
-        points=list(map(vars, summary.rows)),
+        points=list(map(vars, data.rows)),
     )
 
 
@@ -214,15 +215,15 @@ class JUnitCase:
     seconds: float | None = None
 
 
-def export_junit(summary: Summary) -> str:
+def export_junit(data: RunData) -> str:
     """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
 
     Its id and figures are its properties (`raybench.units("points")` has most units); `time` is the
     seconds of its last ok round, or its worst one if none is ok; 0 if unknown. In a search for the
     largest batch a point without enough memory passes, and its output says so.
     """
-    run, cases = summary.run, []
-    for point in exported_points(summary):
+    run, cases = data.run, []
+    for point in exported_points(data):
         row = point.row
         reason = point.error or formatting.STATUS_WORDS[row["status"]]
         ended: Literal["ok", "output"] = "ok" if row["status"] == "ok" else "output"
@@ -238,7 +239,7 @@ def export_junit(summary: Summary) -> str:
                 seconds=row["duration_s"] or 0,
             )
         )
-    return junit_text(run.job_name, run, {"run_id": run.run_id, **facts_of_run(summary)}, cases)
+    return junit_text(run.job_name, run, {"run_id": run.run_id, **facts_of_run(data)}, cases)
 
 
 def junit_text(
@@ -292,7 +293,7 @@ def _add_properties(parent: ET.Element, values: Mapping[str, object]) -> None:
 
 
 # Name -> returns the text of a run's file.
-FORMATS: dict[str, Callable[[Summary], str]] = {
+FORMATS: dict[str, Callable[[RunData], str]] = {
     "csv": export_csv,
     "github-action-benchmark": export_github,
     "json": export_json,

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from raybench.records import Metric, Status
+from raybench.records.text import plain as plain
+from raybench.records.text import printable as printable
 
 if TYPE_CHECKING:
     from raybench.results.tables import PointRow, Run
@@ -21,18 +23,6 @@ if TYPE_CHECKING:
 
 # All that `str.splitlines` takes for the end of a line, and tabs.
 _BREAKS = re.compile("[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
-
-
-def plain(value: Any) -> str:
-    """Return `str(value)` on one line, `printable`: one blank between words, none at the ends."""
-    return printable(" ".join(str(value).split()))
-
-
-def printable(text: str) -> str:
-    """Return the text with `�` for each unprintable character, such as a tab or line break."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def one_line(text: str) -> str:
@@ -142,15 +132,11 @@ def is_short(time_ms: float | None) -> bool:
     return time_ms is not None and time_ms < 0.1
 
 
-def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
-    """Return half of an interval as a share of the value; None if any is None or the value 0."""
-    return None if low is None or high is None or not value else (high - low) / 2 / value
-
-
 def step_uncertainty(row: PointRow) -> float | None:
     """Return half of the step's 95 % interval as a share; None unless a ScaledRow of 2+ rounds."""
     low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
-    return relative_half_width(low, row.step_ms_p50, high)
+    value = row.step_ms_p50
+    return None if low is None or high is None or not value else (high - low) / 2 / value
 
 
 def _precision(row: PointRow) -> str:
@@ -264,6 +250,11 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
     return text if name in ("workload", "precision", "operation") else f"{heading(name)}={text}"
 
 
+def words_of_settings(values: Mapping[str, Any], ranks: str) -> str:
+    """Return settings for a sentence: `bf16, batch 64, 4 GPUs`. ranks: as for `ranks_words`."""
+    return ", ".join(setting_words(name, value, ranks) for name, value in values.items())
+
+
 def ranks_words(count: int, ranks: str) -> str:
     """Return `1 GPU`, `4 GPUs`. ranks: in the plural, `GPUs` or `workers`."""
     return counted(count, ranks.removesuffix("s"))
@@ -371,6 +362,11 @@ def name_program(text: str) -> str:
     return text.replace("`raybench ", f"`{program()} ")
 
 
+def quoted(*words: str) -> str:
+    """Return words quoted for a shell; unprintable characters become `?`."""
+    return "".join(c if c.isprintable() else "?" for c in shlex.join(words))
+
+
 def command(*words: str) -> str:
-    """Return `program()` and these words, quoted for a shell; unprintable characters become `?`."""
-    return "".join(c if c.isprintable() else "?" for c in f"{program()} {shlex.join(words)}")
+    """Return `program()` and these words, `quoted`."""
+    return f"{program()} {quoted(*words)}"

@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raybench.analysis.doubts import DoubtGroup, drift_doubts, harm_order, merge_doubts
-from raybench.analysis.rounds import Trials
-from raybench.analysis.rows import ScaledRow
+from raybench.analysis.doubts import DoubtGroup
+from raybench.analysis.rows import ScaledRow, distinguishing_settings
 from raybench.records import Status
 from raybench.records.doubts import NotCompared
 from raybench.report import formatting
 from raybench.report.documents import Listing
 from raybench.report.formatting import shorten_middle
-from raybench.report.point_settings import distinguishing_settings, short_name
+from raybench.report.point_settings import short_name
 from raybench.report.words.doubts import MARKS, doubt_words, drift_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
@@ -103,11 +102,6 @@ def not_compared(reasons: Iterable[NotCompared]) -> tuple[MessageGroup, ...]:
     return tuple(
         MessageGroup(text=not_compared_words(why), count=count) for why, count in counts.items()
     )
-
-
-def doubt_groups(rows: Sequence[ScaledRow], trials: Trials) -> tuple[DoubtGroup, ...]:
-    """Return the doubts about a run and its points, the most harmful first."""
-    return tuple(sorted([*drift_doubts(trials), *merge_doubts(rows)], key=harm_order))
 
 
 def warnings(

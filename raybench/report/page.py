@@ -19,11 +19,13 @@ import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from raybench.analysis.answer import RunAnswer
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
 from raybench.analysis.rows import (
     RATES,
     SCALING,
     ScaledRow,
+    distinguishing_settings,
     is_numeric,
     setting,
     value_of,
@@ -50,10 +52,11 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import half_width, shorten, step_uncertainty
 from raybench.report.messages import marks
-from raybench.report.point_settings import distinguishing_settings, setting_columns, short_name
-from raybench.report.run_report import RunReport, insights
+from raybench.report.point_settings import setting_columns, short_name
+from raybench.report.run_report import RunReport
 from raybench.report.sections import STEP_MEANING
-from raybench.report.summary import Summary
+from raybench.report.words import answer as words
+from raybench.report.words import run as of_run
 from raybench.report.words.doubts import MARKS
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
@@ -70,44 +73,46 @@ _COLORS = {SLOWER: "var(--bad)", FASTER: "var(--s3)", UNCLEAR: "var(--s5)", SAME
 
 def format_page(data: ChartData) -> str:
     """Return the page of a run as HTML, with its `main_figure` and `other_figures`, if any."""
-    summary, run = data.summary, data.summary.run
-    report = RunReport(summary=summary)
-    points = _point_table(in_order(data.rows), summary)
+    answer, found = data.answer, data.answer.data
+    report, run = RunReport(answer=answer), found.run
+    points = _point_table(in_order(data.rows), answer)
     first = main_figure(data)
-    alike = (summary.alike, formatting.settings(summary.shared))
     facts = {
         "run": run.run_id,
         "started": formatting.when(run.started_at),
         "took": formatting.course(run),
-        "points": summary.counts,
-        "machine": summary.machine,
+        "points": of_run.counts(found),
+        "machine": of_run.machine(found),
         "cluster": run.cluster,
         "driver ran on": run.host,
         "command": " ".join(run.argv),
-        "versions": formatting.versions(summary.versions),
+        "versions": formatting.versions(found.versions),
         "git commit": run.git_commit or "",
         "variables": formatting.settings(run.environment),
         "tags": formatting.settings(run.tags),
-        "in all points": "; ".join(filter(None, alike)),
+        "in all points": of_run.in_all_points(found),
         "job file's SHA-256": run.job_sha256,
-        "nodes lost": ", ".join(summary.lost_nodes),
+        "nodes lost": ", ".join(found.lost_nodes),
     }
     return render(
         "page.html",
-        summary=summary,
+        machine=of_run.machine(found),
+        counts=of_run.counts(found),
+        course=of_run.course(found),
+        more_rounds=words.more_rounds(answer.more_rounds) if answer.more_rounds else "",
         report=report,
         run=run,
         title=run.job_name,
         lead=formatting.sentence(report.lead) if report.lead else "",
         versions=[
-            (label, summary.versions[name])
+            (label, found.versions[name])
             for name, label in _VERSIONS.items()
-            if name in summary.versions
+            if name in found.versions
         ],
-        trained=summary.model,
-        key_figures=insights(report.summary)[:4],
+        trained=of_run.model(found),
+        key_figures=words.key_figures(answer)[:4],
         first=first,
-        why_none=why_no_figure(summary),
+        why_none=why_no_figure(found),
         figures=other_figures(data, first),
         points=points,
         meanings=[(one.title, _capital(one.meaning)) for one in points.columns if one.meaning],
@@ -115,7 +120,7 @@ def format_page(data: ChartData) -> str:
         sections_with_tables=[one for one in report.tables if one[0].anchor != "points"],
         facts=[(name, text) for name, text in facts.items() if text],
         devices=device_table(data.devices),
-        job_lines=formatting.plain_lines(summary.run.job_text),
+        job_lines=formatting.plain_lines(run.job_text),
     )
 
 
@@ -225,9 +230,11 @@ def device_table(devices: pd.DataFrame) -> Table:
     return make_table(ordered[used].to_dict("records"), columns)
 
 
-def _point_table(rows: Sequence[ScaledRow], summary: Summary) -> Table:
+def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
     """Return a line per point, with hints and with values to sort by; rows: in their order."""
+    data = answer.data
     metrics = dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(rows)))
+    column_words = of_run.of_columns(data, answer.asked)
     width_meaning = "half of the 95 % interval of the step time, relative to it. "
     marks_meaning = "what makes the number doubtful: "
     columns: list[ColumnOf[ScaledRow]] = [
@@ -236,19 +243,19 @@ def _point_table(rows: Sequence[ScaledRow], summary: Summary) -> Table:
             lambda row: str(row.point_id),
         ),
         *(
-            _setting_column(rows, name, summary.ranks)
+            _setting_column(rows, name, data.ranks)
             for name in sorted(varying(rows), key=lambda name: is_numeric(rows, name))
         ),
         (Column(title="step", meaning=STEP_MEANING), _step),
         (
-            Column(title="±", meaning=width_meaning + summary.plus_minus.removesuffix(".")),
+            Column(title="±", meaning=width_meaning + of_run.plus_minus(data)),
             lambda row: _with_sort(step_uncertainty(row), half_width, 4),
         ),
         (
-            Column(title=MARKS_TITLE, meaning=marks_meaning + summary.marks_meaning),
+            Column(title=MARKS_TITLE, meaning=marks_meaning + of_run.marks_meaning(data)),
             lambda row: Cell(text=marks(row), hint="; ".join(MARKS[one] for one in marks(row))),
         ),
-        *(_metric_column(metric, summary.words) for metric in metrics),
+        *(_metric_column(metric, column_words) for metric in metrics),
     ]
     return make_table(rows, columns)
 

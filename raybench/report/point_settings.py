@@ -6,26 +6,23 @@ of a health check, differ in most settings: one column holds all of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from raybench.analysis.rows import (
     DEGREES,
-    OPTIONAL,
     HasSettings,
     is_numeric,
-    number_of,
+    known_settings,
     setting,
+    used_settings,
     varying,
 )
 from raybench.report import formatting
 from raybench.report.documents import SETTING_CHARS, Column, ColumnOf
 
 _WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
-# Values that say that something is not used.
-_UNUSED = ("none", "false", "off", "0", "")
 
 
 class _Row(HasSettings, Protocol):
@@ -40,55 +37,29 @@ class _Row(HasSettings, Protocol):
         """Return the name or the class of the workload."""
 
 
-def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
-    """Return the settings that tell points apart, in the order of `varying`. rows: one per point.
-
-    [] for one point. All OPTIONAL settings are left out if the others suffice: a graph replays
-    small messages alone, but their size tells them apart. So are settings that `preset` determines.
-    """
-    names = varying(rows)
-    presets = {setting(row, "preset") for row in rows} if "preset" in names else set()
-    names = [
-        name
-        for name in names
-        if name == "preset"
-        or not presets
-        or len({(setting(r, "preset"), setting(r, name)) for r in rows}) > len(presets)
-    ]
-    rest = [name for name in names if name not in OPTIONAL]
-    is_enough = len({tuple(str(setting(row, n)) for n in rest) for row in rows}) == len(rows)
-    return rest if is_enough else names
-
-
 def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
-    """Return settings in short, the layout first, as `FSDP 2, full checkpointing`.
+    """Return `used_settings` in short, as `FSDP 2, full checkpointing`.
 
-    Left out are unknown values, false, degrees of 1 or no number, `compile` and checkpointing that
-    are off, and world_size if the layout tells it. True is `compiled`, `checkpointing` or the name.
-    `plain` if nothing is left; "" for no names. ranks: as for `settings_words`.
+    True is `compiled`, `checkpointing` or the name. `plain` if nothing is left; "" for no names.
+    ranks: as for `settings_words`.
     """
-    degrees = {name: number_of(setting(row, name)) or 1 for name in DEGREES if name in names}
-    is_said = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1
     words = []
-    for name in sorted(names, key=lambda name: name not in (*DEGREES, "world_size")):
-        value = setting(row, name)
-        if name == "world_size":
-            words += [] if is_said else [formatting.ranks_words(int(value), ranks)]
-        elif name in degrees:
-            words += [f"{DEGREES[name]} {value}"] if degrees[name] != 1 else []
-        elif str(value).lower() == "true" or (name in _WORDS and str(value) == "1"):
+    for name, value in used_settings(row, names).items():
+        text = str(value)
+        if name in DEGREES:
+            words.append(f"{DEGREES[name]} {value}")
+        elif text.lower() == "true" or (name in _WORDS and text == "1"):
             words.append(_WORDS.get(name, name))
         elif name in _WORDS:
-            words += [] if str(value).lower() in _UNUSED else [f"{value} {_WORDS[name]}"]
-        elif str(value).lower() != "false":
-            words.append(settings_words(row, [name], ranks))
+            words.append(f"{value} {_WORDS[name]}")
+        else:
+            words.append(formatting.setting_words(name, value, ranks))
     return ", ".join(filter(None, words)) or ("plain" if names else "")
 
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
     """Return known settings as `fp32, batch 64, 4 GPUs, hidden=8`, or "". ranks: plural, `GPUs`."""
-    given = [(name, v) for name in names if formatting.has_value(v := setting(row, name))]
-    return ", ".join(formatting.setting_words(name, value, ranks) for name, value in given)
+    return formatting.words_of_settings(known_settings(row, names), ranks)
 
 
 def setting_columns(

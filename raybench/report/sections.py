@@ -2,7 +2,7 @@
 
 To add a section, add a function with `@_section`: terminal, Markdown and page show it where it
 applies. A table by `_table_of_points` begins with the settings that tell the points apart; points
-stand as in `Summary.ordered`, unless the section says otherwise. Pure.
+stand as in `RunAnswer.ordered`, unless the section says otherwise. Pure.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
+from raybench.analysis.answer import MIN_LOSS, LargestBatches, is_scaling, why_not_known
 from raybench.analysis.references import counted_standings
 from raybench.analysis.rounds import MOST_RANKS, RankStep, ranks_of_step, ranks_to_show
 from raybench.analysis.rows import (
     DEGREES,
     ScaledRow,
+    find_metric,
+    rows_compared,
     setting,
     value_of,
-    varying,
+    with_most_ranks,
     workload_metrics,
 )
-from raybench.analysis.uneven import Fleet, Gain, Scenario, gain_over
-from raybench.job.point import EQUAL, FAST
+from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
+from raybench.analysis.uneven import Fleet, Scenario, gain_over
+from raybench.job.point import EQUAL
 from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.documents import (
@@ -42,10 +46,12 @@ from raybench.report.messages import marks
 from raybench.report.point_settings import (
     point_names,
     setting_columns,
-    settings_words,
     short_name,
 )
-from raybench.report.summary import find_metric, rows_compared, unknown_losses
+from raybench.report.words import answer as words
+from raybench.report.words import run as of_run
+from raybench.report.words import shares
+from raybench.report.words.reasons import losses_unknown_words
 from raybench.report.words.references import HOW_TO_MAKE, count_within, standing_text
 from raybench.results.tables import (
     PointRow,
@@ -55,7 +61,8 @@ from raybench.results.tables import (
 )
 
 if TYPE_CHECKING:
-    from raybench.report.summary import Summary
+    from raybench.analysis.answer import RunAnswer
+    from raybench.analysis.run_data import RunData
     from raybench.results.tables import RegionRow
 
 
@@ -72,7 +79,7 @@ class Section:
 
     anchor: str
     title: str
-    blocks: Callable[[Summary], Iterable[Listing | Table]]
+    blocks: Callable[[RunAnswer], Iterable[Listing | Table]]
 
 
 # All sections, in the order in which they are declared.
@@ -81,20 +88,20 @@ SECTIONS: list[Section] = []
 
 def _section(
     anchor: str, title: str
-) -> Callable[[Callable[[Summary], Iterable[Listing | Table]]], None]:
+) -> Callable[[Callable[[RunAnswer], Iterable[Listing | Table]]], None]:
     """Return a decorator: it adds a function that yields blocks to SECTIONS, and returns None."""
     return lambda blocks: SECTIONS.append(Section(anchor=anchor, title=title, blocks=blocks))
 
 
 @_section("uneven", "Slow devices")
-def _uneven(summary: Summary) -> Iterator[Listing | Table]:
+def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
     """Yield a verdict for each fleet, then a table of the shares that were compared."""
-    if not summary.fleets:
+    if not answer.data.fleets:
         return
-    found, ranks = summary.fleets, summary.ranks
-    verdicts = [(fleet_name(fleet, ranks, found), verdict(fleet)) for fleet in found]
+    found, ranks = answer.data.fleets, answer.data.ranks
+    verdicts = [(shares.fleet_name(one, ranks, found), shares.verdict(one)) for one in found]
     yield Listing(title="What to do with the slow devices", lines=verdicts)
-    apart = dict.fromkeys(name for fleet in found for name in _apart(fleet, found))
+    apart = dict.fromkeys(name for fleet in found for name in shares.apart(fleet, found))
     settings = setting_columns([fleet.first for fleet in found], list(apart), ranks)
 
     def in_first(cell: Callable[[Fleet], str]) -> Callable[[tuple[Fleet, Scenario]], str]:
@@ -102,7 +109,7 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
 
     def over_equal(line: tuple[Fleet, Scenario]) -> str:
         equal = line[0].scenarios.get(EQUAL)
-        return _gain(gain_over(line[1], equal)) if equal and line[1] is not equal else ""
+        return shares.gain(gain_over(line[1], equal)) if equal and line[1] is not equal else ""
 
     def predicted(line: tuple[Fleet, Scenario]) -> str:
         step_ms = line[1].row.predicted_step_ms
@@ -125,100 +132,43 @@ def _uneven(summary: Summary) -> Iterator[Listing | Table]:
     yield make_table(lines, columns, subject=found[0].first.workload, kind="slow devices")
 
 
-def lead_of_fleets(fleets: Sequence[Fleet], ranks: str) -> str:
-    """Return which shares were best most often, and where they gained most; "" for no fleets.
-
-    Only fleets count in which no other shares may be as good; if there is none, it says so. After a
-    single round it says which shares were the fastest in this run.
-
-    Args:
-        fleets: all of one run.
-        ranks: `GPUs` or `workers`.
-    """
-    if not fleets:
-        return ""
-    # Without a fleet of several rounds, say which shares were the fastest in this run.
-    sure = [fleet for fleet in fleets if fleet.is_sure]
-    decided = [fleet for fleet in sure or fleets if not fleet.as_good()]
-    cases = f"{len(fleets)} cases"
-    if not decided:
-        first = fleets[0]
-        where = f" in any of {cases}; {fleet_name(first, ranks, fleets)}" if len(fleets) > 1 else ""
-        more = _gain(_over_best_other(first.best, first))
-        return (
-            f"which shares are best is not decided{where}: {first.best.shares} does {more} over "
-            "the best of the others"
-        )
-    shares, count = Counter(fleet.best.shares for fleet in decided).most_common(1)[0]
-    won = [fleet for fleet in decided if fleet.best.shares == shares]
-    gain, most = max(
-        ((_over_best_other(one.best, one), one) for one in won), key=lambda pair: pair[0].gain
-    )
-    where = f" in {count} of {cases}" if len(fleets) > 1 else ""
-    open_cases = len(fleets) - len(decided)
-    wins = f"is best{where or ' here'}" if sure else f"was the fastest{where} in this run"
-    by = "by up to" if len(won) > 1 else "by"
-    return (
-        f"shares={shares} {wins}, {by} {_gain(gain)} over the {'best' if sure else 'fastest'} "
-        f"of the others ({fleet_name(most, ranks, fleets)})"
-        + (f"; {open_cases} cannot be told apart" if open_cases else "")
-    )
+@_section("largest", "Largest batches")
+def _largest_batches(answer: RunAnswer) -> Iterator[Listing]:
+    """Yield the largest batch of each series."""
+    if isinstance(found := answer.found, LargestBatches):
+        lines = [
+            (
+                words.batch_settings(one, found, answer.data.ranks),
+                f"{one.batch_size:,} {words.what_fits(one)}",
+            )
+            for one in found.batches
+        ]
+        yield Listing(title="Largest batches", lines=lines)
 
 
-def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
-    """Return `1 of 2 GPUs at 0.48 of the speed`, as devices were probed, or `2 GPUs, none slow`.
-
-    The settings follow that tell it from others in `fleets` (which include it) for which this is
-    the same. Emulated devices that were not probed are at 1.00. ranks: `GPUs` or `workers`.
-    """
-    all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
-    slow = f"{count} of {all_} at {fleet.probe_ratio:.2f} of the speed"
-    more = settings_words(fleet.first, _apart(fleet, fleets), ranks)
-    return ", ".join(filter(None, (slow if count else f"{all_}, none slow", more)))
-
-
-def _apart(fleet: Fleet, fleets: Sequence[Fleet]) -> list[str]:
-    """Return the settings that tell a fleet from those that have the same name without them."""
-    alike = [one for one in fleets if fleet_name(one, "") == fleet_name(fleet, "")]
-    return varying([one.first for one in alike], ("shares",))
-
-
-def verdict(fleet: Fleet) -> str:
-    """Return the best shares, their gains over equal and fast, and others that may be as good.
-
-    Then, where known, the shares predicted to be best, if neither best nor as good; and, unless
-    equal or fast is best, the global batch below which fast should be faster, or that none is.
-    """
-    best = fleet.best
-    gains = [
-        f"{_gain(gain_over(best, fleet.scenarios[name]))} over {name}"
-        for name in (EQUAL, FAST)
-        if name in fleet.scenarios and name != best.shares
-    ]
-    name = best.shares if fleet.is_sure else f"{best.shares} was the fastest in this run"
-    text = f"{name}: {', '.join(gains)}" if gains else name
-    if rivals := fleet.as_good():
-        text += f"; {' and '.join(rivals)} may be as good"
-    known = [one for one in fleet.scenarios.values() if one.row.predicted_step_ms is not None]
-    called = min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
-    if called and called is not best and called.shares not in rivals:
-        text += f"; {called.shares} was predicted to be"
-    batch = fleet.crossover_batch
-    if batch is not None and best.shares not in (EQUAL, FAST):
-        below = f"below a global batch of {batch:,.0f} fast should be faster"
-        text += f"; {below if batch >= 1 else 'fast should be slower at any batch'}"
-    return text
-
-
-def _gain(gain: Gain) -> str:
-    """Write `+12.3% ±1.0%`; `+12.3%` without an interval."""
-    half = "" if gain.half_width is None else f" {formatting.half_width(gain.half_width)}"
-    return f"{gain.gain:+.1%}{half}"
-
-
-def _over_best_other(scenario: Scenario, fleet: Fleet) -> Gain:
-    others = [other for other in fleet.scenarios.values() if other is not scenario]
-    return gain_over(scenario, max(others, key=lambda other: other.throughput))
+@_section("losses", "What is lost")
+def _losses(answer: RunAnswer) -> Iterator[Listing]:
+    """Yield what the steps on the most devices lose to what."""
+    data = answer.data
+    rows = with_most_ranks(data.rows)
+    if not is_scaling(data):
+        return
+    causes = []
+    # Without a breakdown all of a loss is unexplained, which says nothing.
+    for name in LOSSES if any(map(has_causes, rows)) else ():
+        lost = sorted(value for row in rows if (value := getattr(row, name)) is not None)
+        if lost and max(abs(lost[0]), abs(lost[-1])) >= MIN_LOSS:
+            ends = map(formatting.percent, (lost[0], lost[-1]))
+            causes.append(f"{formatting.span(*ends)} {CAUSES[name]}")
+    devices = formatting.ranks_words(rows[0].world_size, data.ranks)
+    lines = [(devices, ", ".join(causes))] if causes else []
+    unknown = [row for row in rows if not has_causes(row)]
+    for why, count in why_not_known(unknown).items():
+        which = f"{count} of {formatting.counted(len(rows), 'point')}"
+        lines.append((which, f"not known: {losses_unknown_words(why)}"))
+    if lines:
+        over = formatting.settings(data.run.baseline)
+        yield Listing(title=f"Share of the step that is lost, against {over}", lines=lines)
 
 
 # A short report shows so many points.
@@ -240,7 +190,7 @@ _MEMORY_NOTE = (
 
 
 def _table_of_points(
-    summary: Summary,
+    answer: RunAnswer,
     lines: Sequence[tuple[ScaledRow, T]],
     columns: Iterable[ColumnOf[T]],
     *,
@@ -249,33 +199,33 @@ def _table_of_points(
 ) -> Table:
     """Return a table with a row for each line: the settings of its point, then `columns`.
 
-    lines: (point of the summary, item), the items being what `columns` show. kind, note: as of
+    lines: (point of the run, item), the items being what `columns` show. kind, note: as of
     `Table`. Settings are one column `layout` if a degree of parallelism varies.
     """
-    names = summary.table_settings
+    names = answer.table_settings
     if any(name in DEGREES for name in names):
         layout = Column(title="layout", is_text=True, is_setting=True, min_chars=20)
         settings: list[ColumnOf[ScaledRow]] = [
-            (layout, lambda row: short_name(row, names, summary.ranks))
+            (layout, lambda row: short_name(row, names, answer.data.ranks))
         ]
     else:
-        settings = setting_columns(summary.rows, names, summary.ranks)
+        settings = setting_columns(answer.data.rows, names, answer.data.ranks)
     shown: list[ColumnOf[tuple[ScaledRow, T]]] = [
         *((column, lambda line, cell=cell: cell(line[0])) for column, cell in settings),
         *((column, lambda line, cell=cell: cell(line[1])) for column, cell in columns),
     ]
-    subject = ", ".join(dict.fromkeys(row.workload for row in summary.rows))
+    subject = ", ".join(dict.fromkeys(row.workload for row in answer.data.rows))
     return make_table(lines, shown, subject=subject, kind=kind, note=note)
 
 
-def answer_table(summary: Summary, limit: int | None = None) -> Table:
+def answer_table(answer: RunAnswer, limit: int | None = None) -> Table:
     """Return the table of the points with their steps, the answer of the run, and other rates.
 
     If it is too wide, the answer is never left out, and throughput last. limit: with more points,
     at most `limit` of the ok ones (of all, if none is ok) on the most devices, in the order of
-    `Summary.ordered`. The first of each case are chosen, then the second of each, and so on.
+    `RunAnswer.ordered`. The first of each case are chosen, then the second of each, and so on.
     """
-    rows, unit = summary.ordered, summary.unit
+    rows, unit = list(answer.ordered), formatting.unit_of(answer.data.rows)
     if limit is not None and len(rows) > limit:
         finished = [row for row in rows if row.status == "ok"] or rows
         most = max(row.world_size for row in finished)
@@ -283,12 +233,14 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
         met: Counter[tuple[str, ...]] = Counter()
         places = []
         for index, row in enumerate(finished):
-            case = tuple(str(setting(row, name)) for name in summary.case_settings)
+            case = tuple(str(setting(row, name)) for name in answer.case_settings)
             places.append((met[case], index))
             met[case] += 1
         rows = [finished[index] for index in sorted(index for _, index in sorted(places)[:limit])]
-    meaning = f"{STEP_MEANING}. Rates follow the mean of the iterations. {summary.plus_minus}"
-    explained = meaning.rstrip(". ") if any(row.status == "ok" for row in rows) else ""
+    data = answer.data
+    meanings = (STEP_MEANING, "Rates follow the mean of the iterations", of_run.plus_minus(data))
+    is_any_ok = any(row.status == "ok" for row in rows)
+    explained = ". ".join(filter(None, meanings)) if is_any_ok else ""
 
     def step(row: ScaledRow) -> str:
         is_ok = row.status == "ok"
@@ -296,10 +248,10 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
 
     columns: list[ColumnOf[ScaledRow]] = [
         column(f"step {unit.name}", step, unit=unit.name, meaning=explained),
-        column(MARKS_TITLE, marks, meaning=summary.marks_meaning, is_text=True),
+        column(MARKS_TITLE, marks, meaning=of_run.marks_meaning(data), is_text=True),
     ]
-    every, shows = summary.rows, metrics.SCALING if summary.has_throughput else metrics.RATES
-    own, answer = workload_metrics(every), find_metric(every, summary.answer.metric)
+    every, shows = data.rows, metrics.SCALING if data.has_throughput else metrics.RATES
+    own, first = workload_metrics(every), find_metric(every, answer.asked.metric)
     # A search is answered by a setting, which has its column already.
     hidden = {"step_ms_p50", "batch_size", "global_batch_size"}
     # The speed-up and efficiency of 1 of a baseline point alone say nothing.
@@ -311,37 +263,37 @@ def answer_table(summary: Summary, limit: int | None = None) -> Table:
         *reversed(own),
         metrics.BY_NAME["throughput"],
     ]
-    for metric in dict.fromkeys([*([answer] if answer else []), *shows.metrics, *own]):
-        is_kept = metric == answer or metric not in first_dropped
+    for metric in dict.fromkeys([*([first] if first else []), *shows.metrics, *own]):
+        is_kept = metric == first or metric not in first_dropped
         if metric.name not in hidden:
             drop = None if is_kept else first_dropped.index(metric)
-            columns.append(_metric_column(summary, metric, drop))
-    return _table_of_points(summary, [(row, row) for row in rows], columns, kind=summary.alike)
+            columns.append(_metric_column(answer, metric, drop))
+    return _table_of_points(answer, [(row, row) for row in rows], columns, kind=of_run.alike(data))
 
 
 def _metric_column(
-    summary: Summary, metric: Metric, drop: int | None = None
+    answer: RunAnswer, metric: Metric, drop: int | None = None
 ) -> ColumnOf[ScaledRow]:
-    unit = summary.unit
+    unit = formatting.unit_of(answer.data.rows)
     return (
-        metric_column(metric, unit, summary.words, drop),
+        metric_column(metric, unit, of_run.of_columns(answer.data, answer.asked), drop),
         lambda row: formatting.metric(metric, value_of(row, metric), unit),
     )
 
 
 @_section("points", "All points")
-def _points(summary: Summary) -> Iterator[Table]:
+def _points(answer: RunAnswer) -> Iterator[Table]:
     """Yield the tables of all points: what was measured, where steps go, and their memory."""
-    if summary.rows:
-        yield answer_table(summary)
-    if not summary.rows or not summary.has_throughput:
+    if answer.data.rows:
+        yield answer_table(answer)
+    if not answer.data.rows or not answer.data.has_throughput:
         return
-    unit = summary.unit
+    unit = formatting.unit_of(answer.data.rows)
     names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
-    has_rounds = any(is_of_first_round(row) for row in summary.rows)
+    has_rounds = any(is_of_first_round(row) for row in answer.data.rows)
     apart = [
         row
-        for row in summary.ordered
+        for row in answer.ordered
         if row.why_no_breakdown or any(getattr(row, name) is not None for name in names)
     ]
     parts: list[ColumnOf[ScaledRow]] = [
@@ -349,8 +301,9 @@ def _points(summary: Summary) -> Iterator[Table]:
         column("step", lambda row: formatting.time_in(unit, step_of_parts(row))),
     ]
     which = "step of the first round" if has_rounds else "step"
-    notes = [_PARTS_NOTE] + [_FIRST_ROUND_NOTE] * has_rounds + unknown_losses(summary.rows)
-    watched = [row for row in summary.ordered if row.mem_parameters_bytes is not None]
+    notes = [_PARTS_NOTE] + [_FIRST_ROUND_NOTE] * has_rounds
+    notes += words.unknown_losses(answer.data.rows)
+    watched = [row for row in answer.ordered if row.mem_parameters_bytes is not None]
     for kind, rows, shows, first, note in (
         (f"where the {which} goes, {unit.name}", apart, metrics.PARTS, parts, " ".join(notes)),
         ("memory at its peak, GiB", watched, metrics.MEMORY, [], _MEMORY_NOTE),
@@ -359,11 +312,11 @@ def _points(summary: Summary) -> Iterator[Table]:
         order = list(dict.fromkeys([*shows.optional, *shows.metrics]))
         columns = [
             *first,
-            *(_metric_column(summary, metric, order.index(metric)) for metric in shows.metrics),
+            *(_metric_column(answer, metric, order.index(metric)) for metric in shows.metrics),
         ]
         if rows:
             lines = [(row, row) for row in rows]
-            yield _table_of_points(summary, lines, columns, kind=kind, note=note)
+            yield _table_of_points(answer, lines, columns, kind=kind, note=note)
 
 
 _RANKS_NOTE = (
@@ -394,18 +347,18 @@ def _rank_name(rank: int) -> str:
 
 
 @_section("ranks", "Ranks that differ")
-def _ranks(summary: Summary) -> Iterator[Table]:
+def _ranks(answer: RunAnswer) -> Iterator[Table]:
     """Yield a table of the points in which one rank slows the others: a line for each rank.
 
     Tables of uneven shares show the ranks themselves.
     """
-    rows = [] if summary.fleets else summary.ordered
+    rows = [] if answer.data.fleets else answer.ordered
     slowed = [row for row in rows if row.status == "ok" and is_slowed_by_one_rank(row)]
     if lines := [(row, rank) for row in slowed for rank in ranks_to_show(ranks_of_step(row))]:
-        columns = _rank_columns(summary.unit)
-        kind = f"where ranks differ, {summary.unit.name} of each"
+        columns = _rank_columns(formatting.unit_of(answer.data.rows))
+        kind = f"where ranks differ, {formatting.unit_of(answer.data.rows).name} of each"
         note = _ranks_note(any(is_of_first_round(row) for row in slowed))
-        yield _table_of_points(summary, lines, columns, kind=kind, note=note)
+        yield _table_of_points(answer, lines, columns, kind=kind, note=note)
 
 
 def _ranks_note(is_of_first: bool) -> str:
@@ -455,17 +408,17 @@ _SCOPES_NOTE = (
 
 
 @_section("scopes", _SCOPES_TITLE)
-def _scopes(summary: Summary) -> Iterator[Table]:
+def _scopes(answer: RunAnswer) -> Iterator[Table]:
     """Yield a table of the ok points of each workload that differ in their parameter `scope`.
 
     It says how much of the whole a step runs; the scope with the shortest step comes first.
     """
     workloads: dict[str, dict[str, list[ScaledRow]]] = {}
-    for row in summary.ordered:
+    for row in answer.ordered:
         if row.status == "ok" and "scope" in row.params:
             scopes = workloads.setdefault(row.workload, {})
             scopes.setdefault(row.params["scope"], []).append(row)
-    bases = {row.series: row for row in summary.rows if row.is_baseline and row.status == "ok"}
+    bases = {row.series: row for row in answer.data.rows if row.is_baseline and row.status == "ok"}
 
     def cold_gain(row: ScaledRow) -> str:
         # A first step is cold where it found nothing of an earlier point in its processes.
@@ -495,7 +448,7 @@ def _scopes(summary: Summary) -> Iterator[Table]:
         ordered = sorted(scopes.values(), key=lambda rows: min(r.step_ms_p50 or 0.0 for r in rows))
         lines = [(row, row) for rows in ordered for row in rows]
         if len(scopes) > 1:
-            yield _table_of_points(summary, lines, columns, kind=kind, note=_SCOPES_NOTE)
+            yield _table_of_points(answer, lines, columns, kind=kind, note=_SCOPES_NOTE)
 
 
 _REGIONS_NOTE = (
@@ -515,12 +468,12 @@ def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
 
 
 @_section("regions", "Regions of the step")
-def _regions(summary: Summary) -> Iterator[Table]:
+def _regions(answer: RunAnswer) -> Iterator[Table]:
     """Yield a table with a line for each region of a point."""
-    found, columns = summary.regions, region_columns(summary.unit)
-    if lines := [(row, one) for row in summary.ordered for one in found.get(row.point_id, ())]:
-        kind = f"regions of the step, {summary.unit.name}"
-        yield _table_of_points(summary, lines, columns, kind=kind, note=_REGIONS_NOTE)
+    found, columns = answer.data.regions, region_columns(formatting.unit_of(answer.data.rows))
+    if lines := [(row, one) for row in answer.ordered for one in found.get(row.point_id, ())]:
+        kind = f"regions of the step, {formatting.unit_of(answer.data.rows).name}"
+        yield _table_of_points(answer, lines, columns, kind=kind, note=_REGIONS_NOTE)
 
 
 _REFERENCE_TITLE = "Against the reference"
@@ -529,29 +482,29 @@ _MOST_SHOWN = 4
 
 
 @_section("references", _REFERENCE_TITLE)
-def _references(summary: Summary) -> Iterator[Listing]:
+def _references(answer: RunAnswer) -> Iterator[Listing]:
     """Yield how the figures of the run stand against the references of its devices."""
-    if lines := list(reference_lines(summary)):
+    if lines := list(reference_lines(answer.data)):
         yield Listing(title=_REFERENCE_TITLE, lines=lines)
 
 
-def reference_lines(summary: Summary) -> Iterator[tuple[str, str]]:
+def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
     """Yield (name, text): how many figures are within their reference, then the slowest outside it.
 
     Up to four figures are all shown (`! ` before the name: outside), a single one without a count;
     of more, four of those outside, and how many others are outside. If no figure has a reference:
     how to make one. Nothing if no GPU point is ok.
     """
-    if not any(row.status == "ok" and row.device_type == "cuda" for row in summary.rows):
+    if not any(row.status == "ok" and row.device_type == "cuda" for row in data.rows):
         return
-    found = sorted(summary.standings, key=lambda one: one.share)
+    found = sorted(data.standings, key=lambda one: one.share)
     if not found:
         yield "none", HOW_TO_MAKE
         return
     if len(found) > 1:
         middle = median(one.share for one in counted_standings(found) or found)
         yield "all", f"{count_within(found)}; the median is {middle:.0%} of the reference"
-    rows = summary.rows
+    rows = data.rows
     names = dict(zip((row.point_id for row in rows), point_names(rows), strict=True))
     outside = [one for one in found if not one.is_within]
     shown = found if len(found) <= _MOST_SHOWN else outside

@@ -46,9 +46,9 @@ from raybench.stats.shares import fast_devices
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raybench.analysis.answer import RunAnswer
     from raybench.analysis.references import Standing
     from raybench.records import Metric
-    from raybench.report.summary import Summary
     from raybench.results.reader import RankLog
     from raybench.results.tables import PointRow, RegionRow
 
@@ -385,7 +385,7 @@ class Advice:
     rows: tuple[str, ...]
 
 
-def advise_run(summary: Summary) -> Iterator[Advice]:
+def advise_run(answer: RunAnswer) -> Iterator[Advice]:
     """Yield advice on shares and settings by the ok points of a run; may yield nothing.
 
     First the best shares of each of `fleets`. Then for each number of ranks an estimate of what
@@ -393,16 +393,16 @@ def advise_run(summary: Summary) -> Iterator[Advice]:
     without `share_by_rank` in which one rank is slow. Last, without `fleets`, the best settings or
     the largest batches, if a case is `contested`.
     """
-    from raybench.report.run_report import lead, ranking
-    from raybench.report.sections import fleet_name, verdict  # loads pandas
+    from raybench.report.words import answer as words
+    from raybench.report.words import shares
 
-    for fleet in summary.fleets:
-        text = f"{fleet_name(fleet, summary.ranks, summary.fleets)}: {verdict(fleet)}"
+    data = answer.data
+    for fleet in data.fleets:
+        text = f"{shares.fleet_name(fleet, data.ranks, data.fleets)}: {shares.verdict(fleet)}"
         point_ids = tuple(scenario.row.point_id for scenario in fleet.scenarios.values())
         yield Advice(about="shares", text=text, rows=point_ids)
-    measured = [row for row in summary.rows if row.status == "ok"]
     slowed: dict[int, ScaledRow] = {}
-    for row in measured:
+    for row in data.ok_rows:
         if not row.share_by_rank and row.local_step_ms_by_rank and is_slowed_by_one_rank(row):
             best = slowed.get(row.world_size, row)
             slowed[row.world_size] = max(best, row, key=lambda one: one.global_batch_size or 0)
@@ -411,12 +411,13 @@ def advise_run(summary: Summary) -> Iterator[Advice]:
         slowest_ms = max(local_ms)
         exchange_ms = max(0.0, (step_of_parts(row) or 0.0) - slowest_ms)
         if text := estimate_gains([1 / ms for ms in local_ms], exchange_ms / slowest_ms):
-            about = formatting.ranks_words(row.world_size, summary.ranks)
+            about = formatting.ranks_words(row.world_size, data.ranks)
             text = f"{about}, of which rank {local_ms.index(slowest_ms)} is slow: {text}"
             yield Advice(about="shares", text=text, rows=(row.point_id,))
-    if summary.contested and not summary.fleets:
-        text = lead(summary) if summary.largest_batches else ranking(summary)
-        yield Advice(about="choice", text=text, rows=(f"all {len(measured)} points that are ok",))
+    if answer.contested and not data.fleets:
+        text = words.found(answer) if answer.largest_batches else words.ranking(answer)
+        which = f"all {len(data.ok_rows)} points that are ok"
+        yield Advice(about="choice", text=text, rows=(which,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """A run to a tracker of experiments, after the fact and by the tracker's own library.
 
-To add a tracker, write a function of the summary that uploads, and list it in `TRACKERS`. Their
+To add a tracker, write a function of the data that uploads, and list it in `TRACKERS`. Their
 libraries are imported only there. Figures are in the units of `raybench.units("points")`.
 """
 
@@ -16,7 +16,7 @@ from raybench.report.export import exported_points, facts_of_run
 from raybench.report.formatting import counted, plain
 
 if TYPE_CHECKING:
-    from raybench.report.summary import Summary
+    from raybench.analysis.run_data import RunData
 
 _RUN_TAG = "raybench.run_id"
 # For W&B: the machine that exports is not the one that was measured.
@@ -26,7 +26,7 @@ _QUIET = {
 }
 
 
-def upload_to_mlflow(summary: Summary) -> str:
+def upload_to_mlflow(data: RunData) -> str:
     """Write an MLflow run for the run, and one below it for each point; return a line about them.
 
     They go to the server that MLFLOW_TRACKING_URI names, else to mlflow's default, into the
@@ -43,12 +43,12 @@ def upload_to_mlflow(summary: Summary) -> str:
         missing = f"--to mlflow: no module {error.name}; {how_to_install('mlflow')}"
         raise UsageError(missing) from error
     try:
-        return _write_to_mlflow(MlflowClient(), summary)
+        return _write_to_mlflow(MlflowClient(), data)
     except (MlflowException, ModuleNotFoundError, OSError) as error:  # its stores raise the last
         raise UsageError(f"--to mlflow: {plain(error)}") from error
 
 
-def _write_to_mlflow(client: Any, summary: Summary) -> str:
+def _write_to_mlflow(client: Any, data: RunData) -> str:
     """Return a line about a run and its points, after writing them.
 
     The experiment is created where there is none. Raises UsageError, before any run is written,
@@ -59,7 +59,7 @@ def _write_to_mlflow(client: Any, summary: Summary) -> str:
     def since_1970_ms(time: datetime) -> int:
         return round(1000 * time.timestamp())
 
-    run, points = summary.run, exported_points(summary)
+    run, points = data.run, exported_points(data)
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.job_name
     found = client.get_experiment_by_name(experiment)
     of = str(found.experiment_id if found else client.create_experiment(experiment))
@@ -68,7 +68,7 @@ def _write_to_mlflow(client: Any, summary: Summary) -> str:
             f"--to mlflow: experiment {experiment} has {run.run_id} already; delete its MLflow "
             f"runs first, such as {known[0].info.run_id}"
         )
-    tags = {_RUN_TAG: run.run_id, "cluster": run.cluster, **facts_of_run(summary)}
+    tags = {_RUN_TAG: run.run_id, "cluster": run.cluster, **facts_of_run(data)}
     begun_ms = since_1970_ms(run.started_at)
     parent = client.create_run(of, begun_ms, tags, run.run_id).info.run_id
     for point in points:
@@ -97,7 +97,7 @@ def _write_to_mlflow(client: Any, summary: Summary) -> str:
     return f"MLflow experiment {experiment}: run {parent}; points below it: {len(points)}"
 
 
-def upload_to_wandb(summary: Summary) -> str:
+def upload_to_wandb(data: RunData) -> str:
     """Write a W&B run for each point, all in a group of the run's id; return a line about them.
 
     The project is WANDB_PROJECT, by default the job's name; with WANDB_MODE=offline all stays below
@@ -112,9 +112,9 @@ def upload_to_wandb(summary: Summary) -> str:
     except ModuleNotFoundError as error:
         missing = f"--to wandb: no module {error.name}; {how_to_install('wandb')}"
         raise UsageError(missing) from error
-    run, points = summary.run, exported_points(summary)
+    run, points = data.run, exported_points(data)
     project = os.environ.get("WANDB_PROJECT") or run.job_name
-    facts = {"run_id": run.run_id, "job_name": run.job_name, **facts_of_run(summary)}
+    facts = {"run_id": run.run_id, "job_name": run.job_name, **facts_of_run(data)}
     facts["started_at"] = run.started_at.isoformat()
     try:
         for point in points:
@@ -140,7 +140,7 @@ def upload_to_wandb(summary: Summary) -> str:
 
 
 # Name -> uploads a run; returns a line about it.
-TRACKERS: dict[str, Callable[[Summary], str]] = {
+TRACKERS: dict[str, Callable[[RunData], str]] = {
     "mlflow": upload_to_mlflow,
     "wandb": upload_to_wandb,
 }

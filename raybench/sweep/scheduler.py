@@ -33,18 +33,12 @@ from raybench.errors import UsageError
 from raybench.job.model import BatchSearch
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import ANY, Point, Precision, choose_devices
+from raybench.job.rounds import is_largest_known
 from raybench.records import Cause, Device, Record, Status, TrialKey
 
-# With so many rounds, speed-ups of GPU-bound points are known to half a percent:
-# docs/explanation/statistics.md.
-WORTHWHILE = 3
-# Between two rounds the processes of all workers are replaced: 4.5 s for two on H200s.
-BETWEEN_ROUNDS_S = 5.0
 # The range of the setting batch_size.
 _MOST_BATCH = 2**31 - 1
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
-# Of the largest batch that fits: as near as the smallest that does not must come.
-_RESOLUTION = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,11 +393,6 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
     if not is_largest_known(fits, ran_out):
         return (fits + ran_out) // 2
     return None if fits else "not even batch_size 1 fits"
-
-
-def is_largest_known(fits: int, ran_out: int) -> bool:
-    """Return whether `ran_out` is at most 1 %, or one item, above `fits` (0: none fits so far)."""
-    return ran_out - fits <= max(1, int(_RESOLUTION * fits))
 
 
 def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from raybench.analysis.answer import decide
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.run_data import RunData
 from raybench.analysis.scaling import scaling
 from raybench.health.readings import Reading
 from raybench.health.suite import HealthTest
@@ -28,7 +30,6 @@ from raybench.records import (
 from raybench.records.devices import Finding, Subject, Verdict
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
-from raybench.report.summary import Summary
 from raybench.results.columns import to_row
 from raybench.results.record_rows import point_row
 from raybench.results.tables import PointRow, Run
@@ -307,26 +308,26 @@ def scaling_rows(records: Iterable[Record], baseline: dict[str, Any]) -> list[Sc
 
 def make_summary(
     records: Sequence[Record], run: Run | None = None, device_count: int = 4
-) -> Summary:
+) -> RunData:
     """What reports say of a run of these records."""
     devices = pd.DataFrame([to_row(make_device(index)) for index in range(device_count)])
-    return Summary(run=run or make_run("run-a"), devices=devices, points=make_rows(records))
+    return RunData(run=run or make_run("run-a"), devices=devices, points=make_rows(records))
 
 
 def report_text(summary, kind="terminal", **layout):
     """Write the report of a run in a format. layout: width and color."""
-    return format_document(RunReport(summary=summary), kind, **layout)
+    return format_document(RunReport(answer=decide(summary)), kind, **layout)
 
 
 def tables_of(summary, anchor="points"):
     """Return the tables of a section; none where it does not apply."""
-    found = {section.anchor: tables for section, tables in RunReport(summary=summary).tables}
+    found = {section.anchor: tables for section, tables in RunReport(answer=decide(summary)).tables}
     return found.get(anchor, [])
 
 
 def findings_of(summary):
     """Return the lines of all findings by their titles."""
-    return {one.title: list(one.lines) for one in RunReport(summary=summary).listings}
+    return {one.title: list(one.lines) for one in RunReport(answer=decide(summary)).listings}
 
 
 def make_test(**changes: Any) -> HealthTest:

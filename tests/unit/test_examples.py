@@ -11,6 +11,8 @@ import pandas as pd
 import pytest
 from commands import EXAMPLES, REPOSITORY
 
+from raybench.analysis.answer import decide
+from raybench.analysis.run_data import load_run_data
 from raybench.cli.health import load_health
 from raybench.cli.results import format_page
 from raybench.health.report import format_page as format_health_page
@@ -19,7 +21,6 @@ from raybench.report.charts import ChartData, draw_main_figure
 from raybench.report.charts.grammar import draw_figure
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
-from raybench.report.summary import load_summary
 from raybench.results import reader
 
 LIST = REPOSITORY / "docs" / "README.md"
@@ -65,7 +66,7 @@ def marks(svg):
 
 @pytest.mark.parametrize("job", ["ddp_scaling", "collectives", "largest_batch", "gemm"])
 def test_the_committed_markdown_is_what_the_tables_say_today(job):
-    today = format_document(RunReport(summary=load_summary(EXAMPLES, RUNS[job])), "md")
+    today = format_document(RunReport(answer=decide(load_run_data(EXAMPLES, RUNS[job]))), "md")
     assert (REPORTS / f"{job}.md").read_text() == today, AGAIN
 
 
@@ -82,7 +83,7 @@ def test_the_committed_health_check_is_what_the_tables_say_today():
 @pytest.mark.parametrize("job", CHARTS)
 def test_the_committed_charts_show_what_the_tables_say_today(job):
     devices = reader.load(EXAMPLES, "devices", RUNS[job])
-    data = ChartData(summary=load_summary(EXAMPLES, RUNS[job]), devices=devices)
+    data = ChartData(answer=decide(load_run_data(EXAMPLES, RUNS[job])), devices=devices)
     today = draw_main_figure(data, "svg")
     found = marks(CHARTS[job].read_text())
     assert len(found) > 10
@@ -91,7 +92,7 @@ def test_the_committed_charts_show_what_the_tables_say_today(job):
 
 def test_the_committed_page_says_what_the_tables_say_today():
     committed = PAGE.read_text()
-    today = format_page(EXAMPLES, load_summary(EXAMPLES, RUNS["ddp_scaling"]))
+    today = format_page(EXAMPLES, load_run_data(EXAMPLES, RUNS["ddp_scaling"]))
     assert lead("ddp_scaling") in visible(committed)
     assert visible(committed) == visible(today), AGAIN
     assert committed.count("<svg") == today.count("<svg"), AGAIN

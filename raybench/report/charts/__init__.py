@@ -16,7 +16,15 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.rows import ScaledRow, setting, setting_order, varying
+from raybench.analysis.answer import RATIOS, RunAnswer
+from raybench.analysis.rows import (
+    ScaledRow,
+    distinguishing_settings,
+    setting,
+    setting_order,
+    varying,
+)
+from raybench.analysis.run_data import RunData
 from raybench.report import formatting
 from raybench.report.charts.grammar import (
     MOST_BARS,
@@ -30,9 +38,9 @@ from raybench.report.charts.grammar import (
     line_panel,
 )
 from raybench.report.documents import Table
-from raybench.report.point_settings import distinguishing_settings, settings_words, short_name
-from raybench.report.summary import RATIOS, Summary
+from raybench.report.point_settings import settings_words, short_name
 from raybench.report.words.reasons import not_compared_words
+from raybench.report.words.run import machine
 
 # Up to so many lines can be told apart in one panel.
 _FEW_LINES = 4
@@ -57,20 +65,20 @@ class ChartData:
     `charts.devices`; empty if not sampled. rank_times: of the points that `heat_points` chooses.
     """
 
-    summary: Summary
+    answer: RunAnswer
     devices: pd.DataFrame = field(default_factory=pd.DataFrame)
     telemetry: pd.DataFrame = field(default_factory=pd.DataFrame)
     rank_times: Sequence[RankTimes] = ()
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """Return one row per point, whatever its status, its rounds as one: `Summary.rows`."""
-        return list(self.summary.rows)
+        """Return one row per point, whatever its status, its rounds as one: `RunData.rows`."""
+        return list(self.answer.data.rows)
 
     @property
     def ranks(self) -> str:
         """Return what the ranks of the run are, in the plural: `GPUs` or `workers`."""
-        return self.summary.ranks
+        return self.answer.data.ranks
 
     @property
     def measured(self) -> list[ScaledRow]:
@@ -106,7 +114,7 @@ def _all_charts() -> tuple[Chart, ...]:
 
 def main_figure(data: ChartData) -> Figure | None:
     """Return the picture that answers the question of the job; None if nothing was measured."""
-    is_ratio = data.summary.answer.metric in RATIOS
+    is_ratio = data.answer.asked.metric in RATIOS
     usable = [one for one in _all_charts() if one.answers and (is_ratio or not one.is_of_ratios)]
     usable.sort(key=lambda one: one.answers or 0)
     return next((figure for one in usable if (figure := one.draw(data))), None)
@@ -123,22 +131,22 @@ def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
     figure = main_figure(data)
     if figure is None:
         return None
-    run, found = data.summary.run, data.summary.versions
+    run, found = data.answer.data.run, data.answer.data.versions
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "nccl") if name in found)
-    machine = (data.summary.machine, versions, formatting.plain(run.run_id))
+    below = (machine(data.answer.data), versions, formatting.plain(run.run_id))
     return draw_figure(
         figure,
         kind,
         title=f"{figure.title} ({formatting.plain(run.job_name)})",
-        below="; ".join(filter(None, machine)),
+        below="; ".join(filter(None, below)),
     )
 
 
-def why_no_figure(summary: Summary) -> str:
+def why_no_figure(data: RunData) -> str:
     """Return why a run whose `main_figure` is None has none, as the end of a sentence."""
-    if not summary.rows:
+    if not data.rows:
         return "no point of this run has been finished yet"
-    ended = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in summary.rows)
+    ended = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in data.rows)
     return f"no point of this run was measured ({', '.join(ended)})"
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 
-from raybench.analysis.rows import ScaledRow, is_numeric, setting, setting_order, varying
+from raybench.analysis.rows import (
+    ScaledRow,
+    distinguishing_settings,
+    is_numeric,
+    setting,
+    setting_order,
+    varying,
+)
 from raybench.analysis.scaling import CAUSES, LOSSES
 from raybench.report import formatting
 from raybench.report.charts import (
@@ -29,8 +36,14 @@ from raybench.report.charts.grammar import (
 from raybench.report.charts.lines import speed_up_words, time_figure
 from raybench.report.documents import Column, ColumnOf, make_table
 from raybench.report.formatting import counted
-from raybench.report.point_settings import distinguishing_settings, settings_words
-from raybench.report.summary import amount, answer_metric, metric_noun, unknown_losses
+from raybench.report.point_settings import settings_words
+from raybench.report.words.answer import (
+    amount,
+    candidate_name,
+    case_name,
+    metric_noun,
+    unknown_losses,
+)
 from raybench.results.tables import is_of_first_round, is_slowed_by_one_rank, step_of_parts
 
 _MOST_RANKED = 12
@@ -57,27 +70,27 @@ _PARTS = {
 
 
 def _ranking_figure(data: ChartData) -> Figure | None:
-    """Return bars of the points of each `Summary.cases` with two or more, the best first.
+    """Return bars of the points of each `RunAnswer.cases` with two or more, the best first.
 
     The first 12 of all cases are drawn. None if no case has two measured points.
     """
-    metric = answer_metric(data.summary)
-    every = [
-        (case, one) for case in data.summary.cases if len(case.ranked) > 1 for one in case.ranked
-    ]
+    answer, metric = data.answer, data.answer.metric
+    every = [(case, one) for case in answer.contested for one in case.ranked]
     if metric is None or not every:
         return None
-    noun, names = metric_noun(data.summary, metric), varying([one.row for _, one in every])
+    items = answer.asked.items
+    noun, names = metric_noun(metric, items), varying([one.row for _, one in every])
     of_unit, unit = (2**30, "GiB") if metric.format == "gib" else (1, metric.unit)
     along = f"{noun}, {unit}" if unit in ("ms", "GiB") else noun
     bars = []
     for case, one in every[:_MOST_RANKED]:
-        tip = f"{point_name(one.row, names, data.ranks)}\n{amount(data.summary, metric, one.value)}"
+        tip = f"{point_name(one.row, names, data.ranks)}\n{amount(metric, one.value, items)}"
         text = formatting.metric(metric, one.value)
         ends = {"x": one.value, "low": one.low, "high": one.high}
         mark = {name: end and end / of_unit for name, end in ends.items()}
-        bars.append((case.name, one.name, [{**mark, "text": text, "tip": tip}]))
-    order = "largest" if data.summary.ranked_by.best == "max" else "smallest"
+        names_of_bar = case_name(answer, case), candidate_name(answer, one)
+        bars.append((*names_of_bar, [{**mark, "text": text, "tip": tip}]))
+    order = "largest" if answer.ranked_by.best == "max" else "smallest"
     note = f"The {order} {noun} first. Thin lines: 95 % intervals, where they are known."
     return Figure(
         anchor="ranking",
@@ -93,9 +106,9 @@ def _gains_figure(data: ChartData) -> Figure | None:
     None if only baseline points have a speed-up, if the baseline names a number of ranks, or if the
     largest batch is known. Of other settings 7 are drawn. The note names points without a speed-up.
     """
-    baseline, ranks = data.summary.run.baseline, data.ranks
+    baseline, ranks = data.answer.data.run.baseline, data.ranks
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
-    if not compared or "world_size" in baseline or data.summary.largest_batches:
+    if not compared or "world_size" in baseline or data.answer.largest_batches:
         return None
     names, apart = list(baseline), varying(compared, tuple(baseline))
     compared.sort(key=lambda row: [setting_order(setting(row, n)) for n in (*names, *apart)])

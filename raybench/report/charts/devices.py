@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.rows import ScaledRow
+from raybench.analysis.rows import ScaledRow, distinguishing_settings
 from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, RankTimes, point_name
@@ -23,7 +23,7 @@ from raybench.report.charts.grammar import (
     line_panel,
 )
 from raybench.report.messages import marks as doubt_marks
-from raybench.report.point_settings import distinguishing_settings, settings_words
+from raybench.report.point_settings import settings_words
 
 _SHOWN = {
     "sm_clock_mhz": ("SM clock", "MHz"),
@@ -58,7 +58,7 @@ def telemetry_figure(data: ChartData) -> Figure | None:
     index = "GPU " + known["index"].astype("Int64").astype(str)
     if known["node_id"].nunique() > 1:
         index = known["node_id"].map(lambda node: formatting.plain(node)[:8]) + " " + index
-    start = pd.Timestamp(data.summary.run.started_at)
+    start = pd.Timestamp(data.answer.data.run.started_at)
     at_s = (pd.to_datetime(known["time"], utc=True) - start).dt.total_seconds()
     # Sampled times, and the same without the long gaps before them; also from the start of the run.
     times = np.unique(at_s)
@@ -101,7 +101,7 @@ def _bands(data: ChartData, times: np.ndarray, drawn_at: np.ndarray) -> list[Mar
     names = distinguishing_settings(timed)
     bands: list[Mark] = []
     for place, row in enumerate(timed):
-        begin_s = (row.started_at - data.summary.run.started_at).total_seconds()
+        begin_s = (row.started_at - data.answer.data.run.started_at).total_seconds()
         low, high = np.interp([begin_s, begin_s + (row.duration_s or 0.0)], times, drawn_at)
         fill = "var(--band)" if place % 2 == 0 else "transparent"
         fill = _THROTTLED if "t" in doubt_marks(row) else fill

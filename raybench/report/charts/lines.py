@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raybench.analysis.rows import OPTIONAL, ScaledRow, batch_column, is_numeric, varying
+from raybench.analysis.answer import speed_up_half_width
+from raybench.analysis.rows import (
+    OPTIONAL,
+    SIZE,
+    ScaledRow,
+    batch_column,
+    is_numeric,
+    size_of,
+    varying,
+)
 from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, line_figure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
 from raybench.report.formatting import counted
-from raybench.report.run_report import speed_up_half_width
-from raybench.report.summary import SIZE, size_of
 from raybench.results.metrics import memory_peak_gb_s
 
 # Room for the numbers beside the last points.
@@ -24,7 +31,7 @@ _GIB = 2**30
 
 def speed_up_figure(data: ChartData) -> Figure | None:
     """Return speed-ups over ranks; None if baseline lacks world_size or no drawn line has two."""
-    baseline = data.summary.run.baseline
+    baseline = data.answer.data.run.baseline
     base = baseline.get("world_size")
     if base is None:
         return None
@@ -51,7 +58,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 def efficiency_figure(data: ChartData) -> Figure | None:
     """Return efficiencies over ranks; None if baseline lacks world_size or no drawn line has 2."""
-    if "world_size" not in data.summary.run.baseline:
+    if "world_size" not in data.answer.data.run.baseline:
         return None
     without = [row for row in data.rows if row.speed_up is not None and row.efficiency is None]
     note = f"Speed-up over the ratio of {data.ranks}; 100 % is ideal."
@@ -259,7 +266,7 @@ def _over_batch(
         note += " Crosses on the axis: out of memory."
     is_global = {batch_column(row) for row in sized} == {"global_batch_size"}
     # What a search tried lies close together, and memory grows in proportion.
-    base = None if data.summary.largest_batches else 2
+    base = None if data.answer.largest_batches else 2
     return line_figure(
         data,
         sized,
@@ -282,7 +289,7 @@ CHARTS = (
     Chart(draw=memory_bandwidth_figure, place=12, answers=21),
     Chart(draw=time_figure, place=13),
     Chart(
-        draw=lambda data: memory_figure(data) if data.summary.largest_batches else None,
+        draw=lambda data: memory_figure(data) if data.answer.largest_batches else None,
         place=50,
         answers=10,
         is_only_first=True,
@@ -290,7 +297,7 @@ CHARTS = (
     Chart(
         # Points are ranked by their throughput.
         draw=lambda data: (
-            throughput_figure(data) if data.summary.ranked_by.metric == "throughput" else None
+            throughput_figure(data) if data.answer.ranked_by.metric == "throughput" else None
         ),
         place=60,
         answers=55,

@@ -26,7 +26,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
     `devices` alone. The last panel is a map of the best way over speed and number of slow devices.
     None if there are no fleets, or all have the same `slow_ratio`.
     """
-    fleets = data.summary.fleets
+    fleets = data.answer.data.fleets
     if len({fleet.first.slow_ratio for fleet in fleets}) < 2:  # probed speeds differ by noise
         return None
     alike = ("world_size", "devices", "shares", "slow_ratio", "slow_count")

@@ -10,9 +10,9 @@ from commands import EXAMPLES, REPOSITORY
 
 from raybench.analysis import references
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.run_data import RunData, load_run_data
 from raybench.errors import UsageError
 from raybench.records import Status
-from raybench.report.summary import Summary, load_summary
 
 H200 = "NVIDIA H200"
 GEMM = references.Quantity(
@@ -209,7 +209,7 @@ def test_iterations_of_a_long_and_a_short_round_are_held_against_the_time_of_bot
             )
             for number, one in enumerate((long, short), 1)
         ]
-        [row] = Summary(run=make_run("run-a"), devices=pd.DataFrame(), points=rounds).rows
+        [row] = RunData(run=make_run("run-a"), devices=pd.DataFrame(), points=rounds).rows
         return references.impossible_among(row.warnings)
 
     assert marks_of(1500) == []
@@ -236,7 +236,7 @@ def test_lawful_exceptions_are_known(changes):
 
 def test_no_sound_run_is_marked():
     runs = [path.name for path in (EXAMPLES / "points").iterdir()]
-    rows = [row for run in runs for row in load_summary(EXAMPLES, run).rows]
+    rows = [row for run in runs for row in load_run_data(EXAMPLES, run).rows]
     assert len(rows) > 100
     assert [text for row in rows for text in references.impossible_among(row.warnings)] == []
 

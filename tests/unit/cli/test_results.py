@@ -296,13 +296,13 @@ EXITED = "the code of a workload ended the command: SystemExit: no message\n"
     [(KeyboardInterrupt, 130, "\ninterrupted\n"), (SystemExit, 2, EXITED)],
 )
 def test_an_interrupt_or_an_exit_is_one_line(raised, code, told, raybench, monkeypatch):
-    monkeypatch.setattr("raybench.report.summary.load_summary", Mock(side_effect=raised))
+    monkeypatch.setattr("raybench.analysis.run_data.load_run_data", Mock(side_effect=raised))
     done = raybench("report")
     assert (done.code, done.out, done.err) == (code, "", told)
 
 
 def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(raybench, monkeypatch):
-    monkeypatch.setattr("raybench.report.summary.load_summary", lambda *_: {}["gone"])
+    monkeypatch.setattr("raybench.analysis.run_data.load_run_data", lambda *_: {}["gone"])
     done = raybench("report")
     assert (done.code, done.out) == (4, "")
     assert "KeyError: 'gone'" in done.err

@@ -20,8 +20,10 @@ from builders import (
 )
 from commands import EXAMPLES
 
+from raybench.analysis.answer import decide
 from raybench.analysis.compare import Change, FactKind, history
 from raybench.analysis.rounds import rank_by_iteration
+from raybench.analysis.run_data import load_run_data
 from raybench.report.charts import (
     ChartData,
     RankTimes,
@@ -37,8 +39,7 @@ from raybench.report.charts.lines import memory_bandwidth_figure
 from raybench.report.comparison import before_and_now
 from raybench.report.documents import format_document
 from raybench.report.history import History, history_figure
-from raybench.report.run_report import insights
-from raybench.report.summary import load_summary
+from raybench.report.words.answer import key_figures
 
 # Title of the first picture, and the large figures, of the newest run of a job.
 ANSWERS = {
@@ -54,7 +55,7 @@ ANSWERS = {
 
 
 def data_of(records, **run):
-    return ChartData(summary=make_summary(records, make_run("run-a", **run)))
+    return ChartData(answer=decide(make_summary(records, make_run("run-a", **run))))
 
 
 def first(records, **run):
@@ -75,9 +76,9 @@ def named(data, anchor):
 @pytest.mark.parametrize("job", ANSWERS)
 def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_job(job):
     title, figures = ANSWERS[job]
-    summary = load_summary(EXAMPLES, job)
-    data = ChartData(summary=summary, devices=summary.devices)
-    assert [one.value for one in insights(summary)][:2] == figures
+    summary = load_run_data(EXAMPLES, job)
+    data = ChartData(answer=decide(summary), devices=summary.devices)
+    assert [one.value for one in key_figures(data.answer)][:2] == figures
     svg = (draw_main_figure(data, "svg") or b"").decode()
     assert title in svg
     assert min(float(size) for size in re.findall(r'font-size="([\d.]+)(?:px)?"', svg)) >= 12
@@ -89,9 +90,9 @@ def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_j
 
 
 def test_slow_devices_of_several_speeds_have_a_map_of_the_best_way_beside_the_lines():
-    found = load_summary(EXAMPLES, "uneven_gpus-20261123-000526-0147")
+    found = load_run_data(EXAMPLES, "uneven_gpus-20261123-000526-0147")
     other = [replace(row, point_id=f"{row.point_id}b", slow_by="sms") for row in found.points]
-    figure = main_figure(ChartData(summary=replace(found, points=[*found.points, *other])))
+    figure = main_figure(ChartData(answer=decide(replace(found, points=[*found.points, *other]))))
     assert [one.title.partition("=")[2] for one in figure.panels] == ["compute", "sms", ""]
     assert "by_speed +47%" in {mark["text"] for mark in marks(figure, "text")}
 
@@ -116,7 +117,7 @@ def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline():
 def test_a_run_in_which_nothing_was_measured_has_no_picture_and_says_why():
     failed = data_of([make_failed()])
     assert draw_main_figure(failed, "svg") is None
-    assert why_no_figure(failed.summary) == "no point of this run was measured (out of memory)"
+    assert why_no_figure(failed.answer.data) == "no point of this run was measured (out of memory)"
     assert why_no_figure(make_summary([])) == "no point of this run has been finished yet"
 
 
@@ -196,7 +197,7 @@ def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
 
 
 def test_products_whose_dimensions_are_no_numbers_are_sorted_by_their_speed():
-    data = ChartData(summary=load_summary(EXAMPLES, "gemm"))
+    data = ChartData(answer=decide(load_run_data(EXAMPLES, "gemm")))
     data.rows[:] = [replace(row, params={**row.params, "m": "all"}) for row in data.rows]
     assert operations_figure(data).note.startswith("TFLOP/s of one device.")
 
@@ -235,7 +236,7 @@ def telemetry(times):
 @pytest.mark.parametrize(("reason", "is_doubt"), [("power_cap", False), ("heat", True)])
 def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetry(reason, is_doubt):
     sampled = telemetry(pd.date_range(START, periods=50, freq="s"))
-    data = ChartData(summary=make_summary(make_sweep()), telemetry=sampled)
+    data = ChartData(answer=decide(make_summary(make_sweep())), telemetry=sampled)
     data.rows[:] = [
         replace(row, started_at=START, duration_s=9.0, throttled=True, throttle_reasons=[reason])
         for row in data.rows

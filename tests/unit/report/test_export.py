@@ -10,10 +10,10 @@ import pytest
 from builders import make_device, make_failed, make_point, make_record, write_run
 from commands import EXAMPLES, Answer, run_python
 
+from raybench.analysis.run_data import load_run_data
 from raybench.errors import ResultsError
 from raybench.records import RunStatus, Status
 from raybench.report.export import csv_text, export_csv, export_github, export_json, export_junit
-from raybench.report.summary import load_summary
 
 HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
 RUN_ID = "run-of-three"
@@ -28,7 +28,7 @@ def stored(root, **changes):
     not_run = {"status": Status.SKIPPED, "error_message": "too few"}
     skipped = make_failed(make_point(world_size=4), **not_run)
     store.write_records(list(enumerate([make_record(), failed, skipped])))
-    return load_summary(root, RUN_ID)
+    return load_run_data(root, RUN_ID)
 
 
 @pytest.fixture
@@ -86,14 +86,14 @@ def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summ
     assert "range" not in entry  # one start
     # Alone in its run, nothing varies: the name must not depend on that.
     write_run(tmp_path, "lone", [make_record()])
-    (lone,) = json.loads(export_github(load_summary(tmp_path, "lone")))
+    (lone,) = json.loads(export_github(load_run_data(tmp_path, "lone")))
     assert lone["name"] == entry["name"]
 
 
 def test_github_benchmark_of_nothing_is_refused(tmp_path):
     write_run(tmp_path, "none", [make_failed()])
     with pytest.raises(ResultsError, match="no point is ok"):
-        export_github(load_summary(tmp_path, "none"))
+        export_github(load_run_data(tmp_path, "none"))
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "wandb"])

@@ -20,13 +20,15 @@ from builders import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.analysis.rows import setting, value_of
+from raybench.analysis.answer import decide
+from raybench.analysis.rows import distinguishing_settings, setting, value_of
+from raybench.analysis.run_data import RunData
 from raybench.analysis.scaling import LOSSES
 from raybench.job.point import Precision
 from raybench.records import Status
-from raybench.report.point_settings import distinguishing_settings, short_name
-from raybench.report.run_report import RunReport, lead
-from raybench.report.summary import Summary, amount, answer_metric
+from raybench.report.point_settings import short_name
+from raybench.report.run_report import RunReport
+from raybench.report.words.answer import amount, found
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.tables import PointRow
 
@@ -39,7 +41,7 @@ def said(records, baseline, job_text="", **changes):
     """The lead of a run of these records; changes: of columns, a value for each point."""
     rows = with_values(make_rows(records), **changes)
     run = make_run("run-a", baseline=baseline, job_text=job_text)
-    return lead(Summary(run=run, devices=pd.DataFrame(), points=rows))
+    return found(decide(RunData(run=run, devices=pd.DataFrame(), points=rows)))
 
 
 def ran(world_size, step_ms, precision=Precision.FP32):
@@ -54,16 +56,17 @@ def test_one_series_is_told_without_best_and_worst():
 
 
 def test_nothing_is_said_of_a_loss_that_is_none():
-    found = said([ran(1, 8.0), ran(2, 8.02)], ON_ONE)
-    assert found == "2 GPUs do 2.00x the samples/s of 1 GPU; 2x is ideal"
+    told = said([ran(1, 8.0), ran(2, 8.02)], ON_ONE)
+    assert told == "2 GPUs do 2.00x the samples/s of 1 GPU; 2x is ideal"
 
 
 def test_without_a_baseline_point_it_says_why_and_what_is_left():
     summary = make_summary([make_failed(make_point()), ran(2, 8.0)])
-    assert RunReport(summary=summary).lead.startswith(
+    report = RunReport(answer=decide(summary))
+    assert report.lead.startswith(
         "no point has a speed-up: baseline point ran out of memory; 16,000 samples/s"
     )
-    assert [one.text for one in summary.without_speed_up] == ["baseline point ran out of memory"]
+    assert [one.text for one in report.without_speed_up] == ["baseline point ran out of memory"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_points_of_equal_rates_are_not_decided():
     assert "bf16 8,000 rows/s; all others are at most 0.50x that" in said(records, {}, job)
     # The report asks for rounds once.
     summary = make_summary(records, make_run("run-a", job_text=job))
-    assert RunReport(summary=summary).lead.count("measure.rounds") == 1
+    assert RunReport(answer=decide(summary)).lead.count("measure.rounds") == 1
     below_0 = [{"gain": -2.0}, {"gain": -2.001}]
     told = said(records[:2], {}, ASKED % ("gain", "precision"), workload_metrics=below_0)
     assert told.startswith("fp32 had the most gain in this run: -2")
@@ -215,22 +218,21 @@ def runs(draw):
     metric = draw(st.sampled_from([None, None, "speed_up", "throughput", "step_ms_p50"]))
     answer = f"answer: {{metric: {metric}}}\n" if metric else ""
     job = f"version: 1\n{answer}workload: {{kind: {workload}}}\n"
-    return Summary(
+    return RunData(
         run=make_run("run-a", baseline=baseline, job_text=job), devices=pd.DataFrame(), points=rows
     )
 
 
-def groups(summary):
+def groups(answer):
     """The values of the points of each case, with their names: what a reader sees in the table."""
-    metric, found = answer_metric(summary), {}
-    cases = summary.case_settings
+    summary, metric, cases, known = answer.data, answer.metric, answer.case_settings, {}
     compared = [n for n in distinguishing_settings(summary.rows) if n not in cases]
     for row in summary.rows:
         if row.status == "ok" and value_of(row, metric) is not None:
             key = tuple(str(setting(row, name)) for name in cases)
             name = short_name(row, compared, summary.ranks)
-            found.setdefault(key, []).append((value_of(row, metric), name))
-    return list(found.values())
+            known.setdefault(key, []).append((value_of(row, metric), name))
+    return list(known.values())
 
 
 CLAIM = re.compile(
@@ -242,19 +244,20 @@ CLAIM = re.compile(
 @settings(max_examples=120, deadline=None)
 @given(runs())
 def test_no_lead_contradicts_the_table(summary):
-    told, ok = RunReport(summary=summary).lead, [r for r in summary.rows if r.status == "ok"]
+    answer = decide(summary)
+    told, ok = RunReport(answer=answer).lead, [r for r in summary.rows if r.status == "ok"]
     assert bool(told) == bool(ok)
     assert not ok or re.search(r"\d", told)
     for name, word, won, count, value in CLAIM.findall(told):
-        best = max if summary.ranked_by.best == "max" else min
+        best = max if answer.ranked_by.best == "max" else min
         assert word != "most" or best is max
         # A winner needs rounds.
         assert (word == "fastest") == all(row.rounds == 1 for row in ok)
-        contested = [group for group in groups(summary) if len(group) > 1]
+        contested = [group for group in groups(answer) if len(group) > 1]
         # Nobody is said to be the best where another one is as good.
         alone = [group for group in contested if [v for v, _ in group].count(best(group)[0]) == 1]
         ahead = [best(group) for group in alone if best(group)[1] == name]
-        assert any(value.startswith(amount(summary, answer_metric(summary), v)) for v, _ in ahead)
+        assert any(value.startswith(amount(answer.metric, v, answer.asked.items)) for v, _ in ahead)
         assert int(won or 1) <= len(ahead)
         assert not count or int(count) == len(contested)
     shares = r"shares=(\w+) (?:is best|was the fastest)(?: in (\d+))?"

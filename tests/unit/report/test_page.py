@@ -17,6 +17,7 @@ from builders import (
     write_run,
 )
 
+from raybench.analysis.answer import decide
 from raybench.report.charts import ChartData, RankTimes
 from raybench.report.page import format_page
 
@@ -52,7 +53,7 @@ def page_data(summary):
     wide = [row for row in summary.rows if row.world_size > 1]
     times = pd.DataFrame(8 + 0.01 * np.arange(40).reshape(2, 20))
     return ChartData(
-        summary=summary,
+        answer=decide(summary),
         devices=pd.DataFrame([asdict(make_device(rank)) for rank in range(4)]),
         telemetry=pd.DataFrame({**at, **known, "gpu_utilization_pct": np.nan}),
         rank_times=[RankTimes(row=row, times_ms=times, median_ms=8.195) for row in wide],

@@ -33,8 +33,11 @@ from builders import (
 )
 from commands import EXAMPLES
 
+from raybench.analysis.answer import decide
 from raybench.analysis.rows import ScaledRow, point_rows
+from raybench.analysis.run_data import RunData, load_run_data
 from raybench.health.report import HealthReport
+from raybench.job.rounds import WORTHWHILE
 from raybench.records import Repetition, RunStatus, Status
 from raybench.records.devices import Verdict
 from raybench.report import documents, formatting
@@ -44,14 +47,17 @@ from raybench.report.messages import group_messages
 from raybench.report.point_settings import point_names, setting_columns, settings_words
 from raybench.report.run_report import RunReport
 from raybench.report.show import AdviceList, PointDetails, PointList, RunList, advise_run
-from raybench.report.summary import Summary, load_summary
+from raybench.report.words.run import counts, machine
 from raybench.results.columns import SCHEMA_VERSION
 from raybench.results.reader import load
 from raybench.results.writer import RunStore
-from raybench.sweep.scheduler import WORTHWHILE
 
 MS = 1_000_000
 step_ms = partial(formatting.step_in, formatting.MILLISECONDS)
+
+
+def report_of(records):
+    return RunReport(answer=decide(make_summary(records)))
 
 
 def legend_of(summary):
@@ -67,14 +73,14 @@ def test_each_region_of_a_point_stands_beside_its_settings():
         for name in ("a", "b")
     ).assign(rank=0, calls=1, share_pct=50.0)
     run = {"run": make_run(), "devices": pd.DataFrame(), "points": points}
-    [table] = tables_of(Summary(**run, region_rows=regions), "regions")
+    [table] = tables_of(RunData(**run, region_rows=regions), "regions")
     assert [row[-5:-3] for row in table.texts] == [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]
 
 
 def test_an_exception_is_told_with_its_type_after_the_place_and_only_once():
     def told(message, **fields):
         settings = {"status": Status.ERROR, "error_message": message, **fields}
-        [said] = make_summary([make_failed(**settings)]).failures
+        [said] = report_of([make_failed(**settings)]).failures
         return said.text
 
     assert told("3", error_type="SystemExit") == "error: SystemExit: 3"
@@ -94,7 +100,7 @@ def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
             told = {"error_message": f"rank {rank} (vm, cuda:{rank}): no", "error_rank": rank}
             point = make_point(world_size=3, batch_size=number + 1)
             records.append(make_failed(point, status=Status.ERROR, devices=devices, **told))
-        [said] = make_summary(records).failures
+        [said] = report_of(records).failures
         return said.where
 
     assert failed([1]).startswith("rank 1, ")
@@ -136,7 +142,7 @@ def lost_on(host, batch_size):
 def test_five_hundred_points_with_one_reason_are_one_line_with_the_places():
     hosts = [f"{letter}-host" for letter in "abcdef"]
     failed = [lost_on(hosts[n % 6], n + 1) for n in range(500)]
-    [said] = make_summary(failed).failures
+    [said] = report_of(failed).failures
     assert (said.text, said.count) == ("worker lost: its node is gone", 500)
     assert said.where == "rank 1 on a-host, b-host, c-host, d-host and 2 more"
     text = report_text(make_summary(failed))
@@ -161,7 +167,7 @@ def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
     records = [make_failed(make_point(params=params), error_message="x" * 500)]
     text = report_text(make_summary(records))
     assert max(len(line) for line in text.splitlines()) <= 80
-    text = report_text(load_summary(EXAMPLES, "ddp_linear-20261122-231903-de3c"))
+    text = report_text(load_run_data(EXAMPLES, "ddp_linear-20261122-231903-de3c"))
     tables = text.partition("linear: fp32")[2].partition("Warnings")[0]
     assert max(map(len, tables.splitlines())) <= 80
 
@@ -177,7 +183,7 @@ def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
 )
 def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told):
     row = make_row(workload="script", precision="bf16")
-    summary = Summary(run=make_run(job_text=job), devices=pd.DataFrame(), points=[row])
+    summary = RunData(run=make_run(job_text=job), devices=pd.DataFrame(), points=[row])
     nothing = {"ranks": pd.DataFrame(), "modules": pd.DataFrame(), "traces": []}
     details = PointDetails(row=row, is_precision_unknown=summary.is_precision_unknown, **nothing)
     assert re.search(rf"(?m)^precision +{told}$", format_document(details, "terminal"))
@@ -224,8 +230,9 @@ def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(own, as
         ran.append(make_record(point, of_ranks={"attention_kernels": (kernel,)}))
     found = make_summary(ran, make_run("run-a", baseline={"batch_size": 32, "attention": "auto"}))
     text = "attention by flash, at the baseline point by cudnn: speed-ups are of the kernels too"
-    assert text in {one.text for one in found.warnings} or not is_told
-    assert is_told or not any("attention by" in one.text for one in found.warnings)
+    texts = {one.text for one in RunReport(answer=decide(found)).warnings}
+    assert text in texts or not is_told
+    assert is_told or not any("attention by" in one for one in texts)
 
 
 def test_the_table_of_a_collective_says_what_nccl_ran():
@@ -244,22 +251,23 @@ def test_a_run_without_points_is_reported():
         assert said in report_text(summary, kind)
         assert format_document(listed, kind) == f"{said}\n"
     assert json.loads(report_text(summary, "json"))["points"] == []
-    assert summary.machine == "private Ray on this host, 4 GPUs"
+    assert machine(summary) == "private Ray on this host, 4 GPUs"
 
 
 def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
     fits = [make_record(make_point(batch_size=size)) for size in (64, 1024, 1472)]
-    [found] = make_summary([*fits, make_failed(make_point(batch_size=1480))]).largest_batches
+    tried = [*fits, make_failed(make_point(batch_size=1480))]
+    [found] = report_of(tried).answer.largest_batches
     assert (found.batch_size, found.ran_out) == (1472, 1480)
-    search = load_summary(EXAMPLES, "largest_batch")
-    [advice] = advise_run(search)
+    search = load_run_data(EXAMPLES, "largest_batch")
+    [advice] = advise_run(decide(search))
     assert advice.text.startswith("the largest batch per device that fits is 192 (")
     # If all batches up to the maximum fit, no largest one is known.
     cut_short = replace(search, points=[row for row in search.points if row.batch_size <= 64])
-    lead = RunReport(summary=cut_short).lead
+    lead = RunReport(answer=decide(cut_short)).lead
     assert lead.startswith("plain was the fastest in 4 of 4 cases in this run: ")
     listed = [make_record(make_point(batch_size=64)), make_failed(make_point(batch_size=128))]
-    assert not any(make_summary(one).largest_batches for one in (listed, listed[1:]))
+    assert not any(report_of(one).answer.largest_batches for one in (listed, listed[1:]))
 
 
 def test_json_has_null_for_what_json_cannot_say():
@@ -303,10 +311,10 @@ def test_a_value_is_written_with_the_digits_that_it_needs(function, value, text)
 def test_a_run_that_is_not_over_tells_what_is_missing():
     run = make_run("run-a", points_total=10, points_ok=0, finished_at=None)
     found = make_summary(make_sweep(), run)
-    assert found.counts == "10 points: 5 ok, 1 failed, 0 skipped, 4 not run"
+    assert counts(found) == "10 points: 5 ok, 1 failed, 0 skipped, 4 not run"
     assert "unfinished; 10 points" in report_text(found)
     found = make_summary(make_sweep(), make_run("run-a", points_total=10, points_ok=7))
-    assert found.counts.endswith("1 failed, 0 skipped, 2 ended without rows, 2 not run")
+    assert counts(found).endswith("1 failed, 0 skipped, 2 ended without rows, 2 not run")
 
 
 def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail():
@@ -337,8 +345,9 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
     assert (known["!"], known["step"]) == ("b", scaling.texts[1][1].split()[0])
     assert [known[name] for name in ("compute", "optimizer")] == [""] * 2
     assert "b no breakdown, the parts exceed the step" in legend_of(summary)
-    [said] = [said for said in summary.warnings if said.text.startswith("no breakdown")]
-    assert not [said for said in summary.warnings if "host-bound" in said.text]
+    warnings = RunReport(answer=decide(summary)).warnings
+    [said] = [said for said in warnings if said.text.startswith("no breakdown")]
+    assert not [said for said in warnings if "host-bound" in said.text]
     assert said.count == 1
 
 
@@ -346,7 +355,8 @@ def test_steps_that_are_much_longer_are_told_besides_the_first_warning_on_unstea
     summary = make_summary(make_sweep())
     texts = ("some steps are much longer", "step time is known to ±2% only", "step time drifts")
     points = [replace(summary.points[0], warnings=texts)]
-    assert [one.text for one in replace(summary, points=points).warnings] == [*texts[:2]]
+    report = RunReport(answer=decide(replace(summary, points=points)))
+    assert [one.text for one in report.warnings] == [*texts[:2]]
 
 
 def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
@@ -386,7 +396,7 @@ def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it():
     assert table.titles == ("GPUs", "step ms", "scatter", "busbw GB/s")
     assert table.texts[-1] == ("8", "out of memory", "", "")
     assert list(findings_of(summary)) == ["Against the reference"]
-    assert summary.without_speed_up == ()
+    assert RunReport(answer=decide(summary)).without_speed_up == ()
     text = report_text(summary)
     assert "peed-up" not in text
     assert "nccl-tests" in text
@@ -402,7 +412,7 @@ def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments():
     [table] = tables_of(summary)
     assert table.titles == ("step ms", "scatter", "TFLOP/s", "burst", "%GEMM")
     assert table.texts[0][2:] == ("200.0", "400.0", "80.0%")
-    assert RunReport(summary=summary).lead.startswith(
+    assert RunReport(answer=decide(summary)).lead.startswith(
         "200.0 TFLOP/s (400.0 TFLOP/s in its first 30 ms); one start"
     )
     assert "Burst: TFLOP/s in the first 30 ms" in legend_of(summary)
@@ -462,8 +472,8 @@ def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated(
     record = make_apart([10.0, 10.0, 10.0, 20.0], 21.0)
     summary = make_summary([record])
     unknown = [replace(row, local_step_ms_by_rank=None) for row in summary.points]
-    assert list(advise_run(replace(summary, points=unknown))) == []
-    (advice,) = advise_run(summary)
+    assert list(advise_run(decide(replace(summary, points=unknown)))) == []
+    (advice,) = advise_run(decide(summary))
     # By speed a step takes 4 / 3.5 of the fast ones' own, on them alone 4 / 3.
     assert advice.text == (
         "4 GPUs, of which rank 3 is slow: an estimate, at most: shares=by_speed +69.0%, "
@@ -473,7 +483,7 @@ def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated(
 
 
 def test_nothing_is_advised_where_all_ranks_are_alike():
-    advice = list(advise_run(make_summary([make_apart([10.0, 10.0], 11.0)])))
+    advice = list(advise_run(report_of([make_apart([10.0, 10.0], 11.0)]).answer))
     text = format_document(AdviceList(run_id="run-a", advice=advice), "terminal")
     assert "nothing to advise" in text
 
@@ -511,7 +521,7 @@ def reported(root, rounds, control_ms=10.0):
             store.write_records([(10 * number + 9, control)])
     store.write_devices(control.devices if rounds > 1 else record.devices)
     devices, points = (load(root, table, "run-a") for table in ("devices", "points"))
-    return Summary(run=run, devices=devices, points=point_rows(points))
+    return RunData(run=run, devices=devices, points=point_rows(points))
 
 
 def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(tmp_path):
@@ -520,9 +530,10 @@ def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_c
     assert "±" not in text
     assert "one start; `--set measure.rounds=3` gives an interval." in text
     assert "Scatter: standard deviation of the samples within one start" in text
-    assert summary.more_rounds.rounds == WORTHWHILE
+    more = decide(summary).more_rounds
+    assert more.rounds == WORTHWHILE
     # Two points of 3.5 s, twice more, and new processes between.
-    assert summary.more_rounds.seconds == pytest.approx(2 * (2 * 3.5 + 5), abs=2)
+    assert more.seconds == pytest.approx(2 * (2 * 3.5 + 5), abs=2)
     assert "3 rounds, which give an interval, would take about" in text
     assert "--set measure.rounds=3" in text
 
@@ -554,7 +565,9 @@ def test_the_next_command_replaces_what_the_run_was_given_in_any_spelling(tmp_pa
     argv = ("raybench", "sweep", "job.yaml", *words.split(), "--device", "cpu")
     status = RunStatus.OK if is_ok else RunStatus.INTERRUPTED
     run = replace(summary.run, argv=argv, status=status)
-    text = format_document(RunReport(summary=replace(summary, run=run), is_short=True), "terminal")
+    text = format_document(
+        RunReport(answer=decide(replace(summary, run=run)), is_short=True), "terminal"
+    )
     # The job of a run that goes on may have three rounds.
     assert ("measure.rounds" in text) is is_ok
     next_words = " ".join(text.partition("Next: ")[2].split())
@@ -595,7 +608,7 @@ def test_a_report_never_cuts_the_cure_of_a_failure(tmp_path, command):
 
 
 def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path):
-    [said] = reported(tmp_path, 2, control_ms=12.0).warnings
+    [said] = RunReport(answer=decide(reported(tmp_path, 2, control_ms=12.0))).warnings
     assert said.count == 2
     assert "at the end of the block of 2 GPUs the control took" in said.text
     assert said.shortened(150).endswith("the machine drifts; speed-ups are corrected for it")

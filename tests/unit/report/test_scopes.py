@@ -16,10 +16,12 @@ from builders import (
     with_values,
 )
 
+from raybench.analysis.answer import decide
+from raybench.analysis.run_data import RunData
 from raybench.records import Breakdown, WallTimes
 from raybench.report.formatting import MILLISECONDS
+from raybench.report.run_report import RunReport
 from raybench.report.sections import ranks_of_point
-from raybench.report.summary import Summary
 
 # Of a step on 1 and on 2 devices, in ms. The first step of all takes 50.
 STEPS = {"block": (8.0, 4.4), "loop": (40.0, 32.0)}
@@ -105,8 +107,11 @@ def test_points_that_were_not_measured_and_scopes_that_do_not_differ_have_no_lin
 def test_what_clocks_under_the_power_cap_are_of_a_speed_up_is_a_warning():
     capped = make_rows(pipeline()[:2], throttled=True, throttle_reasons=("power_cap",))
     points = with_values(capped, sm_clock_mhz_p50=[1815.0, 1965.0])
-    found = Summary(run=make_run("run-a"), devices=pd.DataFrame(), points=points)
-    assert any("SM clocks are 1.08 times those" in one.text for one in found.warnings)
+    found = RunData(run=make_run("run-a"), devices=pd.DataFrame(), points=points)
+    assert any(
+        "SM clocks are 1.08 times those" in one.text
+        for one in RunReport(answer=decide(found)).warnings
+    )
 
 
 def ran(*own_ms, wall=False, batch=64):

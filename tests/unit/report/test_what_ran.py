@@ -14,9 +14,11 @@ from builders import (
 )
 from commands import EXAMPLES
 
+from raybench.analysis.answer import decide
+from raybench.analysis.run_data import load_run_data
 from raybench.job.point import Precision
-from raybench.report.run_report import insights
-from raybench.report.summary import load_summary
+from raybench.report.words.answer import key_figures
+from raybench.report.words.run import model
 from raybench.workloads.base import parameter_count
 from raybench.workloads.language_models import LanguageModel
 from raybench.workloads.networks import FEATURES, Mlp, linear_stack
@@ -46,24 +48,22 @@ def test_products_on_cpu_workers_are_told_as_those_of_workers():
     summary.__dict__["rows"] = [
         replace(row, world_size=1 + number % 2) for number, row in enumerate(summary.rows)
     ]
-    places = [one.where for one in insights(summary)]
+    places = [one.where for one in key_figures(decide(summary))]
     assert any("worker" in where for where in places)
     assert not any("GPU" in where for where in places)
 
 
 def test_a_page_names_the_model_its_size_and_the_optimizer_of_what_is_trained():
-    summary = load_summary(EXAMPLES, "mixed_precision")
-    name, size, optimizer = summary.model
+    summary = load_run_data(EXAMPLES, "mixed_precision")
+    name, size, optimizer = model(summary)
     assert (name, size) == ("GPT-2 shaped transformer, 1,024 tokens a sequence", "124 M parameters")
     assert optimizer == "adamw"
     summary.__dict__["rows"] = [
         replace(row, params={**row.params, "mode": "inference"}) for row in summary.rows
     ]
-    del summary.__dict__["model"]
-    assert summary.model == (name, size)
+    assert model(summary) == (name, size)
     summary.__dict__["rows"] = [make_row(workload="mlp", params={})]
-    del summary.__dict__["model"]
-    assert summary.model == ("mlp",)
+    assert model(summary) == ("mlp",)
 
 
 def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built():

@@ -1,0 +1,995 @@
+"""What a run answers: the best point of each case, speed-ups, ties, and what is still open. Pure.
+
+`decide` makes a `RunAnswer` of numbers, settings and verdicts; `raybench.report.words` writes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from raybench.analysis.references import has_impossible
+from raybench.analysis.rows import (
+    DEGREES,
+    ScaledRow,
+    batch_column,
+    find_metric,
+    is_column,
+    known_settings,
+    rows_compared,
+    setting,
+    setting_order,
+    size_of,
+    used_settings,
+    value_of,
+    varying,
+    with_most_ranks,
+)
+from raybench.analysis.run_data import RunData
+from raybench.analysis.scaling import LOSSES, half_widths, has_causes, samples_per_joule
+from raybench.analysis.uneven import Fleet, Gain, gain_over
+from raybench.errors import UsageError
+from raybench.job import registry
+from raybench.job.model import answer_of_run
+from raybench.job.registry import Answer
+from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
+from raybench.records import Metric, RunStatus, Status
+from raybench.records.doubts import LossesUnknown, NotCompared
+from raybench.results.metrics import memory_peak_gb_s
+from raybench.results.tables import PointRow, is_slowed_by_one_rank
+
+# Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.
+RATIOS = ("speed_up", "efficiency")
+# Up to so many series, groups of settings or cases are told one by one.
+MOST_GROUPS, _MOST_CASES = 4, 3
+# A loss below this share of the step is none.
+MIN_LOSS = 0.01
+# Sizes of the problem: points that differ in one of them are cases, of which none is the best.
+_SIZES = (
+    *("workload", "scaling", "batch", "world_size", "slow_ratio", "slow_count", "operation"),
+    *("grad_accumulation", "size_bytes", "m", "n", "k", "preset", "phase", "seq_len", "mode"),
+    "scope",
+)
+_TIMES = ("step_ms_p50", "step_ms_mean")
+# Rates in disguise, as shares of a peak.
+_SHARES_OF_PEAK = ("mfu_pct", "mfu_6n_pct", "gemm_share_pct")
+
+
+def follows_step_time(metric: Metric) -> bool:
+    """Return whether a metric is the median or mean step time, or in proportion to it."""
+    return metric.name in _TIMES or metric.follows_step
+
+
+def is_speed(metric: Metric) -> bool:
+    """Return whether a metric is a rate or a step time, so that its best point is the fastest."""
+    return metric.is_rate or metric.name in _SHARES_OF_PEAK or follows_step_time(metric)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A point as one of those that may be the best."""
+
+    # Those of the compared settings that it uses: `used_settings`.
+    settings: Mapping[str, Any]
+    value: float
+    # The 95 % interval of the value over the rounds of the run; None where it is not known.
+    low: float | None
+    high: float | None
+    # Each start has the same value.
+    is_exact: bool
+    row: ScaledRow
+
+    @property
+    def half_width(self) -> float | None:
+        """Return half of the interval as a share of the value; None if unknown, or the value 0."""
+        return relative_half_width(self.low, self.value, self.high)
+
+    @property
+    def is_sure(self) -> bool:
+        """Return whether it is known how far the value differs from start to start."""
+        return self.is_exact or self.low is not None
+
+    def may_equal(self, other: Candidate) -> bool:
+        """Return whether the intervals overlap; without two intervals, whether values are equal."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return self.value == other.value or self.is_sure != other.is_sure
+        return self.low <= other.high and other.low <= self.high
+
+
+class Verdict(StrEnum):
+    """What is known of the best point of a case."""
+
+    ALONE = "alone"  # no other point competes
+    UNDECIDED = "undecided"  # others may be as good
+    FIRST_IN_THIS_RUN = "first_in_this_run"  # of single starts, which the next start may change
+    BEST = "best"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Points that are alike but for the settings that are compared, the best first."""
+
+    # The settings that make the case.
+    settings: Mapping[str, Any]
+    ranked: tuple[Candidate, ...]
+    is_most_best: bool
+
+    @property
+    def best(self) -> Candidate:
+        """Return the point with the best value."""
+        return self.ranked[0]
+
+    @property
+    def rivals(self) -> tuple[Candidate, ...]:
+        """Return the other points that may be as good as the best point."""
+        return tuple(other for other in self.ranked[1:] if self.best.may_equal(other))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return what is known of the best point."""
+        if len(self.ranked) == 1:
+            return Verdict.ALONE
+        if self.rivals:
+            return Verdict.UNDECIDED
+        return Verdict.BEST if self.best.is_sure else Verdict.FIRST_IN_THIS_RUN
+
+    @property
+    def gain(self) -> float:
+        """Return how many times as good the best is as the next; two points or more."""
+        best, following = self.ranked[0].value, self.ranked[1].value
+        over, under = (best, following) if self.is_most_best else (following, best)
+        return over / under if under else 1.0
+
+    @property
+    def has_interval(self) -> bool:
+        """Return whether a sentence on the case has an interval."""
+        shown = (self.best, *self.rivals[:2])
+        return any(one.half_width is not None for one in shown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insight:
+    """A number that a run found, or its range over several points."""
+
+    low: float
+    high: float
+    # The settings that it holds for.
+    settings: Mapping[str, Any]
+    # Of the 95 % interval, over the value; of a range the widest, None if any is not known.
+    half_width: float | None
+    rows: tuple[ScaledRow, ...]
+    # Rounds that should decide on which side of 1 a speed-up is; None where that is known.
+    rounds_to_decide: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingMeasured:
+    """No ok point has a number that points can be ranked by."""
+
+    kind: ClassVar = "nothing_measured"
+    asks_for_rounds: ClassVar = False
+    has_interval: ClassVar = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """The largest batch per device that fits, found by a search."""
+
+    # precision, world_size and what else differs between series.
+    settings: Mapping[str, Any]
+    batch_size: int
+    # The smallest batch size that does not fit.
+    ran_out: int
+    # Of the largest batch that fits, on the rank that needs most; None on a CPU.
+    peak_mem_allocated_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatches:
+    """The largest batch of each series, the largest first."""
+
+    kind: ClassVar = "largest_batches"
+    asks_for_rounds: ClassVar = False
+    has_interval: ClassVar = False
+    batches: tuple[LargestBatch, ...]
+    # The settings in which the series differ.
+    apart: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainLoss:
+    """What most points lose most to, among points that lose for certain."""
+
+    # One of LOSSES; None where no point has causes.
+    cause: str | None
+    # In how many points it is the largest, of how many that lose, of how many in all.
+    count: int
+    losing: int
+    points: int
+    # Its least and largest share of the loss.
+    shares: tuple[float, float] = (0.0, 0.0)
+    # The points that lose to unknown causes.
+    unknown: tuple[ScaledRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedUps:
+    """Speed-ups on the most devices over a baseline on fewer devices."""
+
+    kind: ClassVar = "speed_ups"
+    asks_for_rounds: ClassVar = False
+    world_size: int
+    baseline: Mapping[str, Any]
+    # One for each value of the first setting in which points differ, else one for all.
+    series: tuple[Insight, ...]
+    # The speed-up of perfect scaling; None where it is not known for all points.
+    ideal: float | None
+    has_several_models: bool
+    # Of devices of several models, the least and largest share of what they do alone.
+    efficiencies: tuple[float, float] | None
+    main_loss: MainLoss | None
+
+    @property
+    def each_half_width(self) -> float | None:
+        """Return the widest half width of all series; None if not known, or each has its own."""
+        halves = [one.half_width for one in self.series if one.half_width is not None]
+        points = sum(len(one.rows) for one in self.series)
+        return max(halves) if len(halves) == len(self.series) < points else None
+
+    @property
+    def has_interval(self) -> bool:
+        """Return whether a sentence on the speed-ups has an interval."""
+        of_one = any(one.half_width is not None and len(one.rows) == 1 for one in self.series)
+        return of_one or self.each_half_width is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gains:
+    """Speed-ups over a baseline by the settings that it names, the largest first."""
+
+    kind: ClassVar = "gains"
+    baseline: Mapping[str, Any]
+    gains: tuple[Insight, ...]
+
+    @property
+    def told(self) -> tuple[Insight, ...]:
+        """Return the largest gains, which a sentence has room for."""
+        return self.gains[:MOST_GROUPS]
+
+    @property
+    def asks_for_rounds(self) -> bool:
+        """Return whether more rounds are needed to decide."""
+        return any(one.rounds_to_decide is not None for one in self.told)
+
+    @property
+    def has_interval(self) -> bool:
+        """Return whether a sentence on the gains has an interval."""
+        return any(one.half_width is not None for one in self.told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverCases:
+    """Which setting wins most cases, and the case in which it gains most."""
+
+    # With no case decided: the one with the largest gain.
+    case: Case
+    # 0: no case is decided.
+    wins: int
+    cases: int
+    undecided: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """The points of each case by a metric."""
+
+    kind: ClassVar = "ranking"
+    metric: Metric
+    is_most_best: bool
+    cases: tuple[Case, ...]
+    # Of more than three cases; else each is told.
+    over_cases: OverCases | None
+    # Those to show as numbers, the best value first.
+    figures: tuple[tuple[Case, Candidate], ...]
+
+    @property
+    def told(self) -> tuple[Case, ...]:
+        """Return the cases that a sentence tells."""
+        return (self.over_cases.case,) if self.over_cases else self.cases
+
+    @property
+    def asks_for_rounds(self) -> bool:
+        """Return whether more rounds are needed to decide."""
+        # If another setting wins most cases, the sentence is about that.
+        if self.over_cases and self.over_cases.wins:
+            return False
+        return any(case.verdict is Verdict.UNDECIDED for case in self.told)
+
+    @property
+    def has_interval(self) -> bool:
+        """Return whether a sentence on the ranking has an interval."""
+        return any(case.has_interval for case in self.told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """Values of points none of which competes with another.
+
+    Of messages and arrays those of the largest size, of collectives those of all_reduce.
+    """
+
+    kind: ClassVar = "values"
+    asks_for_rounds: ClassVar = False
+    metric: Metric
+    is_most_best: bool
+    cases: tuple[Case, ...]
+    figures: tuple[tuple[Case, Candidate], ...]
+    least: Case
+    most: Case
+    # The sizes of messages or arrays in bytes, ascending.
+    sizes: tuple[int, ...]
+    is_all_reduce_of_several: bool
+    # Of the smallest message on as many ranks as `most`; None unless sizes differ.
+    smallest_step_ms: float | None
+
+    @property
+    def has_interval(self) -> bool:
+        """Return whether a sentence on the values has an interval."""
+        is_range = len(self.cases) > 1 and not self.is_most_best
+        told = (self.most, self.least) if is_range else (self.most,)
+        return any(case.best.half_width is not None for case in told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfDatasheet:
+    """What a point reaches of the peak in the datasheet of its device."""
+
+    # Of memory bandwidth in GB/s; None for another metric.
+    memory_peak_gb_s: float | None = None
+    share: float | None = None
+    # In the first moments, where that is faster.
+    burst_tflops: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestShares:
+    """Which shares of work were best most often, and where they gained most."""
+
+    kind: ClassVar = "best_shares"
+    asks_for_rounds: ClassVar = False
+    # None where no fleet is decided: then `fleet` is the first one.
+    shares: str | None
+    wins: int
+    undecided: int
+    fleet: Fleet
+    # Over the best other shares of `fleet`.
+    gain: Gain
+    # Each scenario has several rounds.
+    is_sure: bool
+
+    @property
+    def has_interval(self) -> bool:
+        """Return whether a sentence on the shares has an interval."""
+        return self.gain.half_width is not None
+
+
+Found = NothingMeasured | LargestBatches | SpeedUps | Gains | Ranking | Values | BestShares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncompared:
+    """Points that should have a speed-up and have none."""
+
+    # Reason -> number of points, in the order of the points.
+    reasons: Mapping[NotCompared, int]
+    points: int
+
+    @property
+    def count(self) -> int:
+        """Return how many points have no speed-up."""
+        return sum(self.reasons.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreRounds:
+    """What it takes to have `rounds` rounds in all: about `seconds` more."""
+
+    rounds: int
+    seconds: float
+
+
+class Next(StrEnum):
+    """What brings most after a run."""
+
+    RETRY = "retry"
+    RESUME = "resume"
+    FULL_REPORT = "full_report"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextCommand:
+    """A command of raybench that brings most, by its words."""
+
+    kind: Next
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAnswer:
+    """What a run answers, and what is open."""
+
+    data: RunData
+    # What the job asks, else its workload, else the speed-up: `answer_of_run`.
+    asked: Answer
+    # Those that are not compared: each combination of values is a case.
+    case_settings: tuple[str, ...]
+    compared_settings: tuple[str, ...]
+    # What points are ranked by without a baseline: `metric` of `ranked_by`, None if not measured.
+    ranked_by: Answer
+    metric: Metric | None
+    # In the order of their settings.
+    cases: tuple[Case, ...]
+    # Case by case, the best first.
+    ordered: tuple[ScaledRow, ...]
+    # In the order of their settings.
+    largest_batches: tuple[LargestBatch, ...]
+    # Of uneven shares; it comes before `found`.
+    shares: BestShares | None
+    found: Found
+    ranking: Ranking | Values | NothingMeasured
+    uncompared: Uncompared | None
+    # How many ok points have one round, where that leaves the answer without an interval.
+    single_starts: int
+    # How many points have numbers that cannot be.
+    impossible: int
+    more_rounds: MoreRounds | None
+    next_command: NextCommand
+
+    @property
+    def leading(self) -> Found:
+        """Return what a report begins with."""
+        return self.shares or self.found
+
+    @property
+    def table_settings(self) -> list[str]:
+        """Return the settings that tell points apart, those that make cases first."""
+        return sorted(self.data.settings, key=lambda name: name not in self.case_settings)
+
+    @property
+    def contested(self) -> list[Case]:
+        """Return the `cases` with two points or more, also those with a clear best."""
+        return [case for case in self.cases if len(case.ranked) > 1]
+
+
+def decide(data: RunData) -> RunAnswer:
+    """Return what a run answers."""
+    asked = _asked(data)
+    case_settings = _case_settings(data, asked)
+    compared = tuple(name for name in data.settings if name not in case_settings)
+    ranked_by = _ranked_by(data, asked)
+    metric = _declared(find_metric(data.rows, ranked_by.metric), data.rows)
+    cases = _cases(data, metric, case_settings, compared, ranked_by.best == "max")
+    batches = _largest_batches(data.rows)
+    shares, ranking = best_shares(data.fleets), _ranking(metric, cases)
+    found = _found(data, asked, batches, ranking)
+    uncompared = None if batches else _uncompared(data, asked)
+    more_rounds = _more_rounds(data)
+    return RunAnswer(
+        data=data,
+        asked=asked,
+        case_settings=case_settings,
+        compared_settings=compared,
+        ranked_by=ranked_by,
+        metric=metric,
+        cases=cases,
+        ordered=_ordered(data, asked, case_settings),
+        largest_batches=batches,
+        shares=shares,
+        found=found,
+        ranking=ranking,
+        uncompared=uncompared,
+        single_starts=0 if batches else _single_starts(data, shares or found),
+        impossible=sum(map(has_impossible, data.rows)),
+        more_rounds=more_rounds,
+        next_command=_next_command(data, more_rounds),
+    )
+
+
+def _asked(data: RunData) -> Answer:
+    """Return what the job asks; `over` has `batch` for the column that the job fixes."""
+    batch = next(filter(None, map(batch_column, data.rows)), "batch")
+    names = [batch if name == "batch" else name for name in varying(data.rows)]
+    asked = answer_of_run(data.run.job_text, data.overrides, names)
+    return replace(asked, over=tuple("batch" if n == batch else n for n in asked.over))
+
+
+def _case_settings(data: RunData, asked: Answer) -> tuple[str, ...]:
+    """Return the settings that are not compared.
+
+    Compared are those asked for, but no sizes of the problem (`_SIZES`); without such ones all
+    settings but sizes. Batch and accumulation are compared if nothing else is asked for, and
+    numbers of ranks if layouts divide the same work (strong scaling).
+    """
+    over = [name for name in data.settings if name in asked.over]
+    if over and {"batch", "grad_accumulation"}.issuperset(over):
+        return tuple(name for name in data.settings if name not in over)
+    free = [name for name in data.settings if name not in _SIZES]
+    compared = [name for name in over if name in free] or free
+    is_strong = {row.scaling for row in data.rows} == {"strong"}
+    if is_strong and any(name in DEGREES for name in compared):
+        compared.append("world_size")
+    return tuple(name for name in data.settings if name not in compared)
+
+
+def _ordered(data: RunData, asked: Answer, case_settings: Sequence[str]) -> tuple[ScaledRow, ...]:
+    """Return the rows case by case; in each the best first, last what has no value.
+
+    In the order of their settings if the answer is a ratio to the baseline or not measured.
+    """
+    metric = None if asked.metric in RATIOS else find_metric(data.rows, asked.metric)
+    names = sorted(data.settings, key=lambda name: name not in case_settings)
+    names = list(case_settings) if metric else names
+
+    def place(row: ScaledRow) -> tuple[object, ...]:
+        case = [setting_order(setting(row, name)) for name in names]
+        value = value_of(row, metric) if metric and row.status == "ok" else None
+        return case, value is None, (value or 0.0) * (-1 if asked.best == "max" else 1)
+
+    return tuple(sorted(data.rows, key=place))
+
+
+def _ranked_by(data: RunData, asked: Answer) -> Answer:
+    """Return `asked` with a metric, and its `best`, that can rank points without a baseline.
+
+    It is the metric asked for if that was measured and is no speed-up, efficiency or batch; else
+    the first of throughput, bandwidths and TFLOP/s that was measured; else the step time.
+    """
+    if asked.metric not in (*RATIOS, "batch_size") and find_metric(data.rows, asked.metric):
+        return asked
+    for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device"):
+        if find_metric(data.rows, name) is not None:
+            return replace(asked, metric=name, best="max")
+    return replace(asked, metric="step_ms_p50", best="min")
+
+
+def _declared(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
+    """Return a workload's own metric as its class declares it: tables have its heading only."""
+    if metric is None or is_column(metric):
+        return metric
+    for workload in dict.fromkeys(row.workload for row in rows):
+        declared: Iterable[Any] = ()
+        with suppress(KeyError, UsageError):
+            declared = registry.entries(registry.load(workload), "metrics", "name", "unit")
+        for one in declared:
+            if one.name == metric.name:
+                return replace(metric, unit=one.unit, over_step=getattr(one, "over_step", None))
+    return metric
+
+
+def _cases(
+    data: RunData,
+    metric: Metric | None,
+    case_settings: Sequence[str],
+    compared: Sequence[str],
+    is_most_best: bool,
+) -> tuple[Case, ...]:
+    """Return the cases, in each its points: only ok points that have the metric."""
+    if metric is None:
+        return ()
+    groups: dict[tuple[Any, ...], list[Candidate]] = {}
+    is_exact = metric.format == "gib"  # memory is the same in each start
+    known = {} if is_exact else _half_widths(data, metric)
+    for row in data.ok_rows:
+        if (value := value_of(row, metric)) is None:
+            continue
+        half_width = known.get(row.point_id)
+        one = Candidate(
+            settings=used_settings(row, compared),
+            value=float(value),
+            low=None if half_width is None else value * math.exp(-half_width),
+            high=None if half_width is None else value * math.exp(half_width),
+            is_exact=is_exact,
+            row=row,
+        )
+        key = tuple(setting_order(setting(row, name)) for name in case_settings)
+        groups.setdefault(key, []).append(one)
+    cases = []
+    for key in sorted(groups):
+        ranked = sorted(groups[key], key=lambda one: one.value, reverse=is_most_best)
+        settings = known_settings(groups[key][0].row, case_settings)
+        cases.append(Case(settings=settings, ranked=tuple(ranked), is_most_best=is_most_best))
+    return tuple(cases)
+
+
+def _half_widths(data: RunData, metric: Metric) -> dict[str, float]:
+    """Return point_id -> half of the 95 % interval of a metric, by its value in each round."""
+
+    def number(row: PointRow) -> float | None:
+        if metric.name == "samples_per_joule":  # no column of a single round
+            return samples_per_joule([row])
+        value = value_of(row, metric)
+        return float(value) if isinstance(value, int | float) else None
+
+    measured = [(row, data.trials.logs(row, number)) for row in data.rows]
+    return {row.point_id: half_width for row, half_width in half_widths(measured)}
+
+
+def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
+    """Return the largest batch that fits of each series in which it is known.
+
+    It is known if a batch above it by at most 1 %, or one item, ran out of memory, as a search
+    finds it. Weak scaling only. In the order of their settings.
+    """
+    rows = list(rows)
+    series: dict[tuple[str, ...], list[ScaledRow]] = {}
+    names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
+    for row in rows:
+        if row.scaling == "weak" and row.batch_size is not None:
+            key = tuple(str(setting(row, name)) for name in names)
+            series.setdefault(key, []).append(row)
+    found = []
+    for members in series.values():
+        sizes = [row.batch_size or 0 for row in members if row.status is Status.OOM]
+        ran_out = min(sizes, default=0)
+        fitting = {row.batch_size or 0: row for row in members if row.status is Status.OK}
+        fits = max((size for size in fitting if size < ran_out), default=None)
+        if fits is not None and is_largest_known(fits, ran_out):
+            found.append(
+                LargestBatch(
+                    settings={name: setting(fitting[fits], name) for name in names},
+                    batch_size=fits,
+                    ran_out=ran_out,
+                    peak_mem_allocated_bytes=fitting[fits].peak_mem_allocated_bytes,
+                )
+            )
+    return tuple(sorted(found, key=lambda o: [*map(setting_order, o.settings.values())]))
+
+
+def _found(
+    data: RunData,
+    asked: Answer,
+    batches: Sequence[LargestBatch],
+    ranking: Ranking | Values | NothingMeasured,
+) -> Found:
+    """Return the answer: largest batches, else speed-ups, else the ranking."""
+    if batches:
+        ordered = sorted(batches, key=lambda one: -one.batch_size)
+        first = ordered[0].settings
+        apart = [n for n in first if len({str(one.settings[n]) for one in ordered}) > 1]
+        return LargestBatches(batches=tuple(ordered), apart=tuple(apart))
+    if asked.metric not in RATIOS or not rows_compared(data.rows):
+        return ranking
+    return _speed_ups(data) if is_scaling(data) else _gains(data)
+
+
+def is_scaling(data: RunData) -> bool:
+    """Return whether points are compared with a baseline on fewer devices."""
+    base = data.run.baseline.get("world_size")
+    rows = with_most_ranks(data.rows)
+    return base is not None and bool(rows) and rows[0].world_size > int(base)
+
+
+def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
+    """Return half of an interval as a share of the value; None if any is None or the value 0."""
+    return None if low is None or high is None or not value else (high - low) / 2 / value
+
+
+def speed_up_half_width(row: ScaledRow) -> float | None:
+    """Return half of the 95 % interval of a speed-up over the speed-up; None if not known."""
+    return relative_half_width(row.speed_up_low, row.speed_up, row.speed_up_high)
+
+
+def _speed_up(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> Insight:
+    """Return the speed-up of one point, or the range over several.
+
+    The best of many is best by chance too, so its own interval would promise too much.
+    """
+    values = [row.speed_up or 0.0 for row in rows]
+    halves = [speed_up_half_width(row) for row in rows]
+    return Insight(
+        low=min(values),
+        high=max(values),
+        settings=settings,
+        half_width=None if None in halves else max(half or 0.0 for half in halves),
+        rows=tuple(rows),
+    )
+
+
+def _speed_ups(data: RunData) -> SpeedUps:
+    """Return the speed-ups on the most devices, by the first setting in which points differ."""
+    rows, baseline = with_most_ranks(data.rows), data.run.baseline
+    sizes = ("batch", "world_size", "scaling", "workload")
+    groups: dict[str, list[ScaledRow]] = {}
+    names = [name for name in varying(rows) if name not in sizes][:1]
+    for row in rows:
+        groups.setdefault(str(known_settings(row, names)), []).append(row)
+    if len(groups) > MOST_GROUPS:
+        groups, names = {"": rows}, []
+    several = any(len(set(row.models_by_rank or ())) > 1 for row in rows)
+    shares = sorted(row.efficiency for row in rows if row.efficiency is not None)
+    ideal = None
+    if not several and len(shares) == len(rows):
+        ideal = rows[0].world_size / int(baseline["world_size"])
+    return SpeedUps(
+        world_size=rows[0].world_size,
+        baseline=baseline,
+        series=tuple(_speed_up(some, known_settings(some[0], names)) for some in groups.values()),
+        ideal=ideal,
+        has_several_models=several,
+        efficiencies=(shares[0], shares[-1]) if several and shares else None,
+        main_loss=_main_loss(rows) if several or ideal is not None else None,
+    )
+
+
+def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
+    """Return which cause takes the largest part of the loss; None where nothing is lost."""
+    losing = [
+        row
+        for row in rows
+        if row.efficiency is not None
+        and row.efficiency < 1 - MIN_LOSS
+        # What may be ideal has lost nothing for certain.
+        and not (row.efficiency_high is not None and row.efficiency_high >= 1)
+    ]
+    if not losing:
+        return None
+    unknown = tuple(row for row in losing if not has_causes(row))
+    causes: Counter[str] = Counter()
+    for row in losing:
+        if has_causes(row):
+            # One rank is a cause only where it stands out.
+            named = [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
+            causes[max(named, key=lambda name: getattr(row, name) or 0.0)] += 1
+    cause = max(causes, key=lambda name: causes[name], default=None)
+    count, shares = causes[cause or ""], [0.0]
+    if cause is not None and count == len(losing):
+        shares = [min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing]
+    return MainLoss(
+        cause=cause,
+        count=count,
+        losing=len(losing),
+        points=len(rows),
+        shares=(min(shares), max(shares)),
+        unknown=unknown,
+    )
+
+
+def why_not_known(rows: Iterable[ScaledRow]) -> dict[LossesUnknown, int]:
+    """Return reason -> number of points whose losses it hides, the most frequent first."""
+    reasons = Counter(row.why_no_losses for row in rows if row.why_no_losses)
+    return dict(reasons.most_common())
+
+
+def _gains(data: RunData) -> Gains:
+    """Return the speed-ups over the baseline by the settings that it names, the largest first."""
+    baseline = data.run.baseline
+    groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
+    for row in rows_compared(data.rows):
+        groups.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
+    gains = []
+    for values in sorted(groups, key=lambda values: [setting_order(one) for one in values]):
+        rows, settings = groups[values], dict(zip(baseline, values, strict=True))
+        changed = {k: v for k, v in settings.items() if str(v) != str(baseline.get(k))}
+        gain, row = _speed_up(rows, changed or settings), rows[0]
+        low, high = row.speed_up_low or math.inf, row.speed_up_high or 0.0
+        if len(rows) == 1 and low < 1 < high:
+            gain = replace(gain, rounds_to_decide=rounds_to_decide(row))
+        gains.append(gain)
+    return Gains(baseline=baseline, gains=tuple(sorted(gains, key=lambda one: -one.high)))
+
+
+def rounds_to_decide(row: ScaledRow) -> int:
+    """Return how many rounds to ask for; as many as the next command where these help."""
+    return WORTHWHILE if row.rounds < WORTHWHILE else 2 * row.rounds
+
+
+def _ranking(metric: Metric | None, cases: tuple[Case, ...]) -> Ranking | Values | NothingMeasured:
+    """Return the best of each case; of more than three cases, the setting that wins most.
+
+    If no case has two points, the range of values, or up to the largest.
+    """
+    if metric is None or not cases:
+        return NothingMeasured()
+    contested = [case for case in cases if len(case.ranked) > 1]
+    is_most_best = cases[0].is_most_best
+    sums, largest = _largest_messages(cases)
+    shown = [(case, case.best) for case in contested or largest]
+    if len(cases) == 1:
+        shown = [(cases[0], one) for one in cases[0].ranked]
+    figures = tuple(sorted(shown, key=lambda place: place[1].value, reverse=is_most_best))
+    if contested:
+        return Ranking(
+            metric=metric,
+            is_most_best=is_most_best,
+            cases=cases,
+            over_cases=_over_cases(contested) if len(cases) > _MOST_CASES else None,
+            figures=figures,
+        )
+    # Of equal values the first one is told.
+    least, *_, most = sorted([*largest, largest[0]], key=lambda case: case.best.value)
+    sizes = sorted({size for one in cases if (size := size_of(one.best.row))})
+    smallest_ms = 0.0
+    if metric.name == "busbw_gb_s" and len(sizes) > 1:
+        rows = [one.best.row for one in sums if size_of(one.best.row) == sizes[0]]
+        alike = [row for row in rows if row.world_size == most.best.row.world_size]
+        smallest_ms = min((row.step_ms_p50 or 0.0 for row in alike), default=0.0)
+    return Values(
+        metric=metric,
+        is_most_best=is_most_best,
+        cases=cases,
+        figures=figures,
+        least=least,
+        most=most,
+        sizes=tuple(sizes),
+        is_all_reduce_of_several=len(sums) < len(cases),
+        smallest_step_ms=smallest_ms or None,
+    )
+
+
+def _over_cases(contested: Sequence[Case]) -> OverCases:
+    """Return which setting is the best most often, and where it gains most."""
+    # Without a case of several rounds, say which points were the fastest in this run.
+    sure = [case for case in contested if case.best.is_sure] or contested
+    decided = [case for case in sure if not case.rivals]
+    undecided = len(contested) - len(decided)
+    if not decided:
+        case = max(contested, key=lambda one: one.gain)
+        return OverCases(case=case, wins=0, cases=len(contested), undecided=undecided)
+
+    def winner(case: Case) -> str:
+        return str(case.best.settings)
+
+    wins = Counter(map(winner, decided))
+    # Of settings that are the best equally often, the one with the best value.
+    most = max(
+        decided,
+        key=lambda one: (wins[winner(one)], one.best.value if one.is_most_best else one.gain),
+    )
+    return OverCases(case=most, wins=wins[winner(most)], cases=len(contested), undecided=undecided)
+
+
+def _largest_messages(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
+    """Return the cases of all_reduce, or all where there are none, and of these the largest."""
+    sums = [one for one in cases if one.best.row.params.get("operation") == "all_reduce"]
+    sums = sums or list(cases)
+    most = max(size_of(one.best.row) for one in sums)
+    return sums, [one for one in sums if size_of(one.best.row) == most]
+
+
+def share_of_datasheet(metric: Metric, row: ScaledRow) -> OfDatasheet | None:
+    """Return the share of the datasheet's peak, and what a product reached in its first moments."""
+    if metric.name == "memory_gb_s":
+        peak_gb_s = memory_peak_gb_s(str(row.device_name))
+        if peak_gb_s is None:
+            return None
+        return OfDatasheet(memory_peak_gb_s=peak_gb_s, share=(row.memory_gb_s or 0.0) / peak_gb_s)
+    if metric.name != "achieved_tflops_per_device":
+        return None
+    burst, of_peak = row.burst_tflops_per_device, row.mfu_pct
+    is_faster = burst is not None and burst >= 1.01 * (row.achieved_tflops_per_device or 0)
+    share = None if of_peak is None else of_peak / 100
+    return OfDatasheet(share=share, burst_tflops=burst if is_faster else None)
+
+
+def best_shares(fleets: Sequence[Fleet]) -> BestShares | None:
+    """Return which shares were best most often, and where they gained most; None for no fleets.
+
+    Only fleets count in which no other shares may be as good, if any. fleets: all of one run.
+    """
+    if not fleets:
+        return None
+    # Without a fleet of several rounds, say which shares were the fastest in this run.
+    sure = [fleet for fleet in fleets if fleet.is_sure]
+    decided = [fleet for fleet in sure or fleets if not fleet.as_good()]
+    undecided = len(fleets) - len(decided)
+    if not decided:
+        return BestShares(
+            shares=None,
+            wins=0,
+            undecided=undecided,
+            fleet=fleets[0],
+            gain=_over_best_other(fleets[0]),
+            is_sure=bool(sure),
+        )
+    shares, wins = Counter(fleet.best.shares for fleet in decided).most_common(1)[0]
+    won = [(_over_best_other(one), one) for one in decided if one.best.shares == shares]
+    gain, most = max(won, key=lambda pair: pair[0].gain)
+    return BestShares(
+        shares=shares, wins=wins, undecided=undecided, fleet=most, gain=gain, is_sure=bool(sure)
+    )
+
+
+def _over_best_other(fleet: Fleet) -> Gain:
+    others = [other for other in fleet.scenarios.values() if other is not fleet.best]
+    return gain_over(fleet.best, max(others, key=lambda other: other.throughput))
+
+
+def _uncompared(data: RunData, asked: Answer) -> Uncompared | None:
+    """Return how many points should have been compared and are not, and why."""
+    if asked.metric not in RATIOS:
+        return None
+    others = [row for row in data.ok_rows if not row.is_baseline]
+    reasons = Counter(row.why for row in others if row.why is not None)
+    if not reasons or not data.run.baseline:
+        return None
+    return Uncompared(reasons=dict(reasons), points=len(others))
+
+
+def _single_starts(data: RunData, found: Found) -> int:
+    """Return how many ok points have one round, where the answer lacks intervals; else 0.
+
+    What is not decided asks for rounds itself.
+    """
+    if found.asks_for_rounds:
+        return 0
+    ones = sum(row.rounds == 1 for row in data.ok_rows)
+    return ones if ones == len(data.ok_rows) or not found.has_interval else 0
+
+
+def _more_rounds(data: RunData) -> MoreRounds | None:
+    """Return what 3 rounds take; None if a point has them, none is ok, or the run may go on."""
+    done = max((row.rounds for row in data.ok_rows), default=WORTHWHILE)
+    if done >= WORTHWHILE or data.run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
+        return None
+    rounds = [one for row in data.ok_rows for one in data.trials.rounds(row).values()]
+    each_s = sum(one.duration_s or 0.0 for one in rounds) / done
+    more = WORTHWHILE - done
+    return MoreRounds(rounds=WORTHWHILE, seconds=more * (each_s + BETWEEN_ROUNDS_S))
+
+
+def _next_command(data: RunData, more: MoreRounds | None) -> NextCommand:
+    """Return the command that brings most.
+
+    Failed points come first, then what was not run, then an interval, then the full report.
+    """
+    # Running out of memory is a result.
+    is_failed = any(row.status in (Status.ERROR, Status.TIMEOUT) for row in data.attempts)
+    is_lost = any(row.status is Status.LOST for row in data.attempts)
+    is_open = is_failed or is_lost or data.run.status is RunStatus.INTERRUPTED
+    run, folder = data.run, str(data.folder)
+    words = list(run.argv[1:])
+    end = words.index("--") if "--" in words else len(words)
+    words, of_script = words[:end], words[end:]
+    is_usual = folder == "results"
+    if not (more or is_open) or words[:1] != ["sweep"]:
+        place = [] if is_usual else ["--results", folder]
+        shown = ("report", run.run_id, "--full", *place)
+        return NextCommand(kind=Next.FULL_REPORT, words=shown)
+    # Results are where the run is, which takes its `--set` from its tables.
+    own, pairs = {"-o", "--output", "--resume", "--set"}, zip(["", *words], words, strict=False)
+    kept = [one for last, one in pairs if not {last, one[:2], one.partition("=")[0]} & own]
+    place = [] if is_usual else ["-o", folder]
+    how = ["--retry-failed"] if is_failed else []
+    if more and not is_open:
+        how = ["--set", f"measure.rounds={more.rounds}"]
+    resumed = (*kept, "--resume", run.run_id, *place, *how, *of_script)
+    return NextCommand(kind=Next.RETRY if is_failed else Next.RESUME, words=resumed)
+
+
+def as_data(value: Any) -> Any:
+    """Return numbers, settings and verdicts as JSON has them; a point by its id, no text."""
+    match value:
+        case PointRow():
+            return value.point_id
+        case Metric():
+            return value.name
+        case Fleet():
+            return {shares: as_data(one.row) for shares, one in value.scenarios.items()}
+        case Case():
+            ranked = [as_data(one) for one in value.ranked]
+            return {"settings": value.settings, "verdict": value.verdict, "ranked": ranked}
+        case Candidate():
+            numbers = {n: getattr(value, n) for n in ("settings", "value", "low", "high")}
+            return {**numbers, "point_id": value.row.point_id}
+    if is_dataclass(value):
+        # `RunAnswer.cases` has the points of a ranking.
+        hidden = ("cases", "figures") if isinstance(value, Ranking | Values) else ()
+        names = [field.name for field in fields(value) if field.name not in hidden]
+        keys = {"rows": "point_ids", "unknown": "point_ids_without_causes"}
+        return {keys.get(name, name): as_data(getattr(value, name)) for name in names}
+    return [as_data(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,109 @@
+"""A run in words: its machine, what ran, how it went."""
+
+from __future__ import annotations
+
+from raybench.analysis.rows import varying
+from raybench.analysis.run_data import RunData
+from raybench.job.registry import Answer
+from raybench.records import TrialKey, by_point
+from raybench.report import formatting
+from raybench.report.documents import records
+from raybench.report.formatting import counted, span
+from raybench.report.messages import marks
+from raybench.report.point_settings import settings_words
+from raybench.report.words.doubts import MARKS
+from raybench.workloads.base import builtin_class
+
+
+def machine(data: RunData) -> str:
+    """Return `4 x NVIDIA H200 on 1 node; P2P/CUMEM` (transports); `run.cluster` if unknown."""
+    if data.devices.empty:
+        return data.run.cluster
+    nodes, most = data.node_counts
+    text = formatting.machine(records(data.devices), nodes)
+    if 0 < most < nodes:
+        text += f", at most {counted(most, 'node')} in a point"
+    if data.run.only_devices:
+        text += ", only those that --devices named"
+    ways = {way for row in data.rows for way in row.transports or ()}
+    return f"{text}; {formatting.some(sorted(ways))}" if ways else text
+
+
+def model(data: RunData) -> tuple[str, ...]:
+    """Return what the points run, the parameters of their models, and the optimizers.
+
+    As in ("MLP of 8 layers, 4,096 wide", "134 M parameters", "adam"); unknown ones left out.
+    """
+    names, counts, optimizers = {}, set(), set()
+    for workload, params in ((row.workload, row.params) for row in data.rows):
+        found = builtin_class(workload) if params else None
+        names[(found.describe(params) if found else "") or workload] = True
+        counts.add((found and found.parameter_count(params)) or 0)
+        if params.get("mode") != "inference" and "optimizer" in params:
+            optimizers.add(params["optimizer"])
+    sizes = sorted(counts - {0})
+    size = span(*(formatting.amount(count) for count in sizes[:: len(sizes) - 1 or 1]))
+    size += " parameters" if size else ""
+    return tuple(filter(None, (", ".join(names), size, ", ".join(sorted(optimizers)))))
+
+
+def alike(data: RunData) -> str:
+    """Return the main settings that all points share: `fp32, batch 64 per device, 2 GPUs`.
+
+    A batch that varies is named without its value; "" for no points.
+    """
+    if not data.rows:
+        return ""
+    first, apart = data.rows[0], varying(data.rows)
+    names = ("precision", "batch", "world_size")
+    words = {name: settings_words(first, [name], data.ranks) for name in names}
+    words |= {name: "batch" if name == "batch" else "" for name in names if name in apart}
+    if "dtype" in first.params:  # it computes nothing in the precision
+        words["precision"] = ""
+    elif words["precision"] and data.is_precision_unknown:
+        words["precision"] = "precision as the script has it"
+    if words["batch"] and first.scaling and "scaling" not in apart:
+        words["batch"] += " per device" if first.scaling == "weak" else " over all devices"
+    return ", ".join(filter(None, words.values()))
+
+
+def in_all_points(data: RunData) -> str:
+    """Return all settings that the points share; "" for none."""
+    return "; ".join(filter(None, (alike(data), formatting.settings(data.shared))))
+
+
+def counts(data: RunData) -> str:
+    """Return how the points ended: `36 points: 36 ok, 0 failed, 0 skipped; 3 rounds`.
+
+    A point of which any round failed counts as failed. Then, if any, those at the power cap.
+    """
+    ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in data.attempts}
+    rounds = max((row.rounds for row in data.rows), default=1)
+    text = formatting.counts(data.run, list(by_point(ended).values()))
+    capped = sum("power_cap" in (row.throttle_reasons or ()) for row in data.rows)
+    text += f"; {rounds} rounds" if rounds > 1 else ""
+    return text + (f"; power cap reached in {counted(capped, 'point')}" if capped else "")
+
+
+def course(data: RunData) -> str:
+    """Return start and duration: `2026-11-26 01:16 UTC, interrupted after 2 min 3 s`."""
+    return f"{formatting.when(data.run.started_at)}, {formatting.course(data.run)}"
+
+
+def plus_minus(data: RunData) -> str:
+    """Return over which rounds ± is computed, no full stop; "" if no point has an interval."""
+    known = [row.rounds for row in data.rows if row.step_ms_low is not None]
+    counts = span(*(str(choose(known)) for choose in (min, max) if known))
+    return counts and f"± is half of the 95 % interval over the {counts} rounds of this run"
+
+
+def marks_meaning(data: RunData) -> str:
+    """Return the meanings of the marks that any point has, joined by "; "."""
+    letters = {letter for row in data.rows for letter in marks(row)}
+    return "; ".join(f"{mark} {text}" for mark, text in MARKS.items() if mark in letters)
+
+
+def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
+    """Return ranks, baseline ("" without one) and items in words, for `metric_column`."""
+    baseline = formatting.settings(data.run.baseline)
+    return {"ranks": data.ranks, "baseline": baseline, "items": asked.items}
