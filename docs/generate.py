@@ -21,7 +21,7 @@ from raybench.analysis.rows import ScaledRow
 from raybench.cli import COMMANDS
 from raybench.cli.jobs import load_glossary
 from raybench.job.model import job_schema
-from raybench.report.messages import MARKS
+from raybench.report.words.doubts import MARKS, mark_words
 from raybench.results.columns import columns_of
 from raybench.results.tables import TABLES, schema
 
@@ -174,7 +174,7 @@ def glossary_page() -> str:
     lines = ["# Glossary", "", NOTE, "", "`raybench explain WORD` prints an entry.", ""]
     lines += ["## Marks", "", "Letters beside a number that is doubtful.", ""]
     lines += ["| mark | meaning |", "|---|---|"]
-    lines += [f"| `{letter}` | {cell(meaning)} |" for letter, meaning in MARKS.items()]
+    lines += [f"| `{letter}` | {cell(mark_words(letter))} |" for letter in MARKS]
     lines += ["", "## Words", ""]
     for entry in load_glossary():
         also = f" (also: {', '.join(entry.also)})" if entry.also else ""

@@ -249,7 +249,8 @@ def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterato
     for row in rows:
         model = row.device_name or ""
         is_sound = row.status is Status.OK and row.device_type == "cuda"
-        if not is_sound or row.quick or row.neighbours or not model or ", " in model:
+        is_of_several_models = len(set(row.models_by_rank or ())) > 1
+        if not is_sound or row.quick or row.neighbours or not model or is_of_several_models:
             continue
         of = defining_settings(row)
         if row.world_size > 1:

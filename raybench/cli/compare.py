@@ -164,6 +164,7 @@ def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
         base=tuple(run.run for run in base.runs),
         new=tuple(run.run for run in new.runs),
         words=(base.words, new.words),
+        are_tags=base.is_tag and new.is_tag,
         threshold=threshold,
         points=compare(*points, threshold=threshold),
         changes=changes(base.own.facts, new.own.facts),
@@ -250,13 +251,15 @@ class _Found:
 class _Side:
     """BASE or NEW: its newest run, `own`, and the others, the oldest first.
 
-    words: how the user named it. left_out: runs with its tag that differ from `own` by more than
-    their start, hosts and which devices of the model they had, the newest first. Of a tag only the
-    300 runs before `own` are looked at.
+    left_out: runs with its tag that differ from `own` by more than their start, hosts and which
+    devices of the model they had, the newest first. Of a tag only the 300 runs before `own` are
+    looked at.
     """
 
     own: _Found
+    # How the user named it, and whether that was a tag.
     words: str
+    is_tag: bool = False
     others: Sequence[_Found] = ()
     left_out: Sequence[_Found] = ()
 
@@ -316,6 +319,7 @@ def _runs_with_tag(results: Path, text: str) -> _Side:
     return _Side(
         own=own,
         words=text,
+        is_tag=True,
         others=[run for run in reversed(others) if run.run_id in same],
         left_out=[run for run in others if run.run_id not in same],
     )

@@ -218,16 +218,16 @@ def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, mark, heading, column or parameter of a workload."""
     from raybench.analysis.rows import BY_NAME
     from raybench.job import registry
-    from raybench.report.words.doubts import MARKS
+    from raybench.report.words.doubts import MARKS, mark_words
 
     key = re.sub(r" (s|ms|µs)$", "", wanted.lower())  # a heading ends with the unit of its times
     for entry in load_glossary():
         if key in (entry.word.lower(), *(word.lower() for word in entry.also)):
             also = f" (also: {', '.join(entry.also)})" if entry.also else ""
             yield f"{entry.word}{also}: {entry.means}"
-    for mark, text in MARKS.items():
-        if wanted == mark or key in ("marks", "mark", "!", text.partition(",")[0]):
-            yield f"{mark}: {text}"
+    for mark, (word, _) in MARKS.items():
+        if wanted == mark or key in ("marks", "mark", "!", word):
+            yield f"{mark}: {mark_words(mark)}"
     for metric in BY_NAME.values():
         if key in {metric.name, metric.title.lower(), metric.heading.lower()} - {""}:
             meaning = (metric.meaning or metric.description).replace("{ranks}", "ranks")

@@ -79,6 +79,8 @@ class Comparison(Document):
     base: Sequence[Run]
     new: Sequence[Run]
     words: tuple[str, str]
+    # Both sides were named by tags.
+    are_tags: bool
     threshold: float
     points: Sequence[ComparedPoint]
     changes: Sequence[Change]
@@ -248,7 +250,7 @@ class Comparison(Document):
         if self.verdicts[UNCLEAR] and not self.obstacles:
             runs = max(_ENOUGH_RUNS, min(len(self.base), len(self.new)) + 2)
             base, new = self.words
-            if "=" in base and "=" in new:
+            if self.are_tags:
                 how = f"with --tag {base} and --tag {new}, then `raybench compare {base} {new}`"
             else:
                 how = f"then name them all: `raybench compare {base},RUN,… {new},RUN,…`"

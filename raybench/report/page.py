@@ -57,7 +57,7 @@ from raybench.report.run_report import RunReport
 from raybench.report.sections import STEP_MEANING
 from raybench.report.words import answer as words
 from raybench.report.words import run as of_run
-from raybench.report.words.doubts import MARKS
+from raybench.report.words.doubts import mark_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
 from raybench.version import __version__
@@ -253,7 +253,7 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
         ),
         (
             Column(title=MARKS_TITLE, meaning=marks_meaning + of_run.marks_meaning(data)),
-            lambda row: Cell(text=marks(row), hint="; ".join(MARKS[one] for one in marks(row))),
+            lambda row: Cell(text=marks(row), hint="; ".join(map(mark_words, marks(row)))),
         ),
         *(_metric_column(metric, column_words) for metric in metrics),
     ]

@@ -34,10 +34,12 @@ def uneven_figure(data: ChartData) -> Figure | None:
     shares = list(dict.fromkeys(name for fleet in fleets for name in fleet.scenarios))
     marks: dict[str, list[Mark]] = {}
     cells: list[Mark] = []
+    ratios: dict[str, float] = {}
     for fleet in fleets:
         there_are = formatting.ranks_words(int(fleet.first.world_size), data.ranks)
         more = "".join(f", {settings_words(fleet.first, [name], data.ranks)}" for name in apart)
         group, speed = f"{fleet.slow_count} of {there_are} slow", f"{fleet.probe_ratio:.0%}{more}"
+        ratios.setdefault(speed, fleet.probe_ratio)
         for name, scenario in fleet.scenarios.items():
             value, half = scenario.throughput, scenario.half_width or 0.0
             tip = f"{name}, slow devices at {speed}\npoint {scenario.row.point_id}\n"
@@ -61,8 +63,8 @@ def uneven_figure(data: ChartData) -> Figure | None:
         )
         for group, some in marks.items()
     ]
-    groups, speeds = (list(dict.fromkeys(cell[name] for cell in cells)) for name in "xy")
-    speeds.sort(key=lambda text: -float(text.partition("%")[0]))
+    groups = list(dict.fromkeys(cell["x"] for cell in cells))
+    speeds = sorted(ratios, key=lambda speed: -ratios[speed])
     best_way = heat_panel(
         cells,
         names_axis(groups, orient="top", labelAngle=0),

@@ -11,17 +11,17 @@ from raybench.results.breakdown import write_time
 from raybench.results.tables import PointRow
 from raybench.stats.outliers import NEARLY_ALL
 
-# The meanings of the marks in tables, in their order there.
+# The marks in tables, in their order there, each with its word and its meaning.
 MARKS = {
-    "u": "unsteady, the level of the step time still changes",
-    "w": "wide, the samples of a start leave more than ±10 % open",
-    "h": "host-bound, the device waits for the host",
-    "t": "throttled, the clocks were limited by heat or a fault",
-    "s": "one rank is slower than the others",
-    "c": "crowded, CPU workers share cores",
-    "n": "not alone, something else used its devices or nodes at the same time",
-    "q": "quick, a short look instead of seconds",
-    "b": "no breakdown, the parts exceed the step by more than 10 %",
+    "u": ("unsteady", "the level of the step time still changes"),
+    "w": ("wide", "the samples of a start leave more than ±10 % open"),
+    "h": ("host-bound", "the device waits for the host"),
+    "t": ("throttled", "the clocks were limited by heat or a fault"),
+    "s": ("one rank is slower than the others", ""),
+    "c": ("crowded", "CPU workers share cores"),
+    "n": ("not alone", "something else used its devices or nodes at the same time"),
+    "q": ("quick", "a short look instead of seconds"),
+    "b": ("no breakdown", "the parts exceed the step by more than 10 %"),
 }
 # Doubts that stand in brackets behind a number, in their order there.
 _SHORT = {
@@ -34,6 +34,11 @@ _SHORT = {
     DoubtKind.SHARED_NODE: "not alone",
     DoubtKind.QUICK: "quick",
 }
+
+
+def mark_words(mark: str) -> str:
+    """Return what a mark means, as `wide, the samples of a start leave more than ±10 % open`."""
+    return ", ".join(filter(None, MARKS[mark]))
 
 
 def short_doubts(row: PointRow) -> tuple[str, ...]:

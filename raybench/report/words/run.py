@@ -11,7 +11,7 @@ from raybench.report.documents import records
 from raybench.report.formatting import counted, span
 from raybench.report.messages import marks
 from raybench.report.point_settings import settings_words
-from raybench.report.words.doubts import MARKS
+from raybench.report.words.doubts import MARKS, mark_words
 from raybench.workloads.base import builtin_class
 
 
@@ -100,7 +100,7 @@ def plus_minus(data: RunData) -> str:
 def marks_meaning(data: RunData) -> str:
     """Return the meanings of the marks that any point has, joined by "; "."""
     letters = {letter for row in data.rows for letter in marks(row)}
-    return "; ".join(f"{mark} {text}" for mark, text in MARKS.items() if mark in letters)
+    return "; ".join(f"{mark} {mark_words(mark)}" for mark in MARKS if mark in letters)
 
 
 def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
