@@ -8,45 +8,50 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from raybench.analysis.ranking import (
+    Candidate,
+    Case,
+    NothingMeasured,
+    Ranking,
+    Values,
+    declared,
+    make_cases,
+    rank,
+    relative_half_width,
+    rounds_to_decide,
+)
 from raybench.analysis.references import has_impossible
 from raybench.analysis.rows import (
     DEGREES,
     ScaledRow,
     batch_column,
     find_metric,
-    is_column,
     known_settings,
     rows_compared,
     setting,
     setting_order,
-    size_of,
-    used_settings,
     value_of,
     varying,
     with_most_ranks,
 )
 from raybench.analysis.run_data import RunData
-from raybench.analysis.scaling import LOSSES, half_widths, has_causes, samples_per_joule
+from raybench.analysis.scaling import LOSSES, has_causes
 from raybench.analysis.uneven import Fleet, Gain, gain_over
-from raybench.errors import UsageError
-from raybench.job import registry
 from raybench.job.model import answer_of_run
 from raybench.job.registry import Answer
 from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
 from raybench.records import Metric, RunStatus, Status
 from raybench.records.doubts import LossesUnknown, NotCompared
-from raybench.results.metrics import memory_peak_gb_s
 from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
 # Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.
 RATIOS = ("speed_up", "efficiency")
-# Up to so many series, groups of settings or cases are told one by one.
-MOST_GROUPS, _MOST_CASES = 4, 3
+# Up to so many series or groups of settings are told one by one.
+MOST_GROUPS = 4
 # A loss below this share of the step is none.
 MIN_LOSS = 0.01
 # Sizes of the problem: points that differ in one of them are cases, of which none is the best.
@@ -55,101 +60,6 @@ _SIZES = (
     *("grad_accumulation", "size_bytes", "m", "n", "k", "preset", "phase", "seq_len", "mode"),
     "scope",
 )
-_TIMES = ("step_ms_p50", "step_ms_mean")
-# Rates in disguise, as shares of a peak.
-_SHARES_OF_PEAK = ("mfu_pct", "mfu_6n_pct", "gemm_share_pct")
-
-
-def follows_step_time(metric: Metric) -> bool:
-    """Return whether a metric is the median or mean step time, or in proportion to it."""
-    return metric.name in _TIMES or metric.follows_step
-
-
-def is_speed(metric: Metric) -> bool:
-    """Return whether a metric is a rate or a step time, so that its best point is the fastest."""
-    return metric.is_rate or metric.name in _SHARES_OF_PEAK or follows_step_time(metric)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A point as one of those that may be the best."""
-
-    # Those of the compared settings that it uses: `used_settings`.
-    settings: Mapping[str, Any]
-    value: float
-    # The 95 % interval of the value over the rounds of the run; None where it is not known.
-    low: float | None
-    high: float | None
-    # Each start has the same value.
-    is_exact: bool
-    row: ScaledRow
-
-    @property
-    def half_width(self) -> float | None:
-        """Return half of the interval as a share of the value; None if unknown, or the value 0."""
-        return relative_half_width(self.low, self.value, self.high)
-
-    @property
-    def is_sure(self) -> bool:
-        """Return whether it is known how far the value differs from start to start."""
-        return self.is_exact or self.low is not None
-
-    def may_equal(self, other: Candidate) -> bool:
-        """Return whether the intervals overlap; without two intervals, whether values are equal."""
-        if self.low is None or self.high is None or other.low is None or other.high is None:
-            return self.value == other.value or self.is_sure != other.is_sure
-        return self.low <= other.high and other.low <= self.high
-
-
-class Verdict(StrEnum):
-    """What is known of the best point of a case."""
-
-    ALONE = "alone"  # no other point competes
-    UNDECIDED = "undecided"  # others may be as good
-    FIRST_IN_THIS_RUN = "first_in_this_run"  # of single starts, which the next start may change
-    BEST = "best"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Points that are alike but for the settings that are compared, the best first."""
-
-    # The settings that make the case.
-    settings: Mapping[str, Any]
-    ranked: tuple[Candidate, ...]
-    is_most_best: bool
-
-    @property
-    def best(self) -> Candidate:
-        """Return the point with the best value."""
-        return self.ranked[0]
-
-    @property
-    def rivals(self) -> tuple[Candidate, ...]:
-        """Return the other points that may be as good as the best point."""
-        return tuple(other for other in self.ranked[1:] if self.best.may_equal(other))
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return what is known of the best point."""
-        if len(self.ranked) == 1:
-            return Verdict.ALONE
-        if self.rivals:
-            return Verdict.UNDECIDED
-        return Verdict.BEST if self.best.is_sure else Verdict.FIRST_IN_THIS_RUN
-
-    @property
-    def gain(self) -> float:
-        """Return how many times as good the best is as the next; two points or more."""
-        best, following = self.ranked[0].value, self.ranked[1].value
-        over, under = (best, following) if self.is_most_best else (following, best)
-        return over / under if under else 1.0
-
-    @property
-    def has_interval(self) -> bool:
-        """Return whether a sentence on the case has an interval."""
-        shown = (self.best, *self.rivals[:2])
-        return any(one.half_width is not None for one in shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,15 +75,6 @@ class Insight:
     rows: tuple[ScaledRow, ...]
     # Rounds that should decide on which side of 1 a speed-up is; None where that is known.
     rounds_to_decide: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NothingMeasured:
-    """No ok point has a number that points can be ranked by."""
-
-    kind: ClassVar = "nothing_measured"
-    asks_for_rounds: ClassVar = False
-    has_interval: ClassVar = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,90 +171,6 @@ class Gains:
     def has_interval(self) -> bool:
         """Return whether a sentence on the gains has an interval."""
         return any(one.half_width is not None for one in self.told)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverCases:
-    """Which setting wins most cases, and the case in which it gains most."""
-
-    # With no case decided: the one with the largest gain.
-    case: Case
-    # 0: no case is decided.
-    wins: int
-    cases: int
-    undecided: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """The points of each case by a metric."""
-
-    kind: ClassVar = "ranking"
-    metric: Metric
-    is_most_best: bool
-    cases: tuple[Case, ...]
-    # Of more than three cases; else each is told.
-    over_cases: OverCases | None
-    # Those to show as numbers, the best value first.
-    figures: tuple[tuple[Case, Candidate], ...]
-
-    @property
-    def told(self) -> tuple[Case, ...]:
-        """Return the cases that a sentence tells."""
-        return (self.over_cases.case,) if self.over_cases else self.cases
-
-    @property
-    def asks_for_rounds(self) -> bool:
-        """Return whether more rounds are needed to decide."""
-        # If another setting wins most cases, the sentence is about that.
-        if self.over_cases and self.over_cases.wins:
-            return False
-        return any(case.verdict is Verdict.UNDECIDED for case in self.told)
-
-    @property
-    def has_interval(self) -> bool:
-        """Return whether a sentence on the ranking has an interval."""
-        return any(case.has_interval for case in self.told)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """Values of points none of which competes with another.
-
-    Of messages and arrays those of the largest size, of collectives those of all_reduce.
-    """
-
-    kind: ClassVar = "values"
-    asks_for_rounds: ClassVar = False
-    metric: Metric
-    is_most_best: bool
-    cases: tuple[Case, ...]
-    figures: tuple[tuple[Case, Candidate], ...]
-    least: Case
-    most: Case
-    # The sizes of messages or arrays in bytes, ascending.
-    sizes: tuple[int, ...]
-    is_all_reduce_of_several: bool
-    # Of the smallest message on as many ranks as `most`; None unless sizes differ.
-    smallest_step_ms: float | None
-
-    @property
-    def has_interval(self) -> bool:
-        """Return whether a sentence on the values has an interval."""
-        is_range = len(self.cases) > 1 and not self.is_most_best
-        told = (self.most, self.least) if is_range else (self.most,)
-        return any(case.best.half_width is not None for case in told)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfDatasheet:
-    """What a point reaches of the peak in the datasheet of its device."""
-
-    # Of memory bandwidth in GB/s; None for another metric.
-    memory_peak_gb_s: float | None = None
-    share: float | None = None
-    # In the first moments, where that is faster.
-    burst_tflops: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,10 +289,10 @@ def decide(data: RunData) -> RunAnswer:
     case_settings = _case_settings(data, asked)
     compared = tuple(name for name in data.settings if name not in case_settings)
     ranked_by = _ranked_by(data, asked)
-    metric = _declared(find_metric(data.rows, ranked_by.metric), data.rows)
-    cases = _cases(data, metric, case_settings, compared, ranked_by.best == "max")
+    metric = declared(find_metric(data.rows, ranked_by.metric), data.rows)
+    cases = make_cases(data, metric, case_settings, compared, ranked_by.best == "max")
     batches = _largest_batches(data.rows)
-    shares, ranking = best_shares(data.fleets), _ranking(metric, cases)
+    shares, ranking = best_shares(data.fleets), rank(metric, cases)
     found = _found(data, asked, batches, ranking)
     uncompared = None if batches else _uncompared(data, asked)
     more_rounds = _more_rounds(data)
@@ -557,68 +374,6 @@ def _ranked_by(data: RunData, asked: Answer) -> Answer:
     return replace(asked, metric="step_ms_p50", best="min")
 
 
-def _declared(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
-    """Return a workload's own metric as its class declares it: tables have its heading only."""
-    if metric is None or is_column(metric):
-        return metric
-    for workload in dict.fromkeys(row.workload for row in rows):
-        declared: Iterable[Any] = ()
-        with suppress(KeyError, UsageError):
-            declared = registry.entries(registry.load(workload), "metrics", "name", "unit")
-        for one in declared:
-            if one.name == metric.name:
-                return replace(metric, unit=one.unit, over_step=getattr(one, "over_step", None))
-    return metric
-
-
-def _cases(
-    data: RunData,
-    metric: Metric | None,
-    case_settings: Sequence[str],
-    compared: Sequence[str],
-    is_most_best: bool,
-) -> tuple[Case, ...]:
-    """Return the cases, in each its points: only ok points that have the metric."""
-    if metric is None:
-        return ()
-    groups: dict[tuple[Any, ...], list[Candidate]] = {}
-    is_exact = metric.format == "gib"  # memory is the same in each start
-    known = {} if is_exact else _half_widths(data, metric)
-    for row in data.ok_rows:
-        if (value := value_of(row, metric)) is None:
-            continue
-        half_width = known.get(row.point_id)
-        one = Candidate(
-            settings=used_settings(row, compared),
-            value=float(value),
-            low=None if half_width is None else value * math.exp(-half_width),
-            high=None if half_width is None else value * math.exp(half_width),
-            is_exact=is_exact,
-            row=row,
-        )
-        key = tuple(setting_order(setting(row, name)) for name in case_settings)
-        groups.setdefault(key, []).append(one)
-    cases = []
-    for key in sorted(groups):
-        ranked = sorted(groups[key], key=lambda one: one.value, reverse=is_most_best)
-        settings = known_settings(groups[key][0].row, case_settings)
-        cases.append(Case(settings=settings, ranked=tuple(ranked), is_most_best=is_most_best))
-    return tuple(cases)
-
-
-def _half_widths(data: RunData, metric: Metric) -> dict[str, float]:
-    """Return point_id -> half of the 95 % interval of a metric, by its value in each round."""
-
-    def number(row: PointRow) -> float | None:
-        if metric.name == "samples_per_joule":  # no column of a single round
-            return samples_per_joule([row])
-        value = value_of(row, metric)
-        return float(value) if isinstance(value, int | float) else None
-
-    measured = [(row, data.trials.logs(row, number)) for row in data.rows]
-    return {row.point_id: half_width for row, half_width in half_widths(measured)}
-
-
 def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
     """Return the largest batch that fits of each series in which it is known.
 
@@ -672,11 +427,6 @@ def is_scaling(data: RunData) -> bool:
     base = data.run.baseline.get("world_size")
     rows = with_most_ranks(data.rows)
     return base is not None and bool(rows) and rows[0].world_size > int(base)
-
-
-def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
-    """Return half of an interval as a share of the value; None if any is None or the value 0."""
-    return None if low is None or high is None or not value else (high - low) / 2 / value
 
 
 def speed_up_half_width(row: ScaledRow) -> float | None:
@@ -781,99 +531,6 @@ def _gains(data: RunData) -> Gains:
             gain = replace(gain, rounds_to_decide=rounds_to_decide(row))
         gains.append(gain)
     return Gains(baseline=baseline, gains=tuple(sorted(gains, key=lambda one: -one.high)))
-
-
-def rounds_to_decide(row: ScaledRow) -> int:
-    """Return how many rounds to ask for; as many as the next command where these help."""
-    return WORTHWHILE if row.rounds < WORTHWHILE else 2 * row.rounds
-
-
-def _ranking(metric: Metric | None, cases: tuple[Case, ...]) -> Ranking | Values | NothingMeasured:
-    """Return the best of each case; of more than three cases, the setting that wins most.
-
-    If no case has two points, the range of values, or up to the largest.
-    """
-    if metric is None or not cases:
-        return NothingMeasured()
-    contested = [case for case in cases if len(case.ranked) > 1]
-    is_most_best = cases[0].is_most_best
-    sums, largest = _largest_messages(cases)
-    shown = [(case, case.best) for case in contested or largest]
-    if len(cases) == 1:
-        shown = [(cases[0], one) for one in cases[0].ranked]
-    figures = tuple(sorted(shown, key=lambda place: place[1].value, reverse=is_most_best))
-    if contested:
-        return Ranking(
-            metric=metric,
-            is_most_best=is_most_best,
-            cases=cases,
-            over_cases=_over_cases(contested) if len(cases) > _MOST_CASES else None,
-            figures=figures,
-        )
-    # Of equal values the first one is told.
-    least, *_, most = sorted([*largest, largest[0]], key=lambda case: case.best.value)
-    sizes = sorted({size for one in cases if (size := size_of(one.best.row))})
-    smallest_ms = 0.0
-    if metric.name == "busbw_gb_s" and len(sizes) > 1:
-        rows = [one.best.row for one in sums if size_of(one.best.row) == sizes[0]]
-        alike = [row for row in rows if row.world_size == most.best.row.world_size]
-        smallest_ms = min((row.step_ms_p50 or 0.0 for row in alike), default=0.0)
-    return Values(
-        metric=metric,
-        is_most_best=is_most_best,
-        cases=cases,
-        figures=figures,
-        least=least,
-        most=most,
-        sizes=tuple(sizes),
-        is_all_reduce_of_several=len(sums) < len(cases),
-        smallest_step_ms=smallest_ms or None,
-    )
-
-
-def _over_cases(contested: Sequence[Case]) -> OverCases:
-    """Return which setting is the best most often, and where it gains most."""
-    # Without a case of several rounds, say which points were the fastest in this run.
-    sure = [case for case in contested if case.best.is_sure] or contested
-    decided = [case for case in sure if not case.rivals]
-    undecided = len(contested) - len(decided)
-    if not decided:
-        case = max(contested, key=lambda one: one.gain)
-        return OverCases(case=case, wins=0, cases=len(contested), undecided=undecided)
-
-    def winner(case: Case) -> str:
-        return str(case.best.settings)
-
-    wins = Counter(map(winner, decided))
-    # Of settings that are the best equally often, the one with the best value.
-    most = max(
-        decided,
-        key=lambda one: (wins[winner(one)], one.best.value if one.is_most_best else one.gain),
-    )
-    return OverCases(case=most, wins=wins[winner(most)], cases=len(contested), undecided=undecided)
-
-
-def _largest_messages(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
-    """Return the cases of all_reduce, or all where there are none, and of these the largest."""
-    sums = [one for one in cases if one.best.row.params.get("operation") == "all_reduce"]
-    sums = sums or list(cases)
-    most = max(size_of(one.best.row) for one in sums)
-    return sums, [one for one in sums if size_of(one.best.row) == most]
-
-
-def share_of_datasheet(metric: Metric, row: ScaledRow) -> OfDatasheet | None:
-    """Return the share of the datasheet's peak, and what a product reached in its first moments."""
-    if metric.name == "memory_gb_s":
-        peak_gb_s = memory_peak_gb_s(str(row.device_name))
-        if peak_gb_s is None:
-            return None
-        return OfDatasheet(memory_peak_gb_s=peak_gb_s, share=(row.memory_gb_s or 0.0) / peak_gb_s)
-    if metric.name != "achieved_tflops_per_device":
-        return None
-    burst, of_peak = row.burst_tflops_per_device, row.mfu_pct
-    is_faster = burst is not None and burst >= 1.01 * (row.achieved_tflops_per_device or 0)
-    share = None if of_peak is None else of_peak / 100
-    return OfDatasheet(share=share, burst_tflops=burst if is_faster else None)
 
 
 def best_shares(fleets: Sequence[Fleet]) -> BestShares | None:
@@ -984,8 +641,8 @@ def as_data(value: Any) -> Any:
             ranked = [as_data(one) for one in value.ranked]
             return {"settings": value.settings, "verdict": value.verdict, "ranked": ranked}
         case Candidate():
-            numbers = {n: getattr(value, n) for n in ("settings", "value", "low", "high")}
-            return {**numbers, "point_id": value.row.point_id}
+            shown = ("settings", "value", "low", "high")
+            return {**{n: getattr(value, n) for n in shown}, "point_id": value.row.point_id}
     if is_dataclass(value):
         # `RunAnswer.cases` has the points of a ranking.
         hidden = ("cases", "figures") if isinstance(value, Ranking | Values) else ()

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from raybench.analysis.answer import (
     MOST_GROUPS,
-    Candidate,
-    Case,
     Gains,
     Insight,
     LargestBatch,
@@ -19,18 +17,22 @@ from raybench.analysis.answer import (
     MoreRounds,
     Next,
     NextCommand,
-    NothingMeasured,
-    Ranking,
     RunAnswer,
     SpeedUps,
     Uncompared,
+    why_not_known,
+)
+from raybench.analysis.ranking import (
+    Candidate,
+    Case,
+    NothingMeasured,
+    Ranking,
     Values,
     Verdict,
     follows_step_time,
     is_speed,
     rounds_to_decide,
     share_of_datasheet,
-    why_not_known,
 )
 from raybench.analysis.rows import ScaledRow, is_column
 from raybench.analysis.scaling import CAUSES

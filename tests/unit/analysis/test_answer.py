@@ -4,17 +4,12 @@ import pandas as pd
 import pytest
 from builders import make_failed, make_point, make_run, make_steady, make_summary, with_values
 
-from raybench.analysis.answer import (
-    Gains,
-    LargestBatches,
-    MainLoss,
-    Next,
+from raybench.analysis.answer import Gains, LargestBatches, MainLoss, Next, SpeedUps, decide
+from raybench.analysis.ranking import (
     NothingMeasured,
     Ranking,
-    SpeedUps,
     Values,
     Verdict,
-    decide,
     follows_step_time,
     is_speed,
 )
