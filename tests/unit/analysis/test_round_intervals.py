@@ -11,6 +11,7 @@ from builders import column, make_apart, make_measurement, make_point, make_reco
 from raybench.analysis.rounds import Trials, latest_trials, mean_of_rounds, ranks_of_step
 from raybench.analysis.scaling import scaling
 from raybench.records import Status
+from raybench.records.doubts import Doubt, DoubtKind, NotCompared, NotComparedKind
 from raybench.stats.summary import scatter
 
 BASELINE = {"world_size": 1}
@@ -113,7 +114,8 @@ def test_a_point_that_failed_in_one_round_is_the_mean_of_the_others_and_says_so(
     assert two.status == "ok"
     assert two.rounds == 2
     assert two.step_ms_p50 == pytest.approx(math.sqrt(12.0 * 12.1), rel=1e-3)
-    assert two.warnings[-1] == "round 2 ended lost: rank 1 died"
+    failed = Doubt(kind=DoubtKind.ROUND_FAILED, value=2, subject="lost: rank 1 died")
+    assert failed in two.doubts
     assert two.speed_up == pytest.approx(2 * math.sqrt(10 * 10.1 / 12 / 12.1), rel=1e-3)
 
 
@@ -125,7 +127,7 @@ def test_a_baseline_that_was_never_ok_beside_a_point_is_the_reason_for_no_speed_
     ]
     two = of_size(scaling(points, BASELINE), 2)
     assert two.speed_up is None
-    assert two.why == "baseline point was not ok in any round of this point"
+    assert two.why == NotCompared(kind=NotComparedKind.NO_COMMON_ROUND)
 
 
 def test_doubts_of_one_round_stay_and_samples_count_together():
@@ -173,7 +175,8 @@ def test_rounds_on_several_models_are_compared_with_no_point_of_one():
         rows[place] = replace(row, device_name=model, models_by_rank=models)
     found = of_size(scaling(rows, BASELINE), 2)
     assert found.speed_up is None
-    assert "another device: H100 and " in found.why
+    assert found.why.kind is NotComparedKind.OTHER_DEVICE
+    assert found.why.subject.startswith("H100 and ")
 
 
 def test_steps_of_rounds_that_repeat_a_step_differently_are_counted_one_by_one():

@@ -22,7 +22,14 @@ from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.rows import BY_NAME, setting_order, value_of, varying
 from raybench.analysis.scaling import LOSSES, scaling, shares_of_loss
 from raybench.job.point import Precision
-from raybench.records import Breakdown
+from raybench.records import Breakdown, Status
+from raybench.records.doubts import (
+    Doubt,
+    DoubtKind,
+    NotCompared,
+    NotComparedKind,
+    NotMeasured,
+)
 from raybench.results.breakdown import beyond_local_step
 
 
@@ -50,7 +57,8 @@ def test_weak_and_strong_points_are_never_compared():
     strong = make_steady(2, 5.0, scaling="strong", batch_size=64, global_batch_size=64)
     found = scaling(make_rows([make_steady(1, 10.0), strong]), {"world_size": 1})
     assert len(set(column(found, "series"))) == 2
-    assert found[1].why == "no ok point with world_size=1 in this series"
+    why = NotCompared(kind=NotComparedKind.NO_BASELINE_POINT, subject="world_size=1")
+    assert found[1].why == why
 
 
 @pytest.mark.parametrize(
@@ -93,16 +101,18 @@ ELSEWHERE = replace(make_steady(1, 10.0), devices=(make_device(name="NVIDIA A100
 @pytest.mark.parametrize(
     ("first", "baseline", "why"),
     [
-        (make_failed(), {"world_size": 1}, "baseline point ran out of memory"),
-        (ELSEWHERE, {"world_size": 1}, "baseline point ran on another device: NVIDIA A100"),
-        (make_steady(1, 10.0), {}, "the job names no baseline"),
+        (make_failed(), {"world_size": 1}, (NotComparedKind.BASELINE_NOT_OK, Status.OOM)),
+        (ELSEWHERE, {"world_size": 1}, (NotComparedKind.OTHER_DEVICE, "NVIDIA A100")),
+        (make_steady(1, 10.0), {}, (NotComparedKind.NO_BASELINE, "")),
     ],
 )
 def test_without_a_point_to_compare_with_there_is_no_speed_up_and_a_reason(first, baseline, why):
     found = scaling(make_rows([first, make_steady(2, 10.0)]), baseline)
     assert value_of(make_row(), BY_NAME["speed_up"]) is None
-    assert (found[1].speed_up, found[1].efficiency, found[1].why) == (None, None, why)
-    assert found[0].why == (None if baseline else why)
+    kind, subject = why
+    told = NotCompared(kind=kind, subject=subject)
+    assert (found[1].speed_up, found[1].efficiency, found[1].why) == (None, None, told)
+    assert found[0].why == (None if baseline else told)
     assert column(found, "is_baseline") == [bool(baseline), False]
 
 
@@ -110,22 +120,24 @@ def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_spee
     sizes = [make_point(world_size=size) for size in (1, 2)]
     silent = [make_record(point, of_ranks={"items_per_step": None}) for point in sizes]
     points = make_rows(silent)
-    told = "no throughput: the workload does not set items_per_step"
-    assert column(scaling(points, {"world_size": 1}), "why") == [told, told]
+    told = Doubt(kind=DoubtKind.NO_THROUGHPUT)
+    assert all(told in row.doubts for row in points)
+    why = NotCompared(kind=NotComparedKind.NO_THROUGHPUT)
+    assert column(scaling(points, {"world_size": 1}), "why") == [why, why]
     assert column(scaling(points, {}), "why") == [None, None]
     collective = make_point(batch_size=None, global_batch_size=None, scaling=None)
     (row,) = make_rows([replace(silent[0], point=collective)])
-    assert told not in row.warnings
+    assert told not in row.doubts
 
 
 def test_ranks_without_collectives_are_told_why_there_are_no_parts():
-    told = "no collective of torch.distributed was seen in a step"
-    unknown = Breakdown(methods={"comm_exposed_ms": f"unknown: {told}"})
+    told = Doubt(kind=DoubtKind.NO_COLLECTIVES)
+    unknown = Breakdown(not_measured={"comm_exposed_ms": NotMeasured.NO_COLLECTIVES})
     point = make_point(world_size=2)
     (row,) = make_rows([make_record(point, of_ranks={"breakdown": unknown})])
-    assert f"no breakdown on several ranks: {told}" in row.warnings
+    assert told in row.doubts
     (row,) = make_rows([make_record(point)])
-    assert not any(told in warning for warning in row.warnings)
+    assert told not in row.doubts
 
 
 def test_points_without_samples_are_not_compared_and_need_no_reason():
@@ -185,18 +197,21 @@ def _capped(reasons, clocks):
 )
 def test_points_whose_clocks_differ_without_a_known_reason_are_not_compared(reasons, clocks):
     found = _capped(reasons, clocks)
-    told = "SM clocks differ: {1:.0f} MHz, and {0:.0f} MHz at the baseline point".format(*clocks)
-    assert (found[1].speed_up, found[1].why) == (None, told)
+    at_base, at_point = clocks
+    why = NotCompared(kind=NotComparedKind.CLOCKS_DIFFER, value=at_point, of_baseline=at_base)
+    assert (found[1].speed_up, found[1].why) == (None, why)
 
 
 @pytest.mark.parametrize(
-    ("place", "where"), [(0, "the baseline point"), (1, "this point")], ids=["baseline", "point"]
+    ("place", "kind"),
+    [(0, NotComparedKind.BASELINE_CLOCKS_LIMITED), (1, NotComparedKind.CLOCKS_LIMITED)],
+    ids=["baseline", "point"],
 )
 @pytest.mark.parametrize("reason", ["thermal_sw", "thermal_hw", "power_brake"])
-def test_heat_and_faults_refuse_the_ratio_at_either_point(place, where, reason):
+def test_heat_and_faults_refuse_the_ratio_at_either_point(place, kind, reason):
     reasons = [("power_cap", reason) if number == place else () for number in range(2)]
     found = _capped(reasons, (None, None))
-    assert found[1].why == f"clocks were limited at {where} ({reason})"
+    assert found[1].why == NotCompared(kind=kind, subject=reason)
 
 
 def test_two_points_that_match_the_baseline_are_told_and_nothing_is_compared():
@@ -204,7 +219,8 @@ def test_two_points_that_match_the_baseline_are_told_and_nothing_is_compared():
     other = make_steady(1, 4.0, params={"rate": "2"})
     found = scaling(make_rows([*records, other]), {"rate": "1"})
     first, second = column(found, "point_id")[:2]
-    why = f"2 points match the baseline of this series: {first} and {second}"
+    kind = NotComparedKind.SEVERAL_BASELINES
+    why = NotCompared(kind=kind, subject=f"{first} and {second}", value=2)
     assert column(found, "why") == [why] * 3
     assert set(column(found, "speed_up")) == {None}
 
@@ -212,7 +228,8 @@ def test_two_points_that_match_the_baseline_are_told_and_nothing_is_compared():
 def test_a_throughput_of_zero_is_compared_with_nothing():
     points = make_rows([make_steady(1, 10.0), make_steady(2, 10.0)])
     at_base = scaling(with_values(points, throughput=[0.0, 12_800.0]), {"world_size": 1})
-    assert at_base[1].why == "baseline point has no throughput"
+    why = NotCompared(kind=NotComparedKind.BASELINE_WITHOUT_THROUGHPUT)
+    assert at_base[1].why == why
     at_point = scaling(with_values(points, throughput=[6_400.0, 0.0]), {"world_size": 1})
     assert [one is None for one in column(at_point, "speed_up")] == [False, True]
 

@@ -8,6 +8,7 @@ from builders import make_device, make_measurement, make_point, make_record, mak
 
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Repetition, WallTimes
+from raybench.records.doubts import NotMeasured
 from raybench.results import metrics
 from raybench.results.record_rows import point_metrics
 from raybench.stats.outliers import MARK_ERRORS
@@ -75,9 +76,8 @@ def test_a_wait_is_none_where_the_instrumented_step_was_another_step():
     last = breakdown(4.25, device_ms=4.1, hooked_ms=(7.3,) * 3, tail_ms=(0.5,) * 3)
     found = of(rank(0, 5.925, breakdown=waiting), rank(1, 5.925, breakdown=last))
     assert (found["wait_ms"], found["slowest_rank"]) == (None, None)
-    reason = "unknown: the instrumented step took 7.4 ms, the timed 5.92 ms"
-    assert found["methods"]["wait_ms"] == reason
-    assert "wait_ms" not in of(rank(0, breakdown=breakdown()))["methods"]
+    assert found["not_measured"] == {"wait_ms": NotMeasured.OTHER_STEP}
+    assert of(rank(0, breakdown=breakdown()))["not_measured"] is None
 
 
 def test_a_wait_fits_beside_the_ranks_own_step_and_the_last_collective():

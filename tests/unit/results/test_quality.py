@@ -7,12 +7,14 @@ import pytest
 from builders import make_device, make_measure, make_measurement, make_point, make_record, make_row
 
 from raybench.records import Breakdown
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.environment import usable_cores
 from raybench.report import formatting
 from raybench.results.columns import to_row
 from raybench.results.metrics import crowding, half_interval, is_imprecise
 from raybench.results.record_rows import point_row
 from raybench.results.tables import is_slowed_by_one_rank, why_no_breakdown
+from raybench.stats.outliers import MARK_SHARE
 
 
 def row(step_ms, device_type="cuda", **columns):
@@ -52,7 +54,7 @@ def test_parts_are_no_breakdown_beyond_a_tenth_above_the_step(parts, contradicts
 
 
 def slow_row(step_ms, *local_ms, **changes):
-    """The warnings of a point whose ranks have these local steps, at the pace of the device."""
+    """The row of a point whose ranks have these local steps, at the pace of the device."""
     step_ns = [[round(step_ms * 1e6)] * 6]
     alike = {"hooked_ms": (step_ms,) * 3, "tail_ms": (0.1,) * 3}
     ranks = []
@@ -65,27 +67,25 @@ def slow_row(step_ms, *local_ms, **changes):
         )
         ranks.append(make_measurement(rank, step_ns, breakdown=parts))
     point = make_point(world_size=len(local_ms))
-    row = point_row("r", make_record(point, measurements=tuple(ranks)), make_measure())
-    return [text for text in row.warnings if not text.startswith("host-bound")]
+    return point_row("r", make_record(point, measurements=tuple(ranks)), make_measure())
 
 
-def test_a_slow_rank_is_told_with_its_excess_its_place_and_what_that_costs():
-    assert slow_row(11.51, 6.05, 11.03) == [
-        "rank 1 is slower: its own step takes 4.98 ms longer than the other's (device), "
-        "which costs 4.98 ms of 11.5 ms"
-    ]
-    [long] = slow_row(11_510.0, 10_030.1, 11_030.0)
-    assert long.endswith("which costs 1 s of 11.5 s")  # 999.9 ms, but not as 1e+03 ms
-    [long] = slow_row(1_151_000.0, 1_003_010.0, 1_103_000.0)
-    assert long.endswith("which costs 100 s of 1,151 s")
-    [host] = slow_row(8.55, 6.05, 8.55, 6.05, comm_ms=1.0, device_ms={1: 6.05})
-    assert host == (
-        "rank 1 is slower: its own step takes 2.5 ms longer than the others' (host), "
-        "which costs 1.5 to 2.5 ms of 8.55 ms"
-    )
-    [both] = slow_row(8.55, 8.55, 6.05, device_ms={0: 7.3})
-    assert "longer than the other's (device 1.25 ms, host 1.25 ms)" in both
-    assert slow_row(6.49, 6.03, 6.05) == []
+def slowed(row):
+    """The doubts but that the host is slow, which the builder leaves open."""
+    return [doubt for doubt in row.doubts if doubt.kind is not DoubtKind.HOST_BOUND]
+
+
+def test_a_slow_rank_is_doubted_by_its_share_of_the_step():
+    [doubt] = slowed(slow_row(11.51, 6.05, 11.03))
+    assert (doubt.kind, doubt.subject) == (DoubtKind.SLOW_RANK, "rank 1")
+    assert (doubt.value, doubt.limit) == (pytest.approx(4.98 / 11.51), MARK_SHARE)
+    row = slow_row(8.55, 6.05, 8.55, 6.05, comm_ms=1.0, device_ms={1: 6.05})
+    [host] = slowed(row)
+    assert host.value == pytest.approx(2.5 / 8.55)
+    assert (row.straggler_ms, row.straggler_device_ms) == (pytest.approx(2.5), 0.0)
+    [both] = slowed(slow_row(8.55, 8.55, 6.05, device_ms={0: 7.3}))
+    assert both.subject == "rank 0"
+    assert slowed(slow_row(6.49, 6.03, 6.05)) == []
 
 
 def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
@@ -94,12 +94,10 @@ def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
     parts = [Breakdown(local_ms=local) for local in steps]
     ranks = tuple(replace(m, breakdown=part) for m, part in zip(measured, parts, strict=True))
     told = point_row("r", make_record(make_point(world_size=2), measurements=ranks), make_measure())
-    assert "the ranks are late in turn, which costs up to 0.5 ms of 10 ms" in told.warnings
-    assert slow_row(10.0, 10.5, 10.5) == [
-        "the parts exceed the step by 0.5 ms: without communication the step takes 10.5 ms, with "
-        "it 10 ms"
-    ]
-    assert slow_row(10.0, 10.1, 10.1) == []
+    assert Doubt(kind=DoubtKind.LATE_IN_TURN, value=pytest.approx(0.05), limit=0.02) in told.doubts
+    [doubt] = slowed(slow_row(10.0, 10.5, 10.5))
+    assert (doubt.kind, doubt.value) == (DoubtKind.PARTS_EXCEED, pytest.approx(0.05))
+    assert slowed(slow_row(10.0, 10.1, 10.1)) == []
 
 
 def test_of_rounds_that_name_no_rank_in_common_none_is_slow():
@@ -120,7 +118,7 @@ def test_workers_are_crowded_beyond_the_cores_of_their_host_however_many_nodes_r
         return row.crowded, list(crowding(devices))
 
     assert crowded(cpu_workers(2)) == (False, [])
-    shared = (True, ["4 CPU workers share 2 cores of alpha"])
+    shared = (True, [Doubt(kind=DoubtKind.CROWDED, value=4, limit=2, subject="alpha")])
     assert crowded(cpu_workers(4)) == shared
     assert crowded([*cpu_workers(2), *cpu_workers(2, node_id="node-b")]) == shared
     elsewhere = cpu_workers(2, node_id="node-b", host="beta", address="10.0.0.2")

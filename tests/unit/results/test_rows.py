@@ -16,6 +16,7 @@ from builders import (
 
 from raybench.job.point import Precision
 from raybench.records import Breakdown, PeakParts, RankShare, Repetition, Status, Traffic
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.results.columns import SCHEMA_VERSION, from_row, to_row
 from raybench.results.metrics import dense_peak_tflops
 from raybench.results.record_rows import point_row, sample_columns
@@ -57,43 +58,40 @@ def test_throughput_is_global_over_the_whole_time_of_the_rank_that_took_longest(
 
 def test_a_mean_far_above_the_median_is_told():
     stalls = make_record(measurements=(make_measurement(0, [[10 * MS] * 16 + [12 * MS]]),))
-    assert row_of(stalls)["warnings"] == [
-        "some steps are much longer: the mean of 10.12 ms, which the rates follow, is 1.2% above "
-        "the median"
-    ]
+    [doubt] = row_of(stalls)["doubts"]
+    assert (doubt.kind, doubt.value) == (DoubtKind.STALLS, pytest.approx(0.2 / 17))
     rare = make_record(measurements=(make_measurement(0, [[10 * MS] * 31 + [12 * MS]]),))
-    assert row_of(rare)["warnings"] == []
+    assert row_of(rare)["doubts"] == []
 
 
 @pytest.mark.parametrize(
-    ("measure", "warnings"),
+    ("measure", "doubts"),
     [
         ({}, []),
-        ({"iterations": None, "seconds": 0.5}, ["quick: 0.048 s timed"]),
-        ({"iterations": None}, ["timed for 0.048 s of the requested 3 s"]),
+        ({"iterations": None, "seconds": 0.5}, [(DoubtKind.QUICK, 0.048, None)]),
+        ({"iterations": None}, [(DoubtKind.SHORT, 0.048, 3.0)]),
         # A fixed count is timed in full, whatever the budget.
         ({"max_seconds": 0.6}, []),
-        ({"iterations": 25, "repeats": 2}, ["6 of 50 iterations timed"]),
+        ({"iterations": 25, "repeats": 2}, [(DoubtKind.FEW_SAMPLES, 6, 50)]),
     ],
 )
-def test_what_falls_short_of_the_job_is_told_and_a_quick_look_is_marked(measure, warnings):
+def test_what_falls_short_of_the_job_is_told_and_a_quick_look_is_marked(measure, doubts):
     row = row_of(make_record(), **measure)
-    assert (row["warnings"], row["quick"]) == (warnings, measure.get("seconds") == 0.5)
+    found = [(one.kind, pytest.approx(one.value, rel=0.01), one.limit) for one in row["doubts"]]
+    assert (found, row["quick"]) == (doubts, measure.get("seconds") == 0.5)
 
 
 def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell():
-    def warned(settled, **measure):
+    def doubted(settled, **measure):
         timed = make_samples([8 * MS] * 6)
         repetition = Repetition(warmup=make_samples([MS] * 2), timed=timed, settled=settled)
-        warnings = row_of(make_record(of_ranks={"repetitions": (repetition,)}), **measure)[
-            "warnings"
-        ]
-        return [text for text in warnings if "level" in text or "steady" in text]
+        row = row_of(make_record(of_ranks={"repetitions": (repetition,)}), **measure)
+        return [doubt for doubt in row["doubts"] if doubt.kind is not DoubtKind.SHORT]
 
-    assert warned(True) == []
-    assert warned(False) == ["step time changes its level still after 2 iterations of warm-up"]
-    assert warned(None, iterations=None) == ["too few steps to tell whether their time is steady"]
-    assert warned(None) == [], "a fixed count was meant"
+    assert doubted(True) == []
+    assert doubted(False) == [Doubt(kind=DoubtKind.UNSTEADY, value=2)]
+    assert doubted(None, iterations=None) == [Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=6)]
+    assert doubted(None) == [], "a fixed count was meant"
 
 
 def test_one_rank_has_neither_skew_nor_slowest_rank_nor_backend():
@@ -203,15 +201,18 @@ def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most():
 
 
 @pytest.mark.parametrize(
-    ("calls", "warning"),
-    [((0, 0), None), ((2, 9), "2 retries of the allocator"), ((0, 3), "3 calls of cudaMalloc")],
+    ("calls", "doubts"),
+    [
+        ((0, 0), []),
+        ((2, 9), [Doubt(kind=DoubtKind.ALLOCATOR_RETRIES, value=2, limit=0.0)]),
+        ((0, 3), [Doubt(kind=DoubtKind.DEVICE_ALLOCS, value=3, limit=0.0)]),
+    ],
 )
-def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(calls, warning):
+def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(calls, doubts):
     counts = {"alloc_retries": calls[0], "device_allocs": calls[1]}
     row = row_of(make_record(measurements=(make_measurement(0, [[MS] * 6], **counts),)))
     assert (row["alloc_retries"], row["device_allocs"]) == calls
-    assert [text for text in row["warnings"] if warning and warning in text] == row["warnings"]
-    assert bool(row["warnings"]) is bool(warning)
+    assert row["doubts"] == doubts
 
 
 def test_on_a_cpu_the_memory_is_null_and_the_backend_gloo():
@@ -229,16 +230,17 @@ def test_iterations_are_what_was_done_in_all_repeats():
     assert row["step_ms_p50"] == 2.0
 
 
-def test_a_wide_interval_is_a_warning():
-    def warned(most_ms):
+def test_a_wide_interval_is_a_doubt():
+    def doubted(most_ms):
         steps = (make_measurement(0, [[9 * MS] * 5 + [most_ms * MS] * 5]),)
-        record = make_record(measurements=steps, warnings=("clocks were low",))
-        return row_of(record, iterations=10)["warnings"]
+        record = make_record(measurements=steps, doubts=(of_record,))
+        return row_of(record, iterations=10)["doubts"]
 
-    first, second = warned(11)
-    assert first == "clocks were low"
-    assert second.startswith("step time is known to ±")
-    assert warned(9) == ["clocks were low"]
+    of_record = Doubt(kind=DoubtKind.NOT_ALONE, subject="run b")
+    first, second = doubted(11)
+    assert first == of_record
+    assert (second.kind, second.value > second.limit) == (DoubtKind.WIDE, True)
+    assert doubted(9) == [of_record]
 
 
 def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells():
