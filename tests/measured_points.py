@@ -17,7 +17,7 @@ def measure_record(cluster: Cluster, task: Task) -> Record:
         task.point,
         devices=tuple(cluster.devices[:world_size]),
         measurements=measurements,
-        warnings=tuple(warning for one in measurements for warning in one.warnings),
+        doubts=tuple(doubt for one in measurements for doubt in one.doubts),
     )
 
 

@@ -5,7 +5,7 @@
 1. regions that the step names (`_time_regions`);
 2. on a GPU, the step by the host's clock (`time_by_wall_clock`);
 3. on a GPU, what the peak of memory is made of (`raybench.measure.marks.watch_peak`);
-4. with peers: the collectives of the gradients, by a hook of DDP (`_take_apart`);
+4. with peers: the collectives of the gradients, by a hook of DDP (`_time_gradients`);
 5. with peers: which collectives a step issues, counted while local copies take their place;
 6. steps without communication, on a GPU also with their work queued beforehand
    (`_time_local_steps`).
@@ -174,10 +174,11 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     """Run instrumented steps, and return where time and memory go; all ranks must call it.
 
     Call it after a step: regions are timed only if one was entered. What could not be measured is
-    None or (), with the reason in `methods`; traffic, regions and, on one rank, communication may
-    have none. For a CUDA graph no step is run. With peers the ranks have trained without each other
-    afterwards, and models with a hook of `hook_setter` reduce no gradients; if possible the last
-    step is with the peers, as checks in `close` may need. Raises what a step with all peers raises.
+    None or (), with the reason in `not_measured`; traffic, regions and, on one rank, communication
+    may have none. For a CUDA graph no step is run. With peers the ranks have trained without each
+    other afterwards, and models with a hook of `hook_setter` reduce no gradients; if possible the
+    last step is with the peers, as checks in `close` may need. Raises what a step with all peers
+    raises.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
@@ -263,7 +264,7 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     """Return the times of computing and communicating, with the methods of `_ALL_COLUMNS`.
 
     All ranks must call it. With peers the communication of gradients is timed first, then the step
-    without communication; what could not be timed has its reason in `methods`.
+    without communication; what could not be timed has its reason in `not_measured`.
     """
     workload, context = instrumented.workload, instrumented.context
     if context.world_size == 1:
@@ -277,20 +278,7 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
         how = "step with local copies in place of collectives"
     else:
         how = "step with DDP's noop_hook, and local copies in place of other collectives"
-        hooked = _not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(_REDUCED))
-        # These steps follow each other as the timed ones do: ranks that are brought together before
-        # each step would differ by the jitter of their hosts.
-        marks = BucketMarks(context.device)
-        set_hook(marks.hook)
-        hooked_ms = instrumented.time_marked(marks)
-        timed = marks.take()[-len(hooked_ms) * instrumented.extent.inner :]
-        if all(timed):
-            hooked = Breakdown(
-                hooked_ms=tuple(hooked_ms),
-                comm_ms=tuple(comm_ms(buckets) for buckets in timed),
-                tail_ms=tuple(tail_ms(buckets) for buckets in timed),
-                methods=_REDUCED,
-            )
+        hooked = _time_gradients(instrumented, set_hook)
     errors: list[str] = []
 
     def step_alone() -> None:
@@ -339,6 +327,26 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
         traffic=traffic,
         methods=methods,
         not_measured={name: why for name, why in not_measured.items() if name not in methods},
+    )
+
+
+def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown:
+    """Return hooked_ms, comm_ms and tail_ms, or that no gradients are reduced.
+
+    All ranks must call it. The steps follow each other as the timed ones do: ranks that are brought
+    together before each step would differ by the jitter of their hosts.
+    """
+    marks = BucketMarks(instrumented.context.device)
+    set_hook(marks.hook)
+    hooked_ms = instrumented.time_marked(marks)
+    timed = marks.take()[-len(hooked_ms) * instrumented.extent.inner :]
+    if not all(timed):
+        return _not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(_REDUCED))
+    return Breakdown(
+        hooked_ms=tuple(hooked_ms),
+        comm_ms=tuple(comm_ms(buckets) for buckets in timed),
+        tail_ms=tuple(tail_ms(buckets) for buckets in timed),
+        methods=_REDUCED,
     )
 
 

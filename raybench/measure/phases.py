@@ -153,29 +153,7 @@ def measure(
         with workload_stream(context), _closing(build()) as workload:
             wait_until_unlimited(run.counters, rested, settings.max_seconds)
             setup_s = setup_s or time.perf_counter() - began_s
-            run.fields |= declared_of_step(workload)
-            if shares_work(type(workload)) and run.fields["items_per_step"] is not None:
-                # This rank's part of what all finish together.
-                run.fields["items_per_step"] /= context.world_size
-            if isinstance(workload, RunningScript):
-                # The script's own process times its steps: they are not run in this one.
-                run.doubts.extend(workload.doubts(context))
-                run.timer = run.memory = ScriptTimer(workload, context.device)
-            try:
-                run.repetitions.append(_warm_up_and_time(workload, run))
-            except StepsEndedError as ended:
-                run.repetitions.append(_kept_of(ended, run.policy))
-                run.energies_j.append(None)
-                timed, warmup = ended.repetition.timed, ended.repetition.warmup
-                run.doubts.append(
-                    Doubt(
-                        kind=DoubtKind.SCRIPT_ENDED,
-                        value=len(timed.step_ns),
-                        limit=len(warmup.step_ns),
-                    )
-                )
-            run.peaks_bytes.append((run.memory.allocated_bytes, run.memory.reserved_bytes))
-            run.fields["workload_metrics"] = own_metrics(workload)
+            _time_repeat(workload, run)
             if repeat == settings.repeats - 1:
                 # Before the breakdown, after which gradients are not reduced any more.
                 _compare_gradients(workload, run)
@@ -202,6 +180,29 @@ def measure(
         doubts=tuple(run.doubts),
         **run.fields,
     )
+
+
+def _time_repeat(workload: Workload, run: _PointRun) -> None:
+    """Time one build, and note its samples, memory and what it declares; all ranks must call it."""
+    context = run.context
+    run.fields |= declared_of_step(workload)
+    if shares_work(type(workload)) and run.fields["items_per_step"] is not None:
+        # This rank's part of what all finish together.
+        run.fields["items_per_step"] /= context.world_size
+    if isinstance(workload, RunningScript):
+        # The script's own process times its steps: they are not run in this one.
+        run.doubts.extend(workload.doubts(context))
+        run.timer = run.memory = ScriptTimer(workload, context.device)
+    try:
+        run.repetitions.append(_warm_up_and_time(workload, run))
+    except StepsEndedError as ended:
+        kept = _kept_of(ended, run.policy)
+        run.repetitions.append(kept)
+        run.energies_j.append(None)
+        timed, warmup = len(kept.timed.step_ns), len(kept.warmup.step_ns)
+        run.doubts.append(Doubt(kind=DoubtKind.SCRIPT_ENDED, value=timed, limit=warmup))
+    run.peaks_bytes.append((run.memory.allocated_bytes, run.memory.reserved_bytes))
+    run.fields["workload_metrics"] = own_metrics(workload)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.collectives import Collective, LocalCopies, add_up, replace_collectives
 from raybench.measure.instruments import Timer
 from raybench.records import Breakdown
+from raybench.records.doubts import DoubtKind, NotMeasured
 from raybench.workloads.base import Context, Workload
 
 RANKS = 2
@@ -199,12 +200,18 @@ def test_a_slow_collective_is_exposed_and_not_in_the_local_step(answers):
 
 
 def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers):
-    reasons = [answer.breakdowns["failing"].methods["comm_exposed_ms"] for answer in answers]
-    assert "on another rank" in reasons[0]
-    assert "ValueError: a peer is missing" in reasons[1]
-    assert all(answer.breakdowns["failing"].local_ms == () for answer in answers)
-    assert "counted" in answers[0].breakdowns["failing"].methods["comm_calls"]
-    assert "a peer is missing" in answers[0].breakdowns["uncounted"].methods["comm_calls"]
+    failing = [answer.breakdowns["failing"] for answer in answers]
+    reasons = [one.not_measured["comm_exposed_ms"] for one in failing]
+    assert reasons == [NotMeasured.FAILS_ALONE] * RANKS
+    doubts = [doubt for one in failing for doubt in one.doubts]
+    assert [doubt.kind for doubt in doubts] == [DoubtKind.CHECK_FAILED] * RANKS
+    assert "on another rank" in doubts[0].subject
+    assert "ValueError: a peer is missing" in doubts[1].subject
+    assert all(one.local_ms == () for one in failing)
+    assert "counted" in failing[0].methods["comm_calls"]
+    uncounted = answers[0].breakdowns["uncounted"]
+    assert uncounted.not_measured["comm_calls"] is NotMeasured.FAILS_ALONE
+    assert "a peer is missing" in uncounted.doubts[0].subject
 
 
 def test_what_is_all_communication_or_none_is_not_taken_apart(answers):
@@ -213,10 +220,10 @@ def test_what_is_all_communication_or_none_is_not_taken_apart(answers):
 
     found = answers[0].breakdowns["collective"]
     assert found.local_ms == ()
-    assert found.methods["comm_exposed_ms"] == "none: the step itself is communication"
+    assert found.not_measured["comm_exposed_ms"] is NotMeasured.COMMUNICATION
     found = break_down(Silent(), Timer(CPU), context_of(0), Extent(steps=3))
     assert found.local_ms == ()
-    assert "no collective of torch.distributed was seen" in found.methods["local_step_ms"]
+    assert found.not_measured["local_step_ms"] is NotMeasured.NO_COLLECTIVES
 
 
 @pytest.mark.parametrize(

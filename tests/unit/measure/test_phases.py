@@ -15,6 +15,7 @@ from raybench.job.model import Measure
 from raybench.measure import phases, profiling
 from raybench.measure.uneven import Idle
 from raybench.records import Breakdown, Profile
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.workloads.base import Workload
 from raybench.workloads.networks import Mlp
 
@@ -434,13 +435,14 @@ def test_gradients_are_compared_after_the_timed_steps_where_that_is_asked_for(cl
     found = measure(lambda: Comparing(clock), **ASKED)
     assert str(found.gradient_error) == "nan"
     assert Comparing.asked_after >= 7
-    assert any("differ from those of one process" in text for text in found.warnings)
+    assert [doubt.kind for doubt in found.doubts] == [DoubtKind.OTHER_GRADIENTS]
     silent = {**ASKED, "check_gradients": False}
     assert measure(lambda: Comparing(clock), **silent).gradient_error is None
     cannot = measure_paced(clock, **ASKED)
     assert cannot.gradient_error is None
-    assert "check_gradients: workload Paced cannot compare its gradients" in cannot.warnings
+    told = Doubt(kind=DoubtKind.NOT_COMPARED_GRADIENTS, subject="Paced")
+    assert cannot.doubts == (told,)
     # A model alone has the gradients of one process.
     found = measure(lambda: Mlp(make_context(), hidden=8, layers=2), **ASKED)
     assert found.gradient_error < 1e-6
-    assert not [text for text in found.warnings if "gradient" in text]
+    assert found.doubts == ()

@@ -72,7 +72,7 @@ def plain(step: UnevenStep) -> Found:
     context = step.context
     about = (context.batch_size, context.loss_weight, context.world_size)
     is_idle = isinstance(step.build(make), Idle)
-    return step.share, step.shares, step.warnings, (*about, is_idle), Sleeping.built
+    return step.share, step.shares, step.doubts, (*about, is_idle), Sleeping.built
 
 
 def run_rank(rank: int, store: str) -> dict[str, Found]:

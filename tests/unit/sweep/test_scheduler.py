@@ -22,6 +22,7 @@ from jobs import MLP, plan
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
 from raybench.records import Cause
+from raybench.records.doubts import NotCompared, NotComparedKind
 from raybench.sweep.loop import sweep
 from raybench.sweep.scheduler import (
     Assign,
@@ -270,4 +271,5 @@ def test_efficiency_is_held_against_what_the_devices_do_alone():
 def test_where_a_model_was_not_measured_alone_there_is_no_efficiency_and_a_reason():
     rows = scaled("world_size: [1, 2]")
     assert rows["any", 2].efficiency is None
-    assert "what NVIDIA A100 does alone was not measured" in rows["any", 2].why
+    kind = NotComparedKind.NOT_MEASURED_ALONE
+    assert rows["any", 2].why == NotCompared(kind=kind, subject="NVIDIA A100")

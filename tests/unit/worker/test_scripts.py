@@ -12,6 +12,7 @@ from fakes import ALONE, make_point
 from raybench.job.model import Measure
 from raybench.measure import phases
 from raybench.records import Breakdown, Measurement, Status, Task
+from raybench.records.doubts import DoubtKind, NotMeasured
 from raybench.worker.worker import Worker
 from raybench.workloads.script import RunningScript
 from tests.script_files import write_script
@@ -56,7 +57,7 @@ def test_a_script_runs_as_torchrun_runs_it_and_is_ended_when_enough_is_measured(
     assert isinstance(answer, Measurement), answer
     assert counts(answer) == (5, 10)
     assert answer.items_per_step == 24
-    assert answer.warnings == ()
+    assert answer.doubts == ()
     seen = (tmp_path / "seen-0").read_text(encoding="utf-8")
     assert '"argv": ["--batch", "8", "--name", "a b"]' in seen
     assert '"main": "__main__"' in seen
@@ -119,9 +120,10 @@ def test_a_script_that_ends_before_gives_what_it_had(tmp_path, end):
     assert isinstance(answer, Measurement), answer
     # What a process had that ended at once is what it had answered.
     assert counts(answer) == ((2, 2) if end == "os._exit(0)" else (3, 3))
-    (warning,) = answer.warnings
-    assert warning.startswith("the script ended by itself before enough was measured")
-    assert answer.breakdown.methods["local_step_ms"] == "unknown: the script ended by itself before"
+    (doubt,) = answer.doubts
+    assert doubt.kind is DoubtKind.SCRIPT_ENDED
+    assert (doubt.limit, doubt.value) == counts(answer)
+    assert answer.breakdown.not_measured["local_step_ms"] is NotMeasured.SCRIPT_ENDED
 
 
 def test_of_a_script_that_ends_before_it_is_known_whether_its_steps_settled(tmp_path):

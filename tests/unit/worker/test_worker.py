@@ -23,6 +23,7 @@ from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.measure.profiling import Counted
 from raybench.records import Failure, Group, Measurement, Status, Task
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.environment import code_of
 from raybench.worker.process_group import break_group, serve_store
 from raybench.worker.worker import Worker
@@ -130,8 +131,8 @@ def test_a_workload_that_switches_tf32_on_under_fp32_is_told(workload):
         def step(self) -> None:
             apply_precision(Precision.TF32)
 
-    assert measured(make_task(workload(Sly))).warnings == (
-        "precision fp32 asked, but fp32 arithmetic was tf32 after the last step",
+    assert measured(make_task(workload(Sly))).doubts == (
+        Doubt(kind=DoubtKind.OTHER_PRECISION, subject="tf32"),
     )
 
 
@@ -212,7 +213,7 @@ def test_a_workload_that_makes_a_mess_does_not_change_the_next_point(workload):
     seeing, messing = make_task(workload(Seeing)), make_task(workload(Messy))
     for task in (seeing, messing, seeing):
         answer = measured(task, worker)
-        assert answer.worker_reusable, answer.warnings
+        assert answer.worker_reusable, answer.doubts
     assert views[0] == views[1]
 
 
@@ -257,10 +258,8 @@ def test_what_a_workload_leaves_behind_is_told_and_costs_the_process(workload, f
     if isinstance(answer, Failure):
         assert answer.message.startswith("no such thing, at test_worker.py:")
     else:
-        assert answer.warnings == (
-            "the workload left 2 running threads (left, left) behind: "
-            "the next point gets new processes; end or undo it in close()",
-        )
+        told = "2 running threads (left, left)"
+        assert answer.doubts == (Doubt(kind=DoubtKind.LEFT_BEHIND, subject=told),)
 
 
 def test_every_repeat_and_every_point_starts_with_the_same_random_numbers(workload):
@@ -321,7 +320,9 @@ def test_a_breakdown_that_fails_alone_leaves_the_samples_and_a_warning(workload)
 
     answer = measured(make_task(workload(Brittle), warmup=2, iterations=3, breakdown=True))
     assert answer.breakdown is None
-    assert answer.warnings == ("the breakdown failed: RuntimeError: worn out",)
+    (doubt,) = answer.doubts
+    assert doubt.kind is DoubtKind.CHECK_FAILED
+    assert doubt.subject == "breakdown: RuntimeError: worn out"
 
 
 class Mute(Exception):

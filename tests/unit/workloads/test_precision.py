@@ -13,7 +13,8 @@ import torch
 from jobs import HEAD, plan, problems_of
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.base import apply_precision, effective_precision, precision_warning
+from raybench.records.doubts import Doubt, DoubtKind
+from raybench.workloads.base import apply_precision, effective_precision, precision_doubt
 from raybench.workloads.language_models import LanguageModel, convert_linear_layers
 from raybench.workloads.shapes import LLAMA_PRESETS
 
@@ -63,9 +64,9 @@ def test_the_variable_that_switches_tf32_off_below_torch_is_seen(monkeypatch):
 
 
 def test_a_cpu_is_said_to_have_no_tf32():
-    sentence = precision_warning(Precision.TF32, CPU)
-    assert sentence == "precision tf32 asked, but a CPU has no TF32: the numbers are fp32's"
-    assert all(precision_warning(mode, CPU) is None for mode in Precision if mode != "tf32")
+    told = Doubt(kind=DoubtKind.EMULATED_PRECISION, subject="a CPU")
+    assert precision_doubt(Precision.TF32, CPU) == told
+    assert all(precision_doubt(mode, CPU) is None for mode in Precision if mode != "tf32")
 
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
