@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from raybench.analysis.rows import ScaledRow
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.report import formatting
 from raybench.report.formatting import counted
@@ -73,9 +74,10 @@ def _impossible(doubt: Doubt, row: PointRow) -> str:
     value, limit, model = doubt.value or 0.0, doubt.limit or 0.0, row.device_name
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
     count = (row.iterations or 0) * (row.inner_iterations or 1)
+    speed_up = formatting.ratio(row.speed_up) if isinstance(row, ScaledRow) else "unknown"
     texts = {
-        "efficiency": f"an efficiency of {value:.0%} on {row.world_size} devices; likeliest the "
-        "baseline was slowed, or steps are counted that did not run",
+        "efficiency": f"speed-up {speed_up} on {row.world_size} devices, efficiency {value:.0%}; "
+        "likeliest the baseline was slowed, or steps are counted that did not run",
         "items": f"{value:,.0f} samples a step, of a batch of {limit:,.0f}; likeliest samples are "
         "counted that no iteration finished",
         "iterations": f"{count:,.0f} iterations of {step_ms:.3g} ms take {value:,.0f} s, and all "

@@ -15,7 +15,7 @@ def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:
     if row.error_message is None:
         return ""
     text = _reason(row.status, row.error_type, row.error_message)
-    if not with_place or row.error_rank is None:
+    if not with_place or row.error_rank is None or row.error_host is None:
         return text
     return f"{_place(row.error_rank, row.error_host, row.error_device)}: {text}"
 
