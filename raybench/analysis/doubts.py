@@ -17,10 +17,10 @@ _LEVELS = (DoubtKind.WIDE, DoubtKind.UNSTEADY, DoubtKind.TOO_FEW_STEPS)
 class DoubtGroup:
     """A doubt that several points have."""
 
-    # How many points; 1 for a doubt about the run.
+    # How many points, or controls.
     count: int
     worst: Doubt
-    # The point that has the worst; None for a doubt about the run.
+    # The point that has the worst; None for controls.
     row: ScaledRow | None
     # All subjects, where `DoubtKind.is_one_for_all`.
     subjects: tuple[str, ...] = ()
@@ -80,17 +80,18 @@ def doubts_of_run(rows: Iterable[ScaledRow], trials: Trials) -> tuple[DoubtGroup
 
 
 def _drifts(trials: Trials) -> Sequence[DoubtGroup]:
-    """Return a doubt for each control of a run that moved; round and block are its subject."""
-    return [
-        DoubtGroup(
-            count=1,
-            worst=Doubt(
-                kind=DoubtKind.DRIFT,
-                value=drift,
-                limit=LARGEST_DRIFT,
-                subject=f"round {number}, block {block}",
-            ),
-            row=None,
-        )
-        for number, block, drift in trials.drifts()
-    ]
+    """Return the doubt about all controls of a run that moved; [] where none has.
+
+    Round and block of the control that moved most are its subject.
+    """
+    moved = list(trials.drifts())
+    if not moved:
+        return []
+    number, block, drift = max(moved, key=lambda one: abs(one[2]))
+    worst = Doubt(
+        kind=DoubtKind.DRIFT,
+        value=drift,
+        limit=LARGEST_DRIFT,
+        subject=f"round {number}, block {block}",
+    )
+    return [DoubtGroup(count=len(moved), worst=worst, row=None)]

@@ -117,7 +117,8 @@ def warnings(
     messages = []
     for group in groups:
         if group.row is None:
-            messages.append(MessageGroup(text=drift_words(group.worst, ranks), count=1))
+            text, where = drift_words(group.worst, ranks), "the worst" if group.count > 1 else ""
+            messages.append(MessageGroup(text=text, count=group.count, where=where))
             continue
         text, where = doubt_words(group.worst, group.row), ""
         if (more := len(group.subjects) - 1) > 0:
