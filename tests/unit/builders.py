@@ -171,7 +171,7 @@ def make_failed(point: Point | None = None, **changes: Any) -> Record:
         "status": Status.OOM,
         "measurements": (),
         "error_type": "OutOfMemoryError",
-        "error_message": "rank 0 (alpha, cuda:0): CUDA out of memory",
+        "error_message": "CUDA out of memory",
         **changes,
     }
     return make_record(point, **settings)

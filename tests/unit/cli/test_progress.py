@@ -12,7 +12,7 @@ from raybench.records import Status
 from raybench.sweep.loop import PointAdded, PointFinished, PointRetried, PointStarted
 
 PLAN = Plan(points=tuple(make_point(batch_size=2**power) for power in range(40)), warnings=())
-LONG = "rank 3 (a-node-with-a-long-name, cuda:3): " + "CUDA out of memory. " * 30
+LONG = "CUDA out of memory. " * 30
 
 
 def console_of(kind):
@@ -31,7 +31,9 @@ def show_all(progress):
             progress.show(PointStarted(index=index, point=point, devices=()))
             record = make_record(point)
             if index == 5:
-                record = make_failed(point, error_message=LONG)
+                device = make_device(3, host="a-node-with-a-long-name")
+                placed = {"devices": (device,), "error_rank": 0}
+                record = make_failed(point, error_message=LONG, **placed)
             if index == 6:
                 told = "needs [b]8\x1b[2J"
                 record = make_failed(point, status=Status.SKIPPED, error_message=told)
@@ -58,7 +60,7 @@ def test_every_point_of_a_long_sweep_leaves_one_line(kind):
         [line] = [line for line in lines if f"[{number:>2}/40]" in line and "runs" not in line]
         assert f"batch {2 ** (number - 1)}" in line
     [oom] = [line for line in lines if "oom" in line]
-    assert "rank 3 (a-node-with-a-long-name, cuda:3): CUDA out of memory." in oom
+    assert "rank 0 (a-node-with-a-long-name, cuda:3): CUDA out of memory." in oom
     assert len(oom) < 400
     assert any("needs [b]8\N{REPLACEMENT CHARACTER}[2J" in line for line in lines)
 

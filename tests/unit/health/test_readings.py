@@ -200,7 +200,7 @@ def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others():
         probe.point,
         status=Status.ERROR,
         error_type="WrongResultError",
-        error_message="rank 3 (alpha, cuda:3): ranks 1 and 3: a wrong payload",
+        error_message="ranks 1 and 3: a wrong payload",
         error_rank=3,
     )
     told = {one.subject.uuids: one.problem for one in read_record(record, probe, fleet)}

@@ -24,6 +24,7 @@ from raybench.analysis.answer import decide
 from raybench.analysis.compare import Change, FactKind, history
 from raybench.analysis.rounds import rank_by_iteration
 from raybench.analysis.run_data import load_run_data
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.report.charts import (
     ChartData,
     RankTimes,
@@ -189,7 +190,8 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
 def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
     data = data_of(make_sweep())
     data.rows[:] = [replace(row, compute_ms=4.0) for row in data.rows]
-    data.rows[0] = replace(data.rows[0], compute_ms=None, why_no_breakdown="no breakdown: ...")
+    exceeds = Doubt(kind=DoubtKind.NO_BREAKDOWN, value=1.2, limit=1.1)
+    data.rows[0] = replace(data.rows[0], compute_ms=None, why_no_breakdown=exceeds)
     figure = parts_figure(data)
     assert "Not drawn: 1 point whose parts exceed the step by more than 10 %" in figure.note
     assert len({mark["tip"] for mark in marks(figure)}) == len(data.measured) - 1
@@ -233,12 +235,13 @@ def telemetry(times):
     return pd.DataFrame({"node_id": "node-a", "index": 0, "time": times, **known, **never})
 
 
-@pytest.mark.parametrize(("reason", "is_doubt"), [("power_cap", False), ("heat", True)])
-def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetry(reason, is_doubt):
+@pytest.mark.parametrize("is_doubt", [False, True])
+def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetry(is_doubt):
     sampled = telemetry(pd.date_range(START, periods=50, freq="s"))
     data = ChartData(answer=decide(make_summary(make_sweep())), telemetry=sampled)
+    doubts = (Doubt(kind=DoubtKind.THROTTLED, value=0.5, subject="heat"),) if is_doubt else ()
     data.rows[:] = [
-        replace(row, started_at=START, duration_s=9.0, throttled=True, throttle_reasons=[reason])
+        replace(row, started_at=START, duration_s=9.0, throttled=True, doubts=doubts)
         for row in data.rows
     ]
     figure = telemetry_figure(data)

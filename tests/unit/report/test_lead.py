@@ -26,6 +26,7 @@ from raybench.analysis.run_data import RunData
 from raybench.analysis.scaling import LOSSES
 from raybench.job.point import Precision
 from raybench.records import Status
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.report.point_settings import short_name
 from raybench.report.run_report import RunReport
 from raybench.report.words.answer import amount, found
@@ -83,7 +84,7 @@ def test_a_doubt_that_all_points_of_a_range_share_is_told_with_the_range():
         make_steady(1, step_ms, batch_size=batch, precision=precision)
         for (batch, precision), step_ms in zip(points, (8.0, 4.0, 8.0, 2.0), strict=True)
     ]
-    told = said(records, OVER_FP32, quick=[True] * 4)
+    told = said(records, OVER_FP32, doubts=[(Doubt(kind=DoubtKind.QUICK, value=0.05),)] * 4)
     assert told == "bf16 is 2.00x to 4.00x as fast as fp32 (all quick)"
 
 
@@ -139,10 +140,9 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence(own_ms, 
     found = scaling_rows(records, ON_ONE)
     assert [one.why_no_breakdown is not None for one in found] == exceeds
     wrong, right = sorted(found, key=lambda one: one.why_no_breakdown is None)
-    assert wrong.why_no_breakdown == (
-        f"no breakdown: the parts come to 18 ms, the step takes {wrong.step_ms_p50:g} ms; the "
-        "instrumented steps were slower than the timed ones"
-    )
+    doubt = wrong.why_no_breakdown
+    assert (doubt.kind, doubt.limit) == (DoubtKind.NO_BREAKDOWN, 1.1)
+    assert doubt.value == pytest.approx(18 / wrong.step_ms_p50)
     assert {getattr(wrong, name) for name in (*BREAKDOWN, "host_bound")} == {None}
     assert right.compute_ms == pytest.approx(right.step_ms_p50 - 0.5)
     assert {getattr(found[1], name) for name in LOSSES} == {None}

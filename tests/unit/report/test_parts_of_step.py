@@ -9,6 +9,7 @@ from builders import make_apart, make_point, make_record, make_steady, write_run
 
 import raybench
 from raybench.records import Breakdown
+from raybench.records.doubts import NotMeasured
 
 TWO = make_point(world_size=2)
 # A step of 10 ms of which 7.8 ms are the ranks' own; the collectives take 1.5 ms.
@@ -103,8 +104,8 @@ def test_exposed_communication_is_one_quantity(command, tmp_path):
 def test_unknown_exposed_communication_has_one_reason(command, tmp_path):
     reason = "no collective of torch.distributed was seen in a step"
     two = make_steady(2, 10.0)
-    unknown = {"compute_ms": f"unknown: {reason}", "comm_exposed_ms": f"unknown: {reason}"}
-    ranks = [replace(one, breakdown=Breakdown(methods=unknown)) for one in two.measurements]
+    unknown = dict.fromkeys(("compute_ms", "comm_exposed_ms"), NotMeasured.NO_COLLECTIVES)
+    ranks = [replace(one, breakdown=Breakdown(not_measured=unknown)) for one in two.measurements]
     alone_and_two(tmp_path, replace(two, measurements=tuple(ranks)))
     text = words(command("report", "run-a", "--full").out)
     assert f"what the rest is lost to is not known: {reason}" in text

@@ -40,13 +40,14 @@ from raybench.health.report import HealthReport
 from raybench.job.rounds import WORTHWHILE
 from raybench.records import Repetition, RunStatus, Status
 from raybench.records.devices import Verdict
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.report import documents, formatting
 from raybench.report.documents import format_document, legend_paragraphs
 from raybench.report.formatting import plain, plain_lines, printable, shorten
-from raybench.report.messages import group_messages
 from raybench.report.point_settings import point_names, setting_columns, settings_words
 from raybench.report.run_report import RunReport
 from raybench.report.show import AdviceList, PointDetails, PointList, RunList, advise_run
+from raybench.report.words.failures import failure_of_row
 from raybench.report.words.run import counts, machine
 from raybench.results.columns import SCHEMA_VERSION
 from raybench.results.reader import load
@@ -87,9 +88,14 @@ def test_an_exception_is_told_with_its_type_after_the_place_and_only_once():
     assert told("bad things", error_type="RuntimeError") == "error: RuntimeError: bad things"
     assert told("", error_type="RuntimeError") == "error: RuntimeError"
     assert told("RuntimeError: no", error_type="RuntimeError") == "error: RuntimeError: no"
-    place = "rank 0 (alpha, cuda:0): "
-    assert formatting.failure("error", "ValueError", f"{place}no") == f"{place}ValueError: no"
-    assert formatting.failure("lost", "NodeLost", "it is gone") == "it is gone"
+    assert told("it is gone", status=Status.LOST, error_type="NodeLost") == (
+        "worker lost: it is gone"
+    )
+    [row] = make_rows([make_failed(status=Status.ERROR, error_type="ValueError", error_rank=0)])
+    assert failure_of_row(row) == "rank 0 (alpha, cuda:0): ValueError: CUDA out of memory"
+    assert failure_of_row(row, with_place=False) == "ValueError: CUDA out of memory"
+    unplaced = replace(row, error_host=None, error_device=None)
+    assert failure_of_row(unplaced) == "ValueError: CUDA out of memory"
 
 
 def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
@@ -97,7 +103,7 @@ def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
         devices = tuple(make_device(index, host="vm") for index in range(3))
         records = []
         for number, rank in enumerate(ranks):
-            told = {"error_message": f"rank {rank} (vm, cuda:{rank}): no", "error_rank": rank}
+            told = {"error_message": "no", "error_rank": rank}
             point = make_point(world_size=3, batch_size=number + 1)
             records.append(make_failed(point, status=Status.ERROR, devices=devices, **told))
         [said] = report_of(records).failures
@@ -108,24 +114,6 @@ def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
     assert failed([0, 0, 2, 1]) == "one rank each, 0, 1 or 2, on vm"
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        (["tried 1.5 GiB", "tried 12.5 GiB", "tried 2.5 GiB"], {"tried 1.5 to 12.5 GiB": 3}),
-        (["tried 600.00 MiB", "tried 2.50 GiB", "tried 8 bytes"], {"tried 8 bytes to 2.50 GiB": 3}),
-        (["to ±1.0%; of ±1.0%", "to ±170.2%; of ±1.0%"], {"to ±1.0% to ±170.2%; of ±1.0%": 2}),
-        (["item # is", "item 1 is"], {"item # is": 1, "item 1 is": 1}),
-        # The rank that is named is no figure.
-        (
-            ["rank 1 takes 15 ms", "rank 12 takes 5 ms"],
-            {"rank 1 takes 15 ms": 1, "rank 12 takes 5 ms": 1},
-        ),
-    ],
-)
-def test_texts_that_differ_in_figures_only_are_said_once_with_their_count(texts, said):
-    assert {one.text: one.count for one in group_messages(texts)} == said
-
-
 def lost_on(host, batch_size):
     """A point that the loss of rank 1's node ended, as the sweep says it."""
     devices = (make_device(0), make_device(1, host=host, node_id=host))
@@ -134,7 +122,7 @@ def lost_on(host, batch_size):
         status=Status.LOST,
         devices=devices,
         error_type="NodeLost",
-        error_message=f"rank 1 ({host}, cuda:1): its node is gone",
+        error_message="its node is gone",
         error_rank=1,
     )
 
@@ -353,10 +341,16 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
 
 def test_steps_that_are_much_longer_are_told_besides_the_first_warning_on_unsteadiness():
     summary = make_summary(make_sweep())
-    texts = ("some steps are much longer", "step time is known to ±2% only", "step time drifts")
-    points = [replace(summary.points[0], warnings=texts)]
+    doubts = (
+        Doubt(kind=DoubtKind.STALLS, value=0.02, limit=0.01),
+        Doubt(kind=DoubtKind.WIDE, value=0.2, limit=0.1),
+        Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=6),
+    )
+    points = [replace(summary.points[0], doubts=doubts)]
     report = RunReport(answer=decide(replace(summary, points=points)))
-    assert [one.text for one in report.warnings] == [*texts[:2]]
+    stalls, wide = (one.text for one in report.warnings)
+    assert stalls.startswith("some steps are much longer")
+    assert wide == "step time is known to ±20.0% only"
 
 
 def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
@@ -377,9 +371,11 @@ def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
 
 
 def test_a_point_that_was_not_alone_on_its_nodes_is_marked():
-    beside = make_record(make_point(batch_size=1), neighbours=("abc",))
+    not_alone = Doubt(kind=DoubtKind.NOT_ALONE, subject="point abc")
+    shared = Doubt(kind=DoubtKind.SHARED_NODE, subject="process 7 used GPU 1")
+    beside = make_record(make_point(batch_size=1), doubts=(not_alone,))
     failed = make_failed(make_point(batch_size=2), neighbours=("abc",))
-    on_node = make_record(make_point(batch_size=3), node_neighbours=("process 7 used GPU 1",))
+    on_node = make_record(make_point(batch_size=3), doubts=(shared,))
     summary = make_summary([beside, failed, on_node, make_record()])
     table = tables_of(summary)[0]
     place = table.titles.index("!")
@@ -609,9 +605,10 @@ def test_a_report_never_cuts_the_cure_of_a_failure(tmp_path, command):
 
 def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path):
     [said] = RunReport(answer=decide(reported(tmp_path, 2, control_ms=12.0))).warnings
-    assert said.count == 2
-    assert "at the end of the block of 2 GPUs the control took" in said.text
-    assert said.shortened(150).endswith("the machine drifts; speed-ups are corrected for it")
+    assert (said.count, said.where) == (2, "the worst")
+    assert re.match(r"round \d, block 2 GPUs: at the end of the block the control took", said.text)
+    told = said.shortened(150)
+    assert told.endswith("the machine drifts; speed-ups are corrected for it (the worst)")
 
 
 def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path, command):

@@ -37,7 +37,7 @@ def test_wrong_columns_are_derived_again(tmp_path):
     pq.write_table(type(right).from_pylist(rows, right.schema), path)
     assert set(derive_runs(tmp_path)) == {RUN}
     derived = pq.read_table(path)
-    for name in ("stable", "step_ms_ci_high", "warnings"):
+    for name in ("stable", "step_ms_ci_high", "doubts"):
         assert derived.column(name).equals(right.column(name))
     rates = (table.column("mfu_pct").to_pylist() for table in (derived, right))
     assert next(rates) == pytest.approx(next(rates))

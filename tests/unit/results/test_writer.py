@@ -27,6 +27,7 @@ from commands import refusal_of, run_python
 
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, RunStatus, Status, TrialKey
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.results import reader
 from raybench.results.columns import write_file
 from raybench.results.reader import find_run, load, read_runs, read_table
@@ -381,7 +382,7 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
             raise ArithmeticError("a bug of ours")
         return point_metrics(record)
 
-    monkeypatch.setattr("raybench.results.tables.point_metrics", broken)
+    monkeypatch.setattr("raybench.results.record_rows.point_metrics", broken)
     store = write_run(tmp_path, "run-a")
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])
@@ -399,14 +400,16 @@ def test_what_is_no_text_for_utf8_is_kept_as_far_as_it_goes(tmp_path):
     (measurement,) = record.measurements
     profiled = replace(measurement, profile=Profile(trace=b"", modules=(module,)))
     told = dict.fromkeys(("error_type", "error_message", "error_detail"), "bad \udc80 text")
-    failed = make_failed(make_point(world_size=2), **told, warnings=("bad \udc80 text",))
-    records = [replace(record, measurements=(profiled,)), failed]
+    failed = make_failed(make_point(world_size=2), **told)
+    doubt = Doubt(kind=DoubtKind.CHECK_FAILED, subject="bad \udc80 text")
+    records = [replace(record, measurements=(profiled,), doubts=(doubt,)), failed]
     devices = [make_device(0, environment={"\udcff": "1"})]
     write_run(tmp_path, "run-a", records, devices, environment={"A": "\udcff"})
     assert load(tmp_path, "modules")["module"].tolist() == ["a?"]
     assert dict(load(tmp_path, "runs")["environment"].iloc[0]) == {"A": "?"}
-    row = load(tmp_path, "points").set_index("world_size").loc[2]
-    assert [*row[[*told]], *row["warnings"]] == ["bad ? text"] * 4
+    points = load(tmp_path, "points").set_index("world_size")
+    assert points.loc[2, [*told]].tolist() == ["bad ? text"] * 3
+    assert [one["subject"] for one in points.loc[1, "doubts"]] == ["bad ? text"]
 
 
 @pytest.mark.parametrize(("table", "name"), [("points", "point_id"), ("runs", "run_id")])
