@@ -121,7 +121,7 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
             low_ms = merged.step_ms_p50 * math.exp(-math.hypot(*(step - low)) / len(ok))
             high_ms = merged.step_ms_p50 * math.exp(math.hypot(*(high - step)) / len(ok))
         merged = replace(merged, step_ms_ci_low=low_ms, step_ms_ci_high=high_ms)
-    failures = [
+    failures = (
         Doubt(
             kind=DoubtKind.ROUND_FAILED,
             value=row.round,
@@ -129,10 +129,10 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
         )
         for row in rows
         if row.status is not Status.OK
-    ]
-    if merged.doubts is None:
-        return merged
-    return replace(merged, doubts=(*merged.doubts, *failures))
+    )
+    doubts = (*(merged.doubts or ()), *failures)
+    is_known = all(row.doubts is not None for row in ok)
+    return replace(merged, doubts=doubts if doubts or is_known else None)
 
 
 def _as_one(column: TableColumn, values: Sequence[Any]) -> Any:

@@ -87,6 +87,7 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
       holds all that is lost, not serial code alone.
     * Parts of the step that contradict it are None; `why_no_breakdown` says so.
     * `doubts` of kinds in OF_COLUMNS are by the columns of the row; the others are stored ones.
+      None: the point is not ok, or its doubts are unknown and the columns give none.
     """
     points = list(points)
     trials = Trials(points)
@@ -128,7 +129,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     with_derived = []
     for row in rows:
         found = derived[row.point_id]
-        doubts = (*(row.doubts or ()), *found.pop("doubts", ()))
+        beside = found.pop("doubts", ())
+        doubts = (*(row.doubts or ()), *beside) if beside else row.doubts
         with_derived.append(replace(row, **found, doubts=doubts))
     return with_derived
 
@@ -142,8 +144,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
     of_parts_ms = step_of_parts(row)
     is_ok = row.status is Status.OK
     of_rounds = trials.rounds(row).values() if is_ok else ()
-    stored = [doubt for doubt in row.doubts or () if doubt.kind not in OF_COLUMNS]
-    values = {**vars(row), "doubts": worst_of_each((*stored, *column_doubts(row))) if is_ok else ()}
+    values = {**vars(row), "doubts": _known_doubts(row) if is_ok else None}
     if reason:
         values |= dict.fromkeys((*BREAKDOWN, "host_bound"))
     return ScaledRow(
@@ -157,6 +158,13 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
         scatter=None if not mean_ms or sd_ms is None else sd_ms / mean_ms,
         why_no_breakdown=reason,
     )
+
+
+def _known_doubts(row: PointRow) -> tuple[Doubt, ...] | None:
+    """Return the stored doubts and those of the columns; None for none where they are unknown."""
+    stored = (doubt for doubt in row.doubts or () if doubt.kind not in OF_COLUMNS)
+    found = worst_of_each((*stored, *column_doubts(row)))
+    return found if found or row.doubts is not None else None
 
 
 def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
@@ -578,13 +586,13 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
             for name in SummaryRow.__dataclass_fields__
             if name not in _MADE
         }
-        kinds = tuple(dict.fromkeys(doubt.kind.value for doubt in row.doubts or ()))
+        kinds = dict.fromkeys(doubt.kind.value for doubt in row.doubts or ())
         found.append(
             SummaryRow(
                 job_name=run.job_name,
                 params_json=json.dumps(typed | changed),
                 metrics_json=json.dumps(dict(row.workload_metrics or {})),
-                doubts=kinds if row.status is Status.OK else None,
+                doubts=None if row.doubts is None else tuple(kinds),
                 **copied,
             )
         )

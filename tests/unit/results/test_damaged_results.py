@@ -86,7 +86,7 @@ def control_characters(results):
         texts = {name: EVIL for name, value in row.items() if isinstance(value, str)}
         maps = {name: [(EVIL, EVIL)] for name in ("params", "methods", "not_measured", "tags")}
         lists = {name: [EVIL] for name in ("throttle_reasons", "argv", "neighbours")}
-        lists["doubts"] = [{"kind": EVIL, "value": 1.0, "limit": None, "subject": EVIL}]
+        lists["doubts"] = [{"kind": "not_alone", "value": 1.0, "limit": None, "subject": EVIL}]
         evil = {name: value for name, value in (texts | maps | lists).items() if name in row}
         return row | {name: value for name, value in evil.items() if name not in keys}
 
