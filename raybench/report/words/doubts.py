@@ -74,10 +74,12 @@ def _impossible(doubt: Doubt, row: PointRow) -> str:
     value, limit, model = doubt.value or 0.0, doubt.limit or 0.0, row.device_name
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
     count = (row.iterations or 0) * (row.inner_iterations or 1)
-    speed_up = formatting.ratio(row.speed_up) if isinstance(row, ScaledRow) else "unknown"
+    speed_up = ""
+    if isinstance(row, ScaledRow):
+        speed_up = f"speed-up {formatting.ratio(row.speed_up)} on {row.world_size} devices, "
     texts = {
-        "efficiency": f"speed-up {speed_up} on {row.world_size} devices, efficiency {value:.0%}; "
-        "likeliest the baseline was slowed, or steps are counted that did not run",
+        "efficiency": f"{speed_up}efficiency {value:.0%}; likeliest the baseline was slowed, or "
+        "steps are counted that did not run",
         "items": f"{value:,.0f} samples a step, of a batch of {limit:,.0f}; likeliest samples are "
         "counted that no iteration finished",
         "iterations": f"{count:,.0f} iterations of {step_ms:.3g} ms take {value:,.0f} s, and all "

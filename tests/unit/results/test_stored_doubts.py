@@ -56,7 +56,7 @@ def test_a_struct_has_its_kind_value_limit_and_subject(results):
     assert neighbour["value"] is None or math.isnan(neighbour["value"])
 
 
-@pytest.mark.parametrize("table", ["points", "scaling", "summary"])
+@pytest.mark.parametrize("table", ["points", "summary"])
 def test_clean_points_are_selected_by_length(results, table):
     df = raybench.load(results, table)
     clean = df[df.doubts.notna() & (df.doubts.str.len() == 0)]
