@@ -81,6 +81,12 @@ def test_a_file_that_holds_no_address_is_as_none(host, text):
     assert find_own_cluster() == ("", "")
 
 
+def test_an_address_file_of_other_bytes_is_as_none(host):
+    host.raylet("192.0.2.1:6379")
+    host.address_file("").write_bytes(b"192.0.2.1:6379\xff")
+    assert find_own_cluster() == ("", "")
+
+
 def test_a_head_below_another_temp_dir_is_found_where_there_is_none_in_the_usual_one(host):
     host.raylet("192.0.2.1:6379", host.root / "a")
     host.address_file("192.0.2.1:6379", host.root / "a")
