@@ -141,7 +141,9 @@ def test_on_a_cpu_computing_is_the_local_step_less_the_optimizer_and_the_data():
     assert (found["host_gap_ms"], found["host_bound"]) == (None, None)
 
 
-@pytest.mark.parametrize(("device_ms", "bound"), [(39.9, False), (30.0, True), (41.0, False)])
+@pytest.mark.parametrize(
+    ("device_ms", "bound"), [(39.9, False), (38.0, False), (30.0, True), (41.0, False)]
+)
 def test_a_point_is_host_bound_when_the_device_idles_for_more_than_a_twentieth(device_ms, bound):
     found = of(rank(breakdown=breakdown(device_ms=device_ms)))
     assert found["host_bound"] is bound
