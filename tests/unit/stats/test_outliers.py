@@ -9,11 +9,19 @@ from raybench.stats.outliers import (
     find_slow,
     find_straggler,
     host_error_ms,
+    late_in_turn_ms,
     slowest_and_other,
     stands_out,
 )
 
 FLOOR = 0.01
+
+
+def test_late_turns_need_two_ranks_of_equal_steps():
+    first, second = [[1.0, 3.0], [1.0, 3.0]], [[3.0, 1.0, 3.0, 1.0]]
+    assert late_in_turn_ms([first, second]) == 1.0
+    assert late_in_turn_ms([first]) is None
+    assert late_in_turn_ms([first, [[3.0, 1.0]]]) is None
 
 
 def fleet(levels, passes=3, noise=0.005):
