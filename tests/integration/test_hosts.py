@@ -192,6 +192,7 @@ def test_a_host_without_raybench_is_told_in_one_line(lone, tmp_path, monkeypatch
     last = done.stderr.splitlines()[-1]
     assert "10.99.0.10" in last
     assert "No module named 'raybench" in last
+    assert last.endswith("; install the same packages on every node")
 
 
 @pytest.fixture
