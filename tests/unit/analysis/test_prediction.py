@@ -84,7 +84,7 @@ def test_rounds_that_scatter_widen_the_interval_and_rounds_that_agree_do_not():
 def test_the_interval_grows_with_the_distance_though_communication_does_not():
     rows = [row(1, 8.0), row(2, 8.0, comm_ms=0.001, comm_exposed_ms=0.0)]
     halves = [half(rows, world) for world in (3, 4, 8)]
-    assert halves == sorted(halves)
+    assert halves[0] < 0.9 * halves[1]
     assert halves[1] == pytest.approx(0.05, abs=0.01)
     assert halves[2] > 1.3 * halves[1]
 

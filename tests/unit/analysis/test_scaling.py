@@ -327,10 +327,17 @@ LOST = {
     ),
     "a late batch costs a GPU what it idles": (
         (
-            row(10.0, 10.0, 10.0, data_ms=1.0, device_ms_by_rank=[8.5, 8.5]),
+            row(10.0, 10.0, 10.0, data_ms=0.5, device_ms_by_rank=[8.5, 8.5]),
             row(8.0, 8.0, data_ms=0.0),
         ),
-        {"data": 0.1, "host": 0.05},
+        {"data": 0.05, "host": 0.1},
+    ),
+    "a batch that comes sooner gains a GPU nothing": (
+        (
+            row(10.0, 10.0, 10.0, data_ms=0.0, device_ms_by_rank=[8.5, 8.5]),
+            row(8.0, 8.0, data_ms=1.0),
+        ),
+        {"data": 0.0, "host": 0.15},
     ),
     "on a CPU all waiting for data is lost": (
         (row(10.0, 9.0, 9.0, data_ms=1.5, **CPU), row(8.0, 8.0, data_ms=0.5, **CPU)),
