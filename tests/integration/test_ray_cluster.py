@@ -92,6 +92,21 @@ def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster, t
     assert process_ids(cluster) == before
 
 
+class Unreadable:
+    """Its bytes are read by no worker."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+def test_an_error_of_ray_is_named_without_the_actor(cluster):
+    point = fakes.make_point(workload=PROBE, params={"folder": Unreadable()})
+    task = Task(point=point, settings=Measure())
+    [answer] = cluster.run(task, choose_workers(cluster.devices, 1, "pack"))
+    assert answer.error_type == "RaySystemError"
+    assert answer.message.startswith("System error: invalid literal for int()")
+
+
 def test_a_mute_node_costs_no_other_and_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
     monkeypatch.setattr("raybench.cluster.timeouts.FIRST_DEVICE_S", 2.0)
     monkeypatch.setattr("raybench.cluster.timeouts.PLACEMENT_S", 0.9)
