@@ -21,7 +21,8 @@ from raybench.analysis.rows import ScaledRow
 from raybench.cli import COMMANDS
 from raybench.cli.jobs import load_glossary
 from raybench.job.model import job_schema
-from raybench.report.words.doubts import MARKS, mark_words
+from raybench.records.doubts import DoubtKind
+from raybench.report.words.doubts import MARKS, MEANINGS, mark_words
 from raybench.results.columns import columns_of
 from raybench.results.tables import TABLES, schema
 
@@ -175,6 +176,11 @@ def glossary_page() -> str:
     lines += ["## Marks", "", "Letters beside a number that is doubtful.", ""]
     lines += ["| mark | meaning |", "|---|---|"]
     lines += [f"| `{letter}` | {cell(mark_words(letter))} |" for letter in MARKS]
+    lines += ["", "## Doubts", "", "What `points.doubts` tells of a number.", ""]
+    lines += ["| kind | mark | harm | unit | value or subject |", "|---|---|---|---|---|"]
+    for kind in DoubtKind:
+        cells = (f"`{kind}`", kind.mark, kind.harm.name.lower(), kind.unit, cell(MEANINGS[kind]))
+        lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Words", ""]
     for entry in load_glossary():
         also = f" (also: {', '.join(entry.also)})" if entry.also else ""

@@ -40,7 +40,7 @@ from raybench.records.doubts import (
 )
 from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN
-from raybench.results.doubts import NORMAL_LIMITS, OF_COLUMNS, column_doubts
+from raybench.results.doubts import NORMAL_LIMITS, OF_MEAN, column_doubts
 from raybench.results.metrics import MS_PER_S
 from raybench.results.tables import (
     PointRow,
@@ -86,7 +86,7 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
       Flatt, "Measuring parallel processor performance", Communications of the ACM 33(5), 1990. It
       holds all that is lost, not serial code alone.
     * Parts of the step that contradict it are None; `why_no_breakdown` says so.
-    * `doubts` of kinds in OF_COLUMNS are by the columns of the row; the others are stored ones.
+    * `doubts` of kinds in OF_MEAN are by the columns of the row alone; others are stored ones too.
       None: the point is not ok, or its doubts are unknown and the columns give none.
     """
     points = list(points)
@@ -162,7 +162,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
 
 def _known_doubts(row: PointRow) -> tuple[Doubt, ...] | None:
     """Return the stored doubts and those of the columns; None for none where they are unknown."""
-    stored = (doubt for doubt in row.doubts or () if doubt.kind not in OF_COLUMNS)
+    stored = (doubt for doubt in row.doubts or () if doubt.kind not in OF_MEAN)
     found = worst_of_each((*stored, *column_doubts(row)))
     return found if found or row.doubts is not None else None
 
@@ -229,7 +229,7 @@ def _doubts_beside(row: ScaledRow, base: ScaledRow) -> Iterator[Doubt]:
     own, others = row.attention_kernels, base.attention_kernels
     is_asked = row.params.get("attention") != base.params.get("attention")
     if own and others and own != others and not is_asked:
-        subject = f"{', '.join(own)} instead of {', '.join(others)}"
+        subject = f"{', '.join(own)}, at the baseline point by {', '.join(others)}"
         yield Doubt(kind=DoubtKind.OTHER_KERNELS, subject=subject)
 
 

@@ -23,6 +23,7 @@ from raybench.report.documents import format_object, jsonable, records
 from raybench.report.formatting import plain, plain_lines, printable
 from raybench.report.words.doubts import doubt_words
 from raybench.report.words.failures import failure_of_row
+from raybench.report.words.reasons import not_compared_words
 from raybench.report.words.run import machine
 from raybench.results.tables import Run, units
 
@@ -51,7 +52,7 @@ class ExportedPoint:
     figures: what was measured and derived, as numbers: yes is 1, null is left out, and a metric
     that the workload declares itself has its own name, unless a column has it. is_failure: running
     out of memory is none in a search for the largest batch. was_not_run: skipped or cancelled.
-    error, doubts: on one line each, empty without one.
+    error, doubts, why (no speed-up): on one line each, empty without one.
     """
 
     row: dict[str, Any]
@@ -62,6 +63,7 @@ class ExportedPoint:
     was_not_run: bool
     error: str
     doubts: str
+    why: str
 
 
 def exported_points(data: RunData) -> list[ExportedPoint]:
@@ -85,6 +87,7 @@ def exported_points(data: RunData) -> list[ExportedPoint]:
                 is_failure=row["status"] in FAILURES and not is_answer,
                 was_not_run=row["status"] in NOT_RUN,
                 error=plain(failure_of_row(scaled)),
+                why=not_compared_words(scaled.why) if scaled.why else "",
                 doubts="; ".join(
                     plain(doubt_words(doubt, scaled)) for doubt in scaled.doubts or ()
                 ),
@@ -117,7 +120,7 @@ def export_csv(data: RunData) -> str:
     for point in exported_points(data):
         maps = ((one, point.row[one] or {}) for one in _MAPS)
         own = {f"{one}.{name}": value for one, held in maps for name, value in held.items()}
-        rows.append(point.row | own)
+        rows.append(point.row | own | {"doubts": point.doubts, "why": point.why})
         more |= own.keys()
     left_out = (*_MAPS, "workload_headings")
     names = [field.name for field in fields(ScaledRow) if field.name not in left_out]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from raybench.analysis.rows import BY_NAME, MAIN_RATES, ScaledRow, value_of, workload_metrics
 from raybench.job.point import BY_SPEED, FAST
 from raybench.records import RunStatus
-from raybench.records.doubts import NotMeasured
 from raybench.report import formatting
 from raybench.report.documents import (
     SETTING_CHARS,
@@ -272,7 +271,7 @@ class PointDetails(Document):
             yield make_table(self.attempts, columns, kind="Attempts")
         missing = (row.not_measured or {}).items()
         methods = dict(row.methods or {})
-        methods |= {name: not_measured_words(NotMeasured(why)) for name, why in missing}
+        methods |= {name: not_measured_words(why) for name, why in missing}
         if methods:
             told = zip(methods.items(), ["", *methods.values()], strict=False)
             found = [(name, "the same" if text == last else text) for (name, text), last in told]

@@ -27,14 +27,17 @@ _RARE_STALLS = 0.01
 _NEARLY = 0.95
 # Lateness and negative communication are told from this share of the step on.
 _LEAST_SHARE = 0.02
-# Kinds that follow from the columns of a row alone.
-OF_COLUMNS = frozenset(
+# Kinds that follow from the columns of a row; of several rounds, from the columns of their mean.
+OF_MEAN = frozenset(
     {
-        *(DoubtKind.WIDE, DoubtKind.STALLS, DoubtKind.UNSTEADY, DoubtKind.NO_BREAKDOWN),
-        *(DoubtKind.HOST_BOUND, DoubtKind.SLOW_RANK, DoubtKind.LATE_IN_TURN),
-        *(DoubtKind.PARTS_EXCEED, DoubtKind.ALLOCATOR_RETRIES, DoubtKind.DEVICE_ALLOCS),
+        *(DoubtKind.WIDE, DoubtKind.UNSTEADY, DoubtKind.NO_BREAKDOWN, DoubtKind.HOST_BOUND),
+        *(DoubtKind.SLOW_RANK, DoubtKind.LATE_IN_TURN, DoubtKind.PARTS_EXCEED),
     }
 )
+# Those, and kinds that a single round may have.
+OF_COLUMNS = OF_MEAN | {
+    *(DoubtKind.STALLS, DoubtKind.ALLOCATOR_RETRIES, DoubtKind.DEVICE_ALLOCS),
+}
 
 
 def doubts_of(row: PointRow, record: Record, measure: Measure) -> tuple[Doubt, ...]:

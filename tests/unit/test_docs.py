@@ -93,6 +93,8 @@ def test_the_reference_is_what_commands_schemas_and_metrics_say(generated):
 
 def test_the_pages_are_as_long_as_people_read(generated):
     made = {DOCS / "reference" / name for name in generated.PAGES}
+    # The changelog grows with each release.
+    made.add(REPOSITORY / "CHANGELOG.md")
     written = [page for page in PAGES if page not in made and "reports" not in page.parts]
     words = sum(len(page.read_text().split()) for page in written)
     assert words <= 30_000

@@ -24,6 +24,59 @@ MARKS = {
     "q": ("quick", "a short look instead of seconds"),
     "b": ("no breakdown", "the parts exceed the step by more than 10 %"),
 }
+# What value, limit and subject of each kind are.
+MEANINGS = {
+    DoubtKind.IMPOSSIBLE: (
+        "a rate, efficiency or count that cannot be; the subject is the figure; limit: the limit"
+    ),
+    DoubtKind.OTHER_GRADIENTS: (
+        "the relative difference to one process; limit: largest difference by rounding"
+    ),
+    DoubtKind.BATCH_NORM: (
+        "BatchNorm normalizes over the samples of each rank alone, which have different counts"
+    ),
+    DoubtKind.OTHER_PRECISION: "the subject is the arithmetic that was used",
+    DoubtKind.EMULATED_PRECISION: "the subject is the device",
+    DoubtKind.MISSING_RANKS: "ranks in the process group; limit: ranks of the point",
+    DoubtKind.HOST_CLOCK: "steps of a GPU are timed by the host's clock",
+    DoubtKind.NOT_ALONE: "the subject is a sweep or process on its devices",
+    DoubtKind.BUSY_CORES: (
+        "cores that other processes kept busy; the subject is the host; limit: cores"
+    ),
+    DoubtKind.UNKNOWN_USERS: "the subject is the host",
+    DoubtKind.THROTTLED: "share of the samples; the subject is the reasons",
+    DoubtKind.CROWDED: "CPU workers; the subject is the host; limit: cores",
+    DoubtKind.DRIFT: "relative change of the control; the subject is round and block; limit: 0.01",
+    DoubtKind.SHARED_NODE: (
+        "the subject is a sweep, point or process on another device of its nodes"
+    ),
+    DoubtKind.OTHER_CLOCKS: "SM clock over that of the baseline point; limit: 1",
+    DoubtKind.OTHER_KERNELS: "the subject is the kernels of both",
+    DoubtKind.SLOW_RANK: "what the rank costs at most, of the step; limit: 0.02",
+    DoubtKind.LATE_IN_TURN: "cost, of the step; limit: 0.02",
+    DoubtKind.HOST_BOUND: "idle time of the device, of the step; limit: 0.05",
+    DoubtKind.ALLOCATOR_RETRIES: "retries in the timed steps; limit: 0",
+    DoubtKind.DEVICE_ALLOCS: "calls of cudaMalloc in the timed steps; limit: 0",
+    DoubtKind.ROUND_FAILED: "the round; the subject is status and reason",
+    DoubtKind.SCRIPT_ENDED: "timed iterations; limit: iterations that count as warm-up",
+    DoubtKind.NO_THROUGHPUT: "the workload does not set items_per_step",
+    DoubtKind.NO_BREAKDOWN: "the parts over the step; limit: 1.1",
+    DoubtKind.PARTS_EXCEED: "what the parts exceed the step by, of the step; limit: 0.02",
+    DoubtKind.NO_COLLECTIVES: "several ranks, and no collective was seen in a step",
+    DoubtKind.CHECK_FAILED: "the subject is the check and its error",
+    DoubtKind.NOT_COMPARED_GRADIENTS: "the subject is the class",
+    DoubtKind.NOT_PROFILED: "a script is not profiled",
+    DoubtKind.LEFT_BEHIND: "the subject is what was left",
+    DoubtKind.EMULATED: "speed that emulation left; limit: speed that was asked",
+    DoubtKind.QUICK: "seconds timed",
+    DoubtKind.SHORT: "seconds timed; limit: seconds asked",
+    DoubtKind.FEW_SAMPLES: "iterations timed; limit: iterations wanted",
+    DoubtKind.UNSTEADY: "iterations of warm-up",
+    DoubtKind.TOO_FEW_STEPS: "iterations timed",
+    DoubtKind.STALLS: "mean step over the median, less 1; limit: 0.01",
+    DoubtKind.WIDE: "half of the 95 % interval, of the step; limit: 0.1",
+    DoubtKind.BASE_UNSTEADY: "the baseline point's iterations of warm-up",
+}
 # Doubts that stand in brackets behind a number, in their order there.
 _SHORT = {
     DoubtKind.UNSTEADY: "unsteady",
@@ -182,9 +235,7 @@ def _other_clocks(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _other_kernels(doubt: Doubt, _row: PointRow) -> str:
-    return (
-        f"attention by {doubt.subject} as at the baseline point: speed-ups are of the kernels too"
-    )
+    return f"attention by {doubt.subject}: speed-ups are of the kernels too"
 
 
 def _slow_rank(doubt: Doubt, row: PointRow) -> str:
@@ -244,8 +295,9 @@ def _device_allocs(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _stalls(doubt: Doubt, row: PointRow) -> str:
+    mean_ms = (1 + (doubt.value or 0.0)) * (row.step_ms_p50 or 0.0)
     return (
-        f"some steps are much longer: the mean of {write_time(row.step_ms_mean or 0.0, digits=4)}, "
+        f"some steps are much longer: the mean of {write_time(mean_ms, digits=4)}, "
         f"which the rates follow, is {doubt.value:.1%} above the median"
     )
 

@@ -172,7 +172,7 @@ def test_a_sure_change_within_the_threshold_is_same(tmp_path, command):
 def test_unclear_points_say_what_is_missing(tmp_path, command, factor, start_sd, why):
     sweep_sides(tmp_path, factor, start_sd=start_sd, points=make_points(1))
     [point] = compare_as_json(command, *SIDES)["points"]
-    assert (point["verdict"], point["why"][-len(why) :]) == ("unclear", why)
+    assert (point["verdict"], point["why"]["text"][-len(why) :]) == ("unclear", why)
 
 
 # Eight points that each run moves alike have no more degrees of freedom than one.

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from builders import make_measurement, make_point, make_record, make_row, make_rows, scaling_rows
 
+from raybench.analysis.answer import best_shares
 from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, ranks_to_show
 from raybench.analysis.scaling import probe_speeds, scaling
 from raybench.analysis.uneven import fleets, gain_over
 from raybench.job.point import Precision
 from raybench.records import Breakdown, RankShare
-from raybench.report.sections import SECTIONS, fleet_name, lead_of_fleets, verdict
+from raybench.report.sections import SECTIONS
+from raybench.report.words import shares
+from raybench.report.words.shares import fleet_name, verdict
 
 BASELINE = {"shares": "equal"}
 # Of samples about their median and mean, which it leaves where they are.
@@ -117,8 +120,12 @@ def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_th
     both = fleets(scaling_rows([*fleet(), *fleet(precision=Precision.BF16)], BASELINE))
     names = {fleet_name(each, "GPUs", both).removeprefix(fleet_name(one, "GPUs")) for each in both}
     assert names == {", fp32", ", bf16"}
-    _, table = SECTIONS[0].blocks(SimpleNamespace(fleets=both, ranks="GPUs"))
+    _, table = SECTIONS[0].blocks(SimpleNamespace(data=SimpleNamespace(fleets=both, ranks="GPUs")))
     assert [cells[0] for cells in table.rows] == ["fp32", "", "", "bf16", "", ""]
+
+
+def lead_of_fleets(fleets_of_run, ranks):
+    return shares.best_shares(best_shares(fleets_of_run), fleets_of_run, ranks)
 
 
 def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_decide():

@@ -343,14 +343,13 @@ def test_steps_that_are_much_longer_are_told_besides_the_first_warning_on_unstea
     summary = make_summary(make_sweep())
     doubts = (
         Doubt(kind=DoubtKind.STALLS, value=0.02, limit=0.01),
-        Doubt(kind=DoubtKind.WIDE, value=0.2, limit=0.1),
         Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=6),
     )
     points = [replace(summary.points[0], doubts=doubts)]
     report = RunReport(answer=decide(replace(summary, points=points)))
-    stalls, wide = (one.text for one in report.warnings)
+    stalls, few = (one.text for one in report.warnings)
     assert stalls.startswith("some steps are much longer")
-    assert wide == "step time is known to ±20.0% only"
+    assert few == "too few steps to tell whether their time is steady"
 
 
 def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
