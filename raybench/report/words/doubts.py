@@ -294,11 +294,10 @@ def _device_allocs(doubt: Doubt, _row: PointRow) -> str:
     )
 
 
-def _stalls(doubt: Doubt, row: PointRow) -> str:
-    mean_ms = (1 + (doubt.value or 0.0)) * (row.step_ms_p50 or 0.0)
+def _stalls(doubt: Doubt, _row: PointRow) -> str:
     return (
-        f"some steps are much longer: the mean of {write_time(mean_ms, digits=4)}, "
-        f"which the rates follow, is {doubt.value:.1%} above the median"
+        f"some steps are much longer: the mean, which the rates follow, is {doubt.value:.1%} above "
+        "the median"
     )
 
 
