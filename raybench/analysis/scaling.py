@@ -252,7 +252,7 @@ def _why_not_taken_apart(row: ScaledRow) -> NotMeasured | None:
     for name in needed:
         reason = (row.not_measured or {}).get(name)
         if getattr(row, name) is None and reason is not None:
-            return NotMeasured(reason)
+            return reason
     return None
 
 

@@ -131,7 +131,9 @@ class PartColumns:
         Mapping[str, float] | None, Column("GB/s", "inside the step, by kind")
     ] = None
     methods: Annotated[Mapping[str, str] | None, Column("", "column -> how it was measured")] = None
-    not_measured: Annotated[Mapping[str, str] | None, Column("", "column -> why it is null")] = None
+    not_measured: Annotated[
+        Mapping[str, NotMeasured] | None, Column("", "column -> why it is null")
+    ] = None
 
 
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:

@@ -155,8 +155,10 @@ def _convert(hint: Any) -> tuple[str, Callable[[Any], Any]]:
         kinds = ",".join(f"{name}:{kind}" for name, (kind, _) in readers.items())
         return f"struct<{kinds}>", partial(_read_struct, plain, readers)
     if isinstance(get_origin(plain), type) and issubclass(get_origin(plain), Mapping):
-        values = _KINDS.get(get_args(plain)[1], "string")
-        return f"map<string,{values}>", dict
+        of_value = get_args(plain)[1]
+        if isinstance(of_value, type) and issubclass(of_value, Enum):
+            return "map<string,string>", partial(_read_enums, of_value)
+        return f"map<string,{_KINDS.get(of_value, 'string')}>", dict
     if isinstance(plain, type) and issubclass(plain, Enum):
         return "string", plain
     if plain in (bool, int, float):
@@ -175,6 +177,10 @@ def _read_struct(
         for name, (_, of) in readers.items()
     }
     return kind(**read)
+
+
+def _read_enums(kind: type[Enum], values: Any) -> dict[str, Enum]:
+    return {name: kind(value) for name, value in dict(values).items()}
 
 
 def _tuple(values: Any) -> tuple[Any, ...]:

@@ -70,16 +70,9 @@ _PARTS = {
 }
 
 
-def not_measured_words(why: str) -> str:
-    """Return why a column is null, as `unknown: the host needs too long to queue a whole step`.
-
-    Args:
-        why: the value of a NotMeasured; another one, as of a later version, is told as it is.
-    """
-    if why not in _PARTS:
-        return f"unknown: {why}"
-    reason = NotMeasured(why)
-    return f"{'none' if reason.does_not_apply else 'unknown'}: {_PARTS[reason]}"
+def not_measured_words(why: NotMeasured) -> str:
+    """Return why a column is null, as `unknown: the host needs too long to queue a whole step`."""
+    return f"{'none' if why.does_not_apply else 'unknown'}: {_PARTS[why]}"
 
 
 def losses_unknown_words(why: LossesUnknown) -> str:

@@ -12,6 +12,7 @@ from raybench.errors import UsageError
 from raybench.job.point import Point, Scalar, SlowBy
 from raybench.measure.uneven import GroupProbe, Idle, StepMaker, UnevenStep, share_out
 from raybench.records import RankShare
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.workloads.base import Context, Workload
 
 pytestmark = pytest.mark.alone
@@ -65,7 +66,7 @@ def context_of(rank: int, point: Point, seed: int = 0) -> Context:
     )
 
 
-Found = tuple[RankShare, tuple[int, ...], tuple[str, ...], tuple[int, float, int, bool], int]
+Found = tuple[RankShare, tuple[int, ...], tuple[Doubt, ...], tuple[int, float, int, bool], int]
 
 
 def plain(step: UnevenStep) -> Found:
@@ -124,13 +125,14 @@ def test_devices_are_probed_once_for_all_shares_of_a_step(ranks):
     assert counts[1] - counts[0] == 3
 
 
-def test_emulated_devices_other_gradients_and_batch_norm_are_warned_of(ranks):
-    assert not any("emulates" in warning for warning in ranks[0]["equal"][2])
-    (emulated, *_) = ranks[1]["equal"][2]
-    assert emulated.startswith("rank 1 emulates a slower device by extra compute: 0.5 of its own")
-    for rank in ranks:
-        assert "the gradients differ from those of one process by 50.0%" in rank["equal"][2][-1]
-        assert rank[WITH_BATCH_NORM][2][-1].startswith("BatchNorm's statistics are those of each")
+def test_emulated_devices_other_gradients_and_batch_norm_are_doubted(ranks):
+    emulated, *_ = ranks[1]["equal"][2]
+    assert (emulated.kind, emulated.limit) == (DoubtKind.EMULATED, 0.5)
+    assert emulated.subject == "rank 1"
+    for rank, doubts in enumerate(one["equal"][2] for one in ranks):
+        assert (doubts[-1].kind, doubts[-1].value) == (DoubtKind.OTHER_GRADIENTS, 0.5)
+        assert len(doubts) == 1 + rank
+        assert ranks[rank][WITH_BATCH_NORM][2][-1] == Doubt(kind=DoubtKind.BATCH_NORM)
 
 
 def test_multiprocessors_can_be_taken_away_on_cuda_only():

@@ -341,15 +341,14 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
 
 def test_steps_that_are_much_longer_are_told_besides_the_first_warning_on_unsteadiness():
     summary = make_summary(make_sweep())
-    doubts = (
-        Doubt(kind=DoubtKind.STALLS, value=0.02, limit=0.01),
-        Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=6),
-    )
-    points = [replace(summary.points[0], doubts=doubts)]
+    doubts = (Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=20),)
+    steps = {"step_ms_mean": 10.2, "step_ms_p50": 10.0, "iterations": 20}
+    interval = {"step_ms_ci_low": 8.0, "step_ms_ci_high": 12.0}
+    points = [replace(summary.points[0], doubts=doubts, **steps, **interval)]
     report = RunReport(answer=decide(replace(summary, points=points)))
-    stalls, few = (one.text for one in report.warnings)
+    stalls, wide = sorted(one.text for one in report.warnings)
     assert stalls.startswith("some steps are much longer")
-    assert few == "too few steps to tell whether their time is steady"
+    assert wide == "step time is known to ±20.0% only"
 
 
 def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():

@@ -84,7 +84,7 @@ def control_characters(results):
 
     def change(row):
         texts = {name: EVIL for name, value in row.items() if isinstance(value, str)}
-        maps = {name: [(EVIL, EVIL)] for name in ("params", "methods", "not_measured", "tags")}
+        maps = {name: [(EVIL, EVIL)] for name in ("params", "methods", "tags", "versions")}
         lists = {name: [EVIL] for name in ("throttle_reasons", "argv", "neighbours")}
         lists["doubts"] = [{"kind": "not_alone", "value": 1.0, "limit": None, "subject": EVIL}]
         evil = {name: value for name, value in (texts | maps | lists).items() if name in row}
