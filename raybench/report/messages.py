@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from raybench.analysis.doubts import DoubtGroup
 from raybench.analysis.rows import ScaledRow, distinguishing_settings
 from raybench.records import Status
-from raybench.records.doubts import NotCompared
+from raybench.records.doubts import DoubtKind, NotCompared
 from raybench.report import formatting
 from raybench.report.documents import Listing
 from raybench.report.formatting import shorten_middle
@@ -50,6 +50,9 @@ def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
 def marks(row: ScaledRow) -> str:
     """Return the letters of MARKS, in its order, that apply to a point; "" for none."""
     found = {doubt.kind.mark for doubt in row.doubts or ()}
+    if row.throughput is None:
+        # The parts of steps that finish no items are not shown.
+        found.discard(DoubtKind.NO_BREAKDOWN.mark)
     return "".join(mark for mark in MARKS if mark in found)
 
 

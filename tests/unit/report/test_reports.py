@@ -38,7 +38,7 @@ from raybench.analysis.rows import ScaledRow, point_rows
 from raybench.analysis.run_data import RunData, load_run_data
 from raybench.health.report import HealthReport
 from raybench.job.rounds import WORTHWHILE
-from raybench.records import Repetition, RunStatus, Status
+from raybench.records import Breakdown, Repetition, RunStatus, Status
 from raybench.records.devices import Verdict
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.report import documents, formatting
@@ -337,6 +337,14 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
     [said] = [said for said in warnings if said.text.startswith("no breakdown")]
     assert not [said for said in warnings if "host-bound" in said.text]
     assert said.count == 1
+
+
+def test_parts_that_are_not_shown_have_no_mark():
+    told = {"items_per_step": None, "breakdown": Breakdown(local_ms=((8.0,) * 3, (8.0,) * 3))}
+    record = make_record(unscaled_point("gemm", m=64, n=8, k=8), step_ms=4.0, of_ranks=told)
+    summary = make_summary([record])
+    assert "!" not in tables_of(summary)[0].titles
+    assert [one.text for one in summary.warnings if one.text.startswith("no breakdown")]
 
 
 def test_steps_that_are_much_longer_are_told_besides_the_first_warning_on_unsteadiness():
