@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -137,6 +137,19 @@ class SleepThenReduce(Workload):
     def step(self) -> None:
         time.sleep(self.own_ms / 1e3)
         dist.all_reduce(self.buffer)
+
+
+class ReducesInTurn(Workload):
+    """A model under DDP that reduces its gradients in every second step."""
+
+    def __init__(self, context: Context) -> None:
+        self.context, self.steps = context, 0
+        self.model = context.ddp(torch.nn.Linear(3, 2))
+
+    def step(self) -> None:
+        self.steps += 1
+        with self.context.no_sync(self.model) if self.steps % 2 else nullcontext():
+            self.model(torch.ones(4, 3)).sum().backward()
 
 
 class SumOfRanks(Workload):

@@ -10,6 +10,7 @@ from collective_steps import (
     CPU,
     WAYS,
     Fails,
+    ReducesInTurn,
     SleepThenReduce,
     SumOfRanks,
     context_of,
@@ -105,6 +106,7 @@ def break_all_down(rank: int) -> dict[str, Breakdown]:
     with slow_all_reduce(DELAY_MS):
         found["slow"] = taken_apart(SleepThenReduce(context, OWN_MS), context)
     found["sharded"] = taken_apart(Sharded(context, width=WIDTH, layers=LAYERS), context)
+    found["in turn"] = taken_apart(ReducesInTurn(context), context)
     found["failing"] = taken_apart(Fails(1), context)
     found["uncounted"] = taken_apart(Fails(0, 1), context)
     collective = SleepThenReduce(context, 0.0)
@@ -197,6 +199,13 @@ def test_a_slow_collective_is_exposed_and_not_in_the_local_step(answers):
         assert OWN_MS <= min(slow.local_ms[0]) < OWN_MS + DELAY_MS / 2
         # A workload ends with a step among its peers.
         assert answer.last_sum == sum(range(1, RANKS + 1))
+
+
+def test_gradients_reduced_in_some_steps_have_no_time(answers):
+    for found in (answer.breakdowns["in turn"] for answer in answers):
+        assert found.comm_ms == found.hooked_ms == ()
+        assert all(found.local_ms)
+        assert found.not_measured["comm_ms"] is NotMeasured.NO_GRADIENTS_REDUCED
 
 
 def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers):
