@@ -78,6 +78,17 @@ def test_a_private_ray_listens_on_loopback_alone_with_a_token_that_nobody_else_e
     assert "RAY_AUTH_TOKEN" in ask_without_token(head)
 
 
+def test_logs_of_a_private_ray_are_bounded(private):
+    driver, _ = private
+    raylet, _ = raylet_and_head(descendants(driver.pid))
+    settings = Path(f"/proc/{raylet}/environ").read_text(encoding="utf-8").split("\0")
+    variables = dict(setting.split("=", 1) for setting in settings if setting)
+    backups = int(variables["RAY_ROTATION_BACKUP_COUNT"])
+    # Python's handlers never rotate a file without a backup.
+    assert backups > 0
+    assert int(variables["RAY_ROTATION_MAX_BYTES"]) * (1 + backups) <= 16 * 2**20
+
+
 # It drops its rights after the imports, for which it may need those of the user who runs the tests.
 STRANGER = """\
 import os, socket, sys

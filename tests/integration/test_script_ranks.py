@@ -163,7 +163,7 @@ def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(three_
         assert measurement.items_per_step == 8
         assert len(measurement.breakdown.comm_ms) == len(measurement.breakdown.hooked_ms) > 2
         assert all(map(len, measurement.breakdown.local_ms))
-        assert measurement.breakdown.optimizer_ms is not None
+        assert measurement.breakdown.optimizer_ms > 0
 
 
 @pytest.mark.long
