@@ -47,21 +47,25 @@ def calls():
 
 
 @pytest.fixture
-def workers(monkeypatch, calls):
-    """A pool of one worker on a GPU."""
-    fake = SimpleNamespace(
-        kill=lambda actor, **_: calls.append(f"kill {actor.name}"),
-        wait=lambda refs, **_: ([ref for ref in refs if ref.answer is not None], []),
-        get=get,
-        exceptions=pool.ray.exceptions,
-    )
-    agents = SimpleNamespace(
+def agents(calls):
+    return SimpleNamespace(
         silent_nodes=frozenset,
         has_ended=lambda _: False,
         check_head=lambda _: None,
         start=list,
         watch=list,
         kill=lambda _: calls.append("sigkill"),
+    )
+
+
+@pytest.fixture
+def workers(monkeypatch, calls, agents):
+    """A pool of one worker on a GPU."""
+    fake = SimpleNamespace(
+        kill=lambda actor, **_: calls.append(f"kill {actor.name}"),
+        wait=lambda refs, **_: ([ref for ref in refs if ref.answer is not None], []),
+        get=get,
+        exceptions=pool.ray.exceptions,
     )
     slot = Slot(node_id="n", placement=None, bundle=0)
     monkeypatch.setattr(pool, "ray", fake)
@@ -115,6 +119,15 @@ def test_a_sweep_that_holds_all_devices_is_named(monkeypatch, workers):
         workers.start(2, "pack")
     named = "used by `other raybench sweep x.yaml` (process 7 on 10.0.0.1); --wait SECONDS waits"
     assert f"in 0 s: {named}" in str(raised.value)
+
+
+def test_first_workers_of_a_silent_node_are_given_up(monkeypatch, workers, agents, calls):
+    monkeypatch.setattr(agents, "silent_nodes", lambda: {"n"})
+    monkeypatch.setattr(pool, "remove_placement_group", lambda _: None)
+    monkeypatch.setattr(pool, "start_worker", lambda *_: Actor("mute", None, calls))
+    with pytest.raises(ClusterError, match="no worker started before its node was lost"):
+        workers.start(2, "pack")
+    assert "kill mute" in calls
 
 
 def test_a_new_process_takes_the_device_after_the_old_one_was_killed(replaced, calls):
