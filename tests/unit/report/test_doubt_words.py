@@ -106,7 +106,7 @@ def test_each_impossible_figure_has_its_likeliest_reason(figure):
         (
             DoubtKind.STALLS,
             (0.02, 0.01),
-            "some steps are much longer: the mean of 10.2 ms, which the rates follow, is 2.0% "
+            "some steps are much longer: the mean, which the rates follow, is 2.0% "
             "above the median",
         ),
         (DoubtKind.CROWDED, (4, 2, "alpha"), "4 CPU workers share 2 cores of alpha"),
