@@ -88,7 +88,7 @@ EXPECTED = {
     "other_gradients": ("", 0.5, 0.5),
     "check_failed": ("gradient_error: ValueError: not today", None, None),
     "no_breakdown": ("", 1.8, 4),
-    "other_precision": ("tf32", None, None),
+    "other_precision": ("mixed", None, None),
     "left_behind": ("1 child process (sleep)", None, None),
     "emulated_precision": ("a CPU", None, None),
     "no_collectives": ("", None, None),
@@ -126,7 +126,8 @@ def test_a_report_has_mark_and_harm_of_each_kind(swept):
     folder, _ = swept
     done = raybench("report", "latest", "--results", folder / "results", "--format", "json")
     groups = json.loads(done.stdout)["doubts"]
-    assert {group["kind"] for group in groups} >= set(EXPECTED)
+    # A point without a throughput has no speed-up for the same reason, which is told there.
+    assert {group["kind"] for group in groups} >= set(EXPECTED) - {"no_throughput"}
     for group in groups:
         kind = DoubtKind(group["kind"])
         assert (group["mark"], group["harm"]) == (kind.mark, kind.harm.name.lower())

@@ -69,7 +69,8 @@ class TestRay(PointContract):
     def test_a_rank_that_fails_when_the_others_have_answered_leaves_their_answers(self, cluster):
         before = process_ids(cluster)
         answers = run(cluster, *self.ALL, fault="late")
-        assert [getattr(answer, "message", "") for answer in answers] == ["", "not even closed", ""]
+        messages = [getattr(answer, "message", "").partition(",")[0] for answer in answers]
+        assert messages == ["", "not even closed", ""]
         assert failures(run(cluster, *self.ALL)) == []
         assert process_ids(cluster) == before
 
