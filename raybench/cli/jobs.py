@@ -218,7 +218,7 @@ def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, mark, heading, column or parameter of a workload."""
     from raybench.analysis.rows import BY_NAME
     from raybench.job import registry
-    from raybench.report.words.doubts import MARKS, mark_words
+    from raybench.report.words.doubts import MARKS, MEANINGS, mark_words
 
     key = re.sub(r" (s|ms|µs)$", "", wanted.lower())  # a heading ends with the unit of its times
     for entry in load_glossary():
@@ -228,6 +228,9 @@ def _meanings(wanted: str) -> Iterator[str]:
     for mark, (word, _) in MARKS.items():
         if wanted == mark or key in ("marks", "mark", "!", word):
             yield f"{mark}: {mark_words(mark)}"
+    for kind, meaning in MEANINGS.items():
+        if key == kind:
+            yield f"{kind}: a doubt; {meaning}."
     for metric in BY_NAME.values():
         if key in {metric.name, metric.title.lower(), metric.heading.lower()} - {""}:
             meaning = (metric.meaning or metric.description).replace("{ranks}", "ranks")

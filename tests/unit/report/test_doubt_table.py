@@ -17,6 +17,11 @@ def rows():
 
 
 @pytest.mark.parametrize("kind", DoubtKind)
+def test_explain_knows_each_kind(command, kind):
+    assert f"{kind}: a doubt; " in command("explain", kind.value, results=None).out
+
+
+@pytest.mark.parametrize("kind", DoubtKind)
 def test_each_kind_has_a_row(rows, kind):
     _, mark, harm, modules = rows[kind.value]
     assert (mark, harm) == (kind.mark, kind.harm.name.lower())
