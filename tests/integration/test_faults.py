@@ -17,8 +17,9 @@ from tests.integration.soak import soaked
 from tests.integration.sweeps import sweep_command, title_of
 
 TIMEOUT_S = 4.0
-# The limits are of a machine that does nothing else; the benchmark holds them.
-SLACK_S = 25.0
+# The limits are of a machine that does nothing else; the benchmark holds them. Here other test
+# files start clusters on the same cores.
+SLACK_S = 45.0
 CHOSEN = [case for case in CASES if case.fault in ("mismatch", "hold_gil")]
 NUMBERED = {0: IMPORT_ERROR} | {2 * place + 2: case for place, case in enumerate(CHOSEN)}
 
