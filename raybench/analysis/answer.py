@@ -128,7 +128,7 @@ class SpeedUps:
     baseline: Mapping[str, Any]
     # One for each value of the first setting in which points differ, else one for all.
     series: tuple[Insight, ...]
-    # The speed-up of perfect scaling; None where it is not known for all points.
+    # The speed-up of perfect scaling; None if a point has no efficiency.
     ideal: float | None
     has_several_models: bool
     # Of devices of several models, the least and largest share of what they do alone.
@@ -179,7 +179,7 @@ class BestShares:
 
     kind: ClassVar = "best_shares"
     asks_for_rounds: ClassVar = False
-    # None where no fleet is decided: then `fleet` is the first one.
+    # None if no fleet has a winner; `fleet` is then the first fleet.
     shares: str | None
     wins: int
     undecided: int

@@ -9,7 +9,7 @@ from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
 from raybench.records.doubts import Doubt, DoubtKind, NotComparedKind
 
-# Of these a point has one at most: the first that applies.
+# A report shows only the first of these kinds that a point has.
 _LEVELS = (DoubtKind.WIDE, DoubtKind.UNSTEADY, DoubtKind.TOO_FEW_STEPS)
 
 

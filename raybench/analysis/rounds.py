@@ -124,7 +124,7 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
     failures = (
         Doubt(
             kind=DoubtKind.ROUND_FAILED,
-            value=row.round,
+            value=row.round or 1,
             subject=f"{row.status}: {row.error_message or 'no reason known'}",
         )
         for row in rows

@@ -1,4 +1,4 @@
-"""The doubts about a point that follow from its row, and those that need its record.
+"""The doubts about a point, by its row and by its record.
 
 `raybench.records.doubts` has the kinds.
 """
@@ -44,7 +44,7 @@ def doubts_of(row: PointRow, record: Record, measure: Measure) -> tuple[Doubt, .
     """Return the doubts about an attempt that is ok.
 
     Args:
-        row: that of the record in `points`, without doubts.
+        row: row of the record in `points`, without doubts.
         measure: what the job asked for.
     """
     found = (*record.doubts, *_doubts_of_record(row, record, measure), *column_doubts(row))

@@ -239,8 +239,8 @@ def _other_kernels(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _slow_rank(doubt: Doubt, row: PointRow) -> str:
-    # It costs its excess at most. Less where communication that would be exposed without it is
-    # hidden behind its excess: at most `comm_ms`, of which `exposed_ms` is still exposed.
+    # Upper bound: the excess of the rank. Communication that runs behind the excess lowers the
+    # cost, by the part of `comm_ms` that is not exposed.
     step_ms, exposed_ms = row.step_ms_p50 or 0.0, row.comm_exposed_ms
     excess_ms, device_ms = row.straggler_ms or 0.0, row.straggler_device_ms
     most_ms = (doubt.value or 0.0) * step_ms

@@ -119,6 +119,18 @@ def test_a_point_that_failed_in_one_round_is_the_mean_of_the_others_and_says_so(
     assert two.speed_up == pytest.approx(2 * math.sqrt(10 * 10.1 / 12 / 12.1), rel=1e-3)
 
 
+def test_a_failed_round_without_a_number_is_the_first():
+    points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
+    failed = {"status": Status.ERROR, "error_message": "no", "throughput": None, "round": None}
+    rows = [replace(r, **failed) if (r.world_size, r.round) == (2, 1) else r for r in points]
+    (doubt,) = (
+        doubt
+        for doubt in of_size(scaling(rows, BASELINE), 2).doubts
+        if doubt.kind is DoubtKind.ROUND_FAILED
+    )
+    assert doubt.value == 1
+
+
 def test_a_baseline_that_was_never_ok_beside_a_point_is_the_reason_for_no_speed_up():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
     points = [
