@@ -151,14 +151,16 @@ def _impossible(doubt: Doubt, row: PointRow) -> str:
 
 
 def _other_gradients(doubt: Doubt, row: PointRow) -> str:
+    # The tables hold NaN as null.
+    difference = "NaN" if doubt.value is None else f"{doubt.value:.1%}"
     if row.share_by_rank:
         return (
-            f"the gradients differ from those of one process by {doubt.value:.1%}: is the loss "
+            f"the gradients differ from those of one process by {difference}: is the loss "
             "multiplied by context.loss_weight?"
         )
     return (
         "the gradients differ from those of one process over the samples of all ranks by "
-        f"{doubt.value:.1%}"
+        f"{difference}"
     )
 
 

@@ -109,6 +109,11 @@ def test_each_impossible_figure_has_its_likeliest_reason(figure):
             "some steps are much longer: the mean, which the rates follow, is 2.0% "
             "above the median",
         ),
+        (
+            DoubtKind.OTHER_GRADIENTS,
+            (None, 1e-4),
+            "the gradients differ from those of one process over the samples of all ranks by NaN",
+        ),
         (DoubtKind.CROWDED, (4, 2, "alpha"), "4 CPU workers share 2 cores of alpha"),
         (
             DoubtKind.THROTTLED,
