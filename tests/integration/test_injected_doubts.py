@@ -1,4 +1,4 @@
-"""Each doubt is caused for real by a class of the user's, and comes out with kind, value, mark."""
+"""Doubts that a class of the user's causes, which come out with kind, value, harm and mark."""
 
 import json
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-COMMUNICATES = ("slow_rank",)
+COMMUNICATES = ("slow_rank", "late_in_turn", "parts_exceed", "impossible")
 
 
 class Doubtful:
@@ -26,6 +26,7 @@ class Doubtful:
     def __init__(self, context, *, fault: str) -> None:
         self.items_per_step = None if fault == "no_throughput" else context.batch_size
         self._fault, self._rank, self._steps, self._is_slower = fault, context.rank, 0, False
+        self._world_size = context.world_size
         self._noise = random.Random(1)
         self._value = torch.ones(8)
         if fault == "not_compared_gradients":
@@ -47,12 +48,18 @@ class Doubtful:
             wait_ms = 4.0 * math.exp(2 * self._noise.gauss(0, 1))
         elif self._fault == "slow_rank" and self._rank == 1:
             wait_ms = 24.0
+        elif self._fault == "late_in_turn" and self._steps % 3 == self._rank:
+            wait_ms = 24.0
+        elif self._fault == "parts_exceed":
+            wait_ms = 86.0 if self._is_slower else 80.0
+        elif self._fault == "impossible":
+            wait_ms = 48.0 if self._world_size == 1 else 16.0
         elif self._fault == "no_breakdown" and self._is_slower:
             wait_ms = 12.0
         elif self._fault == "short":
             wait_ms = 45.0
         time.sleep(wait_ms / 1000)
-        if self._fault in COMMUNICATES:
+        if self._fault in COMMUNICATES and self._world_size > 1:
             dist.all_reduce(self._value)
         if self._fault == "other_precision":
             torch.backends.cuda.matmul.fp32_precision = "tf32"
@@ -72,9 +79,10 @@ workload: {kind: 'doubtful:Doubtful'}
 zip:
   - fault: [stalls, unsteady, wide, no_throughput, not_compared_gradients, other_gradients,
       check_failed, no_breakdown, other_precision, left_behind, emulated_precision,
-      no_collectives, slow_rank]
-    precision: [fp32, fp32, fp32, fp32, fp32, fp32, fp32, fp32, fp32, fp32, tf32, fp32, fp32]
-    world_size: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2]
+      impossible, no_collectives, slow_rank, late_in_turn, parts_exceed, impossible]
+    precision: [fp32, fp32, fp32, fp32, fp32, fp32, fp32, fp32, fp32, fp32, tf32, fp32, fp32, fp32,
+      fp32, fp32, fp32]
+    world_size: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2]
 matrix: {batch_size: 2}
 measure: {warmup: 3, seconds: 0.6, max_seconds: 2, check_gradients: true}
 """
@@ -93,6 +101,8 @@ EXPECTED = {
     "emulated_precision": ("a CPU", None, None),
     "no_collectives": ("", None, None),
     "slow_rank": ("rank 1", 0.5, 1.0),
+    "late_in_turn": ("", 0.5, 1.0),
+    "parts_exceed": ("", 0.02, 0.1),
 }
 
 
@@ -103,13 +113,14 @@ def swept(tmp_path_factory):
     write_text(folder, JOB)
     done = cpu_sweep(folder, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder, table(folder)
+    report = raybench("report", "latest", "--results", folder / "results", "--format", "json")
+    return table(folder), json.loads(report.stdout)["doubts"]
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_a_fault_becomes_its_doubt(swept, kind):
     subject, least, most = EXPECTED[kind]
-    _, points = swept
+    points, _ = swept
     [doubts] = [
         row["doubts"] for _, row in points.iterrows() if kind in dict(row["params"])["fault"]
     ]
@@ -123,17 +134,25 @@ def test_a_fault_becomes_its_doubt(swept, kind):
 
 
 def test_a_report_has_mark_and_harm_of_each_kind(swept):
-    folder, _ = swept
-    done = raybench("report", "latest", "--results", folder / "results", "--format", "json")
-    groups = json.loads(done.stdout)["doubts"]
+    _, groups = swept
     assert {group["kind"] for group in groups} >= {
         *("stalls", "other_gradients", "check_failed", "slow_rank", "left_behind"),
+        *("late_in_turn", "parts_exceed"),
     }
     for group in groups:
         kind = DoubtKind(group["kind"])
         assert (group["mark"], group["harm"]) == (kind.mark, kind.harm.name.lower())
     harms = [DoubtKind(group["kind"]).harm for group in groups]
     assert harms == sorted(harms)
+
+
+def test_a_slowed_baseline_makes_a_speed_up_impossible(swept):
+    _, groups = swept
+    [doubt] = [group for group in groups if group["kind"] == "impossible"]
+    assert (doubt["subject"], doubt["limit"], doubt["points"]) == ("efficiency", 1.02, 1)
+    # A step of 48 ms on one rank takes 16 ms on two.
+    assert 2 < doubt["value"] < 3.1
+    assert (doubt["harm"], doubt["mark"]) == ("wrong", "")
 
 
 @pytest.mark.long
