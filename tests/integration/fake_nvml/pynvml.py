@@ -3,9 +3,15 @@
 The structures, constants and errors are the package's own; every device is known. FAKE_GPUS names
 a folder with a file for each GPU of the host: its name is the UUID, and it holds the ids of the
 processes on the GPU. A process stays listed for 5 s after its end.
+
+FAKE_CONDITIONS names a file with a JSON object on the condition of all GPUs. Without the file they
+are well. `sm_clock_mhz`: 1980 by default. `limited_since_ns`: reason, as NVML's field names it ->
+since when it limits the clocks. `silent_until_s`: until when a question for processes is not
+answered. Times are those of the monotonic clock.
 """
 
 import importlib.util
+import json
 import os
 import sys
 import time
@@ -32,6 +38,12 @@ _LISTED_S = 5.0
 # Greater ids are those of another container.
 _MOST_PROCESSES = 2**22
 _ended_s = {}
+# Fields that count for how long clocks were limited.
+_COUNTED = {
+    number
+    for name, number in vars(_real).items()
+    if name.startswith("NVML_FI_DEV_CLOCKS_EVENT_REASON_")
+}
 
 
 def _refuse(*arguments, **named):
@@ -43,9 +55,40 @@ def _uuids():
     return sorted(file.name for file in Path(_GPUS).iterdir()) if _GPUS else _refuse()
 
 
+def _conditions():
+    try:
+        return json.loads(Path(os.environ["FAKE_CONDITIONS"]).read_text())
+    except (KeyError, FileNotFoundError):
+        return {}
+
+
+def _sm_clock_mhz(handle, kind):
+    return _conditions().get("sm_clock_mhz", 1980)
+
+
+def _field_values(handle, fields):
+    """Answer for how long each reason has limited the clocks, in ns; know no other field."""
+    if "FAKE_CONDITIONS" not in os.environ:
+        _refuse()
+    since_ns = {
+        getattr(_real, f"NVML_FI_DEV_CLOCKS_EVENT_REASON_{reason}"): ns
+        for reason, ns in _conditions().get("limited_since_ns", {}).items()
+    }
+    now_ns = time.monotonic_ns()
+    return [
+        SimpleNamespace(
+            nvmlReturn=_real.NVML_SUCCESS if field in _COUNTED else _real.NVML_ERROR_NOT_SUPPORTED,
+            valueType=_real.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
+            value=SimpleNamespace(ullVal=now_ns - since_ns.get(field, now_ns)),
+        )
+        for field in fields
+    ]
+
+
 def _processes(uuid):
     if not _GPUS:
         _refuse()
+    time.sleep(max(0.0, _conditions().get("silent_until_s", 0.0) - time.monotonic()))
     listed, now_s = [], time.monotonic()
     for number in map(int, Path(_GPUS, uuid).read_text().split()):
         has_ended = number < _MOST_PROCESSES and not Path(f"/proc/{number}").exists()
@@ -59,7 +102,8 @@ _replays = iter(range(0, 3000, 3))
 _ANSWERS = {
     "nvmlInit": lambda: None,
     "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
-    "nvmlDeviceGetClockInfo": lambda handle, kind: 1980,
+    "nvmlDeviceGetClockInfo": _sm_clock_mhz,
+    "nvmlDeviceGetFieldValues": _field_values,
     "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=99, memory=40),
     "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: 0x4,
     "nvmlDeviceGetRemappedRows": lambda handle: (1, 0, 0, 0),
