@@ -43,7 +43,7 @@ class Doubtful:
         if self._fault == "stalls" and self._steps % 10 == 0:
             wait_ms = 40.0
         elif self._fault == "unsteady":
-            wait_ms += 0.05 * self._steps
+            wait_ms += 0.5 * self._steps
         elif self._fault == "wide":
             wait_ms = 4.0 * math.exp(2 * self._noise.gauss(0, 1))
         elif self._fault == "slow_rank" and self._rank == 1:
@@ -51,7 +51,7 @@ class Doubtful:
         elif self._fault == "late_in_turn" and self._steps % 3 == self._rank:
             wait_ms = 24.0
         elif self._fault == "parts_exceed":
-            wait_ms = 86.0 if self._is_slower else 80.0
+            wait_ms = 258.0 if self._is_slower else 240.0
         elif self._fault == "impossible":
             wait_ms = 48.0 if self._world_size == 1 else 16.0
         elif self._fault == "no_breakdown" and self._is_slower:
