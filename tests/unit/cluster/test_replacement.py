@@ -130,6 +130,20 @@ def test_first_workers_of_a_silent_node_are_given_up(monkeypatch, workers, agent
     assert "kill mute" in calls
 
 
+def test_free_devices_are_looked_for_once_a_second(monkeypatch, workers, agents):
+    now_s, looks_s = [100.0], []
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(agents, "silent_nodes", lambda: {"n"})
+    monkeypatch.setattr(pool, "remove_placement_group", lambda _: None)
+    monkeypatch.setattr(pool, "hold_devices", lambda *_: [])
+    monkeypatch.setattr(pool, "free_devices", lambda _: looks_s.append(now_s[0]) or {})
+    for time_s in (100.0, 100.9, 101.1, 101.9, 102.3):
+        now_s[0] = time_s
+        workers.refresh(0.0)
+    assert workers.lost == {0}
+    assert looks_s == [100.0, 101.1, 102.3]
+
+
 def test_a_new_process_takes_the_device_after_the_old_one_was_killed(replaced, calls):
     worker = replaced(SAME)
     assert (worker.device, worker.is_used, worker.lost_because) == (SAME, False, "")
