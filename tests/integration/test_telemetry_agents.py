@@ -16,8 +16,16 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raybench.cluster.device_reservation import (
+    FOLDER_VARIABLE,
+    DeviceLocks,
+    DeviceReservation,
+    ReservationTerms,
+    this_process,
+)
 from raybench.cluster.ray_cluster.nodes import NodeAgents
 from raybench.cluster.ray_cluster.start import HeadMonitor
+from raybench.errors import DevicesInUseError
 from raybench.records import Cause, Failure
 from tests.integration.sweeps import wait_for
 from tests.unit.fakes import make_device, make_measurement
@@ -42,6 +50,15 @@ def agents_without_nvml(three_nodes):
     """Agents as this machine has them."""
     with _agents(three_nodes, {}) as started:
         yield started
+
+
+@pytest.fixture
+def other_sweep(tmp_path, monkeypatch):
+    """The locks of another sweep, in the folder where the agents keep theirs."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
+    locks = DeviceLocks()
+    yield locks
+    locks.close()
 
 
 @contextmanager
@@ -129,6 +146,15 @@ def test_an_agent_reads_the_log_of_a_worker_and_kills_it_but_no_stranger(agents_
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_a_refused_sweep_keeps_no_node(other_sweep, agents_without_nvml):
+    *_, used = names = [device.uuid for device in devices()]
+    other_sweep.lock([used], this_process("run other-1"), shared=False)
+    terms = ReservationTerms(holder=this_process("run mine-1"))
+    with pytest.raises(DevicesInUseError, match="run other-1"):
+        DeviceReservation(agents_without_nvml, terms, print).reserve(devices())
+    assert [*DeviceLocks().other_users(names).others] == [used]
 
 
 def test_each_node_samples_its_devices_once_a_second_in_a_process_without_torch(agents):
