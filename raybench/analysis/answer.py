@@ -88,6 +88,8 @@ class LargestBatch:
     ran_out: int
     # Of the largest batch that fits, on the rank that needs most; None on a CPU.
     peak_mem_allocated_bytes: int | None
+    # The point of the largest batch that fits.
+    row: ScaledRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,6 +402,7 @@ def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
                     batch_size=fits,
                     ran_out=ran_out,
                     peak_mem_allocated_bytes=fitting[fits].peak_mem_allocated_bytes,
+                    row=fitting[fits],
                 )
             )
     return tuple(sorted(found, key=lambda o: [*map(setting_order, o.settings.values())]))

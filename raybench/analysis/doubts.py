@@ -9,9 +9,6 @@ from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
 from raybench.records.doubts import Doubt, DoubtKind, NotComparedKind
 
-# A report shows only the first of these kinds that a point has.
-_LEVELS = (DoubtKind.WIDE, DoubtKind.UNSTEADY, DoubtKind.TOO_FEW_STEPS)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoubtGroup:
@@ -58,19 +55,13 @@ def _harm_order(group: DoubtGroup) -> tuple[int, int]:
 
 def _told(row: ScaledRow) -> Iterator[Doubt]:
     """Yield the doubts of a point, but those that say what another says."""
-    kinds = {doubt.kind for doubt in row.doubts or ()}
-    levels = [kind for kind in _LEVELS if kind in kinds]
     for doubt in row.doubts or ():
         is_why = (
             doubt.kind is DoubtKind.NO_THROUGHPUT
             and row.why is not None
             and row.why.kind is NotComparedKind.NO_THROUGHPUT
         )
-        if (
-            doubt.kind not in levels[1:]
-            and doubt.kind is not DoubtKind.BASE_UNSTEADY
-            and not is_why
-        ):
+        if doubt.kind is not DoubtKind.BASE_UNSTEADY and not is_why:
             yield doubt
 
 
@@ -95,3 +86,14 @@ def _drifts(trials: Trials) -> Sequence[DoubtGroup]:
         subject=f"round {number}, block {block}",
     )
     return [DoubtGroup(count=len(moved), worst=worst, row=None)]
+
+
+# Doubts by which no time of a run is reliable where so large a share of its points has them.
+_BUSY = (DoubtKind.BUSY_CORES, DoubtKind.NOT_ALONE)
+_MOST_BUSY = 0.5
+
+
+def busy_group(groups: Iterable[DoubtGroup], points: int) -> DoubtGroup | None:
+    """Return the doubt that other work ran beside half of the points or more; None without it."""
+    busy = (group for group in groups if group.worst.kind in _BUSY)
+    return next((group for group in busy if group.count >= _MOST_BUSY * points), None)

@@ -29,8 +29,6 @@ from raybench.records import Metric
 from raybench.results.metrics import memory_peak_gb_s
 from raybench.results.tables import PointRow
 
-# Up to so many cases are told one by one.
-_MOST_CASES = 3
 _TIMES = ("step_ms_p50", "step_ms_mean")
 # Rates in disguise, as shares of a peak.
 _SHARES_OF_PEAK = ("mfu_pct", "mfu_6n_pct", "gemm_share_pct")
@@ -162,7 +160,7 @@ class Ranking:
     metric: Metric
     is_most_best: bool
     cases: tuple[Case, ...]
-    # Of more than three cases; else each is told.
+    # Of several cases with two points or more; else the only one is told.
     over_cases: OverCases | None
     # Those to show as numbers, the best value first.
     figures: tuple[tuple[Case, Candidate], ...]
@@ -170,7 +168,9 @@ class Ranking:
     @property
     def told(self) -> tuple[Case, ...]:
         """Return the cases that a sentence tells."""
-        return (self.over_cases.case,) if self.over_cases else self.cases
+        if self.over_cases:
+            return (self.over_cases.case,)
+        return tuple(case for case in self.cases if len(case.ranked) > 1)
 
     @property
     def asks_for_rounds(self) -> bool:
@@ -312,7 +312,7 @@ def rank(metric: Metric | None, cases: tuple[Case, ...]) -> Ranking | Values | N
             metric=metric,
             is_most_best=is_most_best,
             cases=cases,
-            over_cases=_over_cases(contested) if len(cases) > _MOST_CASES else None,
+            over_cases=_over_cases(contested) if len(contested) > 1 else None,
             figures=figures,
         )
     # Of equal values the first one is told.

@@ -6,6 +6,7 @@ Imports no pandas, which the progress of a sweep would have to wait for.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -291,12 +292,22 @@ def setting_order(value: Any) -> tuple[int, float, str]:
     """Return a sort key of a setting's value: numbers by size, precisions, then others by text.
 
     A text that is a number counts as one; "nan", bool and None do not. The widest precision first.
+    Texts such as `1.3b` and `175b` are sorted by their size.
     """
     number = number_of(value)
     if number is not None and number == number:  # not NaN
         return (0, number, "")
     precisions = [precision.value for precision in Precision]
-    return (1, precisions.index(value), "") if value in precisions else (2, 0.0, str(value))
+    if value in precisions:
+        return (1, precisions.index(value), "")
+    amount = _AMOUNT.fullmatch(str(value))
+    size = float(amount[1]) * _FACTORS[amount[2]] if amount else 0.0
+    return (2, size, str(value))
+
+
+# A size with its factor, as the presets of models have it.
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([kmbt])")
+_FACTORS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def number_of(value: Any) -> float | None:

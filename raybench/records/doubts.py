@@ -104,7 +104,11 @@ class Doubt:
     def excess(self) -> float:
         """Return how far the value is from the limit: the worst of several has the largest."""
         value = self.value or 0.0
-        return value if self.kind is DoubtKind.BUSY_CORES else abs(value - (self.limit or 0.0))
+        if self.kind is DoubtKind.BUSY_CORES:
+            return value
+        if self.kind in (DoubtKind.TOO_FEW_STEPS, DoubtKind.QUICK):
+            return -value
+        return abs(value - (self.limit or 0.0))
 
 
 def worst_of_each(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:

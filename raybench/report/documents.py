@@ -400,7 +400,19 @@ def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> st
         is_table = isinstance(part, RichTable) and part.min_width is not None
         most = None if is_table or is_whole else min(width, _PROSE_WIDTH)
         console.print(part, width=most, crop=False, soft_wrap=is_whole)
-    return "\n".join(text.rstrip() for text in target.getvalue().splitlines()) + "\n"
+    text = target.getvalue().replace(_BOUND, " ")
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+# A number is never folded from its unit.
+_UNIT = re.compile(r"(?<=[\d.]) (?=(%|ms|µs|s|GiB|MiB|GB/s|x)(?![\w/]))")
+# A character without a meaning, in place of such a blank: rich folds at every blank of Unicode.
+_BOUND = "\ue000"
+
+
+def _prose(text: str) -> str:
+    """Return a text on one line in which numbers are bound to their units."""
+    return _UNIT.sub(_BOUND, one_line(text))
 
 
 def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
@@ -412,7 +424,8 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
         match block:
             case Line():
                 style, whole = _STYLES[block.tone], block.is_whole or None
-                yield Text(one_line(block.text), style=style, no_wrap=whole)
+                text = one_line(block.text) if block.is_whole else _prose(block.text)
+                yield Text(text, style=style, no_wrap=whole)
             case Listing():
                 yield from _listing(block, width)
             case Table():
@@ -428,17 +441,17 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
                         "or `--format md` shows them."
                     )
                 for paragraph in paragraphs:
-                    yield from (Text(""), Text(one_line(paragraph), style="dim"))
+                    yield from (Text(""), Text(_prose(paragraph), style="dim"))
 
 
 def _titled(title: str) -> list[Text]:
-    return [Text(one_line(title), style="bold")] if title else []
+    return [Text(_prose(title), style="bold")] if title else []
 
 
 def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
     """Yield the title, then texts beside their names, or below them where names are long."""
     yield from _titled(block.title)
-    lines = [(one_line(name), one_line(text)) for name, text in block.lines]
+    lines = [(one_line(name), _prose(text)) for name, text in block.lines]
     longest = max((cell_len(name) for name, _ in lines), default=0)
     if not lines:
         yield Text(one_line(block.otherwise))

@@ -59,6 +59,19 @@ def span(*texts: str) -> str:
     return " to ".join(dict.fromkeys(texts))
 
 
+def share_words(low: float, high: float | None = None, digits: int = 0) -> str:
+    """Return shares as percentages for a sentence: `73 %`, `73 to 78 %`, never `-0 %`."""
+    shares = (low,) if high is None else (low, high)
+    return span(*(f"{100 * share:z.{digits}f}" for share in shares)) + " %"
+
+
+def interval_words(share: float) -> str:
+    """Return half of an interval, a share of its middle, for a sentence: `±2.9 %`."""
+    if share >= 1:
+        return "more than ±100 %"
+    return f"±{100 * share:.{1 if share >= 0.01 else 2}f} %"
+
+
 T = TypeVar("T")
 
 STATUS_WORDS = {status.value: status.label for status in Status}
@@ -247,7 +260,8 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
     text = setting(name, value)
     if name == "batch":
         return f"batch {int(text):,}" if text.isdecimal() else f"batch {text}"
-    return text if name in ("workload", "precision", "operation") else f"{heading(name)}={text}"
+    is_clear = name in ("workload", "precision", "operation", "size_bytes")
+    return text if is_clear else f"{heading(name)}={text}"
 
 
 def words_of_settings(values: Mapping[str, Any], ranks: str) -> str:

@@ -12,9 +12,9 @@ from raybench.records import Status
 from raybench.records.doubts import DoubtKind, NotCompared
 from raybench.report import formatting
 from raybench.report.documents import Listing
-from raybench.report.formatting import shorten_middle
+from raybench.report.formatting import counted, shorten_middle
 from raybench.report.point_settings import short_name
-from raybench.report.words.doubts import MARKS, doubt_words, drift_words
+from raybench.report.words.doubts import MARKS, doubt_advice, doubt_words, drift_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
 from raybench.results.tables import PointRow
@@ -24,14 +24,21 @@ from raybench.results.tables import PointRow
 class MessageGroup:
     """A message about `count` points."""
 
+    # The points in words, as `8 of 40 points`, or the name of a single point.
+    who: str
     text: str
     count: int
     # The rank, host and device that failed, or the point that is doubted most; empty: unknown.
     where: str = ""
+    # What it does to the number, or what to do; a sentence, or empty.
+    advice: str = ""
+    # The points ran out of memory.
+    is_oom: bool = False
 
     def shortened(self, most: int) -> str:
-        """Return the text, `most` characters of it with its end; then, uncut, `where` in ()."""
-        return shorten_middle(self.text, most) + (f" ({self.where})" if self.where else "")
+        """Return at most `most` characters of the text, with its end; then the other sentences."""
+        text = shorten_middle(self.text, most).removesuffix(".") + "."
+        return " ".join(filter(None, (text, self.where, self.advice)))
 
 
 _MAX_GROUPS = 20
@@ -40,11 +47,17 @@ SHORT, LONG = 150, 600
 
 
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
-    """Return lines (`4 x`, a long message) of 20 groups; a last one sums the counts of others."""
-    lines = [(f"{one.count} x", one.shortened(LONG)) for one in groups[:_MAX_GROUPS]]
+    """Return lines (points, message) of 20 groups; a last one sums the counts of others."""
+    lines = [(one.who, one.shortened(LONG)) for one in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
-        lines.append((f"{more} x", "others; `--format json` has all"))
+        lines.append((counted(more, "point"), "`--format json` has the other messages."))
     return Listing(title=title, lines=lines, is_quoted=True)
+
+
+def _who(count: int, total: int, noun: str = "point") -> str:
+    if count == total:
+        return f"all {counted(total, noun)}" if total > 1 else f"the {noun}"
+    return f"{count} of {counted(total, noun)}"
 
 
 def marks(row: ScaledRow) -> str:
@@ -89,9 +102,16 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
             members.setdefault((row.status, row.error_type, message), []).append(row)
     groups = []
     for failed in members.values():
-        first = failed[0]
-        text = f"{first.status.label}: {_reason(first)}"
-        groups.append(MessageGroup(text=text, count=len(failed), where=_places(failed)))
+        first, place = failed[0], _places(failed)
+        groups.append(
+            MessageGroup(
+                who=counted(len(failed), "point"),
+                text=f"{first.status.label}: {_reason(first)}",
+                count=len(failed),
+                where=f"At {place}." if place else "",
+                is_oom=first.status is Status.OOM,
+            )
+        )
     return tuple(groups)
 
 
@@ -99,15 +119,16 @@ def _reason(row: PointRow) -> str:
     return failure_of_row(row, with_place=False) or "no reason known"
 
 
-def not_compared(reasons: Iterable[NotCompared]) -> tuple[MessageGroup, ...]:
-    """Return why points have no speed-up, each reason once."""
+def not_compared(reasons: Iterable[NotCompared], total: int) -> tuple[MessageGroup, ...]:
+    """Return why points have no speed-up, each reason once. total: of all points."""
     counts = Counter(reasons)
     return tuple(
-        MessageGroup(text=not_compared_words(why), count=count) for why, count in counts.items()
+        MessageGroup(who=_who(count, total), text=not_compared_words(why), count=count)
+        for why, count in counts.items()
     )
 
 
-def warnings(
+def doubts(
     groups: Iterable[DoubtGroup], rows: Sequence[ScaledRow], ranks: str
 ) -> tuple[MessageGroup, ...]:
     """Return doubts in words, in the order of the groups.
@@ -117,16 +138,23 @@ def warnings(
         ranks: `GPUs` or `workers`.
     """
     names = distinguishing_settings(rows)
-    messages = []
-    for group in groups:
-        if group.row is None:
-            text, where = drift_words(group.worst, ranks), "the worst" if group.count > 1 else ""
-            messages.append(MessageGroup(text=text, count=group.count, where=where))
-            continue
-        text, where = doubt_words(group.worst, group.row), ""
-        if (more := len(group.subjects) - 1) > 0:
-            text += f", and {formatting.counted(more, 'other')}"
-        elif group.count > 1 and group.worst.value is not None and names:
-            where = f"worst: {short_name(group.row, names, ranks)}"
-        messages.append(MessageGroup(text=text, count=group.count, where=where))
-    return tuple(messages)
+    return tuple(_doubt(group, rows, names, ranks) for group in groups)
+
+
+def _doubt(
+    group: DoubtGroup, rows: Sequence[ScaledRow], names: Sequence[str], ranks: str
+) -> MessageGroup:
+    advice = doubt_advice(group.worst)
+    if group.row is None:
+        who = "1 block" if group.count == 1 else f"{group.count} blocks"
+        text = drift_words(group.worst, ranks)
+        return MessageGroup(who=who, text=text, count=group.count, advice=advice)
+    text, where = doubt_words(group.worst, group.row), ""
+    who = _who(group.count, len(rows))
+    if (more := len(group.subjects) - 1) > 0:
+        text += f", and {counted(more, 'other')}"
+    elif names and group.count == 1 and len(rows) > 1:
+        who = short_name(group.row, names, ranks)
+    elif names and group.count > 1 and group.worst.value is not None:
+        where = f"Worst: {short_name(group.row, names, ranks)}."
+    return MessageGroup(who=who, text=text, count=group.count, where=where, advice=advice)

@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 from raybench.analysis.answer import RunAnswer, as_data
+from raybench.analysis.doubts import busy_group
 from raybench.analysis.run_data import RunData
 from raybench.report import formatting, messages
+from raybench.report.answer_table import answer_table
 from raybench.report.documents import Block, Document, Legend, Line, Listing, Table
 from raybench.report.formatting import command, counted
 from raybench.report.messages import LONG, SHORT, MessageGroup, list_messages
-from raybench.report.sections import (
-    MOST_ROWS,
-    SECTIONS,
-    Section,
-    answer_table,
-    reference_lines,
-)
+from raybench.report.sections import SECTIONS, Section
 from raybench.report.words import answer as words
 from raybench.report.words import run as of_run
+from raybench.report.words.doubts import busy_words
 
-_MOST_WARNINGS = 3
+_MOST_MESSAGES = 3
+_NO_DOUBTS = "No doubts."
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
@@ -41,12 +38,12 @@ class RunReport(Document):
 
     @property
     def title(self) -> str:
-        """Return the run's id, after the job's name if the id does not begin with it."""
-        return formatting.title(self.data.run)
+        """Return the question that the run answers."""
+        return words.question(self.answer)
 
     @cached_property
     def lead(self) -> str:
-        """Return what the run found, and what is open; no full stop; "" if nothing was measured."""
+        """Return what the run found, and what is open; "" if nothing was measured."""
         return words.lead(self.answer)
 
     @cached_property
@@ -59,12 +56,13 @@ class RunReport(Document):
         """Return the `why` of ok points without speed-up; of baselines only if no other has one."""
         without = [row for row in self.data.rows if row.why is not None]
         others = [row for row in without if not row.is_baseline] or without
-        return messages.not_compared(row.why for row in others if row.why is not None)
+        reasons = (row.why for row in others if row.why is not None)
+        return messages.not_compared(reasons, len(self.data.rows))
 
     @cached_property
-    def warnings(self) -> tuple[MessageGroup, ...]:
+    def doubts(self) -> tuple[MessageGroup, ...]:
         """Return what makes numbers doubtful, the most harmful first."""
-        return messages.warnings(self.data.doubts, self.data.rows, self.data.ranks)
+        return messages.doubts(self.data.doubts, self.data.rows, self.data.ranks)
 
     @cached_property
     def _sections(self) -> list[tuple[Section, list[Listing | Table]]]:
@@ -88,76 +86,97 @@ class RunReport(Document):
 
     @property
     def messages(self) -> list[Listing]:
-        """Return lists of failed and skipped points, missing speed-ups, warnings; no empty ones."""
+        """Return lists of failed and skipped points, missing speed-ups, doubts; no empty ones."""
         found = {
             "Failed and skipped points": self.failures,
-            "Without speed-up": self.without_speed_up,
-            "Warnings": self.warnings,
+            "Points without speed-up": self.without_speed_up,
+            "Doubts": self.doubts,
         }
         return [list_messages(title, groups) for title, groups in found.items() if groups]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield lead, facts, findings, tables, messages; `is_short`: fewer, and a next command."""
+        """Yield the first screen; in full: the answer, facts, findings, tables and messages."""
         data = self.data
+        yield Line(text=of_run.facts(data))
+        yield from self._answer()
         if self.is_short:
-            yield from self._short()
+            yield from self._caveats()
+            yield from self._next()
             return
-        if self.lead:
-            yield Line(text=formatting.sentence(self.lead), tone="strong")
         lost = formatting.some(data.lost_nodes)
         shared = of_run.in_all_points(data)
         head = (
+            f"Run {formatting.title(data.run)}, {of_run.course(data)}",
             of_run.machine(data),
-            f"{of_run.course(data)}; {of_run.counts(data)}",
             f"nodes lost: {lost}" if lost else "",
             formatting.versions(data.versions),
             f"in all points: {shared}" if shared else "",
         )
         for place, text in enumerate(filter(None, head)):
-            yield Line(text=text, is_apart=bool(self.lead) and place == 0)
+            yield Line(text=text, is_apart=place == 0)
         yield from self.listings
-        tables = [table for _, tables in self.tables for table in tables]
-        yield from tables
-        if not tables:
-            yield Line(text="No point has been finished yet.", is_apart=True)
+        yield from (table for _, tables in self.tables for table in tables)
         yield Legend()
         yield from self.messages
+        if not self.doubts:
+            yield Line(text=_NO_DOUBTS, is_apart=True)
         if more := self.answer.more_rounds:
             yield Line(text=words.more_rounds(more), tone="aside", is_apart=True)
+        text = f"`{command('explain', 'TERM')}` says what a heading or mark means."
+        yield Line(text=text, tone="aside", is_apart=True)
 
-    def _short(self) -> Iterator[Block]:
-        """Yield the lead, one table, at most three warnings, and what to type next."""
-        data = self.data
-        if self.lead:
-            yield Line(text=formatting.sentence(self.lead), tone="strong")
-        yield Line(text=of_run.machine(data), is_apart=True)
-        yield Line(text=f"{of_run.course(data)}; {of_run.counts(data)}")
-        for _, text in islice(reference_lines(data), 1):
-            yield Line(text=formatting.sentence(text))
-        if data.rows:
-            table = answer_table(self.answer, MOST_ROWS)
-            yield table
-            if left_out := len(data.rows) - len(table.rows):
-                yield Line(text=f"and {counted(left_out, 'more point')}: --full", tone="aside")
+    def _answer(self) -> Iterator[Block]:
+        """Yield the answer, a table of several values or a sentence, and what follows from it."""
+        table = answer_table(self.answer)
+        if table is None:
+            headline = words.headline(self.answer) or "No point has been finished yet."
+            yield Line(text=headline, is_apart=True, tone="strong")
         else:
-            yield Line(text="No point has been finished yet.", is_apart=True)
-        found = [*self.failures, *self.without_speed_up, *self.warnings]
-        for place, group in enumerate(found[:_MOST_WARNINGS]):
-            most = LONG if place < len(self.failures) else SHORT
-            yield Line(text=f"{group.count} x {group.shortened(most)}", is_apart=place == 0)
-        if (more := len(found) - _MOST_WARNINGS) > 0:
-            yield Line(text=f"and {more} more: --full")
+            yield table.table
+            if table.left_out:
+                text = f"and {counted(table.left_out, 'more point')}: --full"
+                yield Line(text=text, tone="aside")
+        for sentence in words.findings(self.answer):
+            yield Line(text=sentence)
+        if table is None and (certainty := words.certainty(self.answer)):
+            yield Line(text=certainty)
+
+    def _caveats(self) -> Iterator[Block]:
+        """Yield failures, then at most three doubts, or the sentence that no point has any."""
+        data = self.data
+        # In a search, running out of memory is the result.
+        failures = [one for one in self.failures if not (one.is_oom and data.is_batch_search)]
+        lines = [f"{one.who}: {one.shortened(SHORT if one.is_oom else LONG)}" for one in failures]
+        count = len(failures) + len(self.doubts)
+        if busy := busy_group(data.doubts, len(data.ok_rows)):
+            lines = [*lines[: _MOST_MESSAGES - 1], busy_words(busy, len(data.ok_rows))]
+        else:
+            lines += [f"{one.who}: {one.shortened(SHORT)}" for one in self.doubts]
+        if not lines:
+            yield Line(text=_NO_DOUBTS if data.ok_rows else "")
+            return
+        shown = lines[:_MOST_MESSAGES]
+        yield Line(
+            text="Failures and doubts" if failures else "Doubts", tone="strong", is_apart=True
+        )
+        for text in shown:
+            yield Line(text=text)
+        if count > len(shown):
+            yield Line(
+                text=f"and {counted(count - len(shown), 'more message')}: --full", tone="aside"
+            )
+
+    def _next(self) -> Iterator[Block]:
+        """Yield the command that brings most."""
         first, *others = words.next_command(self.answer.next_command)
         yield Line(text=first, tone="aside", is_apart=True, is_whole=True)
         for text in others:
             yield Line(text=text, tone="aside", is_whole=True)
-        text = f"`{command('explain', 'TERM')}` says what a heading or mark means."
-        yield Line(text=text, tone="aside")
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        run, machine, lead, answer (`_answer_members`), lost_nodes, points (`ScaledRow`),
+        run, machine, question, lead, answer (`_answer_members`), lost_nodes, points (`ScaledRow`),
         largest_batches, failures, doubts, plus_minus (over which rounds intervals are),
         more_rounds (`MoreRounds` or None), references (`Standing.members`), regions (of the step,
         by point_id).
@@ -168,6 +187,7 @@ class RunReport(Document):
         return {
             "run": data.run,
             "machine": of_run.machine(data),
+            "question": self.title,
             "lead": self.lead,
             "answer": self._answer_members(),
             "lost_nodes": data.lost_nodes,
@@ -193,9 +213,9 @@ class RunReport(Document):
                 "harm": group.worst.kind.harm.name.lower(),
                 "points": group.count,
                 "point_id": group.row.point_id if group.row else None,
-                "text": message.text,
+                "text": message.shortened(LONG),
             }
-            for group, message in zip(self.data.doubts, self.warnings, strict=True)
+            for group, message in zip(self.data.doubts, self.doubts, strict=True)
         ]
 
     def _answer_members(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ stand as in `RunAnswer.ordered`, unless the section says otherwise. Pure.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -22,7 +21,6 @@ from raybench.analysis.rows import (
     ScaledRow,
     find_metric,
     rows_compared,
-    setting,
     value_of,
     with_most_ranks,
     workload_metrics,
@@ -171,8 +169,6 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
         yield Listing(title=f"Share of the step that is lost, against {over}", lines=lines)
 
 
-# A short report shows so many points.
-MOST_ROWS = 16
 STEP_MEANING = (
     "the median over the iterations; of ranks in lockstep their median, else the slowest one's"
 )
@@ -218,25 +214,12 @@ def _table_of_points(
     return make_table(lines, shown, subject=subject, kind=kind, note=note)
 
 
-def answer_table(answer: RunAnswer, limit: int | None = None) -> Table:
+def point_table(answer: RunAnswer) -> Table:
     """Return the table of the points with their steps, the answer of the run, and other rates.
 
-    If it is too wide, the answer is never left out, and throughput last. limit: with more points,
-    at most `limit` of the ok ones (of all, if none is ok) on the most devices, in the order of
-    `RunAnswer.ordered`. The first of each case are chosen, then the second of each, and so on.
+    Where it is too wide, the answer is never left out, and the throughput last.
     """
     rows, unit = list(answer.ordered), formatting.unit_of(answer.data.rows)
-    if limit is not None and len(rows) > limit:
-        finished = [row for row in rows if row.status == "ok"] or rows
-        most = max(row.world_size for row in finished)
-        finished = [row for row in finished if row.world_size == most]
-        met: Counter[tuple[str, ...]] = Counter()
-        places = []
-        for index, row in enumerate(finished):
-            case = tuple(str(setting(row, name)) for name in answer.case_settings)
-            places.append((met[case], index))
-            met[case] += 1
-        rows = [finished[index] for index in sorted(index for _, index in sorted(places)[:limit])]
     data = answer.data
     meanings = (STEP_MEANING, "Rates follow the mean of the iterations", of_run.plus_minus(data))
     is_any_ok = any(row.status == "ok" for row in rows)
@@ -285,7 +268,7 @@ def _metric_column(
 def _points(answer: RunAnswer) -> Iterator[Table]:
     """Yield the tables of all points: what was measured, where steps go, and their memory."""
     if answer.data.rows:
-        yield answer_table(answer)
+        yield point_table(answer)
     if not answer.data.rows or not answer.data.has_throughput:
         return
     unit = formatting.unit_of(answer.data.rows)

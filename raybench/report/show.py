@@ -414,7 +414,7 @@ def advise_run(answer: RunAnswer) -> Iterator[Advice]:
             text = f"{about}, of which rank {local_ms.index(slowest_ms)} is slow: {text}"
             yield Advice(about="shares", text=text, rows=(row.point_id,))
     if answer.contested and not data.fleets:
-        text = words.found(answer) if answer.largest_batches else words.ranking(answer)
+        text = " ".join([words.headline(answer), *words.findings(answer)])
         which = f"all {len(data.ok_rows)} points that are ok"
         yield Advice(about="choice", text=text, rows=(which,))
 

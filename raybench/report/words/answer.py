@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raybench.analysis.answer import (
-    MOST_GROUPS,
+    BestShares,
     Gains,
     Insight,
     LargestBatch,
@@ -25,7 +24,6 @@ from raybench.analysis.answer import (
 from raybench.analysis.ranking import (
     Candidate,
     Case,
-    NothingMeasured,
     Ranking,
     Values,
     Verdict,
@@ -35,80 +33,183 @@ from raybench.analysis.ranking import (
     share_of_datasheet,
 )
 from raybench.analysis.rows import ScaledRow, is_column
-from raybench.analysis.scaling import CAUSES
 from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.formatting import counted, span
 from raybench.report.point_settings import short_name
 from raybench.report.words import shares
-from raybench.report.words.doubts import short_doubts
 from raybench.report.words.reasons import losses_unknown_words, not_compared_words
 
 _NOUNS = {
     "step_ms_p50": "step time",
     "step_ms_p99": "99th percentile of the step time",
+    "batch_size": "batch",
     "peak_mem_allocated_bytes": "memory",
     "energy_j": "energy",
     "busbw_gb_s": "bus bandwidth",
     "memory_gb_s": "memory bandwidth",
-    "wall_unsynced_share": "share of the step that time.time() shows without waiting",
+    "wall_unsynced_share": "share of the step time that time.time() shows without synchronizing",
 }
 _OPTION = re.compile(r"--?[a-z]")
 # By the format of a metric, where that says it.
 _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 
 
+def question(answer: RunAnswer) -> str:
+    """Return the question of the job; of a job without one, what its points were measured for."""
+    if answer.asked.question:
+        return answer.asked.question
+    data = answer.data
+    what = ", ".join(dict.fromkeys(row.workload for row in data.rows)) or "the workload"
+    match answer.leading:
+        case LargestBatches():
+            return f"What is the largest batch of {what} that fits?"
+        case SpeedUps() as found:
+            devices = formatting.ranks_words(found.world_size, data.ranks)
+            return (
+                f"How does {what} scale from {_baseline_devices(found, data.ranks)} to {devices}?"
+            )
+        case Gains() as found:
+            return f"How much faster is {what} than with {_baseline_words(found, data.ranks)}?"
+        case BestShares():
+            return f"How should {what} divide its work between fast and slow devices?"
+        case Ranking() as found:
+            names = ", ".join(map(formatting.heading, answer.compared_settings))
+            noun = metric_noun(found.metric, answer.asked.items)
+            best = "highest" if found.is_most_best else "lowest"
+            return f"Which {names} of {what} has the {best} {noun}?"
+    return f"How long does a step of {what} take?"
+
+
 def lead(answer: RunAnswer) -> str:
-    """Return what the run found, and what is open; no full stop; "" if nothing was measured."""
-    if answer.shares:
-        text = shares.best_shares(answer.shares, answer.data.fleets, answer.data.ranks)
-    else:
-        parts = (not_compared(answer.uncompared), found(answer))
-        text = "; ".join(filter(None, parts))
-    if not text:
-        return ""
-    if ones := answer.single_starts:
-        of = "" if ones == len(answer.data.ok_rows) else f"{counted(ones, 'point')} of "
-        text += f"; {of}one start"
-        if more := answer.more_rounds:
-            text += f"; `--set measure.rounds={more.rounds}` gives an interval"
+    """Return the answer in sentences, with what is open; "" if nothing was measured."""
+    return " ".join(filter(None, (headline(answer), *findings(answer), certainty(answer))))
+
+
+def headline(answer: RunAnswer) -> str:
+    """Return the values of the answer in one sentence; "" if nothing was measured."""
+    ranks = answer.data.ranks
+    if answer.data.rows and not answer.data.ok_rows:
+        return "No point ended ok."
+    match answer.leading:
+        case LargestBatches() as found:
+            first = found.batches[0]
+            place = batch_settings(first, found, ranks)
+            at = f" with {place}" if place else ""
+            return f"The largest batch per device that fits is {first.batch_size:,}{at}."
+        case SpeedUps() as found:
+            return _scaling(found, answer)
+        case Gains() as found:
+            return _gain(found, ranks)
+        case Ranking() | Values() as found:
+            return _values(found, answer)
+    return ""
+
+
+def findings(answer: RunAnswer) -> list[str]:
+    """Return what follows from the values: winners, ties and causes, each a sentence."""
+    sentences: list[str] = []
+    match answer.leading:
+        case BestShares() as found:
+            sentences += shares.best_shares(found, answer.data.fleets, answer.data.ranks)
+        case SpeedUps() as found:
+            if found.has_several_models and found.efficiencies:
+                alone = formatting.share_words(*found.efficiencies)
+                sentences.append(f"That is {alone} of what the devices reach alone.")
+            if found.main_loss:
+                sentences += main_loss(found.main_loss)
+        case Gains() as found:
+            sentences += _undecided_gains(found, answer.data.ranks)
+        case Ranking() as found:
+            sentences += _winner(found, answer)
+            sentences.append(of_datasheet(found.metric, found.figures[0][1].row))
+        case Values() as found:
+            sentences += _beside_values(found, answer)
+    if answer.uncompared:
+        sentences.append(_not_compared(answer.uncompared))
     if count := answer.impossible:
-        text += f"; {counted(count, 'point')} with numbers that cannot be: see the warnings"
-    return text
+        have = "has" if count == 1 else "have"
+        sentences.append(f"{counted(count, 'point')} {have} numbers that cannot be true.")
+    return [sentence for sentence in sentences if sentence]
 
 
-def not_compared(uncompared: Uncompared | None) -> str:
-    """Return how many points should have been compared and are not, and why; "" for none."""
-    if uncompared is None:
+def certainty(answer: RunAnswer) -> str:
+    """Return how many points have no interval, and how to get one, as a sentence; or ""."""
+    count = answer.single_starts
+    if not count:
         return ""
+    is_all = count == len(answer.data.ok_rows)
+    who = (
+        "This run has" if is_all else f"{counted(count, 'point')} {'has' if count == 1 else 'have'}"
+    )
+    text = f"{who} one round and so no intervals"
+    if more := answer.more_rounds:
+        text += f"; `--set measure.rounds={more.rounds}` gives them"
+    return f"{text}."
+
+
+def heading(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
+    """Return what the values of the answer are, and how certain, as the title of their table."""
+    ranks, facts = answer.data.ranks, []
+    match answer.leading:
+        case LargestBatches():
+            return "Largest batch per device that fits"
+        case SpeedUps() as found:
+            devices = formatting.ranks_words(found.world_size, ranks)
+            text = f"Speed-up from {_baseline_devices(found, ranks)} to {devices}"
+            if found.ideal is not None:
+                facts.append(f"ideal {found.ideal:.2f}")
+        case Gains() as found:
+            text = f"Speed-up against {_baseline_words(found, ranks)}"
+        case _:
+            text = value_title(answer)
+    known = [half for half in half_widths if half is not None]
+    if known:
+        widest = formatting.interval_words(max(known))
+        better = "" if max(known) >= 1 else " or better"
+        some = "" if len(known) == len(half_widths) else " of points with several rounds"
+        facts.append(f"95 % intervals{some} {widest}{better}")
+    elif answer.metric is None or answer.metric.format != "gib":
+        facts.append("one round, no intervals")
+    return f"{text} ({'; '.join(facts)})" if facts else text
+
+
+def value_title(answer: RunAnswer) -> str:
+    """Return what the values of the answer are, with their unit: `Bus bandwidth, GB/s`."""
+    metric, items = answer.metric, answer.asked.items
+    assert metric is not None
+    noun = metric_noun(metric, items)
+    unit = (
+        formatting.unit_of(answer.data.rows).name if metric.unit == "ms" else unit_of(metric, items)
+    )
+    text = noun if noun == unit or not unit or unit in noun else f"{noun}, {unit}"
+    return text[:1].upper() + text[1:] if noun != f"{items}/s" else f"Throughput, {text}"
+
+
+def value_name(answer: RunAnswer) -> str:
+    """Return the head of the column of the values."""
+    match answer.leading:
+        case LargestBatches():
+            return "batch"
+        case SpeedUps() | Gains():
+            return "speed-up"
+    metric = answer.metric
+    assert metric is not None
+    if metric.unit == "ms":
+        prefix = "step " if metric.name == "step_ms_p50" else f"{metric.title} "
+        return f"{prefix}{formatting.unit_of(answer.data.rows).name}"
+    return unit_of(metric, answer.asked.items) or metric.title
+
+
+def _not_compared(uncompared: Uncompared) -> str:
+    """Return how many points should have a speed-up and have none, and why."""
     reasons, count = uncompared.reasons, uncompared.count
+    most = max(reasons, key=lambda why: reasons[why])
+    why = f": {not_compared_words(most)}" if len(reasons) == 1 or count == uncompared.points else ""
     if count == uncompared.points:
-        most = max(reasons, key=lambda why: reasons[why])
-        return f"no point has a speed-up: {not_compared_words(most)}"
-    are = "is" if count == 1 else "are"
-    text = f"{count} of {uncompared.points} points {are} not compared"
-    return f"{text}: {not_compared_words(next(iter(reasons)))}" if len(reasons) == 1 else text
-
-
-def found(answer: RunAnswer) -> str:
-    """Return what a run found without its fleets, no full stop; "" if nothing was measured."""
-    match answer.found:
-        case LargestBatches() as batches:
-            return largest_batches(batches, answer.data.ranks)
-        case SpeedUps() as speed_ups:
-            return scaling(speed_ups, answer)
-        case Gains() as found_gains:
-            return gains(found_gains, answer.data.ranks)
-    return ranking(answer)
-
-
-def largest_batches(found: LargestBatches, ranks: str) -> str:
-    """Write `the largest batch per device that fits is 1,474 (bf16), 740 (fp32)`."""
-    first, *others = found.batches
-    place = in_brackets(batch_settings(first, found, ranks))
-    text = f"the largest batch per device that fits is {first.batch_size:,}{place}"
-    told = (f", {o.batch_size:,} ({batch_settings(o, found, ranks)})" for o in others[:2])
-    return text + "".join(told)
+        return f"No point has a speed-up{why}."
+    have = "has" if count == 1 else "have"
+    return f"{count} of {counted(uncompared.points, 'point')} {have} no speed-up{why}."
 
 
 def batch_settings(one: LargestBatch, found: LargestBatches, ranks: str) -> str:
@@ -124,27 +225,21 @@ def what_fits(one: LargestBatch) -> str:
     return f"fit per device{used}; {one.ran_out:,} run out of memory"
 
 
-def scaling(found: SpeedUps, answer: RunAnswer) -> str:
-    """Write `4 GPUs do 2.41x to 2.75x (bf16) the samples/s of 1 GPU, each ±2.1% or less; ...`."""
-    ranks = answer.data.ranks
-    phrases = []
-    for one in found.series:
-        value = _with_interval(one) if len(one.rows) == 1 else speed_up(one)
-        where = formatting.words_of_settings(one.settings, ranks)
-        phrases.append(value + in_brackets(where, *_doubts(one.rows)))
-    devices = formatting.ranks_words(found.world_size, ranks)
-    text = f"{devices} do {', '.join(phrases)} {_rate_of_baseline(found, answer)}"
-    if (half := found.each_half_width) is not None:
-        text += f", {'each ' if half < 1 else ''}{formatting.widest_half_width(half)}"
-    ideal = ""
-    if found.has_several_models:
-        ideal = "their ideal is not known"
-        if found.efficiencies:
-            ideal = f"{span(*map(formatting.percent, found.efficiencies))} of what they do alone"
-    elif found.ideal is not None:
-        ideal = f"{found.ideal:.4g}x is ideal"
-    lost = main_loss(found.main_loss) if found.main_loss else ""
-    return "; ".join(filter(None, (text, ideal, lost)))
+def _scaling(found: SpeedUps, answer: RunAnswer) -> str:
+    """Write `4 GPUs reach 2.29 to 3.47 times the samples/s of 1 GPU (ideal 4.00).`."""
+    low, high = min(one.low for one in found.series), max(one.high for one in found.series)
+    facts = [] if found.ideal is None else [f"ideal {found.ideal:.2f}"]
+    if found.ideal is None and found.has_several_models:
+        facts.append("the ideal is unknown, because the devices differ")
+    halves = [one.half_width for one in found.series if one.half_width is not None]
+    if len(halves) == len(found.series):
+        better = "" if len(found.series) == len(found.series[0].rows) == 1 else " or better"
+        facts.append(f"95 % interval {formatting.interval_words(max(halves))}{better}")
+    devices = formatting.ranks_words(found.world_size, answer.data.ranks)
+    reach = "reaches" if found.world_size == 1 else "reach"
+    times = span(formatting.ratio(low), formatting.ratio(high))
+    text = f"{devices} {reach} {times} times {_rate_of_baseline(found, answer)}"
+    return text + (f" ({'; '.join(facts)})." if facts else ".")
 
 
 def _rate_of_baseline(found: SpeedUps, answer: RunAnswer) -> str:
@@ -152,62 +247,69 @@ def _rate_of_baseline(found: SpeedUps, answer: RunAnswer) -> str:
     return f"the {answer.asked.items}/s of {of}"
 
 
-def main_loss(loss: MainLoss) -> str:
-    """Write which cause takes the largest part of the loss, or why that is not known."""
+def _baseline_devices(found: SpeedUps, ranks: str) -> str:
+    return formatting.ranks_words(int(found.baseline["world_size"]), ranks)
+
+
+# What takes the lost time, as the subject of a sentence.
+_LOST_TO = {
+    "lost_comm": "communication that computation does not hide",
+    "lost_compute": "computation that did not shrink enough",
+    "lost_wait": "waiting for the slowest rank",
+    "lost_data": "waiting for data",
+    "lost_host": "waiting for the host",
+    "lost_unexplained": "not explained",
+}
+
+
+def main_loss(loss: MainLoss) -> list[str]:
+    """Return which cause takes most of the lost time, or why that is not known, as sentences."""
     if loss.cause is None:
-        found = why_not_known(loss.unknown)
-        reasons = {losses_unknown_words(why): count for why, count in found.items()}
-        told = [f"{reason} ({counted(count, 'point')})" for reason, count in reasons.items()]
-        why = ", ".join(reasons if len(reasons) == 1 else told)
-        return f"what the rest is lost to {f'is not known: {why}' if why else 'was not measured'}"
-    cause = CAUSES[loss.cause]
+        reasons = list(dict.fromkeys(map(losses_unknown_words, why_not_known(loss.unknown))))
+        if len(reasons) == 1:
+            return [f"What the rest of the time is lost to is unknown: {reasons[0]}."]
+        if reasons:
+            return ["What the rest of the time is lost to is unknown."]
+        return ["What the rest of the time is lost to was not measured."]
+    cause = _LOST_TO[loss.cause]
     if loss.count == loss.losing:
-        return f"{cause} is {span(*(f'{share:.0%}' for share in loss.shares))} of the loss"
-    certain = "" if loss.losing == loss.points else " that lose for certain"
-    points = f"{counted(loss.losing, 'point')}{certain}"
-    return f"{cause} is the largest loss in {loss.count} of {points}{_rest_not_known(loss)}"
-
-
-def _rest_not_known(loss: MainLoss) -> str:
-    """Write how many points have unknown causes, and why; "" if none has."""
-    reasons: dict[str, int] = {}
-    for row in loss.unknown:
-        unknown = row.why_no_losses
-        why = losses_unknown_words(unknown) if unknown else "it was not measured"
-        reasons[why] = reasons.get(why, 0) + 1
-    ordered = sorted(reasons, key=lambda why: -reasons[why])
-    told = [f"in {reasons[why]} ({why})" for why in ordered]
-    return f", not known {' and '.join(told)}" if told else ""
+        share = formatting.share_words(*loss.shares)
+        return [f"{share} of the lost time is {cause}."]
+    most = f"Most of the lost time is {cause} in {loss.count} of {counted(loss.losing, 'point')}"
+    if loss.losing < loss.points:
+        most += " that surely lose time"
+    unknown = f"At {counted(len(loss.unknown), 'point')} the cause is unknown."
+    return [f"{most}.", *([unknown] if loss.unknown else [])]
 
 
 def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:
     """Return a sentence for each reason of `why_not_known`."""
     return [
-        f"What is lost is not known at {counted(count, 'point')}: {losses_unknown_words(why)}."
+        f"The cause of the lost time is unknown at {counted(count, 'point')}: "
+        f"{losses_unknown_words(why)}."
         for why, count in why_not_known(rows).items()
     ]
 
 
-def gains(found: Gains, ranks: str) -> str:
-    """Write `bf16 is 4.19x to 6.83x as fast as fp32; whether tf32 is faster is not decided`."""
+def _gain(found: Gains, ranks: str) -> str:
+    """Write `bf16 is 4.19 to 6.83 times as fast as fp32.` of the largest gain."""
+    first = found.gains[0]
+    where = formatting.words_of_settings(first.settings, ranks)
+    return f"{where} is {speed_up(first)} times as fast as {_baseline_words(found, ranks)}."
+
+
+def _undecided_gains(found: Gains, ranks: str) -> list[str]:
+    """Return which settings may be as fast as the baseline, and what would decide."""
+    undecided = [one for one in found.gains if one.rounds_to_decide is not None]
+    if not undecided:
+        return []
+    names = [formatting.words_of_settings(one.settings, ranks) for one in undecided]
+    rounds = max(one.rounds_to_decide or 0 for one in undecided)
     base = _baseline_words(found, ranks)
-    phrases = []
-    for one in found.told:
-        told, row = _with_interval(one), one.rows[0]
-        where = formatting.words_of_settings(one.settings, ranks)
-        doubtful = in_brackets(*_doubts(one.rows))
-        if one.rounds_to_decide is None:
-            phrases.append(f"{where} is {told} as fast as {base}{doubtful}")
-            continue
-        low, high = row.speed_up_low or math.inf, row.speed_up_high or 0.0
-        phrases.append(
-            f"whether {where} is faster than {base} is not decided: {told} as fast, between "
-            f"{formatting.ratio(low)}x and {formatting.ratio(high)}x{doubtful}, "
-            f"{_ask_for_rounds(one.rounds_to_decide)}"
-        )
-    if (more := len(found.gains) - MOST_GROUPS) > 0:
-        phrases.append("1 other gains less" if more == 1 else f"{more} others gain less")
-    return "; ".join(phrases)
+    return [
+        f"It is undecided whether {formatting.some(names)} is faster than {base}.",
+        _ask(rounds),
+    ]
 
 
 def _baseline_words(found: Gains, ranks: str) -> str:
@@ -215,23 +317,8 @@ def _baseline_words(found: Gains, ranks: str) -> str:
     return formatting.words_of_settings(of, ranks) or "the baseline"
 
 
-def _ask_for_rounds(rounds: int) -> str:
-    return f"more rounds would tell: `--set measure.rounds={rounds}`"
-
-
-def ranking(answer: RunAnswer) -> str:
-    """Return the best point of each case; of more than three cases, the setting that wins most.
-
-    If no best is certain, it says so. If no case has two points, the range of values, or up to the
-    largest; "" if nothing was measured.
-    """
-    ranked = answer.ranking
-    if isinstance(ranked, NothingMeasured):
-        return ""
-    words = _RankedWords(answer, ranked)
-    if isinstance(ranked, Values):
-        return words.values(ranked)
-    return words.winner() if ranked.over_cases else "; ".join(map(words.verdict, ranked.cases))
+def _ask(rounds: int) -> str:
+    return f"More rounds may decide: `--set measure.rounds={rounds}`."
 
 
 def case_name(answer: RunAnswer, case: Case) -> str:
@@ -244,121 +331,88 @@ def candidate_name(answer: RunAnswer, one: Candidate) -> str:
     return short_name(one.row, answer.compared_settings, answer.data.ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class _RankedWords:
-    """The words of one ranking, or of values that do not compete."""
+def _values(found: Ranking | Values, answer: RunAnswer) -> str:
+    """Write `Bus bandwidth reaches 352.8 GB/s with 4 GPUs, all_reduce, 1 GiB.`."""
+    metric, items = found.metric, answer.asked.items
+    case, one = found.figures[0]
+    noun, value = metric_noun(metric, items), amount(metric, one.value, items)
+    value = value.removesuffix(f" {noun}")
+    interval = "" if one.half_width is None else f" {formatting.interval_words(one.half_width)}"
+    is_single = len(answer.data.ok_rows) == 1
+    names = [] if is_single else [candidate_name(answer, one), case_name(answer, case)]
+    place = ", ".join(filter(None, names))
+    verb = "is" if is_single else "reaches" if found.is_most_best else "goes down to"
+    text = f"The {noun} {verb} {value}{interval}{f' with {place}' if place else ''}."
+    if is_single and not follows_step_time(metric) and one.row.step_ms_p50 is not None:
+        text += f" The step takes {formatting.duration(one.row.step_ms_p50)}."
+    return text
 
-    answer: RunAnswer
-    ranked: Ranking | Values
 
-    def values(self, found: Values) -> str:
-        """Write the values of points none of which competes with another: up to the largest."""
-        metric, most = self.ranked.metric, found.most
-        is_of_sizes = len(found.sizes) > 1
-        noun = metric_noun(metric, self.answer.asked.items)
-        # One of several sizes is named before its value.
-        is_named = len(found.figures) > 1 or not is_of_sizes
-        told = self._told(most.best) + in_brackets(self._case(most) if is_named else "")
-        if len(found.cases) == 1:
-            return told + of_datasheet(metric, most.best.row)
-        if not found.is_most_best:
-            first = f"{self._told(found.least.best)}{in_brackets(self._case(found.least))}"
-            return f"{noun} from {first} to {told}"
-        among = "all_reduce: " if found.is_all_reduce_of_several else ""
-        among += f"with {formatting.size(found.sizes[-1])}, " if is_of_sizes else ""
-        is_said = unit_of(metric, self.answer.asked.items) == noun
-        upto = f"up to {told}" if is_said else f"{noun} of up to {told}"
-        text = f"{among}{upto}{of_datasheet(metric, most.best.row)}"
-        if found.smallest_step_ms is not None:
-            smallest = formatting.size(found.sizes[0])
-            text += f"; {smallest} takes {formatting.duration(found.smallest_step_ms)}"
-        return text
+def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
+    """Return which setting is the best, how often and by how much, or that none is."""
+    over = found.over_cases
+    case = over.case if over else found.told[0]
+    best = candidate_name(answer, case.best)
+    if case.verdict is Verdict.UNDECIDED or (over and not over.wins):
+        ask = _ask(rounds_to_decide(case.best.row))
+        if over:
+            return [f"There is no clear winner in any of {over.cases} cases.", ask]
+        rivals = formatting.some([candidate_name(answer, one) for one in case.rivals], 2)
+        return [f"There is no clear winner: {best} and {rivals} may be equal.", ask]
+    noun = metric_noun(found.metric, answer.asked.items)
+    is_sure = case.verdict is Verdict.BEST
+    superlative = f"the {'highest' if found.is_most_best else 'lowest'} {noun}"
+    if is_speed(found.metric):
+        superlative = "the fastest"
+    elif noun == "memory":
+        superlative = f"the {'most' if found.is_most_best else 'least'} memory"
+    verb = (
+        ("is" if is_sure else "was")
+        if superlative == "the fastest"
+        else "has"
+        if is_sure
+        else "had"
+    )
+    often = f" in {over.wins} of {over.cases} cases" if over else ""
+    if not over and formatting.ratio(case.gain) == "1.00":
+        return [f"{best} and {candidate_name(answer, case.ranked[1])} differ by less than 0.5 %."]
+    sentences = [f"{best} {verb} {superlative}{often}{'' if is_sure else ' of this run'}."]
+    following = candidate_name(answer, case.ranked[1])
+    where = f" with {case_name(answer, case)}" if over and case_name(answer, case) else ""
+    times = formatting.ratio(case.gain)
+    if is_speed(found.metric):
+        sentences.append(f"It is {times} times as fast as {following}{where}.")
+    else:
+        second = case.ranked[1].value or 1.0
+        share = formatting.ratio(case.best.value / second)
+        sentences.append(f"That is {share} times the {noun} of {following}{where}.")
+    if over and over.undecided:
+        is_ = "is" if over.undecided == 1 else "are"
+        sentences.append(f"{counted(over.undecided, 'case')} {is_} undecided.")
+    return sentences
 
-    def verdict(self, case: Case) -> str:
-        """Write `FSDP 2 has the most tokens/s: 12,300 tokens/s ±1.0%, 1.08x the next (TP 2)`."""
-        best, name = case.best, self._case(case)
-        where, told = f"{name}: " if name else "", self._told(best)
-        if case.verdict is Verdict.ALONE:
-            return f"{where}{told}"
-        if case.verdict is not Verdict.UNDECIDED:
-            wins = f"{self._name(best)} {self._wins(case)}"
-            return f"{where}{wins}: {told}, {self._over_next(case)}"
-        rivals = case.rivals
-        others = ", ".join(f"{self._name(one)} {self._told(one)}" for one in rivals[:2])
-        behind = next((one for one in case.ranked[1:] if one not in rivals), None)
-        rest = ""
-        if behind and best.value:
-            bound = "most" if self.ranked.is_most_best else "least"
-            share = formatting.ratio(behind.value / best.value)
-            rest = f"; all others are at {bound} {share}x that"
-        return (
-            f"{where}which has {self._superlative()} is not decided: {self._name(best)} {told}, "
-            f"{others}{rest}; {_ask_for_rounds(rounds_to_decide(best.row))}"
-        )
 
-    def winner(self) -> str:
-        """Write which setting is the best most often, and where it gains most."""
-        assert isinstance(self.ranked, Ranking)
-        assert self.ranked.over_cases
-        over = self.ranked.over_cases
-        case, noun = over.case, self._superlative()
-        if not over.wins:
-            told = self.verdict(case)
-            return f"which has {noun} is not decided in any of {over.cases} cases; {told}"
-        undecided = f"; {counted(over.undecided, 'case')} not decided" if over.undecided else ""
-        told = self._told(case.best) + of_datasheet(self.ranked.metric, case.best.row)
-        won = self._wins(case, f" in {over.wins} of {over.cases} cases")
-        return (
-            f"{self._name(case.best)} {won}: {told} with {self._case(case)}, "
-            f"{self._over_next(case)}{undecided}"
-        )
-
-    def _name(self, one: Candidate) -> str:
-        return candidate_name(self.answer, one)
-
-    def _case(self, case: Case) -> str:
-        return case_name(self.answer, case)
-
-    def _told(self, one: Candidate) -> str:
-        """Write a value with its interval and its doubts, which are about times and rates."""
-        half = "" if one.half_width is None else f" {formatting.half_width(one.half_width)}"
-        found = () if self.ranked.metric.format == "gib" else short_doubts(one.row)
-        value = amount(self.ranked.metric, one.value, self.answer.asked.items)
-        return f"{value}{half}{in_brackets(*found)}"
-
-    def _superlative(self) -> str:
-        """Write `the most tokens/s`, or `the least memory` where the smallest value is the best."""
-        word = "most" if self.ranked.is_most_best else "least"
-        return f"the {word} {metric_noun(self.ranked.metric, self.answer.asked.items)}"
-
-    def _wins(self, case: Case, where: str = "") -> str:
-        """Write `has the most tokens/s`, or after a single start `was the fastest in this run`."""
-        if case.verdict is Verdict.BEST:
-            return f"has {self._superlative()}{where}"
-        is_fastest = is_speed(self.ranked.metric)
-        what = "was the fastest" if is_fastest else f"had {self._superlative()}"
-        return f"{what}{where} in this run"
-
-    def _over_next(self, case: Case) -> str:
-        """Write `1.08x the next (TP 2)`, of times `1.08x as fast as the next`."""
-        best, following = case.ranked[:2]
-        name = self._name(following)
-        if follows_step_time(self.ranked.metric):
-            return f"{formatting.ratio(case.gain)}x as fast as the next ({name})"
-        return f"{formatting.ratio(best.value / (following.value or 1.0))}x the next ({name})"
+def _beside_values(found: Values, answer: RunAnswer) -> list[str]:
+    """Return the share of the datasheet's peak, and how long the smallest message takes."""
+    sentences = [of_datasheet(found.metric, found.figures[0][1].row)]
+    if found.smallest_step_ms is not None:
+        what = "An all_reduce" if found.is_all_reduce_of_several else "A message"
+        devices = formatting.ranks_words(found.most.best.row.world_size, answer.data.ranks)
+        smallest = formatting.size(found.sizes[0])
+        time = formatting.duration(found.smallest_step_ms)
+        sentences.append(f"{what} of {smallest} on {devices} takes {time}.")
+    return sentences
 
 
 def of_datasheet(metric: Metric, row: ScaledRow) -> str:
-    """Write the share of the datasheet's peak, and what a product reached in its first moments."""
+    """Return a sentence on the share of the datasheet's peak; "" where it is unknown."""
     reached = share_of_datasheet(metric, row)
-    if reached is None:
+    if reached is None or reached.share is None:
         return ""
-    if (peak_gb_s := reached.memory_peak_gb_s) is not None:
-        return f", {formatting.percent(reached.share)} of the datasheet's {peak_gb_s:,.0f} GB/s"
-    burst = reached.burst_tflops
-    first = "" if burst is None else f" ({formatting.number(burst)} TFLOP/s in its first 30 ms)"
-    share = reached.share
-    return first + ("" if share is None else f", {share:.1%} of the datasheet's peak")
+    peak = "the datasheet's peak"
+    if reached.memory_peak_gb_s is not None:
+        peak = f"the datasheet's {reached.memory_peak_gb_s:,.0f} GB/s"
+    return f"The highest value is {formatting.share_words(reached.share)} of {peak}."
 
 
 def metric_noun(metric: Metric, items: str) -> str:
@@ -383,35 +437,15 @@ def amount(metric: Metric, value: float, items: str) -> str:
     return f"{formatting.metric(metric, value)} {unit_of(metric, items)}".rstrip()
 
 
-def in_brackets(*words: str) -> str:
-    """Write ` (a, b)` of the words that are not empty; empty where there are none."""
-    shown = ", ".join(filter(None, words))
-    return f" ({shown})" if shown else ""
-
-
 def speed_up(one: Insight) -> str:
-    """Write `2.41x to 2.75x`."""
-    return span(*(f"{formatting.ratio(value)}x" for value in (one.low, one.high)))
-
-
-def _with_interval(one: Insight) -> str:
-    """Write `2.41x ±1.2%`, of a range `2.41x to 2.75x ±1.2% or less`."""
-    return f"{speed_up(one)} {_interval(one.half_width, len(one.rows))}".rstrip()
+    """Write `2.41 to 2.75`."""
+    return span(*(formatting.ratio(value) for value in (one.low, one.high)))
 
 
 def _interval(half_width: float | None, count: int) -> str:
     if half_width is None:
         return ""
-    write = formatting.widest_half_width if count > 1 else formatting.half_width
-    return write(half_width)
-
-
-def _doubts(rows: Sequence[ScaledRow]) -> tuple[str, ...]:
-    """Return `short_doubts` of a point; of several what all have, as ("all quick",)."""
-    if len(rows) == 1:
-        return short_doubts(rows[0])
-    of_all = [short_doubts(row) for row in rows]
-    return tuple(f"all {one}" for one in of_all[0] if all(one in some for some in of_all))
+    return formatting.interval_words(half_width) + (" or better" if count > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,7 +491,7 @@ def key_figures(answer: RunAnswer) -> list[KeyFigure]:
 def _of_speed_up(one: Insight, what: str, ranks: str) -> KeyFigure:
     where = formatting.words_of_settings(one.settings, ranks)
     sure = _interval(one.half_width, len(one.rows))
-    return KeyFigure(value=speed_up(one), what=what, where=where, sure=sure)
+    return KeyFigure(value=f"{speed_up(one)}x", what=what, where=where, sure=sure)
 
 
 def _of_candidate(answer: RunAnswer, metric: Metric, case: Case, one: Candidate) -> KeyFigure:
@@ -476,8 +510,10 @@ def _of_candidate(answer: RunAnswer, metric: Metric, case: Case, one: Candidate)
 def more_rounds(more: MoreRounds) -> str:
     """Return one sentence with a command, whose JOB and RUN are placeholders; no full stop."""
     time = formatting.long_time(more.seconds)
-    told = f"{more.rounds} rounds, which give an interval, would take about {time} more"
-    return f"{told}: sweep JOB --resume RUN --set measure.rounds={more.rounds}"
+    return (
+        f"{more.rounds} rounds give intervals and take about {time} more: "
+        f"sweep JOB --resume RUN --set measure.rounds={more.rounds}"
+    )
 
 
 def next_command(found: NextCommand) -> list[str]:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from raybench.analysis.doubts import DoubtGroup
 from raybench.analysis.rows import ScaledRow
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.report import formatting
-from raybench.report.formatting import counted
+from raybench.report.formatting import counted, share_words
 from raybench.results.breakdown import write_time
 from raybench.results.tables import PointRow
 from raybench.stats.outliers import NEARLY_ALL
 
 # The marks in tables, in their order there, each with its word and its meaning.
 MARKS = {
-    "u": ("unsteady", "the level of the step time still changes"),
-    "w": ("wide", "the samples of a start leave more than ±10 % open"),
+    "u": ("unsteady", "the step time was still changing"),
+    "w": ("wide", "the step time is known to worse than ±10 %"),
     "h": ("host-bound", "the device waits for the host"),
-    "t": ("throttled", "the clocks were limited by heat or a fault"),
-    "s": ("one rank is slower than the others", ""),
+    "t": ("throttled", "heat or a fault limited the clock"),
+    "s": ("slow rank", "one rank is slower than the others"),
     "c": ("crowded", "CPU workers share cores"),
-    "n": ("not alone", "something else used its devices or nodes at the same time"),
-    "q": ("quick", "a short look instead of seconds"),
+    "n": ("not alone", "other work used the same devices or nodes"),
+    "q": ("quick", "the point was timed for a moment only"),
     "b": ("no breakdown", "the parts exceed the step by more than 10 %"),
 }
 # What value, limit and subject of each kind are.
@@ -77,50 +78,57 @@ MEANINGS = {
     DoubtKind.WIDE: "half of the 95 % interval, of the step; limit: 0.1",
     DoubtKind.BASE_UNSTEADY: "the baseline point's iterations of warm-up",
 }
-# Doubts that stand in brackets behind a number, in their order there.
-_SHORT = {
-    DoubtKind.UNSTEADY: "unsteady",
-    DoubtKind.WIDE: "wide",
-    DoubtKind.THROTTLED: "throttled",
-    DoubtKind.CROWDED: "crowded",
-    DoubtKind.NOT_ALONE: "not alone",
-    DoubtKind.BUSY_CORES: "not alone",
-    DoubtKind.SHARED_NODE: "not alone",
-    DoubtKind.QUICK: "quick",
-}
 
 
 def mark_words(mark: str) -> str:
-    """Return what a mark means, as `wide, the samples of a start leave more than ±10 % open`."""
-    return ", ".join(filter(None, MARKS[mark]))
-
-
-def short_doubts(row: PointRow) -> tuple[str, ...]:
-    """Return the doubts about times and rates in a word each, as ("wide", "quick"); () for none.
-
-    "against an unsteady point" is last, unless the point itself is unsteady.
-    """
-    kinds = {doubt.kind for doubt in row.doubts or ()}
-    words = list(dict.fromkeys(word for kind, word in _SHORT.items() if kind in kinds))
-    if DoubtKind.BASE_UNSTEADY in kinds and DoubtKind.UNSTEADY not in kinds:
-        words.append("against an unsteady point")
-    return tuple(words)
+    """Return what a mark means, as `throttled: heat or a fault limited the clock`."""
+    return ": ".join(MARKS[mark])
 
 
 def doubt_words(doubt: Doubt, row: PointRow) -> str:
-    """Return a doubt about a point as a sentence without a full stop."""
+    """Return a doubt about a point as a clause, without a capital and a full stop."""
     return _WORDS[doubt.kind](doubt, row)
 
 
+def doubt_advice(doubt: Doubt) -> str:
+    """Return what a doubt does to the number, or what to do about it, as a sentence; or ""."""
+    if doubt.kind is DoubtKind.IMPOSSIBLE:
+        return _LIKELIEST[doubt.subject]
+    if doubt.kind is DoubtKind.OTHER_CLOCKS:
+        return _of_clocks(doubt)
+    return _ADVICE.get(doubt.kind, "")
+
+
 def drift_words(doubt: Doubt, ranks: str) -> str:
-    """Return the sentence on a drift of the machine. ranks: `GPUs` or `workers`."""
+    """Return the clause on a drift of the machine. ranks: `GPUs` or `workers`."""
     drift = doubt.value or 0.0
-    change = "longer" if drift > 0 else "less"
+    change = "slower" if drift > 0 else "faster"
     return (
-        f"{doubt.subject} {ranks}: at the end of the block the control took "
-        f"{abs(drift):.1%} {change} than at first: the machine drifts; speed-ups are corrected for "
-        "it"
+        f"the machine became {share_words(abs(drift), digits=1)} {change} during {doubt.subject} "
+        f"{ranks}"
     )
+
+
+def busy_words(group: DoubtGroup, points: int) -> str:
+    """Return the sentence that replaces all doubts of a run on a busy machine."""
+    doubt = group.worst
+    during = f"during {group.count} of {counted(points, 'point')}"
+    if doubt.kind is DoubtKind.BUSY_CORES:
+        who = f"Other programs used {doubt.value:.2g} of {doubt.limit:.0f} cores"
+    else:
+        who = "Other programs used the same devices"
+    return f"{who} {during}; these times are not reliable."
+
+
+_LIKELIEST = {
+    "efficiency": "Either the baseline was slowed, or steps are counted that did not run.",
+    "items": "Samples are counted that no iteration finished: check items_per_step.",
+    "iterations": "Iterations are counted that did not run.",
+    "mfu_pct": "Check flops_per_step and the precision, or the peak is that of another device.",
+    "achieved_tflops_per_device": "Check flops_per_step and the precision.",
+    "memory_gb_s": "Bytes are counted that stay in a cache.",
+    "busbw_gb_s": "Check the size of the message and the factor of the operation.",
+}
 
 
 def _impossible(doubt: Doubt, row: PointRow) -> str:
@@ -129,98 +137,68 @@ def _impossible(doubt: Doubt, row: PointRow) -> str:
     count = (row.iterations or 0) * (row.inner_iterations or 1)
     speed_up = ""
     if isinstance(row, ScaledRow):
-        speed_up = f"speed-up {formatting.ratio(row.speed_up)} on {row.world_size} devices, "
+        speed_up = f" (speed-up {formatting.ratio(row.speed_up)} on {row.world_size} devices)"
     texts = {
-        "efficiency": f"{speed_up}efficiency {value:.0%}; likeliest the baseline was slowed, or "
-        "steps are counted that did not run",
-        "items": f"{value:,.0f} samples a step, of a batch of {limit:,.0f}; likeliest samples are "
-        "counted that no iteration finished",
-        "iterations": f"{count:,.0f} iterations of {step_ms:.3g} ms take {value:,.0f} s, and all "
-        f"of it took {limit:,.0f} s; likeliest iterations are counted that did not run",
-        "mfu_pct": f"MFU {value:.0f}%; likeliest operations are counted that did not run, or the "
-        "peak is that of another device or precision",
-        "achieved_tflops_per_device": f"{value:,.0f} TFLOP/s, more than large {row.precision} "
-        f"products reach on {model} ({limit:,.0f}); likeliest operations are counted that did not "
-        "run, or it ran in another precision",
-        "memory_gb_s": f"{value:,.0f} GB/s of memory, more than the triad reaches on {model} "
-        f"({limit:,.0f}); likeliest bytes are counted that stay in a cache",
-        "busbw_gb_s": f"{value:,.0f} GB/s of bus bandwidth, more than a copy over the links "
-        f"reaches on {model} ({limit:,.0f}); likeliest the message or the factor is counted wrong",
+        "efficiency": f"an efficiency of {share_words(value)}{speed_up}",
+        "items": f"{value:,.0f} samples a step with a batch of {limit:,.0f}",
+        "iterations": f"{count:,.0f} iterations of {step_ms:.3g} ms in {limit:,.0f} s",
+        "mfu_pct": f"an MFU of {value:.0f} %",
+        "achieved_tflops_per_device": f"{value:,.0f} TFLOP/s, where large {row.precision} products "
+        f"reach {limit:,.0f} on {model}",
+        "memory_gb_s": f"{value:,.0f} GB/s of memory, where {model} reaches {limit:,.0f}",
+        "busbw_gb_s": f"{value:,.0f} GB/s of bus bandwidth, where the links of {model} reach "
+        f"{limit:,.0f}",
     }
-    return f"cannot be: {texts[doubt.subject]}"
+    return f"{texts[doubt.subject]} cannot be true"
 
 
-def _other_gradients(doubt: Doubt, row: PointRow) -> str:
+def _other_gradients(doubt: Doubt, _row: PointRow) -> str:
     # The tables hold NaN as null.
-    difference = "NaN" if doubt.value is None else f"{doubt.value:.1%}"
-    if row.share_by_rank:
-        return (
-            f"the gradients differ from those of one process by {difference}: is the loss "
-            "multiplied by context.loss_weight?"
-        )
-    return (
-        "the gradients differ from those of one process over the samples of all ranks by "
-        f"{difference}"
-    )
+    difference = "by NaN" if doubt.value is None else f"by {share_words(doubt.value, digits=1)}"
+    return f"the gradients differ {difference} from those of one process"
 
 
 def _batch_norm(_doubt: Doubt, _row: PointRow) -> str:
-    return (
-        "BatchNorm's statistics are those of each rank's own samples: with shares of different "
-        "size the gradients are not those of one process; take SyncBatchNorm or GroupNorm"
-    )
+    return "BatchNorm sees the samples of its own rank only, so the gradients differ"
 
 
 def _other_precision(doubt: Doubt, row: PointRow) -> str:
-    return (
-        f"precision {row.precision} asked, but fp32 arithmetic was {doubt.subject} after the last "
-        "step"
-    )
+    return f"the job asks for {row.precision}, but fp32 arithmetic was {doubt.subject}"
 
 
 def _emulated_precision(doubt: Doubt, row: PointRow) -> str:
     if row.precision == "tf32":
-        return f"precision tf32 asked, but {doubt.subject} has no TF32: the numbers are fp32's"
-    return f"precision bf16 asked, but {doubt.subject} emulates bfloat16"
+        return f"{doubt.subject} has no TF32, so these are the numbers of fp32"
+    return f"{doubt.subject} emulates bfloat16"
 
 
 def _missing_ranks(doubt: Doubt, _row: PointRow) -> str:
-    return (
-        f"the script's process group has {doubt.value:.0f} of {doubt.limit:.0f} ranks: each may "
-        "have trained alone"
-    )
+    return f"the script's process group has {doubt.value:.0f} of {doubt.limit:.0f} ranks"
 
 
 def _host_clock(_doubt: Doubt, _row: PointRow) -> str:
-    return (
-        "the parameters of the script's optimizer are not on a GPU: steps are timed by the host's "
-        "clock"
-    )
+    return "the script's parameters are not on a GPU, so the host's clock timed the steps"
 
 
 def _not_alone(doubt: Doubt, _row: PointRow) -> str:
-    return f"not alone: {doubt.subject}"
+    return f"other work used the same devices: {doubt.subject}"
 
 
 def _busy_cores(doubt: Doubt, _row: PointRow) -> str:
-    return (
-        f"not alone: other processes kept {doubt.value:.2g} of {doubt.limit:.0f} processors busy "
-        f"on {doubt.subject}"
-    )
+    return f"other programs used {doubt.value:.2g} of {doubt.limit:.0f} cores of {doubt.subject}"
 
 
 def _unknown_users(doubt: Doubt, _row: PointRow) -> str:
-    return f"who else used {doubt.subject} is not known: its agent does not answer"
+    return f"{doubt.subject} did not say who else used its devices"
 
 
 def _shared_node(doubt: Doubt, _row: PointRow) -> str:
-    return f"shared node: {doubt.subject}"
+    return f"other work ran on the same nodes: {doubt.subject}"
 
 
 def _throttled(doubt: Doubt, _row: PointRow) -> str:
-    reasons = doubt.subject or "reason unknown"
-    share = "" if doubt.value is None else f" in {doubt.value:.0%} of the samples"
-    return f"clocks were limited{share}: {reasons}"
+    share = "" if doubt.value is None else f" in {share_words(doubt.value)} of the samples"
+    return f"the clock was limited{share}: {doubt.subject or 'the reason is unknown'}"
 
 
 def _crowded(doubt: Doubt, _row: PointRow) -> str:
@@ -229,15 +207,20 @@ def _crowded(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _other_clocks(doubt: Doubt, _row: PointRow) -> str:
-    part = "is due to them" if (doubt.value or 0.0) > 1 else "is lost by them"
-    return (
-        f"SM clocks are {formatting.ratio(doubt.value)} times those of the baseline point, by the "
-        f"power cap; at most so much of the speed-up {part}"
-    )
+    return f"the SM clock is {formatting.ratio(doubt.value)} times that of the baseline point"
+
+
+def _of_clocks(doubt: Doubt) -> str:
+    """Return what other clocks do to a speed-up: at most their own ratio."""
+    ratio = doubt.value or 1.0
+    share = share_words(abs(ratio - 1))
+    if ratio > 1:
+        return f"The power cap slowed the baseline; this explains at most {share} of the speed."
+    return f"The power cap lowered the clock; this costs at most {share} of the speed."
 
 
 def _other_kernels(doubt: Doubt, _row: PointRow) -> str:
-    return f"attention by {doubt.subject}: speed-ups are of the kernels too"
+    return f"attention ran by {doubt.subject}"
 
 
 def _slow_rank(doubt: Doubt, row: PointRow) -> str:
@@ -250,57 +233,46 @@ def _slow_rank(doubt: Doubt, row: PointRow) -> str:
     hidden_ms = max(0.0, (row.comm_ms or 0.0) - (exposed_ms or 0.0)) if is_known else 0.0
     least_ms = max(0.0, most_ms - hidden_ms)
     cost = write_time(*([] if least_ms > 0.995 * most_ms else [least_ms]), most_ms)
-    if row.device_type == "cpu":
-        where = "host"
-    elif device_ms is None:
-        where = "device or host"
-    elif device_ms >= NEARLY_ALL * excess_ms:
-        where = "device"
-    elif excess_ms - device_ms >= NEARLY_ALL * excess_ms:
-        where = "host"
+    if row.device_type == "cpu" or (
+        device_ms is not None and excess_ms - device_ms >= NEARLY_ALL * excess_ms
+    ):
+        where = " on the host"
+    elif device_ms is not None and device_ms >= NEARLY_ALL * excess_ms:
+        where = " on the device"
     else:
-        where = f"device {write_time(device_ms)}, host {write_time(excess_ms - device_ms)}"
-    whose = "the other's" if row.world_size == 2 else "the others'"
+        where = ""
+    others = "the other rank" if row.world_size == 2 else "the other ranks"
     return (
-        f"{doubt.subject} is slower: its own step takes {write_time(excess_ms)} longer than "
-        f"{whose} ({where}), which costs {cost} of {write_time(step_ms)}"
+        f"{doubt.subject} works {write_time(excess_ms)} longer than {others}{where}, which costs "
+        f"{cost} of a {write_time(step_ms)} step"
     )
 
 
 def _late_in_turn(doubt: Doubt, row: PointRow) -> str:
-    late = _part_of_step(doubt, row)
-    return f"the ranks are late in turn, which costs up to {late}"
-
-
-def _host_bound(doubt: Doubt, row: PointRow) -> str:
-    return f"host-bound: the device idles for {_part_of_step(doubt, row)}"
-
-
-def _part_of_step(doubt: Doubt, row: PointRow) -> str:
-    """Write `0.12 ms of 1.5 ms`: the share of the step that is the value of a doubt."""
     step_ms = row.step_ms_p50 or 0.0
-    return f"{write_time((doubt.value or 0.0) * step_ms)} of {write_time(step_ms)}"
+    cost = write_time((doubt.value or 0.0) * step_ms)
+    return (
+        f"different ranks are slow at different times, which costs up to {cost} of a "
+        f"{write_time(step_ms)} step"
+    )
+
+
+def _host_bound(doubt: Doubt, _row: PointRow) -> str:
+    share = min(1.0, doubt.value or 0.0)
+    return f"the device idles for {share_words(share)} of the step, because the host is late"
 
 
 def _allocator_retries(doubt: Doubt, _row: PointRow) -> str:
-    return (
-        f"the timed steps include {doubt.value:.0f} retries of the allocator, which had to give "
-        "back what it kept: memory is short, take a smaller batch"
-    )
+    return f"memory ran short, so the allocator retried {doubt.value:.0f} times in the timed steps"
 
 
 def _device_allocs(doubt: Doubt, _row: PointRow) -> str:
-    return (
-        f"the timed steps include {doubt.value:.0f} calls of cudaMalloc: memory had not settled, "
-        "warm up for longer"
-    )
+    return f"the timed steps called cudaMalloc {doubt.value:.0f} times"
 
 
 def _stalls(doubt: Doubt, _row: PointRow) -> str:
-    return (
-        f"some steps are much longer: the mean, which the rates follow, is {doubt.value:.1%} above "
-        "the median"
-    )
+    higher = share_words(doubt.value or 0.0, digits=1)
+    return f"a few slow steps raise the mean step, which rates follow, by {higher}"
 
 
 def _round_failed(doubt: Doubt, _row: PointRow) -> str:
@@ -309,43 +281,38 @@ def _round_failed(doubt: Doubt, _row: PointRow) -> str:
 
 def _script_ended(doubt: Doubt, _row: PointRow) -> str:
     return (
-        "the script ended by itself before enough was measured: its last "
-        f"{doubt.value:.0f} iterations are timed, and the {doubt.limit:.0f} before them warm-up; "
-        "let it make more steps"
+        f"the script ended early: {doubt.limit:.0f} iterations count as warm-up, and "
+        f"{doubt.value:.0f} are timed"
     )
 
 
 def _no_throughput(_doubt: Doubt, _row: PointRow) -> str:
-    return "no throughput: the workload does not set items_per_step"
+    return "the throughput is unknown, because the workload does not set items_per_step"
 
 
 def _no_breakdown(doubt: Doubt, row: PointRow) -> str:
     step_ms = (row.parts_step_ms or row.step_ms_p50) or 0.0
-    return (
-        f"no breakdown: the parts come to {write_time((doubt.value or 0.0) * step_ms)}, the step "
-        f"takes {write_time(step_ms)}; the instrumented steps were slower than the timed ones"
-    )
+    parts = write_time((doubt.value or 0.0) * step_ms)
+    return f"the parts add up to {parts}, but the step takes {write_time(step_ms)}"
 
 
-def _parts_exceed(doubt: Doubt, row: PointRow) -> str:
-    step_ms = row.step_ms_p50 or 0.0
+def _parts_exceed(_doubt: Doubt, row: PointRow) -> str:
     return (
-        f"the parts exceed the step by {write_time((doubt.value or 0.0) * step_ms)}: without "
-        f"communication the step takes {write_time(row.local_step_ms or 0.0)}, with it "
-        f"{write_time(step_ms)}"
+        f"the step takes {write_time(row.local_step_ms or 0.0)} without communication and "
+        f"{write_time(row.step_ms_p50 or 0.0)} with communication"
     )
 
 
 def _no_collectives(_doubt: Doubt, _row: PointRow) -> str:
-    return "no breakdown on several ranks: no collective of torch.distributed was seen in a step"
+    return "the step is not divided into parts, because it uses no collective of torch.distributed"
 
 
 def _check_failed(doubt: Doubt, _row: PointRow) -> str:
-    return f"failed after the timed steps: {doubt.subject}"
+    return f"a check after the timed steps failed: {doubt.subject}"
 
 
 def _not_compared_gradients(doubt: Doubt, _row: PointRow) -> str:
-    return f"check_gradients: workload {doubt.subject} cannot compare its gradients"
+    return f"check_gradients did nothing, because {doubt.subject} cannot compare its gradients"
 
 
 def _not_profiled(_doubt: Doubt, _row: PointRow) -> str:
@@ -353,48 +320,79 @@ def _not_profiled(_doubt: Doubt, _row: PointRow) -> str:
 
 
 def _left_behind(doubt: Doubt, _row: PointRow) -> str:
-    return (
-        f"the workload left {doubt.subject} behind: the next point gets new processes; end or undo "
-        "it in close()"
-    )
+    return f"the workload left {doubt.subject} behind"
 
 
 def _emulated(doubt: Doubt, row: PointRow) -> str:
     by = "extra compute" if row.slow_by == "compute" else "fewer multiprocessors"
     return (
-        f"{doubt.subject} emulates a slower device by {by}: {doubt.limit:g} of its own speed "
-        f"asked, {doubt.value:.3f} measured"
+        f"{doubt.subject} emulates a slower device by {by}: its speed is {doubt.value:.3f}, and "
+        f"{doubt.limit:g} was asked"
     )
 
 
 def _quick(doubt: Doubt, _row: PointRow) -> str:
-    return "quick" if doubt.value is None else f"quick: {doubt.value:.2g} s timed"
+    return "the point was timed for a moment only" + (
+        "" if doubt.value is None else f" ({doubt.value:.2g} s)"
+    )
 
 
 def _short(doubt: Doubt, _row: PointRow) -> str:
-    return f"timed for {doubt.value:.2g} s of the requested {doubt.limit:g} s"
+    return f"the point was timed for {doubt.value:.2g} s instead of {doubt.limit:g} s"
 
 
 def _few_samples(doubt: Doubt, _row: PointRow) -> str:
-    return f"{doubt.value:.0f} of {doubt.limit:.0f} iterations timed"
+    return f"the time allowed only {doubt.value:.0f} of {doubt.limit:.0f} iterations"
 
 
 def _unsteady(doubt: Doubt, _row: PointRow) -> str:
     after = "" if doubt.value is None else f" after {doubt.value:.0f} iterations of warm-up"
-    return f"step time changes its level still{after}"
+    return f"the step time was still changing{after}"
 
 
-def _too_few_steps(_doubt: Doubt, _row: PointRow) -> str:
-    return "too few steps to tell whether their time is steady"
+def _too_few_steps(doubt: Doubt, _row: PointRow) -> str:
+    steps = "too few steps" if doubt.value is None else f"{counted(round(doubt.value), 'step')}"
+    return f"{steps} cannot show whether the step time was still changing"
 
 
 def _wide(doubt: Doubt, _row: PointRow) -> str:
     half_width = doubt.value or 0.0
-    return f"step time is known to ±{'>100%' if half_width >= 1 else f'{half_width:.1%}'} only"
+    if half_width >= 1:
+        return "the step time is known to no better than a factor of two"
+    return f"the step time is known to {formatting.interval_words(half_width)} only"
 
 
 def _base_unsteady(_doubt: Doubt, _row: PointRow) -> str:
-    return "the baseline point is unsteady"
+    return "the step time of the baseline point was still changing"
+
+
+# What the doubt does to the number, or what to do about it.
+_ADVICE: Mapping[DoubtKind, str] = {
+    DoubtKind.OTHER_GRADIENTS: "Check how the ranks average gradients; uneven shares multiply the "
+    "loss by context.loss_weight.",
+    DoubtKind.BATCH_NORM: "Use SyncBatchNorm or GroupNorm.",
+    DoubtKind.MISSING_RANKS: "Each rank may have trained alone.",
+    DoubtKind.NOT_ALONE: "Measure again when the other work has ended.",
+    DoubtKind.BUSY_CORES: "Measure again when the other programs have ended.",
+    DoubtKind.THROTTLED: "Check the cooling and the power of the device.",
+    DoubtKind.CROWDED: "Use fewer workers.",
+    DoubtKind.DRIFT: "Speed-ups are corrected for this drift.",
+    DoubtKind.SHARED_NODE: "The nodes share memory and host links.",
+    DoubtKind.OTHER_KERNELS: "The speed-up includes this change of kernels.",
+    DoubtKind.HOST_BOUND: "CUDA graphs, compilation or larger batches help.",
+    DoubtKind.ALLOCATOR_RETRIES: "Use a smaller batch.",
+    DoubtKind.DEVICE_ALLOCS: "Memory had not settled: warm up for longer.",
+    DoubtKind.SCRIPT_ENDED: "Let the script make more steps.",
+    DoubtKind.NO_BREAKDOWN: "So the parts are not shown.",
+    DoubtKind.PARTS_EXCEED: "So the parts do not add up.",
+    DoubtKind.LEFT_BEHIND: "The next point got new processes; release it in close().",
+    DoubtKind.QUICK: "Another run may differ much.",
+    DoubtKind.SHORT: "Raise measure.max_seconds.",
+    DoubtKind.FEW_SAMPLES: "Raise measure.max_seconds.",
+    DoubtKind.UNSTEADY: "Measure several rounds.",
+    DoubtKind.TOO_FEW_STEPS: "Raise measure.seconds.",
+    DoubtKind.WIDE: "Measure for longer, or several rounds.",
+}
 
 
 _WORDS: Mapping[DoubtKind, Callable[[Doubt, PointRow], str]] = {

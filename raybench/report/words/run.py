@@ -5,7 +5,7 @@ from __future__ import annotations
 from raybench.analysis.rows import varying
 from raybench.analysis.run_data import RunData
 from raybench.job.registry import Answer
-from raybench.records import TrialKey, by_point
+from raybench.records import Status, TrialKey, by_point
 from raybench.report import formatting
 from raybench.report.documents import records
 from raybench.report.formatting import counted, span
@@ -107,3 +107,29 @@ def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
     """Return ranks, baseline ("" without one) and items in words, for `metric_column`."""
     baseline = formatting.settings(data.run.baseline)
     return {"ranks": data.ranks, "baseline": baseline, "items": asked.items}
+
+
+def facts(data: RunData) -> str:
+    """Return one line: `4 x NVIDIA H200, 1 node, 3 rounds, 2026-11-22, 36 of 36 points ok`."""
+    ended = {TrialKey(row.point_id, row.round or 1): row.status for row in data.attempts}
+    statuses = [str(status) for status in by_point(ended).values()]
+    ok, total = statuses.count(Status.OK), data.run.points_total
+    counts = [row.rounds for row in data.ok_rows] or [1]
+    most = counted(max(counts), "round")
+    rounds = most if min(counts) == max(counts) else f"{min(counts)} to {most}"
+    others = [(status, statuses.count(status)) for status in Status if status is not Status.OK]
+    told = [f"{count} {status.label}" for status, count in others if count]
+    if (missing := total - len(statuses)) > 0:
+        told.append(f"{missing} not run")
+    devices = data.run.cluster
+    if not data.devices.empty:
+        devices = formatting.machine(records(data.devices), data.node_counts[0])
+    parts = (
+        devices.replace(" on ", ", ") if data.ranks == "GPUs" else devices,
+        rounds,
+        f"{data.run.started_at:%Y-%m-%d}",
+        formatting.course(data.run),
+        f"{ok} of {counted(total, 'point')} ok",
+        *told,
+    )
+    return ", ".join(parts)

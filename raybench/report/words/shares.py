@@ -11,23 +11,27 @@ from raybench.job.point import EQUAL, FAST
 from raybench.report import formatting
 
 
-def best_shares(found: BestShares, fleets: Sequence[Fleet], ranks: str) -> str:
-    """Write `shares=by_speed is best in 3 of 4 cases, by up to +21.0% over the best …`."""
-    cases, name = f"{len(fleets)} cases", fleet_name(found.fleet, ranks, fleets)
+def best_shares(found: BestShares, fleets: Sequence[Fleet], ranks: str) -> list[str]:
+    """Return which shares are the best, and by how much, as sentences."""
+    name = fleet_name(found.fleet, ranks, fleets)
     if found.shares is None:
-        where = f" in any of {cases}; {name}" if len(fleets) > 1 else ""
-        return (
-            f"which shares are best is not decided{where}: {found.fleet.best.shares} does "
-            f"{gain(found.gain)} over the best of the others"
-        )
-    where = f" in {found.wins} of {cases}" if len(fleets) > 1 else ""
-    wins = f"is best{where or ' here'}" if found.is_sure else f"was the fastest{where} in this run"
-    by = "by up to" if found.wins > 1 else "by"
-    return (
-        f"shares={found.shares} {wins}, {by} {gain(found.gain)} over the "
-        f"{'best' if found.is_sure else 'fastest'} of the others ({name})"
-        + (f"; {found.undecided} cannot be told apart" if found.undecided else "")
-    )
+        cases = f" in any of {len(fleets)} cases" if len(fleets) > 1 else ""
+        return [f"No division of the work is clearly the best{cases}."]
+    often = f" in {found.wins} of {len(fleets)} cases" if len(fleets) > 1 else ""
+    verb = "is" if found.is_sure else "was"
+    of_run = "" if found.is_sure else " of this run"
+    gained = formatting.share_words(found.gain.gain, digits=1)
+    if found.gain.half_width is not None:
+        gained += f" ({formatting.interval_words(found.gain.half_width)})"
+    most = "at most " if found.wins > 1 else ""
+    sentences = [
+        f"{found.shares} {verb} the fastest division of the work{often}{of_run}.",
+        f"It is {most}{gained} faster than the next, with {name}.",
+    ]
+    if found.undecided:
+        are = "case is" if found.undecided == 1 else "cases are"
+        sentences.append(f"{found.undecided} {are} undecided.")
+    return sentences
 
 
 def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:

@@ -1,0 +1,226 @@
+"""The answer of a run as a small table: a sorted list, or settings by settings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raybench.analysis.answer import Gains, LargestBatches, SpeedUps, speed_up_half_width
+from raybench.analysis.ranking import NothingMeasured
+from raybench.analysis.rows import (
+    ScaledRow,
+    distinguishing_settings,
+    is_numeric,
+    rows_compared,
+    setting,
+    setting_order,
+    varying,
+    with_most_ranks,
+)
+from raybench.report import formatting
+from raybench.report.documents import WIDTH, Column, Table
+from raybench.report.point_settings import short_name
+from raybench.report.words import answer as words
+
+if TYPE_CHECKING:
+    from raybench.analysis.answer import RunAnswer
+
+# More rows, or columns, do not fit the first screen.
+MOST_ROWS = 8
+_MOST_COLUMNS = 7
+# A table with more empty cells than this is shown as a list.
+_LEAST_FILLED = 0.75
+# Numbers read better from left to right than names do: names must save two rows.
+_NAMES_COST = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerValue:
+    """One value of the answer, and the point that has it."""
+
+    row: ScaledRow
+    # As it is shown, without its unit.
+    text: str
+    # Sorts a list: the largest first.
+    order: float
+    # Half of the 95 % interval as a share of the value; None where it is not known.
+    half_width: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTable:
+    """The values of an answer under a heading that says what they are, and how certain."""
+
+    table: Table
+    # How many values it leaves out.
+    left_out: int
+
+
+def answer_values(answer: RunAnswer) -> list[AnswerValue]:
+    """Return the values that answer the question, each with its point; [] without any."""
+    data = answer.data
+    match answer.leading:
+        case NothingMeasured():
+            return []
+        case LargestBatches() as found:
+            by_batch = {(str(one.settings), one.batch_size): one for one in found.batches}
+            return [
+                AnswerValue(row=one.row, text=f"{one.batch_size:,}", order=one.batch_size)
+                for one in by_batch.values()
+            ]
+        case SpeedUps():
+            rows = with_most_ranks(data.rows)
+            is_one = len(varying(rows)) == 0
+            rows = [row for row in data.ok_rows if row.speed_up is not None] if is_one else rows
+            return [_speed_up(row) for row in rows]
+        case Gains():
+            rows = rows_compared(data.rows)
+            if len(varying(rows)) < 2:
+                # A single list has room for the baseline, to which the others are compared.
+                rows = [row for row in data.ok_rows if row.speed_up is not None]
+            return [_speed_up(row) for row in rows]
+    if answer.metric is None:
+        return []
+    unit = formatting.unit_of(data.rows)
+    sign = 1 if answer.ranked_by.best == "max" else -1
+    return [
+        AnswerValue(
+            row=one.row,
+            text=formatting.metric(answer.metric, one.value, unit),
+            order=sign * one.value,
+            half_width=one.half_width,
+        )
+        for case in answer.cases
+        for one in case.ranked
+    ]
+
+
+def _speed_up(row: ScaledRow) -> AnswerValue:
+    return AnswerValue(
+        row=row,
+        text=formatting.ratio(row.speed_up),
+        order=row.speed_up or 0.0,
+        half_width=speed_up_half_width(row),
+    )
+
+
+def answer_table(answer: RunAnswer) -> AnswerTable | None:
+    """Return the answer as a table under a heading; None for fewer than two values."""
+    values = answer_values(answer)
+    if len(values) < 2:
+        return None
+    names = distinguishing_settings([value.row for value in values])
+    if isinstance(answer.leading, LargestBatches):
+        names = [name for name in names if name != "batch"]
+    heading = words.heading(answer, [value.half_width for value in values])
+    return _crossed(answer, values, names, heading) or _list(answer, values, names, heading)
+
+
+def _list(
+    answer: RunAnswer, values: Sequence[AnswerValue], names: Sequence[str], heading: str
+) -> AnswerTable:
+    """Return the values as a list, sorted, each with its interval and its step time."""
+    ranks, unit = answer.data.ranks, formatting.unit_of(answer.data.rows)
+    shown = sorted(values, key=lambda value: -value.order)[:MOST_ROWS]
+    columns = [
+        Column(title="", is_text=True),
+        Column(title=words.value_name(answer)),
+        Column(title="±"),
+        Column(title=f"step {unit.name}"),
+        Column(title=f"{answer.asked.items}/s"),
+    ]
+    rows = []
+    for value in shown:
+        half = "" if value.half_width is None else formatting.half_width(value.half_width)
+        step = formatting.time_in(unit, value.row.step_ms_p50)
+        rate = formatting.number(value.row.throughput)
+        rows.append((short_name(value.row, names, ranks), value.text, half, step, rate))
+    kept = [
+        place
+        for place, column in enumerate(columns)
+        if any(row[place] for row in rows)
+        and column.title not in {c.title for c in columns[:place]}
+    ]
+    table = Table(
+        columns=tuple(columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in rows),
+        kind=heading,
+    )
+    return AnswerTable(table=table, left_out=len(values) - len(shown))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """One setting as columns, all others as rows."""
+
+    column: str
+    others: tuple[str, ...]
+    cells: dict[tuple[str, ...], dict[str, AnswerValue]]
+    heads: tuple[str, ...]
+
+    @property
+    def filled(self) -> float:
+        """Return the share of cells that have a value."""
+        count = sum(len(cells) for cells in self.cells.values())
+        return count / (len(self.cells) * len(self.heads))
+
+
+def _crossed(
+    answer: RunAnswer, values: Sequence[AnswerValue], names: Sequence[str], heading: str
+) -> AnswerTable | None:
+    """Return a table whose columns are the values of one setting; None where none is clear."""
+    if len(names) < 2:
+        return None
+    rows = [value.row for value in values]
+    layouts = []
+    for name in names:
+        layout = _layout(values, name, [other for other in names if other != name])
+        table = _table(answer, layout, heading)
+        if (
+            2 <= len(layout.heads) <= _MOST_COLUMNS
+            and len(layout.cells) <= MOST_ROWS
+            and layout.filled >= _LEAST_FILLED
+            and _width(table) <= WIDTH
+        ):
+            cost = len(layout.cells) + (0 if is_numeric(rows, name) else _NAMES_COST)
+            layouts.append((cost, table))
+    if not layouts:
+        return None
+    _, table = min(layouts, key=lambda pair: pair[0])
+    return AnswerTable(table=table, left_out=0)
+
+
+def _layout(values: Sequence[AnswerValue], name: str, others: Sequence[str]) -> _Layout:
+    cells: dict[tuple[str, ...], dict[str, AnswerValue]] = {}
+
+    def place(value: AnswerValue) -> list[object]:
+        return [setting_order(setting(value.row, other)) for other in others]
+
+    for value in sorted(values, key=place):
+        key = tuple(str(setting(value.row, other)) for other in others)
+        cells.setdefault(key, {})[str(setting(value.row, name))] = value
+    heads = dict.fromkeys(str(setting(value.row, name)) for value in values)
+    ordered = tuple(sorted(heads, key=setting_order))
+    return _Layout(column=name, others=tuple(others), cells=cells, heads=ordered)
+
+
+def _table(answer: RunAnswer, layout: _Layout, heading: str) -> Table:
+    ranks = answer.data.ranks
+    heads = []
+    for text in layout.heads:
+        [value] = [cells[text] for cells in layout.cells.values() if text in cells][:1]
+        heads.append(short_name(value.row, [layout.column], ranks))
+    rows = []
+    for cells in layout.cells.values():
+        first = next(iter(cells.values()))
+        texts = [cells[text].text if text in cells else "" for text in layout.heads]
+        rows.append((short_name(first.row, layout.others, ranks), *texts))
+    columns = [Column(title="", is_text=True), *(Column(title=head) for head in heads)]
+    return Table(columns=tuple(columns), rows=tuple(rows), kind=heading)
+
+
+def _width(table: Table) -> int:
+    lines = [table.titles, *table.texts]
+    widths = (max(len(line[place]) for line in lines) for place in range(len(table.columns)))
+    return sum(widths) + 2 * (len(table.columns) - 1)
