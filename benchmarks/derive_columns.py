@@ -117,7 +117,11 @@ def derive(row: Mapping[str, Any], samples: pd.DataFrame, is_count_fixed: bool) 
     if typed.stable is None and not is_count_fixed:
         doubts.append(Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=typed.iterations))
     stored = to_row(replace(typed, doubts=worst_of_each(doubts)))["doubts"]
-    return found if stored == row.get("doubts") else {**found, "doubts": stored}
+    known = row.get("doubts")
+    # Their order has no meaning.
+    if known is not None and sorted(known, key=str) == sorted(stored, key=str):
+        return found
+    return {**found, "doubts": stored}
 
 
 def parts_beside(row: Mapping[str, Any], step_ms: float) -> dict[str, Any]:
