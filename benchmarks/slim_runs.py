@@ -1,8 +1,8 @@
-"""Copy runs without what a report does not read, and without folders of their machine.
+"""Copy runs to commit them: small files, without logs and folders of their machine.
 
     python -m benchmarks.slim_runs FOLDER RUN...      (from results, to FOLDER)
 
-The parts of each table become one. Each file loses the copy of its schema that Arrow adds: half of
+The parts of each table become one. Each file loses the copy of its schema that Arrow adds, half of
 a small file. Tracebacks keep the names of files and lose their folders.
 """
 

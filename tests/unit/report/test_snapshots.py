@@ -1,4 +1,4 @@
-"""Three committed runs in every format, and what other commands say of them, word for word.
+"""Committed runs, three of them in every format, and what other commands say, word for word.
 
 To accept other words, run `RAYBENCH_WRITE_SNAPSHOTS=1 pytest tests/unit/report/test_snapshots.py`
 and read `git diff`.
@@ -24,6 +24,14 @@ RUNS = (
     "uneven_gpus-20261123-101038-7c4b",
     "health-20261122-222544-c2db",
 )
+# README.md of the folder says how each was made.
+NOISY_FOLDER = Path("tests/unit/report/noisy_runs")
+NOISY = {
+    "noisy_scaling": "ddp_scaling-20261129-162012-b1f2",
+    "noisy_interrupted": "ddp_scaling-20261129-161811-272f",
+    "noisy_script": "ddp-20261129-161041-772d",
+    "noisy_ranking": "accumulation_or_batch-20261129-161446-3417",
+}
 COMPARED = ("ddp_scaling-20261121-132844-4b9a", "ddp_scaling-20261122-142621-6209")
 
 
@@ -89,6 +97,15 @@ def test_a_command_prints_what_its_snapshot_holds(name, monkeypatch):
     words, width, kept = COMMANDS[name]
     monkeypatch.chdir(EXAMPLES.parents[1])
     check(name, [*words, "--results", "results/examples"], width, kept)
+
+
+@pytest.mark.parametrize("kind", ["80.txt", "120.txt"])
+@pytest.mark.parametrize("name", NOISY)
+def test_a_noisy_run_is_reported_as_its_snapshot_holds(name, kind, monkeypatch):
+    words, width, kept = FORMATS[kind]
+    monkeypatch.chdir(EXAMPLES.parents[1])
+    words = [words[0], NOISY[name], *words[1:], "--results", str(NOISY_FOLDER)]
+    check(f"{name}.{kind}", words, width, kept)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("md", "predict.md"), ("json", "predict.json")])

@@ -1,4 +1,4 @@
-"""The committed runs in results/examples follow the rules of this version."""
+"""The committed runs follow the rules of this version."""
 
 import shutil
 from pathlib import Path
@@ -10,17 +10,20 @@ import raybench
 from benchmarks.derive_columns import derive_runs
 
 EXAMPLES = Path("results/examples")
+NOISY = Path("tests/unit/report/noisy_runs")
 RUN = "gemm-20261121-113145-0e78"
 
 
-def copy_runs(runs, folder):
+def copy_runs(runs, folder, results=EXAMPLES):
     for table in ("points", "samples", "runs"):
-        for source in EXAMPLES.glob(f"{table}/{runs}"):
+        for source in results.glob(f"{table}/{runs}"):
             shutil.copytree(source, folder / table / source.name)
 
 
-def test_committed_columns_follow_their_samples(tmp_path):
-    copy_runs("*", tmp_path)
+@pytest.mark.parametrize("results", [EXAMPLES, NOISY], ids=["examples", "noisy"])
+def test_committed_columns_follow_their_samples(results, tmp_path):
+    copy_runs("*", tmp_path, results)
+    assert any(tmp_path.glob("points/*"))
     assert derive_runs(tmp_path) == {}
 
 
