@@ -356,7 +356,7 @@ def test_an_older_run_of_a_built_in_job_answers_what_the_job_asks_today():
     text = "version: 1\nname: memory_of_a_step\nworkload: {kind: transformer}\n"
     found = answer_of_run(text, (), ["precision"])
     assert found.metric == "peak_mem_allocated_bytes"
-    assert found.question.startswith("What does the memory of a training step consist of")
+    assert found.question.startswith("How much memory does a training step need")
     other = answer_of_run(text.replace("transformer", "mlp"), (), ["precision"])
     assert (other.metric, other.question) == ("speed_up", "")
 
