@@ -21,6 +21,7 @@ from raybench.analysis.answer import (
     Uncompared,
     why_not_known,
 )
+from raybench.analysis.doubts import busy_group
 from raybench.analysis.ranking import (
     Candidate,
     Case,
@@ -60,7 +61,9 @@ def question(answer: RunAnswer) -> str:
     if answer.asked.question:
         return answer.asked.question
     data = answer.data
-    what = ", ".join(dict.fromkeys(row.workload for row in data.rows)) or "the workload"
+    workloads = dict.fromkeys(row.workload for row in data.rows)
+    what = ", ".join("the script" if name == "script" else name for name in workloads)
+    what = what or "the workload"
     match answer.leading:
         case LargestBatches():
             return f"What is the largest batch of {what} that fits?"
@@ -107,8 +110,12 @@ def headline(answer: RunAnswer) -> str:
 
 
 def findings(answer: RunAnswer) -> list[str]:
-    """Return what follows from the values: winners, ties and causes, each a sentence."""
+    """Return what follows from the values: winners, ties and causes, each a sentence.
+
+    On a busy machine no cause is told.
+    """
     sentences: list[str] = []
+    is_busy = busy_group(answer.data.doubts, len(answer.data.ok_rows)) is not None
     match answer.leading:
         case BestShares() as found:
             sentences += shares.best_shares(found, answer.data.fleets, answer.data.ranks)
@@ -116,7 +123,7 @@ def findings(answer: RunAnswer) -> list[str]:
             if found.has_several_models and found.efficiencies:
                 alone = formatting.share_words(*found.efficiencies)
                 sentences.append(f"That is {alone} of what the devices reach alone.")
-            if found.main_loss:
+            if found.main_loss and not is_busy:
                 sentences += main_loss(found.main_loss)
         case Gains() as found:
             sentences += _undecided_gains(found, answer.data.ranks)
@@ -127,7 +134,7 @@ def findings(answer: RunAnswer) -> list[str]:
             sentences += _beside_values(found, answer)
     if answer.uncompared:
         sentences.append(_not_compared(answer.uncompared))
-    if count := answer.impossible:
+    if (count := answer.impossible) and not is_busy:
         have = "has" if count == 1 else "have"
         sentences.append(f"{counted(count, 'point')} {have} numbers that cannot be true.")
     return [sentence for sentence in sentences if sentence]
@@ -165,10 +172,11 @@ def heading(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
             text = value_title(answer)
     known = [half for half in half_widths if half is not None]
     if known:
-        widest = formatting.interval_words(max(known))
-        better = "" if max(known) >= 1 else " or better"
+        widest = f"{formatting.interval_words(max(known))} or better"
+        if max(known) >= 1:
+            widest = "wider than ±100 %"
         some = "" if len(known) == len(half_widths) else " of points with several rounds"
-        facts.append(f"95 % intervals{some} {widest}{better}")
+        facts.append(f"95 % intervals{some} {widest}")
     elif answer.metric is None or answer.metric.format != "gib":
         facts.append("one round, no intervals")
     return f"{text} ({'; '.join(facts)})" if facts else text
@@ -317,6 +325,12 @@ def _baseline_words(found: Gains, ranks: str) -> str:
     return formatting.words_of_settings(of, ranks) or "the baseline"
 
 
+def _and(names: Sequence[str]) -> str:
+    """Return `a and b`, `a, b and c`, of more than three `a, b and 2 more`."""
+    shown = [*names[:2], f"{len(names) - 2} more"] if len(names) > 3 else list(names)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
 def _ask(rounds: int) -> str:
     return f"More rounds may decide: `--set measure.rounds={rounds}`."
 
@@ -357,8 +371,8 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
         ask = _ask(rounds_to_decide(case.best.row))
         if over:
             return [f"There is no clear winner in any of {over.cases} cases.", ask]
-        rivals = formatting.some([candidate_name(answer, one) for one in case.rivals], 2)
-        return [f"There is no clear winner: {best} and {rivals} may be equal.", ask]
+        rivals = [candidate_name(answer, one) for one in case.rivals]
+        return [f"There is no clear winner: {_and([best, *rivals])} may be equal.", ask]
     noun = metric_noun(found.metric, answer.asked.items)
     is_sure = case.verdict is Verdict.BEST
     superlative = f"the {'highest' if found.is_most_best else 'lowest'} {noun}"

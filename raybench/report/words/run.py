@@ -118,7 +118,11 @@ def facts(data: RunData) -> str:
     most = counted(max(counts), "round")
     rounds = most if min(counts) == max(counts) else f"{min(counts)} to {most}"
     others = [(status, statuses.count(status)) for status in Status if status is not Status.OK]
-    told = [f"{count} {status.label}" for status, count in others if count]
+    told = [
+        f"{count} {'failed' if status is Status.ERROR else status.label}"
+        for status, count in others
+        if count
+    ]
     if (missing := total - len(statuses)) > 0:
         told.append(f"{missing} not run")
     devices = data.run.cluster
