@@ -13,7 +13,7 @@ exit with 1.
 power: all points, or a single one, take longer by `change`. found: share of the changed points that
 are called slower. green: share of the comparisons that exit with 0.
 
-seen: a single point is slower by as much as the comparison says that it finds in 95 % of cases.
+seen: a single point is slower by as much as the comparison says that it detects in 95 % of cases.
 same runs: share found where that change is added to the runs that said so. new runs: share found
 in other runs, where all have the median of these changes.
 
@@ -82,7 +82,14 @@ def compared(sides: Sides) -> list[ComparedPoint]:
 def exit_code(points: Sequence[ComparedPoint]) -> int:
     """Return what `raybench compare --fail-on regression` ends with."""
     found = Comparison(
-        base=(), new=(), words=("", ""), threshold=THRESHOLD, points=points, changes=(), beside={}
+        base=(),
+        new=(),
+        words=("", ""),
+        are_tags=False,
+        threshold=THRESHOLD,
+        points=points,
+        changes=(),
+        beside={},
     )
     return 1 if found.is_regression else 5 if found.is_blind(BLIND) else 0
 
