@@ -10,24 +10,30 @@ from typing import Any
 from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, NotPredicted, Prediction
 from raybench.analysis.rows import EXECUTION, varying
 from raybench.report import formatting
-from raybench.report.documents import Block, Column, ColumnOf, Document, Line, Listing, make_table
+from raybench.report.documents import (
+    Block,
+    Column,
+    ColumnOf,
+    Document,
+    Legend,
+    Line,
+    Listing,
+    make_table,
+)
 from raybench.report.formatting import counted, span
 from raybench.report.point_settings import setting_columns
+from raybench.report.words import prediction as words
 from raybench.report.words.prediction import not_predicted
 from raybench.results.tables import PointRow, Run
 
-_COLUMNS = (
-    "step: what it would take. from, to: a 95 % interval; ±: half of it, in percent. Of 25 points "
-    "that 4 H200s of one node measured, 25 lay in the interval predicted from 1 and 2. comm: how "
-    "many ms communication adds. efficiency: speed-up over {base}, whose step counts as exact, by "
-    "the ratio of their numbers."
+_HALF = "half of the 95 % interval of the step time, divided by the step time"
+_COMM = "communication that computation does not hide, in ms"
+_EFFICIENCY = (
+    "speed-up divided by the ratio of devices, compared with {base}, whose step is taken as exact"
 )
-_INTERVAL = (
-    "From and to hold what the run leaves open of the step that it measured; the additional "
-    "communication from all hidden behind computation to none hidden; "
-    f"and {ERROR_OF_A_DOUBLING:.0%} for a doubling of the devices, by the errors on "
-    "H200s of one node. They do not hold slower devices or links among the others, other traffic, "
-    "or data that is loaded more slowly for more devices."
+_CHECKED = (
+    "Predictions were checked on 4 H200s of one node: 25 of 25 measured step times lay in the "
+    "interval predicted from 1 and 2 of them."
 )
 
 
@@ -60,29 +66,23 @@ class Forecast(Document):
         """Return the assumptions of the predictions, as a paragraph."""
         worlds = {one.measured.world_size for one in self.predictions}
         measured = span(*(counted(world, self._rank) for world in sorted(worlds)))
-        within = counted(self.devices_per_node, self._rank)
-        return (
-            f"Assumed: every {self._rank} does the step that it did on {measured}, with the same "
-            "batch. What the run exposes of communication is taken to grow as the bytes that a "
-            f"device sends in an all_reduce over n devices, 2 (n - 1) / n. A node of this run has "
-            f"{within}."
-        )
+        return words.assumptions(self._rank, measured, counted(self.devices_per_node, self._rank))
 
     def blocks(self) -> Iterator[Block]:
         """Yield the answer for the most devices, a table of all, notes, what is not predicted."""
         found = self.predictions
         most = max(one.world_size for one in found)
         largest = [one for one in found if one.world_size == most]
-        base = span(*(counted(n, self._rank) for n in sorted({one.base_world for one in largest})))
-        shares, halves = (
-            span(formatting.percent(min(values)), formatting.percent(max(values)))
-            for values in zip(*((p.efficiency, p.half_interval) for p in largest), strict=True)
+        worlds = sorted({one.base_world for one in largest})
+        base = " or ".join(counted(world, self._rank) for world in worlds)
+        efficiencies = [one.efficiency for one in largest]
+        ends = dict.fromkeys(
+            f"{100 * share:.1f}" for share in (min(efficiencies), max(efficiencies))
         )
-        yield Line(
-            text=f"{counted(most, self._rank)} would reach an efficiency of {shares} over {base}, "
-            f"with steps known to ±{halves} ({counted(len(largest), 'point')}).",
-            tone="strong",
-        )
+        answer = words.answer(counted(most, self._rank), f"{' to '.join(ends)} %", base)
+        yield Line(text=answer, tone="strong")
+        widest = max(one.half_interval for one in largest)
+        yield Line(text=words.precision_of_steps(widest, len(largest)))
 
         def point(one: Prediction) -> PointRow:
             return replace(one.measured, world_size=one.world_size)
@@ -92,26 +92,36 @@ class Forecast(Document):
         settings = setting_columns(rows, names)
         columns: list[ColumnOf[Prediction]] = [
             *((column, lambda one, cell=cell: cell(point(one))) for column, cell in settings),
-            (Column(title="step ms"), lambda one: formatting.number(one.step_ms)),
-            (Column(title="±"), lambda one: f"{one.half_interval:.0%}"),
-            (Column(title="from"), lambda one: formatting.number(one.step_ms_low)),
-            (Column(title="to"), lambda one: formatting.number(one.step_ms_high)),
-            (Column(title="comm"), lambda one: formatting.number(one.comm_exposed_ms)),
-            (Column(title="efficiency"), lambda one: formatting.percent(one.efficiency)),
+            (
+                Column(title="step ms", unit="ms", meaning="the predicted step time"),
+                lambda one: formatting.number(one.step_ms),
+            ),
+            (Column(title="±", meaning=_HALF), lambda one: f"{one.half_interval:.0%}"),
+            (
+                Column(title="from", meaning="the lower end of the 95 % interval, in ms"),
+                lambda one: formatting.number(one.step_ms_low),
+            ),
+            (
+                Column(title="to", meaning="the upper end of the 95 % interval, in ms"),
+                lambda one: formatting.number(one.step_ms_high),
+            ),
+            (
+                Column(title="exposed comm", meaning=_COMM),
+                lambda one: formatting.number(one.comm_exposed_ms),
+            ),
+            (
+                Column(title="efficiency", meaning=_EFFICIENCY.format(base=base)),
+                lambda one: formatting.percent(one.efficiency),
+            ),
         ]
-        yield make_table(found, columns)
-        texts = [_COLUMNS.format(base=base), self._assumptions, _INTERVAL]
+        yield make_table(found, columns, note=_CHECKED)
+        yield Legend()
+        texts = [self._assumptions, words.interval(ERROR_OF_A_DOUBLING)]
         highest = max(one.measured_efficiency for one in found)
         if highest > 1:
-            texts.append(
-                f"The run measured an efficiency above 100%, up to {formatting.percent(highest)}, "
-                "so these points are predicted up to what they measured. All others end at 100%."
-            )
+            texts.append(words.beyond_ideal(highest))
         if bound := {one.measured.point_id for one in found if one.measured.host_bound}:
-            texts.append(
-                f"At {counted(len(bound), 'point')} the device waits for the host: what was taken "
-                "for communication there may be Python, which more devices do not slow."
-            )
+            texts.append(words.host_bound(len(bound)))
         yield from (Line(text=text, tone="aside", is_apart=True) for text in texts)
         if self.left_out:
             reasons = Counter(map(not_predicted, self.left_out)).items()

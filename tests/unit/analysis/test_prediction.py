@@ -161,7 +161,7 @@ def test_json_has_the_kind_of_what_is_left_out(command, monkeypatch):
     words = ("predict", "ddp_scaling", "--world-size", "4", "--format", "json")
     [left_out] = json.loads(command(*words, results=EXAMPLES).out)["left_out"]
     assert (left_out["kind"], left_out["world_sizes"]) == ("few_worlds", [1])
-    assert left_out["text"].startswith("needs ok points of two world sizes")
+    assert left_out["text"].startswith("a prediction needs ok points of two world sizes")
 
 
 def test_devices_of_failed_points_are_predicted_over_the_smallest_worlds(command, monkeypatch):
@@ -169,4 +169,4 @@ def test_devices_of_failed_points_are_predicted_over_the_smallest_worlds(command
     rows += [row(n, 8.0, batch_size=8, point_id=f"b{n}") for n in (2, 3)]
     monkeypatch.setattr("raybench.analysis.rows.point_rows", lambda _: rows)
     told = command("predict", "ddp_scaling", "--world-size", "4", results=EXAMPLES).out
-    assert "over 1 GPU to 2 GPUs" in " ".join(told.split())
+    assert "compared with 1 GPU or 2 GPUs" in " ".join(told.split())

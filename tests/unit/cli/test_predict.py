@@ -16,7 +16,7 @@ RUN = "ddp_scaling-20261122-142621-6209"
     ("arguments", "why"),
     [
         ((RUN, "--world-size", "4"), "must be more than the 4 that"),
-        ((RUN, "--world-size", "8,64"), "64 devices need several nodes; their step depends on"),
+        ((RUN, "--world-size", "8,64"), "64 devices need several nodes; predictions end at"),
         ((RUN, "--world-size", "8,x"), "must be numbers from 2"),
     ],
 )
@@ -46,7 +46,7 @@ def test_steps_without_interval_are_not_predicted(tmp_path, command):
     records = [make_record(make_point(world_size=size), count=5) for size in (1, 2)]
     write_run(tmp_path, "run-a", records, [make_device(rank) for rank in range(4)])
     refusal = command("predict", "--world-size", "4").refusal
-    assert "has 1 of too few samples for an interval, 2 of too few" in refusal
+    assert "±10 % (1: too few samples, 2: too few samples)" in refusal
 
 
 def test_the_accuracy_script_writes_its_figures(tmp_path):
@@ -62,5 +62,5 @@ def test_the_accuracy_script_writes_its_figures(tmp_path):
 def test_the_printed_share_is_that_of_the_script(command):
     points = json.loads((REPOSITORY / "docs/benchmarks/prediction.json").read_text())
     is_held = [point["is_held"] for point in points["held_out"]["points"]]
-    told = f"Of {len(is_held)} points that 4 H200s of one node measured, {sum(is_held)} lay in"
+    told = f"on 4 H200s of one node: {sum(is_held)} of {len(is_held)} measured step times lay in"
     assert told in " ".join(command("predict", "--world-size", "4").out.split())
