@@ -41,8 +41,9 @@ from raybench.stats.summary import Scatter, scatter
 
 # Smaller changes are none.
 THRESHOLD = 0.015
-# At most this share of comparisons in which nothing changed calls a point slower, and as many call
-# one faster (Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995, over all points).
+# Of comparisons in which nothing changed, the share that may call a point slower; as many may call
+# one faster (Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995, over all points). The level
+# is nominal: `benchmarks.simulations.gate` counts what becomes of it.
 FALSE_VERDICTS = 0.0175
 FASTER, SLOWER, SAME, UNCLEAR = "faster", "slower", "same", "unclear"
 # With fewer runs a side nothing is known of how far runs lie apart.
@@ -96,9 +97,11 @@ POINT_COLUMNS = (
     *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
     *("step_ms_mean", "throughput"),
 )
-# Of the 90 % interval, which lies within the threshold where a point is the same: two one-sided
-# tests at 5 % (D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987).
-_INTERVAL = 0.9
+# The interval that lies within the threshold where a point is the same: two one-sided tests at 5 %
+# (D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987).
+_DECIDING = 0.9
+# The interval that reports show.
+_SHOWN = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +143,25 @@ class ComparedPoint:
     # In `unit`: the geometric mean over the ok runs, which `base_runs` and `new_runs` count.
     base: float | None = None
     new: float | None = None
-    # new / base, with its 90 % interval: 0.94 means 6 % fewer samples/s.
+    # new / base: 0.94 means 6 % fewer samples/s.
     ratio: float | None = None
+    # 90 % interval of `ratio`: each end is passed in 5 % of cases. It decides `same` and --blind.
     ratio_low: float | None = None
     ratio_high: float | None = None
+    # 95 % interval of `ratio`, which reports show.
+    interval_low: float | None = None
+    interval_high: float | None = None
     # Such runs find a slowdown of this point alone by this share in 95 % of cases.
     least_seen: float | None = None
     # The smallest level at which `slower` or `faster` holds over all points.
     q_value: float | None = None
     verdict: str | None = None
     why: NotDecided | None = None
+
+    @property
+    def batch(self) -> int | None:
+        """The batch size of a device, or of all devices in strong scaling."""
+        return self.global_batch_size if self.scaling == "strong" else self.batch_size
 
 
 def compare(
@@ -276,21 +288,21 @@ class _Test:
     found: Scatter
 
     @property
-    def half_width(self) -> float:
-        """Return half of the 90 % interval of `size`."""
-        return self.found.half_width(self.share, _INTERVAL)
+    def ratio(self) -> float:
+        """Return new / base."""
+        return math.exp(self.size)
 
-    @property
-    def ratios(self) -> tuple[float, float, float]:
-        """Return new / base with its 90 % interval: (ratio, low, high)."""
-        half = self.half_width
-        return math.exp(self.size), math.exp(self.size - half), math.exp(self.size + half)
+    def interval(self, level: float) -> tuple[float, float]:
+        """Return the interval of `ratio` at a level, such as 0.95: (low, high)."""
+        half = self.found.half_width(self.share, level)
+        return math.exp(self.size - half), math.exp(self.size + half)
 
     def least_seen(self, threshold: float, tests: int) -> float:
         """Return the slowdown that such runs find in 95 % of cases if no other point changed."""
         # A verdict needs a change beyond both chance among so many tests and the threshold.
         beyond_chance = self.found.detectable(self.share, FALSE_VERDICTS / tests)
-        beyond_threshold = self.half_width - math.log1p(-threshold)
+        half = self.found.half_width(self.share, _DECIDING)
+        beyond_threshold = half - math.log1p(-threshold)
         return -math.expm1(-max(beyond_chance, beyond_threshold))
 
 
@@ -309,11 +321,14 @@ def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, A
     )
     verdicts = {}
     for test, *rates in zip(tests, slower.tolist(), faster.tolist(), strict=True):
-        _, low, high = test.ratios
+        low, high = test.interval(_DECIDING)
+        interval_low, interval_high = test.interval(_SHOWN)
         verdicts[test.point_id] = {
             **_verdict(test, rates, threshold),
             "ratio_low": low,
             "ratio_high": high,
+            "interval_low": interval_low,
+            "interval_high": interval_high,
             "least_seen": test.least_seen(threshold, len(tests)),
         }
     return verdicts
@@ -346,8 +361,8 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
 
 def _verdict(test: _Test, rates: Sequence[float], threshold: float) -> dict[str, Any]:
     """Return verdict, q_value and why. rates: of false discoveries as slower, and as faster."""
-    ratio, low, high = test.ratios
-    change = ratio - 1
+    low, high = test.interval(_DECIDING)
+    change = test.ratio - 1
     for verdict, sign, rate in ((SLOWER, -1, rates[0]), (FASTER, 1, rates[1])):
         if sign * change > threshold and rate <= FALSE_VERDICTS:
             return {"verdict": verdict, "q_value": rate, "why": None}

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.compare import Change, Fact, HistoryRow
+    from raybench.analysis.run_data import RunData
     from raybench.health.comparison import HealthComparison
     from raybench.job.point import Point
     from raybench.records.devices import Finding
@@ -54,12 +55,13 @@ _MOST_TAGGED = 300
 @threshold_option(
     help="Changes of samples/s (steps/s where a step has no samples) up to this are none."
 )
+@click.option("--full", is_flag=True, help="On a terminal: all points, differences and legends.")
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),
     help="regression: exit with 1 where a point is slower, or fails in more of its rounds; else "
     "with 5 where a side has one run, or where a point may be slower by more than --blind. "
-    "unclear: exit with 1 as above, else with 5 where a point is unclear.",
+    "unclear: exit with 1 as above, else with 5 where a point is undecided.",
 )
 @click.option(
     "--blind",
@@ -78,6 +80,7 @@ def compare_command(
     new: str,
     results: Path,
     threshold: float,
+    full: bool,
     fail_on: str | None,
     blind: float,
     kind: str,
@@ -102,8 +105,8 @@ def compare_command(
     ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
     if both := ids[0] & ids[1]:
         raise ResultsError(
-            f"{min(run_id for _, run_id in both)} is of both sides, {base} and {new}; name other "
-            "runs (`raybench list` has them)"
+            f"{min(run_id for _, run_id in both)} is on both sides, {base} and {new}; name "
+            "different runs (`raybench list` shows them)"
         )
     if checks := _compare_health(sides, threshold):
         if kind == "html":
@@ -114,7 +117,11 @@ def compare_command(
         if fail_on and not checks.figures:
             raise ResultsError(f"--fail-on {fail_on}: no figure was read in both checks")
         return 0
-    comparison = _compare_sides(sides, threshold)
+    comparison = replace(
+        _compare_sides(sides, threshold),
+        is_short=kind == "terminal" and not full,
+        options=_options_to_repeat(results, threshold),
+    )
 
     def make_page() -> str:
         from raybench.report.page import format_comparison
@@ -130,12 +137,24 @@ def compare_command(
         from raybench.report.words.compare import not_decided
 
         why = "; ".join(map(not_decided, comparison.obstacles))
-        raise ResultsError(f"--fail-on {fail_on}: the runs are not comparable: {why}")
+        raise ResultsError(f"--fail-on {fail_on}: not comparable: {why}")
     if comparison.is_regression:
         return _IS_REGRESSION
     if fail_on == UNCLEAR:
         return _IS_UNCLEAR if comparison.verdicts[UNCLEAR] else 0
     return _IS_UNCLEAR if comparison.is_blind(blind) else 0
+
+
+def _options_to_repeat(results: Path, threshold: float) -> list[str]:
+    """Return --results and --threshold as words, where the user gave them."""
+    context = click.get_current_context()
+    words = {"results": str(results), "threshold": f"{100 * threshold:g}%"}
+    return [
+        word
+        for name, text in words.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        for word in (f"--{name}", text)
+    ]
 
 
 def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
@@ -159,7 +178,8 @@ def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
 
     base, new = sides
     points = [[point_rows(run.points(POINT_COLUMNS)) for run in side.runs] for side in sides]
-    rows = [load_run_data(side.own.root, side.own.run_id).rows for side in sides]
+    found = [load_run_data(side.own.root, side.own.run_id) for side in sides]
+    rows = [data.rows for data in found]
     return Comparison(
         base=tuple(run.run for run in base.runs),
         new=tuple(run.run for run in new.runs),
@@ -176,12 +196,24 @@ def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
         },
         impossible=[
             (f"{name} {row.point_id}", doubt_words(doubt, row))
-            for name, of_run in zip(("base", "new"), rows, strict=True)
+            for name, of_run in zip(("BASE", "NEW"), rows, strict=True)
             for row in of_run
             for doubt in row.doubts or ()
             if doubt.kind is DoubtKind.IMPOSSIBLE
         ],
+        machines=(_machine(found[0]), _machine(found[1])),
+        ranks=found[1].ranks,
     )
+
+
+def _machine(data: RunData) -> str:
+    """Return the devices of a run, `4 x NVIDIA H200 on 1 node`; its cluster if unknown."""
+    from raybench.report import formatting
+    from raybench.report.documents import records
+
+    if data.devices.empty:
+        return data.run.cluster
+    return formatting.machine(records(data.devices), data.node_counts[0])
 
 
 def _compare_health(sides: tuple[_Side, _Side], threshold: float) -> HealthComparison | None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from raybench.analysis.compare import (
-    FALSE_VERDICTS,
     FASTER,
     LEAST_RUNS,
     SAME,
@@ -24,10 +23,17 @@ from raybench.analysis.compare import (
     NotDecided,
     PointChange,
 )
-from raybench.analysis.rows import EXECUTION, setting, setting_order, varying
+from raybench.analysis.rows import (
+    EXECUTION,
+    distinguishing_settings,
+    setting,
+    setting_order,
+    varying,
+)
 from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.documents import (
+    WIDTH,
     Block,
     Cell,
     ColumnOf,
@@ -40,15 +46,10 @@ from raybench.report.documents import (
     column,
     make_table,
 )
-from raybench.report.formatting import counted, plain, shorten, span
-from raybench.report.point_settings import point_names, setting_columns
-from raybench.report.words.compare import (
-    SAME_AROUND,
-    fact_name,
-    not_decided,
-    point_change,
-    verdict_word,
-)
+from raybench.report.formatting import counted
+from raybench.report.point_settings import point_names, setting_columns, short_name
+from raybench.report.words import compare as words
+from raybench.report.words.compare import VERDICT_WORDS, before_and_now, fact_name, not_decided
 from raybench.results.tables import Run
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
@@ -57,36 +58,45 @@ _NAMES = (*EXECUTION, "world_size")
 _MOST_CHARS = 60
 _MOST_ROWS = 60
 _MOST_LEFT_OUT = 3
+# Of the short form: lines of a terminal, points, and others of each kind.
+_SCREEN = 24
+_MOST_IN_SHORT, _LEAST_IN_SHORT, _MOST_OTHERS_IN_SHORT = 10, 3, 1
 # Runs a side with which a regression of 5 % is found on most machines:
 # docs/explanation/statistics.md.
 _ENOUGH_RUNS = 3
-# Where a slow-down of so much could have been missed, that is said first.
+# A slowdown of so much that is not excluded is named in the answer.
 _BLIND = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps its rows
 class Comparison(Document):
-    """Two sides, compared: a document (see `raybench.report.documents`).
+    """Two sides, compared: a document (see `raybench.report.documents`)."""
 
-    base, new: the runs of each side, one or more, the newest last. words: how the user named each.
-    threshold, points: as `raybench.analysis.compare.compare` takes and gives them. changes: of the
-    environment, from the newest of `base` to the newest of `new`. beside: point_id -> what else
-    changed there, between these two. left_out: id of a run that has the tag of a side, but is not
-    compared, as more than its start differs -> what differs. impossible: figures of these two that
-    cannot be true: ("base POINT_ID" or "new POINT_ID", why).
-    """
-
+    # The runs of each side, one or more, the newest last.
     base: Sequence[Run]
     new: Sequence[Run]
+    # How the user named each side, and whether both names were tags.
     words: tuple[str, str]
-    # Both sides were named by tags.
     are_tags: bool
+    # As `raybench.analysis.compare.compare` takes and returns them.
     threshold: float
     points: Sequence[ComparedPoint]
+    # Differences of the environment, from the newest of `base` to the newest of `new`.
     changes: Sequence[Change]
+    # point_id -> what else changed there, between the same two runs.
     beside: Mapping[str, Sequence[PointChange]]
+    # Id of a run with the tag of a side that differs by more than its start -> what differs.
     left_out: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
+    # Figures of the two newest runs that cannot be true: ("BASE POINT_ID" or "NEW POINT_ID", why).
     impossible: Sequence[tuple[str, str]] = ()
+    # The devices of the two newest runs; empty if unknown.
+    machines: tuple[str, str] = ("", "")
+    # What a rank is called in the plural: `GPUs` or `workers`.
+    ranks: str = "ranks"
+    # Options other than the sides and --full that repeat this comparison.
+    options: Sequence[str] = ()
+    # Whether `blocks` fits a screen.
+    is_short: bool = False
 
     @cached_property
     def rows(self) -> list[ComparedPoint]:
@@ -146,154 +156,241 @@ class Comparison(Document):
 
     @property
     def title(self) -> str:
-        """Return the answer, "Blind" first if `is_blind(0.1)` and a point has two runs a side."""
+        """Return the question."""
+        return words.QUESTION
+
+    @cached_property
+    def answer(self) -> tuple[str, ...]:
+        """Return the sentences that answer the question: verdicts, and how sure they are."""
+        sentences = []
+        if self.obstacles:
+            obstacles = "; ".join(map(not_decided, self.obstacles))
+            sentences += [f"Not comparable: {obstacles}.", words.OTHER_MACHINE]
+        if not self.compared:
+            sentences.append(words.NOT_ON_BOTH_SIDES)
+        elif self.has_one_run and not self.obstacles:
+            sentences.append(" ".join(words.one_run(self._sides_of_one_run())))
+        if self.broken:
+            sentences.append(words.more_failures(len(self.broken)))
+        if self.compared and not self.has_one_run:
+            sentences += self._verdict_sentences()
+        elif len(self.compared) > 1 and not self.obstacles:
+            sentences.append(words.median_change(self._median_change, self.unit))
+        return tuple(filter(None, sentences))
+
+    def _verdict_sentences(self) -> Iterator[str]:
+        """Yield how many points have which verdict, and what these runs can detect."""
         rows, verdicts = self.compared, self.verdicts
-        broken = f"; {len(self.broken)} failing now" if self.broken else ""
-        if not rows:
-            return f"No point was measured on both sides{broken}."
-        middle = percent(float(np.median([row.ratio for row in rows])) - 1)
-        median = f"; the median change of {self.unit} is {middle}" if len(rows) > 1 else ""
-        if self.has_one_run:
-            ok = {"base": [r.base_runs for r in rows], "new": [r.new_runs for r in rows]}
-            few = [side for side, runs in ok.items() if max(runs) < LEAST_RUNS]
-            where = f"of {few[0]}" if len(few) == 1 else "a side"
-            counts = Counter(_likely(row, self.threshold) for row in rows)
-            likely = [f"{counts[one]} {one}?" for one in (SLOWER, FASTER) if counts[one]]
-            found = f"; of {counted(len(rows), 'point')}: {', '.join(likely)}" if likely else ""
-            return f"1 run {where}: no verdict{found}{broken}{median}."
-        slower = [row for row in rows if row.verdict == SLOWER]
-        lead = f"{len(slower)} of {counted(len(rows), 'point')} slower"
-        if slower:
-            worst = slower[0]
-            lead += f", the worst with {-_relative_change(worst):.1%} fewer {worst.unit}"
-        others = [f"{verdicts[name]} {name}" for name in (FASTER, SAME, UNCLEAR) if verdicts[name]]
-        found = "; ".join(filter(None, (lead, ", ".join(others))))
-        most, unknown = max(unseen := self._unseen(), default=0.0), unseen.count(math.inf)
-        how = f"at {counted(unknown, 'point')} of BASE" if unknown else f"below {most:.0%}"
-        blind = f"Blind {how}: " if most > _BLIND else ""
-        return f"{blind}{found}{broken}{median}."
+        slower = verdicts[SLOWER]
+        if len(rows) == 1:
+            yield words.single_point(rows[0].verdict or UNCLEAR, _change_of(rows[0]), self.unit)
+        else:
+            first = words.verdict_count(verdicts, len(rows))
+            if slower:
+                worst = rows[0]
+                first += f" {words.worst_point(self.name(worst), -_change_of(worst), worst.unit)}"
+            yield first
+            others = words.other_verdicts(verdicts, len(rows))
+            yield f"{others} {words.median_change(self._median_change)}".strip()
+        unseen = self._unseen()
+        known = [share for share in unseen if share != math.inf]
+        if (most := max(known, default=0.0)) > _BLIND:
+            yield words.not_excluded(most, has_slower=bool(slower))
+        if unknown := len(unseen) - len(known):
+            yield words.not_judged(unknown)
+        if shares := [row.least_seen for row in rows if row.least_seen is not None]:
+            yield words.detectable(shares, self.unit)
+
+    @property
+    def _median_change(self) -> float:
+        """Return the median change of the rates of `compared`, which is not empty."""
+        return float(np.median([row.ratio for row in self.compared])) - 1
+
+    def _sides_of_one_run(self) -> list[str]:
+        """Return the sides, BASE or NEW, of which no point has two ok runs."""
+        counts = {
+            "BASE": [row.base_runs for row in self.compared],
+            "NEW": [row.new_runs for row in self.compared],
+        }
+        return [side for side, runs in counts.items() if max(runs) < LEAST_RUNS]
+
+    def name(self, row: ComparedPoint) -> str:
+        """Return the settings that tell a point of `compared` apart: `fp32, batch 64, 4 GPUs`."""
+        return short_name(row, self._distinguishing, self.ranks) or row.point_id
+
+    @cached_property
+    def _distinguishing(self) -> list[str]:
+        return distinguishing_settings(self.compared)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the least change seen, advice, obstacles, runs, changes, points and failures."""
-        rows = self.compared
-        if known := [row for row in rows if row.least_seen is not None]:
-            counts = zip(*((row.base_runs, row.new_runs) for row in known), strict=True)
-            base, new = (span(str(min(runs)), str(max(runs))) for runs in counts)
-            seen = sorted(row.least_seen or 0.0 for row in known)
-            least = span(f"{seen[0]:.1%}", f"{seen[-1]:.1%}")
-            slower = f"a point that alone does {least} fewer {self.unit} is found in 95% of cases."
-            yield Line(text=f"By {base} runs of base and {new} runs of new, {slower}")
-        if text := self._one_sided():
-            yield Line(text=text)
-        yield from (Line(text=text, tone="advice") for text in self._advice())
-        for why in self.obstacles:
-            told = "The changes below tell of that, not of the software."
-            yield Line(text=f"NOT COMPARABLE: {not_decided(why)}. {told}", tone="alarm")
-        pairs = [("base", _runs_words(self.base)), ("new", _runs_words(self.new))]
-        yield Listing(lines=pairs, is_quoted=True)
-        if self.impossible:
-            yield Listing(title="Cannot be", lines=self.impossible, is_quoted=True)
-        yield changes_listing("What changed around the points", self.changes)
-        if rows:
-            table = self._table()
+        """Yield runs, answer, differences, points and failures; fewer of them if `is_short`."""
+        lines = [*(Line(text=text) for text in self.runs), *self._answer_lines()]
+        advice = [Line(text=text) for text in self._advice()]
+        if self.is_short:
+            yield from self._short(lines, advice)
+            return
+        yield from lines
+        yield from advice
+        if self.compared:
+            table = self._table(max(len(self.compared) - self.verdicts[SAME], _MOST_ROWS))
             yield table
-            if hidden := len(rows) - len(table.rows):
+            if hidden := len(self.compared) - len(table.rows):
                 yield hidden_line(hidden)
-        beside = []
-        for row, name in zip(rows, point_names(rows), strict=True):
-            is_told = row.why is None or self.has_one_run
-            phrases = [] if row.why is None or is_told else [not_decided(row.why)]
-            phrases += map(point_change, self.beside.get(row.point_id, ()))
-            if row.verdict != SAME and phrases:
-                beside.append((name, "; ".join(phrases)))
-        if beside:
-            title = "What changed beside, or is missing for a verdict"
-            yield Listing(title=title, lines=beside, is_quoted=True)
+        reasons = Counter(not_decided(row.why) for row in self.compared if row.why is not None)
+        if reasons and not self.obstacles and not self.has_one_run:
+            pairs = [(counted(count, "point"), text) for text, count in reasons.items()]
+            yield Listing(title="Why points are undecided", lines=pairs)
+        yield changes_listing("Environment differences", self.changes)
+        parts = [
+            (self.name(row), "; ".join(map(words.point_change, self.beside[row.point_id])))
+            for row in self.compared
+            if abs(_change_of(row)) > self.threshold and self.beside.get(row.point_id)
+        ]
+        if parts:
+            title = "Parts of the step that changed"
+            yield Listing(title=title, lines=parts, is_quoted=True)
+        if failed := self._failed():
+            yield failed
+        if self.impossible:
+            yield Listing(title="Impossible values", lines=self.impossible, is_quoted=True)
+        if len(self.base) > 1 or len(self.new) > 1:
+            sides = (("BASE", self.base), ("NEW", self.new))
+            runs = [(side, ", ".join(run.run_id for run in found)) for side, found in sides]
+            yield Listing(title="Runs", lines=runs, is_quoted=True)
+        yield Legend()
+
+    def _short(self, lines: Sequence[Line], advice: Sequence[Line]) -> Iterator[Block]:
+        """Yield `lines`, the points that changed most, failures, advice and what to type next."""
+        yield from lines
+        failed = self._failed()
+        if failed:
+            failed = Listing(title=failed.title, lines=failed.lines[:3], is_quoted=True)
+            yield failed
+        # Blank lines, the title and the head of the table, and the last line.
+        used = [line.text for line in (*lines, *advice)]
+        free = _SCREEN - sum(-(-len(text) // WIDTH) for text in used) - 7
+        free -= 2 + len(failed.lines) if failed else 0
+        if self.compared:
+            yield self._table(max(_LEAST_IN_SHORT, min(_MOST_IN_SHORT, free)))
+        for place, line in enumerate(advice):
+            yield Line(text=line.text, is_apart=place == 0)
+        following = formatting.command("compare", *self.words, *self.options, "--full")
+        if len(f"Next: {following}") > WIDTH:
+            following = "repeat this command with --full"
+        text = f"Next: {following}"
+        yield Line(text=text, tone="aside", is_apart=not advice, is_whole=True)
+
+    @cached_property
+    def runs(self) -> tuple[str, ...]:
+        """Return a line for the runs of each side, and for the machines on which they ran."""
+        lines = []
+        sides = (("BASE", self.base, self.words[0]), ("NEW", self.new, self.words[1]))
+        for side, runs, name in sides:
+            newest = formatting.title(runs[-1])
+            if len(runs) == 1:
+                lines.append(f"{side}: {newest}, {formatting.when(runs[-1].started_at)}")
+            else:
+                tag = f" with {name}" if self.are_tags else ""
+                lines.append(f"{side}: {len(runs)} runs{tag}, the newest is {newest}")
+        base, new = self.machines
+        texts = [base] if base == new else [f"BASE ran on {base}", f"NEW ran on {new}"]
+        return (*lines, *filter(None, texts))
+
+    def _answer_lines(self) -> Iterator[Line]:
+        """Yield the answer, the points of one side alone, and the environment."""
+        tone: Tone = "alarm" if self.obstacles or self.is_regression else "strong"
+        for place, text in enumerate(self.answer):
+            first = place == 0
+            yield Line(text=text, tone=tone if first else "plain", is_apart=first)
+        yield from (Line(text=text) for text in self._one_sided())
+        if self.is_short:
+            yield Line(text=words.environment(self.changes))
+            if self.impossible:
+                text = words.impossible(*self.impossible[0], len(self.impossible) - 1)
+                yield Line(text=text, tone="advice")
+
+    def _failed(self) -> Listing | None:
+        """Return how points ended that fail more often in NEW, or have no rate on one side."""
         broken = self.broken
         failed = [row for row in self.rows if row in broken or not (row.verdict or _lacks(row))]
-        if failed:
-            ends = [
-                f"base: {_status_words(one.status_base)}; new: {_status_words(one.status_new)}"
-                for one in failed
-            ]
-            pairs = list(zip(point_names(failed), ends, strict=True))
-            yield Listing(title="Failed in one of the runs", lines=pairs, is_quoted=True)
-        yield Legend()
+        if not failed:
+            return None
+        ends = [
+            f"BASE: {_status_words(row.status_base)}; NEW: {_status_words(row.status_new)}"
+            for row in failed
+        ]
+        pairs = list(zip(point_names(failed), ends, strict=True))
+        return Listing(title="Failed on one side", lines=pairs, is_quoted=True)
 
     @property
     def unit(self) -> str:
         """Return the unit of the rates of `compared`."""
         return " or ".join(sorted({row.unit for row in self.compared}))
 
-    def _one_sided(self) -> str:
+    def _one_sided(self) -> list[str]:
         """Return how many points only one of the sides has, and in what all of them differ.
 
         Empty where both sides have all points.
         """
         lone = {side: [r for r in self.rows if _lacks(r) == side] for side in ("new", "base")}
-        text = ", ".join(
-            f"{counted(len(rows), 'point')} in {side} only"
-            for side, rows in (("BASE", lone["new"]), ("NEW", lone["base"]))
-            if rows
-        )
         apart = [
             formatting.heading(name)
             for name in varying([*lone["new"], *lone["base"]], params_first=True)
             if all(lone.values())
             and set.isdisjoint(*({str(setting(r, name)) for r in rows} for rows in lone.values()))
         ]
-        told = f"; they differ in {', '.join(apart)}" if apart else ""
-        return f"{text}{told}." if text else ""
+        return words.lone_points(len(lone["new"]), len(lone["base"]), apart)
 
     def _advice(self) -> Iterator[str]:
-        """Yield what would decide points that are unclear, and which runs are left out."""
+        """Yield what would decide points that are undecided, and which runs are left out."""
         if self.verdicts[UNCLEAR] and not self.obstacles:
             runs = max(_ENOUGH_RUNS, min(len(self.base), len(self.new)) + 2)
-            base, new = self.words
-            if self.are_tags:
-                how = f"with --tag {base} and --tag {new}, then `raybench compare {base} {new}`"
-            else:
-                how = f"then name them all: `raybench compare {base},RUN,… {new},RUN,…`"
-            yield (
-                f"To decide: sweep the job {self.new[-1].job_name} on both sides in turns "
-                f"(`raybench sweep`) until each side has {runs} runs, {how}."
-            )
-        for run_id, facts in [*self.left_out.items()][:_MOST_LEFT_OUT]:
-            yield f"{run_id} is left out, as it differs in {', '.join(map(fact_name, facts))}."
-        if (more := len(self.left_out) - _MOST_LEFT_OUT) > 0:
-            yield f"Runs that are left out likewise: {more}."
+            tags = self.words if self.are_tags else None
+            yield from words.more_runs(runs, tags)
+        most = _MOST_OTHERS_IN_SHORT if self.is_short else _MOST_LEFT_OUT
+        for run_id, facts in [*self.left_out.items()][:most]:
+            yield words.left_out(run_id, facts)
+        if (more := len(self.left_out) - most) > 0:
+            verb = "is" if more == 1 else "are"
+            yield f"{counted(more, 'more run')} of these tags {verb} left out."
 
-    def _table(self) -> Table:
-        """Return the table of the points that changed, and of others up to 60 in all."""
-        changed = sum(row.verdict != SAME for row in self.compared)
-        rows = self.compared[: max(changed, _MOST_ROWS)]
+    def _table(self, most: int) -> Table:
+        """Return the table of the first `most` points of `compared`."""
+        rows = self.compared[:most]
         unit = self.unit
+        has_intervals = any(row.interval_low is not None for row in rows)
 
         def verdict(row: ComparedPoint) -> Cell:
-            likely = _likely(row, self.threshold)
-            tone = "plain" if likely or row.verdict is None else _TONES.get(row.verdict, "plain")
-            return Cell(text=verdict_word(row.verdict, likely), tone=tone)
+            name = row.verdict or UNCLEAR
+            is_sure = row.why is None or row.interval_low is not None
+            return Cell(
+                text=VERDICT_WORDS[name], tone=_TONES.get(name, "plain") if is_sure else "plain"
+            )
 
         columns: list[ColumnOf[ComparedPoint]] = [
-            *setting_columns(self.compared),
-            column(f"base {unit}", lambda row: formatting.number(row.base)),
-            column("new", lambda row: formatting.number(row.new), drop=1),
+            *setting_columns(self.compared, ranks=self.ranks),
+            column(f"BASE {unit}", lambda row: formatting.number(row.base), drop=1),
+            column("NEW", lambda row: formatting.number(row.new), drop=2),
             column("change", _change),
-            column("seen from", lambda r: formatting.percent(r.least_seen), meaning=_SEEN, drop=0),
             column("verdict", verdict, is_text=True),
         ]
-        counts = [len(side) for side in (self.base, self.new)]
-        kind = "base: mean of {} runs, new: mean of {}".format(*counts) if max(counts) > 1 else ""
-        note = _EXPLANATION.format(f"{100 * self.threshold:g}%")
+        if not self.is_short:
+            columns.insert(-1, column("detectable", _detectable, meaning=_SEEN, drop=0))
+        hidden = len(self.compared) - len(rows)
+        which = f", {len(rows)} of {len(self.compared)} points" if hidden else ""
+        interval = ", ± half its 95 % interval over the runs" if has_intervals else ""
+        kind = f"Change of {unit}{interval}{which}"
+        note = _EXPLANATION.format(f"{100 * self.threshold:g} %")
         return make_table(rows, columns, kind=kind, note=note)
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        base, new (runs, the newest last), threshold, left_out (a list of run_id and differs_in, a
-        list of facts), comparable (false with obstacles), obstacles (as `why` of a point), changes,
-        verdicts (counts above 0), impossible (list of point and text), points (in the order of
-        `points`, each with `why`, its text in it, and `beside`).
+        base, new (runs, the newest last), question, answer (a list of sentences), threshold,
+        left_out (a list of run_id and differs_in, a list of facts), comparable (false with
+        obstacles), obstacles (as `why` of a point), changes, verdicts (counts above 0), impossible
+        (list of point and text), points (in the order of `points`, each with `why`, its text in
+        it, and `beside`).
         """
         points = []
         for row in self.points:
@@ -303,6 +400,8 @@ class Comparison(Document):
         return {
             "base": [asdict(run) for run in self.base],
             "new": [asdict(run) for run in self.new],
+            "question": self.title,
+            "answer": list(self.answer),
             "threshold": self.threshold,
             "left_out": [
                 {"run_id": run_id, "differs_in": facts} for run_id, facts in self.left_out.items()
@@ -320,37 +419,28 @@ def _members_of(why: NotDecided) -> dict[str, Any]:
     return {**asdict(why), "text": not_decided(why)}
 
 
-_SEEN = "a slowdown of that point alone by so much is found in 95% of cases"
+_SEEN = "the slowdown of this point alone that such runs find in 95 % of cases"
 _EXPLANATION = (
-    "samples/s (steps/s where a step has no samples) follow the mean step. base, new: the mean "
-    "over the runs of a side. change: ± half its 90% interval. slower, faster: changed by more "
-    "than {0}, and by more than chance (where nothing changed, at most "
-    f"{FALSE_VERDICTS:.2%} of comparisons call a point slower, and as many faster). "
-    "same: the interval is within {0}. unclear: neither; slower?, faster?: unclear, and changed "
-    "by more than {0}."
+    "Each side counts with the mean of its runs. samples/s follow the mean step; steps/s replace "
+    "them where a step has no samples. Slower and faster: the change is larger than {0}, and "
+    "chance is excluded. If nothing changed, about 2 % of comparisons call a point slower, and "
+    "about 2 % call one faster. Same: the point is neither slower nor faster by more than {0}, "
+    "each with 95 % certainty. Undecided: none of these is certain."
 )
-
-
-def _runs_words(runs: Sequence[Run]) -> str:
-    """Return the newest of the runs of a side with its start, and the ids of the others."""
-    newest = f"{formatting.title(runs[-1])}, {formatting.when(runs[-1].started_at)}"
-    others = ", ".join(run.run_id for run in runs[:-1])
-    return f"mean of {len(runs)} runs: {newest}; and {others}" if others else newest
 
 
 def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
     """Return a listing of each change, its values cut to 60 characters."""
     lines = [(fact_name(one.fact), before_and_now(one, _MOST_CHARS)) for one in changes]
-    return Listing(title=title, lines=lines, is_quoted=True, otherwise=SAME_AROUND)
+    return Listing(title=title, lines=lines, is_quoted=True, otherwise=words.SAME_AROUND)
 
 
 def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
     """Return the sort key of `Comparison.rows`."""
     place = _ORDER.index(row.verdict) if row.verdict in _ORDER else len(_ORDER)
     has_changed = row.verdict != SAME and row.ratio is not None and row.verdict is not None
-    size = -abs(_relative_change(row)) if has_changed else 0
-    batch = "global_batch_size" if row.scaling == "strong" else "batch_size"
-    return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, batch)))
+    size = -abs(_change_of(row)) if has_changed else 0
+    return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, "batch")))
 
 
 def percent(relative: float | None) -> str:
@@ -361,47 +451,30 @@ def percent(relative: float | None) -> str:
 _TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good", UNCLEAR: "advice"}
 
 
-def _likely(row: ComparedPoint, threshold: float) -> str | None:
-    """Return SLOWER or FASTER for an unclear change beyond the threshold."""
-    change = _relative_change(row)
-    if row.verdict != UNCLEAR or abs(change) <= threshold:
-        return None
-    return SLOWER if change < 0 else FASTER
-
-
-def _relative_change(row: ComparedPoint) -> float:
+def _change_of(row: ComparedPoint) -> float:
     """Return the relative change of the rate, below 0 if slower; 0 if unknown."""
     return 0.0 if row.ratio is None else row.ratio - 1
 
 
 def _change(row: ComparedPoint) -> str:
-    """Write the change of the rate and half its interval, as `+2.1% ±0.4%`."""
-    if row.ratio_low is None or row.ratio_high is None:
-        return percent(_relative_change(row))
-    half = formatting.half_width((row.ratio_high - row.ratio_low) / 2)
-    return f"{percent(_relative_change(row))} {half}"
+    """Write the change of the rate and half its 95 % interval, as `+2.1% ±0.4%`."""
+    if row.interval_low is None or row.interval_high is None:
+        return percent(_change_of(row))
+    half = formatting.half_width((row.interval_high - row.interval_low) / 2)
+    return f"{percent(_change_of(row))} {half}"
+
+
+def _detectable(row: ComparedPoint) -> str:
+    return formatting.percent(row.least_seen)
 
 
 def _status_words(status: Status | None) -> str:
-    return "not there" if status is None else status.label
+    return "not measured" if status is None else status.label
 
 
 def _lacks(row: ComparedPoint) -> str:
     """Return the side, `base` or `new`, that has no row of the point; empty where both have."""
     return "base" if row.status_base is None else "new" if row.status_new is None else ""
-
-
-def before_and_now(change: Change, most: int) -> str:
-    """Return `before -> now`, each at most `most` (4 or more) characters, cut so they differ."""
-    values = [plain(value) for value in (change.base, change.new)]
-    if values[0] == values[1]:  # but for blanks and control characters, which are written out
-        values = [repr(value)[1:-1].replace(" ", "␣") for value in (change.base, change.new)]
-    short = [shorten(value, most) for value in values]
-    if short[0] == short[1]:
-        pairs = enumerate(zip(*values, strict=False))
-        alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
-        short = [shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values]
-    return f"{short[0]} -> {short[1]}"
 
 
 def hidden_line(hidden: int) -> Line:

@@ -12,13 +12,14 @@ from raybench.analysis.compare import HISTORY_COLUMNS, Change, HistoryRow
 from raybench.analysis.rows import varying
 from raybench.report import formatting
 from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, axis, scatter_panel
-from raybench.report.comparison import before_and_now, percent
+from raybench.report.comparison import percent
 from raybench.report.documents import (
     SETTING_CHARS,
     Block,
     Column,
     ColumnOf,
     Document,
+    Legend,
     Line,
     Listing,
     Table,
@@ -26,7 +27,7 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import counted, plain, some
 from raybench.report.point_settings import point_names, setting_columns
-from raybench.report.words.compare import NO_CAUSE, fact_name
+from raybench.report.words.compare import NO_CAUSE, before_and_now, fact_name, history_answer
 
 Series = list[HistoryRow]
 
@@ -40,6 +41,8 @@ _MAX_CHARS = 20
 _MOST_POINTS = 40
 _LABEL_CHARS = 60
 _CHART_HEIGHT, _COLOR = 180, "var(--s1)"
+_LEVEL = "mean step time of the runs between two lasting changes"
+_CHANGE = "from the level before, in the first run of a new level"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +59,18 @@ class History(Document):
 
     @property
     def title(self) -> str:
-        """Return `2 points over 5 runs: 1 step.` or `no step`: changes of the level of a point."""
-        steps = sum(row.step is not None for row in self.rows)
+        """Return how many lasting changes the step times of the points have."""
+        changes = sum(row.step is not None for row in self.rows)
         runs = len({row.run_id for row in self.rows})
         points = len({row.point_id for row in self.rows})
-        text = counted(steps, "step") if steps else "no step"
-        return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
+        return history_answer(points, runs, changes)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a table of points for each workload, counts of what is left out, steps and causes.
+        """Yield a table of points for each workload, counts of what is left out, and changes.
 
-        The tables have at most 40 points in all, those with steps first, none that one run alone
-        has. A point counts once for each machine. A single one has bars and a table of its runs.
+        The tables have at most 40 points in all, those with lasting changes first, and none that
+        one run alone has. A point counts once for each machine. A single point has bars and a table
+        of its runs.
         """
         series = _series(self.rows)
         if len(series) == 1:
@@ -79,10 +82,12 @@ class History(Document):
             for workload in dict.fromkeys(rows[0].workload for rows in shown):
                 yield _table_of_points([rows for rows in shown if rows[0].workload == workload])
             if hidden := len(with_history) - len(shown):
-                text = f"{counted(hidden, 'more point')} with a history: --json has all"
+                verb = "is" if hidden == 1 else "are"
+                text = f"{counted(hidden, 'more point')} {verb} not shown; --json has all."
                 yield Line(text=text, is_apart=True)
             if lone := len(series) - len(with_history):
-                text = f"Measured by one run only: {counted(lone, 'point')}."
+                verb = "was" if lone == 1 else "were"
+                text = f"{counted(lone, 'point')} {verb} measured in one run only."
                 yield Line(text=text, is_apart=True)
         steps = []
         for row in (row for rows in series for row in rows if row.step is not None):
@@ -95,7 +100,8 @@ class History(Document):
             text = f"{formatting.when(row.started_at)}, {row.run_id}: {where}"
             steps.append((f"{point}{percent(row.step)}", text))
         if steps:
-            yield Listing(title="Steps", lines=steps, is_quoted=True)
+            yield Listing(title="Lasting changes of the step time", lines=steps, is_quoted=True)
+        yield Legend()
 
     def members(self) -> Mapping[str, Any]:
         """Return `points`: HISTORY_COLUMNS, machine, level_ms and step of each of `rows`."""
@@ -147,9 +153,18 @@ def _table_of_points(series: Sequence[Series]) -> Table:
         (Column(title="point", is_text=True), lambda rows: rows[-1].point_id),
         *((column, lambda rows, cell=cell: cell(rows[-1])) for column, cell in settings),
         (Column(title="runs"), lambda rows: str(len(rows))),
-        (Column(title="last ms"), lambda rows: formatting.number(rows[-1].step_ms_p50)),
-        (Column(title="change"), change),
-        (Column(title="by run", is_text=True), _bars),
+        (
+            Column(title="last ms", meaning="the step time in the newest run"),
+            lambda rows: formatting.number(rows[-1].step_ms_p50),
+        ),
+        (
+            Column(title="change", meaning="from the first level of the step time to the last"),
+            change,
+        ),
+        (
+            Column(title="by run", meaning="one bar per run; higher is slower", is_text=True),
+            _bars,
+        ),
     ]
     return make_table(series, columns, kind=str(series[0][0].workload))
 
@@ -162,8 +177,11 @@ def _table_of_runs(rows: Series) -> Table:
         (Column(title="started", is_text=True), lambda row: formatting.when(row.started_at)),
         (run, lambda row: row.run_id),
         (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
-        (Column(title=f"level {unit.name}"), lambda row: formatting.time_in(unit, row.level_ms)),
-        (Column(title="change"), lambda row: percent(row.step)),
+        (
+            Column(title=f"level {unit.name}", unit=unit.name, meaning=_LEVEL),
+            lambda row: formatting.time_in(unit, row.level_ms),
+        ),
+        (Column(title="change", meaning=_CHANGE), lambda row: percent(row.step)),
     ]
     return make_table(rows, columns)
 
@@ -185,9 +203,12 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
         labels += [plain(row.device_name)] * has_models
         labels += [counted(row.node_count or 1, "node")] * has_node_counts
         panels.append(_history_panel(", ".join(labels), one))
-    note = "dashed: level between steps; vertical: a step"
+    note = "Dashed line: the level of the step time. Vertical line: a lasting change."
     if hidden := len(series[_MOST_POINTS:]):
-        note += f"; not drawn: {counted(hidden, 'more point')}; choose with --point or --filter"
+        verb = "is" if hidden == 1 else "are"
+        note += (
+            f" {counted(hidden, 'more point')} {verb} not drawn; choose with --point or --filter."
+        )
     return Figure(anchor="history", title="Step time over runs", note=note, panels=panels)
 
 

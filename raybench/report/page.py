@@ -11,6 +11,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import resources
 from itertools import takewhile
 from typing import Any
@@ -20,12 +21,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from raybench.analysis.answer import RunAnswer
-from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
 from raybench.analysis.rows import (
     RATES,
     SCALING,
     ScaledRow,
-    distinguishing_settings,
     is_numeric,
     setting,
     value_of,
@@ -35,9 +34,10 @@ from raybench.analysis.rows import (
 from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.charts import ChartData, in_order, main_figure, other_figures, why_no_figure
-from raybench.report.charts.grammar import Figure, Mark, axis, bar_panels, draw
+from raybench.report.charts.comparison import change_figures
+from raybench.report.charts.grammar import draw
 from raybench.report.charts.lines import speed_up_words
-from raybench.report.comparison import Comparison, percent
+from raybench.report.comparison import Comparison
 from raybench.report.documents import (
     MARKS_TITLE,
     Cell,
@@ -52,11 +52,12 @@ from raybench.report.documents import (
 )
 from raybench.report.formatting import half_width, shorten, step_uncertainty
 from raybench.report.messages import marks
-from raybench.report.point_settings import setting_columns, short_name
+from raybench.report.point_settings import setting_columns
 from raybench.report.run_report import RunReport
 from raybench.report.sections import STEP_MEANING
 from raybench.report.words import answer as words
 from raybench.report.words import run as of_run
+from raybench.report.words.compare import environment
 from raybench.report.words.doubts import mark_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
@@ -66,9 +67,6 @@ from raybench.version import __version__
 _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
 _HINT_CHARS = 300
 _QUOTED = re.compile(r"`([^`]+)`")
-# The bars of a comparison.
-_MOST_BARS = 36
-_COLORS = {SLOWER: "var(--bad)", FASTER: "var(--s3)", UNCLEAR: "var(--s5)", SAME: "var(--axis)"}
 
 
 def format_page(data: ChartData) -> str:
@@ -126,19 +124,22 @@ def format_page(data: ChartData) -> str:
 
 def format_comparison(comparison: Comparison) -> str:
     """Return the page of a comparison as HTML, with a bar for each of the 36 largest changes."""
-    found = list(comparison.blocks())
+    found = list(replace(comparison, is_short=False).blocks())
     lines = [one for one in found if isinstance(one, Line)]
     tables = [one for one in found if isinstance(one, Table)]
+    runs = [line for line in lines if line.text in comparison.runs]
     return render(
         "comparison.html",
         title=comparison.title,
         name=f"{comparison.new[-1].job_name}: compared",
-        sides=f"{comparison.words[0]} → {comparison.words[1]}",
-        lines=[line for line in lines if line.tone != "aside"],
-        notes=[*legend_paragraphs(tables), *(line.text for line in lines if line.tone == "aside")],
+        runs=runs,
+        lead=comparison.answer[0],
+        lines=[line for line in lines if line not in runs and line.text != comparison.answer[0]],
+        environment=environment(comparison.changes),
+        notes=legend_paragraphs(tables),
         listings=[one for one in found if isinstance(one, Listing)],
         tables=tables,
-        figures=_figures(comparison),
+        figures=change_figures(comparison),
         version=__version__,
     )
 
@@ -304,35 +305,3 @@ def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]
 
     column = metric_column(metric, formatting.MILLISECONDS, words, None)
     return column, speed_up if metric.name == "speed_up" else cell
-
-
-def _figures(comparison: Comparison) -> list[Figure]:
-    """Return the bars of the points that have a rate on both sides; [] where none has."""
-    changes = [(row.ratio - 1, row) for row in comparison.compared if row.ratio is not None]
-    if not changes:
-        return []
-    # What changed most, whichever way, is drawn; of that the slowest comes first.
-    drawn = sorted(changes, key=lambda one: -abs(one[0]))[:_MOST_BARS]
-    drawn.sort(key=lambda one: one[0])
-    rows = [row for _, row in drawn]
-    present = {row.verdict for row in rows}
-    colors = {name: color for name, color in _COLORS.items() if name in present}
-    note = f"Change of {comparison.unit}, the slowest first."
-    if any(row.ratio_low is not None for row in rows):
-        note += " Thin lines are 90 % intervals."
-    if len(changes) > len(rows):
-        note += f" The {len(rows)} largest changes of {len(changes)} points; the table has more."
-    settings, bars = distinguishing_settings(rows), []
-    for change, row in drawn:
-        name, words, interval = short_name(row, settings, "ranks"), percent(change), ""
-        # An interval of no width keeps the text beside its bar: the panels have one scale.
-        low, high = change, change
-        if row.ratio_low is not None and row.ratio_high is not None:
-            low, high = row.ratio_low - 1, row.ratio_high - 1
-            interval = f", {percent(low)} to {percent(high)}"
-        tip = f"{name}\n{words}{interval}: {row.verdict}"
-        place: Mark = {"x": change, "x2": 0.0, "low": low, "high": high}
-        bars.append(("", name, [{**place, "line": row.verdict, "text": words, "tip": tip}]))
-    x = axis(f"change of {comparison.unit}", format="+%")
-    panels = bar_panels(bars, x, series=[*colors], colors=[*colors.values()], is_stacked=True)
-    return [Figure(anchor="changes", title="Slower or faster", note=note, panels=panels)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from raybench.analysis.compare import (
+    FASTER,
     LEAST_RUNS,
+    SAME,
+    SLOWER,
     UNCLEAR,
+    Change,
     Fact,
     FactKind,
     NotDecided,
@@ -14,10 +18,31 @@ from raybench.analysis.compare import (
     Undecided,
 )
 from raybench.report import formatting
+from raybench.report.formatting import counted, plain, shorten
 
-# What changed around the points, where nothing did.
-SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
-NO_CAUSE = "nothing changed that the tables tell"
+QUESTION = "Is NEW slower than BASE?"
+# The environments of two runs, where no difference is recorded.
+SAME_AROUND = "No difference in devices, driver, versions, variables or commit is recorded."
+NO_CAUSE = "no difference is recorded"
+OTHER_MACHINE = "The changes show the difference of the machines, not of the software."
+NOT_ON_BOTH_SIDES = "No point was measured on both sides."
+# Verdicts as reports print them; JSON and --fail-on keep `unclear`.
+VERDICT_WORDS = {name: name for name in (SLOWER, FASTER, SAME)} | {UNCLEAR: "undecided"}
+_PREDICATES = VERDICT_WORDS | {SAME: "the same"}
+
+# Runs that detect only a larger slowdown than this are too different.
+_USELESS = 0.5
+# A short value of a fact is shown beside its name; longer ones only in full reports.
+_SHORT_VALUE = 20
+# What changes times most comes first.
+_KINDS = (
+    *(FactKind.DEVICE, FactKind.VERSION, FactKind.VARIABLE),
+    *(FactKind.RUN, FactKind.CODE),
+)
+# Facts in a sentence, and runs of a side in a command that is an example.
+_MOST_NAMED = 3
+# Two lines of a terminal, less the words before and after the list.
+_MOST_OF_DIFFERENCES = 120
 
 _OF_RUN = {
     "job_sha256": "job file",
@@ -48,29 +73,176 @@ _OF_POINTS: Mapping[str, str] = {
     "optimizer_ms": "optimizer",
     "comm_exposed_ms": "exposed communication",
     "unexplained_ms": "unexplained",
-    "straggler_ms": "one rank slower",
-    "data_ms": "waiting for data",
-    "host_gap_ms": "device idle",
+    "straggler_ms": "slow rank",
+    "data_ms": "data",
+    "host_gap_ms": "host gap",
     "throttled": "throttled",
     "host_bound": "host-bound",
     "sm_clock_mhz_p50": "SM clock",
 }
 
 
+def percent_words(share: float, *, has_sign: bool = False) -> str:
+    """Return a share for prose, `2.8 %`; with a sign `+2.8 %`."""
+    text = f"{share:+z.1%}" if has_sign else f"{share:z.1%}"
+    return text.replace("%", " %")
+
+
+def verdict_count(verdicts: Mapping[str, int], points: int) -> str:
+    """Return the first sentence of an answer about several points: how many are slower."""
+    for verdict, count in verdicts.items():
+        if count == points:
+            return f"All {points} points are {_PREDICATES[verdict]}."
+    slower = verdicts[SLOWER]
+    return f"{slower} of {points} points {'is' if slower == 1 else 'are'} slower."
+
+
+def worst_point(name: str, slowdown: float, unit: str) -> str:
+    """Return the sentence about the point that lost most. slowdown: a share of its rate."""
+    return f"The worst is {name}: {percent_words(slowdown)} fewer {unit}."
+
+
+def single_point(verdict: str, change: float, unit: str) -> str:
+    """Return the answer where one point was compared. change: of its rate, a share."""
+    if verdict == UNCLEAR:
+        return f"The point is {undecided(change)}."
+    if verdict == SAME:
+        return "The point is the same."
+    more = "fewer" if change < 0 else "more"
+    return f"The point is {verdict}: {percent_words(abs(change))} {more} {unit}."
+
+
+def undecided(change: float) -> str:
+    """Return the verdict of an undecided point with its change: `undecided, +2.8 %`."""
+    return f"{VERDICT_WORDS[UNCLEAR]}, {percent_words(change, has_sign=True)}"
+
+
+def other_verdicts(verdicts: Mapping[str, int], points: int) -> str:
+    """Return `1 is faster, 30 are the same and 3 are undecided.`; "" where all are alike."""
+    phrases = [
+        f"{verdicts[name]} {'is' if verdicts[name] == 1 else 'are'} {_PREDICATES[name]}"
+        for name in (FASTER, SAME, UNCLEAR)
+        if 0 < verdicts[name] < points
+    ]
+    *first, last = phrases or [""]
+    text = f"{', '.join(first)} and {last}" if first else last
+    return f"{text}." if text else ""
+
+
+def median_change(change: float, unit: str = "") -> str:
+    """Return the sentence about the median change of the rates."""
+    of_unit = f" of {unit}" if unit else ""
+    return f"The median change{of_unit} is {percent_words(change, has_sign=True)}."
+
+
+def more_failures(points: int) -> str:
+    """Return that points fail in a larger share of their rounds than in BASE."""
+    return f"{counted(points, 'point')} {'fails' if points == 1 else 'fail'} more often in NEW."
+
+
+def one_run(sides: Sequence[str]) -> tuple[str, str]:
+    """Return why there is no verdict, in two sentences. sides: those with one run, 1 or 2."""
+    where = f"one run of {sides[0]}" if len(sides) == 1 else "one run on each side"
+    return f"No verdict: {where}.", "Rounds of one run do not show how runs differ."
+
+
+def detectable(slowdowns: Sequence[float], unit: str) -> str:
+    """Return which slowdowns of a single point such runs find. slowdowns: one for each point."""
+    least, most = min(slowdowns), max(slowdowns)
+    if least > _USELESS:
+        share = percent_words(_USELESS).replace(".0", "")
+        return f"The runs of a side differ too much to detect {share} fewer {unit} at a point."
+    ends = dict.fromkeys(f"{100 * share:.1f}" for share in (least, most))
+    share = f"{' to '.join(ends)} %"
+    return f"In 95 % of cases, these runs detect {share} fewer {unit} at one point."
+
+
+def not_excluded(slowdown: float, has_slower: bool) -> str:
+    """Return by how much a point may be slower without being called slower."""
+    point = "another point" if has_slower else "a point"
+    return f"These runs do not exclude that {point} is up to {percent_words(slowdown)} slower."
+
+
+def not_judged(points: int) -> str:
+    """Return that points of BASE have too few results for an interval."""
+    verb = "has" if points == 1 else "have"
+    return (
+        f"{counted(points, 'point')} of BASE {verb} no verdict: "
+        f"a side has fewer than {LEAST_RUNS} ok runs."
+    )
+
+
+def more_runs(runs: int, tags: tuple[str, str] | None) -> list[str]:
+    """Return what would decide undecided points.
+
+    Args:
+        runs: how many each side should have.
+        tags: those of BASE and NEW, where both sides were named by tags.
+    """
+    first = f"To decide: sweep both sides in turns until each has {runs} runs."
+    if tags is not None:
+        base, new = tags
+        return [first, f"Use --tag {base} and --tag {new}, then repeat this command."]
+    side = ",".join(["RUN"] * _MOST_NAMED)
+    return [first, f"Then name all runs: {formatting.command('compare', side, side)}"]
+
+
+def environment(differences: Sequence[Change]) -> str:
+    """Return what differs between the newest runs of both sides, in at most two lines."""
+    if not differences:
+        return SAME_AROUND
+    phrases: list[str] = []
+    for change in sorted(differences, key=lambda change: _KINDS.index(change.kind)):
+        is_short = max(len(change.base), len(change.new)) <= _SHORT_VALUE
+        values = f" {before_and_now(change, _SHORT_VALUE)}" if is_short else ""
+        phrases.append(f"{plain(fact_name(change.fact))}{values}")
+    shown = [shorten(phrases[0], _MOST_OF_DIFFERENCES)]
+    for phrase in phrases[1:]:
+        if len(", ".join([*shown, phrase])) > _MOST_OF_DIFFERENCES:
+            break
+        shown.append(phrase)
+    hidden = len(phrases) - len(shown)
+    more = f" and {hidden} more" if hidden else ""
+    return f"Environment differences: {', '.join(shown)}{more}."
+
+
+def impossible(point: str, why: str, others: int) -> str:
+    """Return the first value that cannot be true, and how many others there are."""
+    more = f" {counted(others, 'more value')} cannot be true; --full has all." if others else ""
+    return f"Impossible value at {point}: {why}.{more}"
+
+
+def lone_points(base: int, new: int, settings: Sequence[str]) -> list[str]:
+    """Return how many points one side alone has, and in which settings these differ; [] for 0."""
+    counts = {"BASE": base, "NEW": new}
+    sentences = [
+        f"{counted(count, 'point')} {'is' if count == 1 else 'are'} in {side} only."
+        for side, count in counts.items()
+        if count
+    ]
+    return [*sentences, *([f"They differ in {', '.join(settings)}."] if settings else [])]
+
+
+def left_out(run_id: str, facts: Sequence[Fact]) -> str:
+    """Return why a run with the tag of a side is not compared."""
+    names = formatting.some(list(map(fact_name, facts)), _MOST_NAMED)
+    return f"{run_id} is left out because it differs in {names}."
+
+
 def not_decided(why: NotDecided) -> str:
-    """Return why a point has no verdict, as `1 run of base, and a verdict needs 2`."""
+    """Return why a point has no verdict, a clause: `BASE has 1 run, and a verdict needs 2`."""
     match why.kind:
         case Undecided.OTHER_DEVICE | Undecided.OTHER_NODE_COUNT:
-            what = "device" if why.kind is Undecided.OTHER_DEVICE else "nodes"
+            is_device = why.kind is Undecided.OTHER_DEVICE
+            what = "different devices" if is_device else "different numbers of nodes"
             names = ("none" if value is None else str(value) for value in why.values)
-            return f"other {what}: {', then '.join(names)}"
+            return f"the runs used {what}: {', '.join(names)}"
         case Undecided.FEW_RUNS:
-            return f"{why.runs} run of {why.side}, and a verdict needs {LEAST_RUNS}"
+            return f"{why.side.upper()} has {why.runs} run, and a verdict needs {LEAST_RUNS}"
         case Undecided.CHANCE:
-            return "runs of the same thing may differ as much"
+            return "runs of one side differ so much that the change may be chance"
         case Undecided.WIDE:
-            interval = f"{why.low:+.1%} to {why.high:+.1%}"
-            return f"known to {interval} only, which is not within the threshold"
+            return "the change is below the threshold, but its interval is not"
 
 
 def fact_name(one: Fact) -> str:
@@ -88,15 +260,32 @@ def fact_name(one: Fact) -> str:
             return f"variable {one.name}"
 
 
+def before_and_now(change: Change, most: int) -> str:
+    """Return `before -> now`, each at most `most` (4 or more) characters, cut so they differ."""
+    values = [plain(value) for value in (change.base, change.new)]
+    if values[0] == values[1]:  # but for blanks and control characters, which are written out
+        values = [repr(value)[1:-1].replace(" ", "␣") for value in (change.base, change.new)]
+    short = [shorten(value, most) for value in values]
+    if short[0] == short[1]:
+        pairs = enumerate(zip(*values, strict=False))
+        alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
+        short = [shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values]
+    return f"{short[0]} -> {short[1]}"
+
+
 def point_change(one: PointChange) -> str:
     """Return what changed at a point, with its values before and now."""
     name = _OF_POINTS[one.column]
     if isinstance(one.base, bool):
-        return f"{name} {'now' if one.new else 'before'}, not {'before' if one.new else 'now'}"
+        was, other = ("NEW", "BASE") if one.new else ("BASE", "NEW")
+        return f"{was} was {name}, {other} was not"
     before, now = (formatting.number(value, 3) for value in (one.base, one.new))
     return f"{name} {before} -> {now} {one.unit}"
 
 
-def verdict_word(name: str | None, likely: str | None) -> str:
-    """Return a verdict, as `slower`, or `slower?` for an unclear one that is likely slower."""
-    return f"{likely}?" if name == UNCLEAR and likely else str(name)
+def history_answer(points: int, runs: int, changes: int) -> str:
+    """Return how often the step times of points changed for good over several runs."""
+    where = f"{counted(points, 'point')} in {counted(runs, 'run')}"
+    if not changes:
+        return f"{where}: no lasting change of a step time."
+    return f"{where}: {counted(changes, 'lasting change')} of a step time."

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from itertools import product
@@ -31,6 +32,7 @@ from raybench.analysis.compare import (
     point_changes,
 )
 from raybench.analysis.rows import point_rows
+from raybench.report.words.compare import other_verdicts, verdict_count
 from raybench.results import reader
 
 SIDES = ("side=base", "side=new")
@@ -75,10 +77,10 @@ def test_rounds_of_one_run_are_no_verdict(tmp_path, command):
     sweep(tmp_path, "base", rounds=5)
     sweep(tmp_path, "new", 1.3, rounds=5, day=1)
     code, out, _ = command("compare", "base", "new")
-    told = "1 run a side: no verdict; of 3 points: 3 slower?"
-    assert (code, flat(out).startswith(told)) == (0, True)
-    assert len(re.findall(r"-(22|23)\.\d% .* slower\?", out)) == 3
-    assert "then name them all: `raybench compare base,RUN,… new,RUN,…`" in flat(out)
+    told = "No verdict: one run on each side. Rounds of one run do not show how runs differ."
+    assert (code, told in flat(out)) == (0, True)
+    assert len(re.findall(r"-(22|23)\.\d% .* undecided", out)) == 3
+    assert "Then name all runs: raybench compare RUN,RUN,RUN RUN,RUN,RUN" in flat(out)
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -94,16 +96,70 @@ def test_a_regression_fails_the_gate_and_none_passes_it(tmp_path, command):
         assert command(*gate, results=tmp_path / folder)[0] == code, (folder, kind)
 
 
+@pytest.mark.parametrize(("runs", "count"), [(1, 1), (1, 30), (3, 1), (3, 30)])
+def test_the_first_screen_fits_24_lines(tmp_path, command, runs, count):
+    for side, version in (("base", "2.27.3"), ("new", "2.28.9")):
+        device = make_device(versions={"nccl": version, "torch": version})
+        variables = {f"NCCL_VARIABLE_WITH_A_NAME_{n}": side for n in range(9)}
+        for number in range(runs):
+            sweep(
+                tmp_path,
+                f"{side}{number}",
+                1.1 if side == "new" else 1.0,
+                start_sd=0.03,
+                points=make_points(count),
+                day=number,
+                tags={"side": side},
+                devices=(device,),
+                environment=variables,
+            )
+    out = command("compare", *SIDES).out
+    assert len(out.splitlines()) <= 24
+    assert max(map(len, out.splitlines())) <= 80
+    told = "Environment differences: torch 2.27.3 -> 2.28.9, nccl 2.27.3 -> 2.28.9, variable NCCL"
+    assert told in flat(out)
+    assert ("Next: raybench compare side=base side=new --results" in out) or (
+        "Next: repeat this command with --full" in out
+    )
+    assert len(command("compare", *SIDES, "--full").out.splitlines()) > len(out.splitlines())
+
+
+def test_json_has_question_and_answer(tmp_path, command):
+    sweep_sides(tmp_path, 1.05)
+    found = compare_as_json(command, *SIDES)
+    assert found["question"] == "Is NEW slower than BASE?"
+    assert found["answer"][0].startswith("All 3 points are slower. The worst is batch ")
+    assert found["answer"][-1].startswith("In 95 % of cases, these runs detect ")
+
+
+@pytest.mark.parametrize(
+    ("counts", "first", "others"),
+    [
+        ({"slower": 1, "same": 2}, "1 of 3 points is slower.", "2 are the same."),
+        ({"unclear": 3}, "All 3 points are undecided.", ""),
+        (
+            {"faster": 1, "same": 2, "unclear": 1},
+            "0 of 4 points are slower.",
+            "1 is faster, 2 are the same and 1 is undecided.",
+        ),
+    ],
+)
+def test_an_answer_counts_each_verdict_once(counts, first, others):
+    points = sum(counts.values())
+    assert verdict_count(Counter(counts), points) == first
+    assert other_verdicts(Counter(counts), points) == others
+
+
 def test_a_gate_that_could_not_have_seen_a_change_is_not_green(tmp_path, command):
     sweep_both(tmp_path, 1.0, 1.12, 0.9)
     gate = ("compare", *SIDES, "--fail-on", "regression")
     code, out, _ = command(*gate)
-    assert (code, out.startswith("Blind below ")) == (UNCLEAR, True)
+    assert (code, "These runs do not exclude that a point is up to" in out) == (UNCLEAR, True)
     assert command(*gate, "--blind", "95%")[0] == 0
     refused = command("compare", *SIDES, "--fail-on", "unclear", "--blind", "10%").refusal
     assert refused == "--blind: goes with --fail-on regression only\n"
-    assert "base: mean of 3 runs" in out
-    assert "and base0, base1" in flat(out)
+    assert "BASE: 3 runs with side=base, the newest is" in out
+    assert "BASE base0, base1, base2" in flat(command("compare", *SIDES, "--full").out)
 
 
 def test_a_shift_of_a_whole_run_is_no_regression_however_many_points_share_it(tmp_path, command):
@@ -124,6 +180,7 @@ def test_an_unclear_point_has_its_reason_as_data(tmp_path, command):
     why = point["why"]
     assert (why["kind"], point["verdict"]) == ("wide", "unclear")
     assert (why["low"], why["high"]) == (point["ratio_low"] - 1, point["ratio_high"] - 1)
+    assert point["interval_low"] < point["ratio_low"] < point["ratio_high"] < point["interval_high"]
 
 
 def test_a_change_that_may_be_chance_is_called_so(tmp_path, command):
@@ -154,9 +211,9 @@ def test_all_that_is_shown_is_of_one_rate(tmp_path, command):
         assert point["ratio"] == pytest.approx((1 + 9 / 16) / 1.127, abs=0.02)
         assert point["new"] / point["base"] == pytest.approx(point["ratio"])
     out = command("compare", "base0", "new0").out
-    assert len(re.findall(r"\+(38|39)\.\d% +faster\?", out)) == 3
+    assert len(re.findall(r"\+(38|39)\.\d% +undecided", out)) == 3
     assert "ms" not in [word for line in out.splitlines() for word in line.split()]
-    assert re.search(r"the median change of samples/s is \+(38|39)", flat(out))
+    assert re.search(r"The median change of samples/s is \+(38|39)\.\d %\.", flat(out))
 
 
 def test_a_sure_change_within_the_threshold_is_same(tmp_path, command):
@@ -167,7 +224,7 @@ def test_a_sure_change_within_the_threshold_is_same(tmp_path, command):
 
 @pytest.mark.parametrize(
     ("factor", "start_sd", "why"),
-    [(1.0, 0.02, "is not within the threshold"), (1.1, 0.1, "may differ as much")],
+    [(1.0, 0.02, "but its interval is not"), (1.1, 0.1, "the change may be chance")],
 )
 def test_unclear_points_say_what_is_missing(tmp_path, command, factor, start_sd, why):
     sweep_sides(tmp_path, factor, start_sd=start_sd, points=make_points(1))
@@ -189,7 +246,7 @@ def test_the_printed_slowdown_is_found_in_95_percent(tmp_path, command, count, s
         found = nct.sf(needed, 4, -math.log(1 - point["least_seen"]) / error)
         assert found == pytest.approx(0.95, abs=0.001)
     seen = point["least_seen"]
-    told = f"a point that alone does {seen:.1%} fewer samples/s is found in 95% of cases."
+    told = f"these runs detect {100 * seen:.1f} % fewer samples/s at one point."
     assert (told in flat(command("compare", *SIDES).out)) is (count == 1)
 
 
@@ -203,16 +260,16 @@ def test_the_sides_change_places_without_changing_what_is_said(tmp_path, command
         assert one["ratio_low"] * other["ratio_high"] == pytest.approx(1)
 
 
-def test_noise_is_unclear_with_the_command_that_decides(tmp_path, command):
+def test_noise_is_undecided_with_the_command_that_decides(tmp_path, command):
     sweep_both(tmp_path, 1.0, 1.06, 0.97, 1.03)
     assert compare_as_json(command, *SIDES)["verdicts"] == {"unclear": 3}
     out = flat(command("compare", *SIDES)[1])
-    assert "To decide: sweep the job ddp_scaling on both sides in turns" in out
-    assert "has 6 runs, with --tag side=base and --tag side=new" in out
-    assert "By 4 runs of base and 4 runs of new" in out
-    assert "Seen from: " in flat(command("compare", *SIDES, "--format", "md").out)
-    narrow = flat(command("compare", *SIDES).out)
-    assert ("Left out to fit 80 columns: seen from" in narrow) is ("Seen from: " not in narrow)
+    assert "All 3 points are undecided." in out
+    assert "To decide: sweep both sides in turns until each has 6 runs." in out
+    assert "Use --tag side=base and --tag side=new, then repeat this command." in out
+    assert "Detectable: " in flat(command("compare", *SIDES, "--format", "md").out)
+    assert "Detectable: " in flat(command("compare", *SIDES, "--full").out)
+    assert "Detectable: " not in out
 
 
 def test_the_worst_change_stands_first(tmp_path, command):
@@ -225,7 +282,7 @@ def test_the_worst_change_stands_first(tmp_path, command):
         ]
         write(tmp_path, f"{side}{number}", records, tags={"side": side})
     out = command("compare", *SIDES)[1]
-    told = "2 of 3 points slower, the worst with 28.6% fewer samples/s; 1 same"
+    told = "2 of 3 points are slower. The worst is batch 4: 28.6 % fewer samples/s. 1 is the same."
     assert told in flat(out)
     lines = [line for line in out.splitlines() if line.endswith(("slower", "same"))]
     assert [line.split()[-1] for line in lines] == ["slower", "slower", "same"]
@@ -237,8 +294,8 @@ def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(tmp_pat
     write(tmp_path, "base", [make_record(make_point(world_size=1)), make_record(two)])
     write(tmp_path, "broken", [make_record(make_point(world_size=1)), make_failed(two)])
     code, out, _ = command("compare", "base", "broken", "--fail-on", "regression")
-    assert (code, "1 failing now" in out) == (REGRESSION, True)
-    assert "base: ok; new: out of memory" in out
+    assert (code, "1 point fails more often in NEW." in out) == (REGRESSION, True)
+    assert "BASE: ok; NEW: out of memory" in out
 
 
 def test_a_point_that_failed_as_often_before_is_no_regression(tmp_path, command):
@@ -261,14 +318,15 @@ def test_a_round_that_failed_is_a_failure(tmp_path, command):
     write(tmp_path, "new", [make_record(point, round=1), failed])
     write(tmp_path, "bad", [make_failed(point)])
     code, out, _ = command("compare", "base,bad", "new", "--fail-on", "regression")
-    assert (code, "1 run a side: no verdict; 1 failing now" in out) == (REGRESSION, True)
+    assert (code, "1 point fails more often in NEW." in out) == (REGRESSION, True)
+    assert "No verdict: one run on each side." in out
 
 
 def test_a_gate_is_not_green_where_a_point_was_not_measured_again(tmp_path, command):
     sweep_sides(tmp_path, 1.0, points=make_points(3), new={"points": make_points(2)})
     gate = ("compare", *SIDES, "--fail-on")
     code, out, _ = command(*gate, "regression")
-    assert (code, out.startswith("Blind at 1 point of BASE: 0 of 2")) == (UNCLEAR, True)
+    assert (code, "1 point of BASE has no verdict: " in out) == (UNCLEAR, True)
     assert command(*gate, "unclear")[0] == 0
 
 
@@ -284,10 +342,10 @@ def test_points_of_one_side_alone_are_counted_and_told_apart(tmp_path, command):
     sweep(tmp_path, "base", points=many)
     sweep(tmp_path, "new", points=few, day=1)
     out = command("compare", "base", "new")[1]
-    told = "36 points in BASE only, 8 points in NEW only; they differ in hidden."
+    told = "36 points are in BASE only. 8 points are in NEW only. They differ in hidden."
     assert told in flat(out)
     assert "None" not in out
-    assert len(out.splitlines()) < 10
+    assert len(out.splitlines()) < 14
 
 
 def test_runs_of_which_some_finish_no_samples_are_compared_by_their_steps():
@@ -307,14 +365,15 @@ def test_other_devices_are_said_loudly_and_no_gate(tmp_path, command):
     write(tmp_path, "other", others, [device])
     code, out, _ = command("compare", "base", "other")
     assert code == 0
-    assert "NOT COMPARABLE: other device: NVIDIA H200, then NVIDIA B200" in flat(out)
+    told = "Not comparable: the runs used different devices: NVIDIA H200, NVIDIA B200."
+    assert told in flat(out)
     found = compare_as_json(command, "base", "other")
     [obstacle] = found["obstacles"]
     assert obstacle["kind"] == "other_device"
     assert obstacle["values"] == ["NVIDIA H200", "NVIDIA B200"]
     assert found["points"][0]["why"] == obstacle
     code, _, err = command("compare", "base", "other", "--fail-on", "regression")
-    assert (code, err.count("\n"), "not comparable: other device" in err) == (2, 1, True)
+    assert (code, err.count("\n"), "not comparable: the runs used" in err) == (2, 1, True)
 
 
 def test_runs_of_a_tag_that_differ_by_more_than_their_start_are_left_out(tmp_path, command):
@@ -322,7 +381,7 @@ def test_runs_of_a_tag_that_differ_by_more_than_their_start_are_left_out(tmp_pat
     sweep(tmp_path, "base", day=1, tags={"branch": "main"}, git_commit="b" * 40)
     sweep(tmp_path, "new", day=2, git_commit="c" * 40)
     out = command("compare", "branch=main", "new")[1]
-    assert "old is left out, as it differs in git commit." in flat(out)
+    assert "old is left out because it differs in git commit." in flat(out)
     [left_out] = compare_as_json(command, "branch=main", "new")["left_out"]
     assert left_out["differs_in"] == [{"kind": "run", "name": "git_commit"}]
     named = compare_as_json(command, "old,base", "new")
@@ -361,9 +420,29 @@ def test_the_page_leads_with_the_answer_and_draws_sorted_bars(tmp_path, command)
     code, out, err = command("compare", *SIDES, "--format", "html", "-o", str(page))
     assert (code, out, err) == (0, "", f"{page}: open it in a browser\n")
     text = page.read_text()
-    assert '<p class="lead">3 of 3 points slower, the worst with ' in text
-    assert "What changed around the points" in text
+    assert '<p class="lead">All 3 points are slower. The worst is batch ' in text
+    assert "Environment differences" in text
     assert text.count("<svg") == 1
+
+
+def test_the_page_colours_each_verdict_differently(tmp_path, command):
+    factors = (0.8, 1.0, 1.0, 1.06, 1.4)
+    points = make_points(len(factors))
+    for number in range(6):
+        side, sign = ("base", "new")[number % 2], (-1) ** (number // 2)
+        records = []
+        for place, (point, factor) in enumerate(zip(points, factors, strict=True)):
+            noise = 1 + sign * {2: 0.03, 3: 0.08}.get(place, 0.0)
+            step_ms = 8.0 * noise * (factor if side == "new" else 1.0)
+            records.append(make_record(point, step_ms=step_ms))
+        write(tmp_path, f"{side}{number}", records, tags={"side": side})
+    page = tmp_path / "page.html"
+    command("compare", *SIDES, "-o", str(page))
+    text = page.read_text()
+    for name in ("slower", "faster", "same", "undecided, over 1.5 %", "undecided, up to 1.5 %"):
+        assert f">{name}</text>" in text
+    for color in ("--bad", "--s3", "--axis", "--s5", "--s6"):
+        assert re.search(rf'aria-label="[^"]*"[^>]*fill="var\({color}\)"', text), color
 
 
 def run_on(device=None, **of_run):
@@ -460,7 +539,7 @@ def nights(tmp_path):
 def test_history_marks_the_step_and_what_changed(tmp_path, command):
     code, out, err = command("history", "--chart", tmp_path / "a.svg")
     assert (code, err) == (0, "")
-    assert "3 points over 10 runs: 3 steps." in out
+    assert "3 points in 10 runs: 3 lasting changes of a step time." in out
     assert "driver 580.1 -> 590.2" in out
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
 
@@ -468,9 +547,9 @@ def test_history_marks_the_step_and_what_changed(tmp_path, command):
 @pytest.mark.usefixtures("nights")
 def test_history_of_one_point_shows_its_runs_but_damaged_ones(tmp_path, command):
     write(tmp_path, "env", [make_record(make_point(env={"A": "1.10"}))], [make_device(0)])
-    assert "1 point over 1 run" in command("history", "--filter", "A == '1.10'").out
+    assert "1 point in 1 run" in command("history", "--filter", "A == '1.10'").out
     out = command("history", "--filter", "batch_size == 2")[1]
-    assert "1 point over 10 runs: 1 step." in out
+    assert "1 point in 10 runs: 1 lasting change of a step time." in out
     point_id = make_point(world_size=1, batch_size=2).point_id
     (tmp_path / "runs" / "night9" / "run.parquet").write_bytes(b"no Parquet")
     _, out, err = command("history", "--point", point_id[:6], "--json")

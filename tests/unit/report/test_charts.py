@@ -37,10 +37,10 @@ from raybench.report.charts.bars import operations_figure, parts_figure
 from raybench.report.charts.devices import telemetry_figure
 from raybench.report.charts.grammar import axis, bar_panels
 from raybench.report.charts.lines import memory_bandwidth_figure
-from raybench.report.comparison import before_and_now
 from raybench.report.documents import format_document
 from raybench.report.history import History, history_figure
 from raybench.report.words.answer import key_figures
+from raybench.report.words.compare import before_and_now
 
 # Title of the first picture, and the large figures, of the newest run of a job.
 ANSWERS = {
@@ -300,7 +300,7 @@ def runs(points, node_counts=(1,)):
 def test_a_history_has_a_panel_for_each_point_first_those_with_a_step():
     titles = [panel.title for panel in history_figure(runs(3)).panels]
     assert titles == ["hidden=2", "hidden=0", "hidden=1"]
-    assert "not drawn: 5 more points" in history_figure(runs(45)).note
+    assert "5 more points are not drawn" in history_figure(runs(45)).note
 
 
 def test_a_point_that_jobs_of_weak_and_of_strong_scaling_share_has_one_panel():

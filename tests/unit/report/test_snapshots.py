@@ -75,6 +75,8 @@ COMMANDS = {
         for name, (words, width, kept) in FORMATS.items()
     },
     "compare.80.txt": (["compare", *COMPARED], 80, str),
+    "compare.full.80.txt": (["compare", *COMPARED, "--full"], 80, str),
+    "compare.html.txt": (["compare", *COMPARED, "--format", "html"], 80, visible),
     "compare.json": (["compare", *COMPARED, "--json"], 80, ends),
     "show.80.txt": (["show", RUNS[0]], 80, str),
     "show_point.80.txt": (["show", RUNS[1], "465121ca76d7"], 80, str),
