@@ -101,7 +101,7 @@ EXPECTED = {
     "emulated_precision": ("a CPU", None, None),
     "no_collectives": ("", None, None),
     "slow_rank": ("rank 1", 0.5, 1.0),
-    "late_in_turn": ("", 0.5, 1.0),
+    "late_in_turn": ("", 0.2, 1.0),
     "parts_exceed": ("", 0.02, 0.1),
 }
 
