@@ -54,14 +54,18 @@ def _harm_order(group: DoubtGroup) -> tuple[int, int]:
 
 
 def _told(row: ScaledRow) -> Iterator[Doubt]:
-    """Yield the doubts of a point, but those that say what another says."""
+    """Yield the doubts of a point, but those that say what another says.
+
+    Each point that has the mark of a doubt is counted in its group.
+    """
+    told_elsewhere = {DoubtKind.BASE_UNSTEADY}
+    if row.why is not None and row.why.kind is NotComparedKind.NO_THROUGHPUT:
+        told_elsewhere.add(DoubtKind.NO_THROUGHPUT)
+    if row.throughput is None:
+        # No table shows the parts of steps that finish no items.
+        told_elsewhere.add(DoubtKind.NO_BREAKDOWN)
     for doubt in row.doubts or ():
-        is_why = (
-            doubt.kind is DoubtKind.NO_THROUGHPUT
-            and row.why is not None
-            and row.why.kind is NotComparedKind.NO_THROUGHPUT
-        )
-        if doubt.kind is not DoubtKind.BASE_UNSTEADY and not is_why:
+        if doubt.kind not in told_elsewhere:
             yield doubt
 
 

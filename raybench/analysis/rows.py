@@ -74,9 +74,9 @@ class ScaledRow(PointRow):
         float | None,
         Column(
             "",
-            "throughput over that of the baseline point",
+            "throughput divided by that of the baseline point",
             heading="speed-up",
-            meaning="samples/s over those of the baseline ({baseline})",
+            meaning="how many times as many {items}/s as the baseline ({baseline})",
             format="ratio",
         ),
     ] = None
@@ -88,31 +88,33 @@ class ScaledRow(PointRow):
         float | None,
         Column(
             "",
-            "speed-up over the ratio of ranks, or of what their devices do alone",
+            "speed-up divided by the ideal speed-up",
             heading="efficiency",
-            meaning="speed-up over the ratio of {ranks}",
+            meaning="the speed-up divided by the ideal speed-up, which is the ratio of {ranks}",
             format="share",
         ),
     ] = None
     efficiency_low: Annotated[float | None, Column("", "95 % interval over rounds")] = None
     efficiency_high: Annotated[float | None, Column("", "95 % interval over rounds")] = None
     clock_ratio: Annotated[
-        float | None, Column("", "SM clocks over the baseline's, where a power cap makes it ≠ 1")
+        float | None, Column("", "SM clocks divided by the baseline's, if a power cap acts")
     ] = None
     # What of the step is lost against efficiency 1, and to what: raybench.analysis.scaling.
     lost_comm: Annotated[float | None, Column("", "share of the step lost to communication")] = None
     lost_compute: Annotated[float | None, Column("", "share lost to slower computation")] = None
-    lost_wait: Annotated[float | None, Column("", "share lost to the slowest rank")] = None
+    lost_wait: Annotated[float | None, Column("", "share lost to waiting for one slow rank")] = None
     lost_data: Annotated[float | None, Column("", "share lost to waiting for data")] = None
-    lost_host: Annotated[float | None, Column("", "share lost to a late host")] = None
-    lost_unexplained: Annotated[float | None, Column("", "the rest of the loss")] = None
+    lost_host: Annotated[float | None, Column("", "share lost to the host gap")] = None
+    lost_unexplained: Annotated[float | None, Column("", "the rest of the lost share")] = None
     why_no_losses: Annotated[
         LossesUnknown | None, Column("", "why it is not known what the step is lost to")
     ] = None
     serial_fraction: Annotated[
         float | None, Column("", "of Amdahl's law, by Karp and Flatt; strong scaling")
     ] = None
-    memory_ratio: Annotated[float | None, Column("", "peak memory over the baseline's")] = None
+    memory_ratio: Annotated[float | None, Column("", "peak memory divided by the baseline's")] = (
+        None
+    )
     samples_per_joule: Annotated[float | None, Column("", "of all devices, timed steps")] = None
     why: Annotated[NotCompared | None, Column("", "why an ok point has no speed-up")] = None
     why_no_breakdown: Annotated[
@@ -122,9 +124,9 @@ class ScaledRow(PointRow):
         float | None,
         Column(
             "",
-            "time.time() around a step of rank 0 that is not waited for, over the step",
+            "time.time() around a step without synchronizing, divided by the step time",
             heading="time.time()/step",
-            meaning="what time.time() says on rank 0 of a step not waited for, over the step",
+            meaning="what time.time() reports without synchronizing, in % of the step time",
             format="share",
         ),
     ] = None
@@ -132,9 +134,9 @@ class ScaledRow(PointRow):
         float | None,
         Column(
             "",
-            "standard deviation of the samples of one start over their mean",
+            "standard deviation of the step times of a round divided by the mean",
             heading="scatter",
-            meaning="standard deviation of the samples within one start, over their mean",
+            meaning="standard deviation of the step times within one round, in % of their mean",
             format="share",
         ),
     ] = None

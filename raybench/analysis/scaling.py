@@ -438,16 +438,11 @@ def _key(row: PointRow) -> tuple[object, ...]:
     return (*(str(setting(row, name)) for name in names), *sorted(row.params.items()))
 
 
-# What a step is lost to, in words, in the order in which it is told. Together: 1 - efficiency.
-CAUSES = {
-    "lost_comm": "exposed communication",
-    "lost_compute": "slower compute",
-    "lost_wait": "waiting for the slowest rank",
-    "lost_data": "waiting for data",
-    "lost_host": "waiting for the host",
-    "lost_unexplained": "unexplained",
-}
-LOSSES = tuple(CAUSES)
+# What a step is lost to. The shares add up to 1 - efficiency.
+LOSSES = (
+    *("lost_comm", "lost_compute", "lost_wait", "lost_data", "lost_host"),
+    "lost_unexplained",
+)
 
 
 def has_causes(row: object) -> bool:

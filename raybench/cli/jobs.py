@@ -235,6 +235,7 @@ def _meanings(wanted: str) -> Iterator[str]:
         if key in {metric.name, metric.title.lower(), metric.heading.lower()} - {""}:
             meaning = (metric.meaning or metric.description).replace("{ranks}", "ranks")
             meaning = meaning.replace("{baseline}", "the baseline point")
+            meaning = meaning.replace("{items}", "samples")
             shown = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{shown}{unit}: {meaning}."

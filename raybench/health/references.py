@@ -155,13 +155,14 @@ def grades(
 
 
 def grade_text(graded: Sequence[Standing]) -> str:
-    """Return grades in words: `within reference on 11 of 12 quantities; h2d alone 92%`.
+    """Return in sentences how many values are in the range of their reference, and who is outside.
 
-    After the count come four tests outside at most, with their speed as a share of the reference,
-    and how many more are outside. graded: of one name in `grades`.
+    At most four tests are named, with their speed as a share of the reference. graded: of one name
+    in `grades`.
     """
     outside = [f"{one.entry.of['test']} {one.share:.0%}" for one in graded if not one.is_within]
-    return "; ".join(filter(None, (count_within(graded), some(outside))))
+    told = f"Outside: {some(outside)}." if outside else ""
+    return " ".join(filter(None, (count_within(graded), told)))
 
 
 def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[Measurement]:

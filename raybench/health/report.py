@@ -204,7 +204,7 @@ class HealthReport(Document):
 
     @property
     def _notes(self) -> list[str]:
-        """Return a sentence for each model that no references or earlier checks have figures of."""
+        """Return sentences on copies that share a bottleneck, and on models without figures."""
         found = (
             sentence(one.reason)
             for one in self.findings
@@ -212,7 +212,7 @@ class HealthReport(Document):
             and one.subject.kind == "cluster"
             and one.value is None
         )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys([*_shared_copies(self.findings), *found]))
 
     @property
     def advice(self) -> list[Advice]:
@@ -270,7 +270,7 @@ class HealthReport(Document):
         if any(one.verdict in _MARKS for one in self.findings):
             yield Line(text=_LEGEND, tone="aside", is_apart=True)
         for place, (name, graded) in enumerate(self.grades.items()):
-            yield Line(text=f"{name}: {grade_text(graded)}.", is_apart=not place)
+            yield Line(text=f"{name}: {grade_text(graded)}", is_apart=not place)
         if not self.grades and self._has_gpus:
             yield Line(text=HOW_TO_MAKE, tone="aside", is_apart=True)
 
@@ -342,6 +342,29 @@ class HealthReport(Document):
                 for name, graded in self.grades.items()
             },
         }
+
+
+# Copies that all devices do at once and that are slower than alone by more share a bottleneck.
+_LARGEST_COPY_LOSS = 0.1
+_DIRECTIONS = {
+    "h2d": "from the host to the device",
+    "d2h": "from the device to the host",
+    "both": "in both directions",
+}
+
+
+def _shared_copies(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield a sentence for each direction in which all devices at once copy slower than one."""
+    for direction, way in _DIRECTIONS.items():
+        alone, at_once = (
+            [one.value for one in findings if one.test == f"{direction} {how}" and one.value]
+            for how in ("alone", "all at once")
+        )
+        if alone and at_once and min(at_once) < (1 - _LARGEST_COPY_LOSS) * min(alone):
+            yield (
+                f"Copies {way} reach {min(alone):.0f} GB/s on one device, but only "
+                f"{min(at_once):.0f} GB/s on each device if all copy at the same time."
+            )
 
 
 def _stage_table(

@@ -20,7 +20,7 @@ from raybench.analysis.rows import (
 )
 from raybench.report import formatting
 from raybench.report.documents import WIDTH, Column, Table
-from raybench.report.point_settings import short_name
+from raybench.report.point_settings import setting_text, short_name
 from raybench.report.words import answer as words
 
 if TYPE_CHECKING:
@@ -209,8 +209,8 @@ def _table(answer: RunAnswer, layout: _Layout, heading: str) -> Table:
     ranks = answer.data.ranks
     heads = []
     for text in layout.heads:
-        [value] = [cells[text] for cells in layout.cells.values() if text in cells][:1]
-        heads.append(short_name(value.row, [layout.column], ranks))
+        first = next(cells[text] for cells in layout.cells.values() if text in cells)
+        heads.append(_head(first.row, layout.column, ranks))
     rows = []
     for cells in layout.cells.values():
         first = next(iter(cells.values()))
@@ -218,6 +218,13 @@ def _table(answer: RunAnswer, layout: _Layout, heading: str) -> Table:
         rows.append((short_name(first.row, layout.others, ranks), *texts))
     columns = [Column(title="", is_text=True), *(Column(title=head) for head in heads)]
     return Table(columns=tuple(columns), rows=tuple(rows), kind=heading)
+
+
+def _head(row: ScaledRow, name: str, ranks: str) -> str:
+    """Return a value as the head of a column: words speak for themselves, numbers have a name."""
+    value = setting(row, name)
+    is_word = isinstance(value, str) and not is_numeric([row], name)
+    return setting_text(row, name) if is_word else short_name(row, [name], ranks)
 
 
 def _width(table: Table) -> int:

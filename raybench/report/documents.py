@@ -26,7 +26,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from raybench.report.formatting import one_line, plain
+from raybench.report.formatting import one_line, plain, sentence
 from raybench.results.columns import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -96,16 +96,15 @@ class Cell:
 class Column:
     """A column of a table.
 
-    title: its head, with the unit where the title of the table does not name it. unit: where the
-    title ends with it, the legend leaves it out. meaning: a sentence without capital and full stop,
-    for legends and for the hint of the head. is_text: aligned to the left. is_setting: it tells
+    title: its head, with the unit where the title of the table does not name it. meaning: sentences
+    without the first capital and the last full stop, for legends and for the hint of the head.
+    is_text: aligned to the left. is_setting: it tells
     which point a row is about; pages can filter by it, and it stays where no row has a value.
     min_chars: terminals may fold its cells to this width; None: they are never folded. drop: where
     a table is too wide, the column with the lowest number is left out first; None: never.
     """
 
     title: str
-    unit: str = ""
     meaning: str = ""
     is_text: bool = False
     is_setting: bool = False
@@ -144,18 +143,17 @@ class Table:
         """Return the texts of all cells, row by row."""
         return tuple(tuple(map(text_of, row)) for row in self.rows)
 
-    def legend(self) -> list[str]:
-        """Return a sentence for each column that has a meaning, then the note if there is one."""
-        found = ((one.title.removesuffix(f" {one.unit}"), one.meaning) for one in self.columns)
-        sentences = [f"{name[:1].upper()}{name[1:]}: {text}." for name, text in found if text]
-        return [*sentences, *filter(None, [self.note])]
+    def legend(self) -> list[tuple[str, str]]:
+        """Return each column that has a meaning with it, then ("", note) if there is a note."""
+        meanings = [(one.title, sentence(one.meaning)) for one in self.columns if one.meaning]
+        return [*meanings, *([("", self.note)] if self.note else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legend:
-    """The place where a text explains the columns of all tables before it, each sentence once.
+    """Explains the columns of all tables before it, below each table, and each column once.
 
-    The renderer knows which columns it left out; these are not explained.
+    A terminal names here the columns that it left out; these are not explained.
     """
 
 
@@ -199,14 +197,19 @@ def make_table(
     )
 
 
-def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
-    """Yield a paragraph per table: sentences that no earlier legend has; none where all are old."""
-    said: set[str] = set()
+def legends(tables: Iterable[Table]) -> Iterator[list[tuple[str, str]]]:
+    """Yield the legend of each table, without what an earlier legend has."""
+    said: set[tuple[str, str]] = set()
     for table in tables:
-        new = [sentence for sentence in table.legend() if sentence not in said]
+        new = [entry for entry in table.legend() if entry not in said]
         said.update(new)
-        if new:
-            yield " ".join(new)
+        yield new
+
+
+def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
+    """Yield each of `legends` as a paragraph, in which each text follows its head and a colon."""
+    for legend in filter(None, legends(tables)):
+        yield " ".join(": ".join(filter(None, entry)) for entry in legend)
 
 
 def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int | None) -> Column:
@@ -222,7 +225,6 @@ def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int |
     heading = f"{metric.title} {unit.name}" if metric.format == "time" else metric.title
     return Column(
         title=f"{words['items']}/s" if is_rate else heading,
-        unit=unit.name if metric.format == "time" else metric.unit,
         meaning=meaning.removesuffix("."),
         drop=drop,
     )
@@ -268,7 +270,8 @@ def format_document(
 
 def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
     """Yield each block as paragraphs, a list or a table of GitHub-flavoured Markdown."""
-    tables: list[Table] = []
+    blocks = list(blocks)
+    of_tables = legends(_explained(blocks))
     for block in blocks:
         match block:
             case Line():
@@ -280,7 +283,6 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
                 items = [f"* {escape(name)}: {quote(text)}" for name, text in block.lines]
                 yield "\n".join(items) or escape(block.otherwise)
             case Table():
-                tables.append(block)
                 if block.title:
                     yield "### " + escape(block.title)
                 aligned = [":---" if column.is_text else "---:" for column in block.columns]
@@ -288,8 +290,16 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
                     [escape(text_of(cell)) for cell in row] for row in (block.titles, *block.rows)
                 )
                 yield "\n".join(f"| {' | '.join(row)} |" for row in (head, aligned, *rows))
-            case Legend():
-                yield from map(escape, legend_paragraphs(tables))
+                legend = next(of_tables, [])
+                items = [f"* {escape(head)}: {escape(text)}" for head, text in legend if head]
+                notes = [escape(text) for head, text in legend if not head]
+                yield from filter(None, ["\n".join(items), *notes])
+
+
+def _explained(blocks: Sequence[Block]) -> list[Table]:
+    """Return the tables that a `Legend` follows."""
+    last = max((at for at, block in enumerate(blocks) if isinstance(block, Legend)), default=0)
+    return [block for block in blocks[:last] if isinstance(block, Table)]
 
 
 def escape(text: str) -> str:
@@ -417,7 +427,10 @@ def _prose(text: str) -> str:
 
 def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
     """Yield what rich draws of each block, and blank lines between them."""
-    shown: list[tuple[Table, list[str]]] = []
+    blocks = list(blocks)
+    explained = [fit(table, width) for table in _explained(blocks)]
+    of_tables = legends(fitted for fitted, _ in explained)
+    pending = iter(explained)
     for place, block in enumerate(blocks):
         if place and not isinstance(block, Legend) and getattr(block, "is_apart", True):
             yield Text("")
@@ -429,19 +442,32 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
             case Listing():
                 yield from _listing(block, width)
             case Table():
-                fitted, left_out = fit(block, width)
-                shown.append((fitted, left_out))
+                fitted, _ = next(pending, None) or fit(block, width)
                 yield from _titled(fitted.title)
                 yield _grid(fitted, width)
+                if legend := next(of_tables, []):
+                    yield from (Text(""), *_legend(legend))
             case Legend():
-                paragraphs = list(legend_paragraphs(table for table, _ in shown))
-                if hidden := dict.fromkeys(title for _, titles in shown for title in titles):
-                    paragraphs.append(
+                every = (title for _, titles in explained for title in titles)
+                if hidden := dict.fromkeys(every):
+                    left_out = (
                         f"Left out to fit {width} columns: {', '.join(hidden)}. A wider terminal "
                         "or `--format md` shows them."
                     )
-                for paragraph in paragraphs:
-                    yield from (Text(""), Text(_prose(paragraph), style="dim"))
+                    yield from (Text(""), Text(_prose(left_out), style="dim"))
+
+
+def _legend(legend: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
+    """Yield the heads of columns beside their meanings, then the note below them."""
+    heads = RichTable.grid(padding=(0, _GAP, 0, 0))
+    heads.add_column(no_wrap=True)
+    heads.add_column(overflow="fold")
+    for head, text in legend:
+        if head:
+            heads.add_row(Text(one_line(head), style="dim"), Text(_prose(text), style="dim"))
+    if heads.row_count:
+        yield heads
+    yield from (Text(_prose(text), style="dim") for head, text in legend if not head)
 
 
 def _titled(title: str) -> list[Text]:

@@ -314,24 +314,15 @@ def title(run: Run) -> str:
 
 
 def course(run: Run) -> str:
-    """Return `interrupted after ` if so, `run_time` and all pauses: `5 min, resumed after 1 h`."""
+    """Return `took`, after `interrupted after ` if the run was interrupted."""
     word = "interrupted after " if run.status == "interrupted" else ""
+    return word + took(run)
+
+
+def took(run: Run) -> str:
+    """Return `run_time` and all pauses: `5 min, resumed after 1 h`."""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
-    return word + run_time(run) + pause
-
-
-def counts(run: Run, statuses: Sequence[str]) -> str:
-    """Return `3 points: 2 ok, 1 failed, 0 skipped`; if any: cancelled, ended without rows, not run.
-
-    statuses: one for each point with rows; all but ok, skipped and cancelled count as failed.
-    """
-    ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
-    failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
-    ended = run.points_ok + run.points_failed + run.points_skipped
-    lost = max(0, min(missing, ended - ok - failed - skipped))
-    text = f"{counted(run.points_total, 'point')}: {ok} ok, {failed} failed, {skipped} skipped"
-    more = ((cancelled, "cancelled"), (lost, "ended without rows"), (missing - lost, "not run"))
-    return text + "".join(f", {count} {word}" for count, word in more if count > 0)
+    return run_time(run) + pause
 
 
 def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None) -> str:

@@ -178,7 +178,7 @@ def _table_of_runs(rows: Series) -> Table:
         (run, lambda row: row.run_id),
         (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
         (
-            Column(title=f"level {unit.name}", unit=unit.name, meaning=_LEVEL),
+            Column(title=f"level {unit.name}", meaning=_LEVEL),
             lambda row: formatting.time_in(unit, row.level_ms),
         ),
         (Column(title="change", meaning=_CHANGE), lambda row: percent(row.step)),

@@ -49,12 +49,12 @@ from raybench.report.documents import (
     legend_paragraphs,
     make_table,
     metric_column,
+    text_of,
 )
 from raybench.report.formatting import half_width, shorten, step_uncertainty
 from raybench.report.messages import marks
 from raybench.report.point_settings import setting_columns
 from raybench.report.run_report import RunReport
-from raybench.report.sections import STEP_MEANING
 from raybench.report.words import answer as words
 from raybench.report.words import run as of_run
 from raybench.report.words.compare import environment
@@ -237,7 +237,6 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
     metrics = dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(rows)))
     column_words = of_run.of_columns(data, answer.asked)
     width_meaning = "half of the 95 % interval of the step time, relative to it. "
-    marks_meaning = "what makes the number doubtful: "
     columns: list[ColumnOf[ScaledRow]] = [
         (
             Column(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
@@ -247,13 +246,13 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
             _setting_column(rows, name, data.ranks)
             for name in sorted(varying(rows), key=lambda name: is_numeric(rows, name))
         ),
-        (Column(title="step", meaning=STEP_MEANING), _step),
+        (Column(title="step", meaning=of_run.step_meaning(data)), _step),
         (
             Column(title="±", meaning=width_meaning + of_run.plus_minus(data)),
             lambda row: _with_sort(step_uncertainty(row), half_width, 4),
         ),
         (
-            Column(title=MARKS_TITLE, meaning=marks_meaning + of_run.marks_meaning(data)),
+            Column(title=MARKS_TITLE, meaning=of_run.marks_meaning(data)),
             lambda row: Cell(text=marks(row), hint="; ".join(map(mark_words, marks(row)))),
         ),
         *(_metric_column(metric, column_words) for metric in metrics),
@@ -268,12 +267,12 @@ def _with_sort(value: float | None, write: Callable[[float], str], digits: int) 
 
 def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnOf[ScaledRow]:
     """Return the column of a setting; sizes are sorted by their bytes. ranks: for `world_size`."""
-    [(column, _)] = setting_columns(rows, [name], ranks)
+    [(column, text)] = setting_columns(rows, [name], ranks)
 
     def cell(row: ScaledRow) -> Cell:
         value = setting(row, name)
         sort = str(value) if name.endswith("_bytes") and value is not None else ""
-        return Cell(text=formatting.setting(name, value), sort=sort)
+        return Cell(text=text_of(text(row)), sort=sort)
 
     return column, cell
 

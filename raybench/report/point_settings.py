@@ -21,6 +21,7 @@ from raybench.analysis.rows import (
 )
 from raybench.report import formatting
 from raybench.report.documents import SETTING_CHARS, Column, ColumnOf
+from raybench.workloads.base import builtin_class
 
 _WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
 
@@ -45,6 +46,8 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
     """
     words = []
     for name, value in used_settings(row, names).items():
+        if name == "preset":
+            value = _preset_words(row)
         text = str(value)
         if name in DEGREES:
             words.append(f"{DEGREES[name]} {value}")
@@ -59,7 +62,22 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
     """Return known settings as `fp32, batch 64, 4 GPUs, hidden=8`, or "". ranks: plural, `GPUs`."""
-    return formatting.words_of_settings(known_settings(row, names), ranks)
+    given = known_settings(row, names)
+    if "preset" in given:
+        given["preset"] = _preset_words(row)
+    return formatting.words_of_settings(given, ranks)
+
+
+def _preset_words(row: HasSettings) -> str:
+    """Return a model's preset with what other parameters change of it: `175b (8 layers)`."""
+    built_in = builtin_class(str(setting(row, "workload")))
+    return built_in.preset_words(row.params) if built_in else row.params["preset"]
+
+
+def setting_text(row: HasSettings, name: str) -> str:
+    if name == "preset" and name in row.params:
+        return _preset_words(row)
+    return formatting.setting(name, setting(row, name))
 
 
 def setting_columns(
@@ -77,8 +95,8 @@ def setting_columns(
         }
 
         def own(row: _Row) -> str:
-            given = {name: setting(row, name) for name in of_workload[row.workload]}
-            texts = {formatting.heading(n): formatting.setting(n, v) for n, v in given.items()}
+            names = of_workload[row.workload]
+            texts = {formatting.heading(name): setting_text(row, name) for name in names}
             return formatting.settings({name: text for name, text in texts.items() if text})
 
         # A workload is never folded.
@@ -92,9 +110,10 @@ def setting_columns(
                 title=ranks if ranks and name == "world_size" else formatting.heading(name),
                 is_text=not is_numeric(rows, name),
                 is_setting=True,
-                min_chars=SETTING_CHARS,
+                # A preset is short, and hard to read in two lines.
+                min_chars=None if name == "preset" else SETTING_CHARS,
             ),
-            lambda row, name=name: formatting.setting(name, setting(row, name)),  # type: ignore[misc]
+            lambda row, name=name: setting_text(row, name),  # type: ignore[misc]
         )
         for name in chosen
     ]

@@ -93,7 +93,7 @@ class Forecast(Document):
         columns: list[ColumnOf[Prediction]] = [
             *((column, lambda one, cell=cell: cell(point(one))) for column, cell in settings),
             (
-                Column(title="step ms", unit="ms", meaning="the predicted step time"),
+                Column(title="step ms", meaning="the predicted step time"),
                 lambda one: formatting.number(one.step_ms),
             ),
             (Column(title="±", meaning=_HALF), lambda one: f"{one.half_interval:.0%}"),

@@ -8,27 +8,29 @@ stand as in `RunAnswer.ordered`, unless the section says otherwise. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
-from raybench.analysis.answer import MIN_LOSS, LargestBatches, is_scaling, why_not_known
+from raybench.analysis.answer import LargestBatches, is_scaling, why_not_known
 from raybench.analysis.references import counted_standings
 from raybench.analysis.rounds import MOST_RANKS, RankStep, ranks_of_step, ranks_to_show
 from raybench.analysis.rows import (
     DEGREES,
     ScaledRow,
+    distinguishing_settings,
     find_metric,
     rows_compared,
     value_of,
     with_most_ranks,
     workload_metrics,
 )
-from raybench.analysis.scaling import CAUSES, LOSSES, has_causes
+from raybench.analysis.scaling import has_causes
 from raybench.analysis.uneven import Fleet, Scenario, gain_over
 from raybench.job.point import EQUAL
 from raybench.records import Metric
+from raybench.records.doubts import DoubtKind
 from raybench.report import formatting
 from raybench.report.documents import (
     MARKS_TITLE,
@@ -40,15 +42,16 @@ from raybench.report.documents import (
     make_table,
     metric_column,
 )
+from raybench.report.formatting import counted
 from raybench.report.messages import marks
 from raybench.report.point_settings import (
-    point_names,
     setting_columns,
     short_name,
 )
 from raybench.report.words import answer as words
 from raybench.report.words import run as of_run
 from raybench.report.words import shares
+from raybench.report.words.causes import causes_of
 from raybench.report.words.reasons import losses_unknown_words
 from raybench.report.words.references import HOW_TO_MAKE, count_within, standing_text
 from raybench.results.tables import (
@@ -114,19 +117,61 @@ def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
         return "" if step_ms is None else f"{step_ms / line[1].step_ms - 1:+.1%}"
 
     slow = in_first(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}")
+    lines = [(fleet, one) for fleet in found for one in fleet.scenarios.values()]
+    items = answer.asked.items
     columns: list[ColumnOf[tuple[Fleet, Scenario]]] = [
         *((one, in_first(lambda f, of=cell: str(of(f.first)))) for one, cell in settings),  # type: ignore[misc]
-        column("speed", in_first(lambda fleet: f"{fleet.probe_ratio:.2f}"), is_setting=True),
-        column("slow", slow, is_setting=True, is_text=True),
-        column("shares", lambda line: line[1].shares, is_setting=True, is_text=True),
-        column("samples", lambda line: "/".join(str(r.items) for r in line[1].ranks), is_text=True),
-        column("step ms", lambda line: formatting.step_in(formatting.MILLISECONDS, line[1].row)),
-        column("predicted", predicted, drop=8),
-        column("samples/s", lambda line: formatting.number(line[1].throughput), drop=7),
-        column("over equal", over_equal),
-        column("fast idle", lambda line: formatting.percent(line[1].idle_share_of_fast)),
+        column(
+            "speed",
+            in_first(lambda fleet: f"{fleet.probe_ratio:.0%}"),
+            is_setting=True,
+            meaning="speed of a slow device in % of a fast one, as measured by a probe",
+        ),
+        column(
+            "slow",
+            slow,
+            is_setting=True,
+            is_text=True,
+            meaning=f"how many of the {answer.data.ranks} are slow",
+        ),
+        column(
+            "shares",
+            lambda line: line[1].shares,
+            is_setting=True,
+            is_text=True,
+            meaning=shares.meaning(line[1].shares for line in lines),
+        ),
+        column(
+            items,
+            lambda line: "/".join(str(r.items) for r in line[1].ranks),
+            is_text=True,
+            meaning=f"{items} that each rank computes in a step, rank 0 first",
+        ),
+        column(
+            "step ms",
+            lambda line: formatting.step_in(formatting.MILLISECONDS, line[1].row),
+            meaning=step_meaning(answer.data),
+        ),
+        column(
+            "pred. error",
+            predicted,
+            drop=8,
+            meaning="predicted step time divided by the measured one, minus 1",
+        ),
+        column(
+            f"{items}/s",
+            lambda line: formatting.number(line[1].throughput),
+            drop=7,
+            meaning=f"{items} per second of all {answer.data.ranks} together, by the mean step "
+            "time",
+        ),
+        column("vs equal", over_equal, meaning=f"difference in {items}/s from equal shares"),
+        column(
+            "fast idle",
+            lambda line: formatting.percent(line[1].idle_share_of_fast),
+            meaning="% of the step in which the fast devices wait for the slow ones",
+        ),
     ]
-    lines = [(fleet, one) for fleet in found for one in fleet.scenarios.values()]
     yield make_table(lines, columns, subject=found[0].first.workload, kind="slow devices")
 
 
@@ -151,37 +196,23 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
     rows = with_most_ranks(data.rows)
     if not is_scaling(data):
         return
-    causes = []
-    # Without a breakdown all of a loss is unexplained, which says nothing.
-    for name in LOSSES if any(map(has_causes, rows)) else ():
-        lost = sorted(value for row in rows if (value := getattr(row, name)) is not None)
-        if lost and max(abs(lost[0]), abs(lost[-1])) >= MIN_LOSS:
-            ends = map(formatting.percent, (lost[0], lost[-1]))
-            causes.append(f"{formatting.span(*ends)} {CAUSES[name]}")
-    devices = formatting.ranks_words(rows[0].world_size, data.ranks)
-    lines = [(devices, ", ".join(causes))] if causes else []
+    lines = list(causes_of(rows))
     unknown = [row for row in rows if not has_causes(row)]
     for why, count in why_not_known(unknown).items():
-        which = f"{count} of {formatting.counted(len(rows), 'point')}"
-        lines.append((which, f"not known: {losses_unknown_words(why)}"))
+        which = f"{count} of {counted(len(rows), 'point')}"
+        lines.append((which, f"Unknown: {losses_unknown_words(why)}."))
     if lines:
-        over = formatting.settings(data.run.baseline)
-        yield Listing(title=f"Share of the step that is lost, against {over}", lines=lines)
+        devices = formatting.ranks_words(rows[0].world_size, data.ranks)
+        yield Listing(title=f"Why scaling is not ideal, % of the step of {devices}", lines=lines)
 
 
-STEP_MEANING = (
-    "the median over the iterations; of ranks in lockstep their median, else the slowest one's"
-)
 _PARTS_NOTE = (
-    "The parts are those of the slowest rank, from instrumented steps after the timed ones. With "
-    "what is unexplained they add up to the step."
+    "The parts were measured on the slowest rank, in instrumented steps after the timed ones. All "
+    "parts add up to the step."
 )
-_FIRST_ROUND_NOTE = (
-    "Steps are taken apart in the first round only, so the step beside the parts is that of the "
-    "first round. MFU, %GEMM and TFLOP/s are those of all rounds."
-)
+_FIRST_ROUND_NOTE = "Only the first round measures the parts, so this is the step time of round 1."
 _MEMORY_NOTE = (
-    "Memory: by torch's allocator in a step that was watched, on the device that needs most."
+    "Measured by torch's allocator in one profiled step, on the device that needs the most memory."
 )
 
 
@@ -214,6 +245,11 @@ def _table_of_points(
     return make_table(lines, shown, subject=subject, kind=kind, note=note)
 
 
+def step_meaning(data: RunData) -> str:
+    """Return what a step time and its ± are, no full stop."""
+    return ". ".join(filter(None, (of_run.step_meaning(data), of_run.plus_minus(data))))
+
+
 def point_table(answer: RunAnswer) -> Table:
     """Return the table of the points with their steps, the answer of the run, and other rates.
 
@@ -221,16 +257,15 @@ def point_table(answer: RunAnswer) -> Table:
     """
     rows, unit = list(answer.ordered), formatting.unit_of(answer.data.rows)
     data = answer.data
-    meanings = (STEP_MEANING, "Rates follow the mean of the iterations", of_run.plus_minus(data))
     is_any_ok = any(row.status == "ok" for row in rows)
-    explained = ". ".join(filter(None, meanings)) if is_any_ok else ""
+    explained = step_meaning(data) if is_any_ok else ""
 
     def step(row: ScaledRow) -> str:
         is_ok = row.status == "ok"
         return formatting.step_in(unit, row) if is_ok else formatting.STATUS_WORDS[row.status]
 
     columns: list[ColumnOf[ScaledRow]] = [
-        column(f"step {unit.name}", step, unit=unit.name, meaning=explained),
+        column(f"step {unit.name}", step, meaning=explained),
         column(MARKS_TITLE, marks, meaning=of_run.marks_meaning(data), is_text=True),
     ]
     every, shows = data.rows, metrics.SCALING if data.has_throughput else metrics.RATES
@@ -258,10 +293,10 @@ def _metric_column(
     answer: RunAnswer, metric: Metric, drop: int | None = None
 ) -> ColumnOf[ScaledRow]:
     unit = formatting.unit_of(answer.data.rows)
-    return (
-        metric_column(metric, unit, of_run.of_columns(answer.data, answer.asked), drop),
-        lambda row: formatting.metric(metric, value_of(row, metric), unit),
-    )
+    column = metric_column(metric, unit, of_run.of_columns(answer.data, answer.asked), drop)
+    if declared := of_run.declared_meaning(answer.data, metric):
+        column = replace(column, meaning=declared)
+    return column, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 
 
 @_section("points", "All points")
@@ -279,49 +314,83 @@ def _points(answer: RunAnswer) -> Iterator[Table]:
         for row in answer.ordered
         if row.why_no_breakdown or any(getattr(row, name) is not None for name in names)
     ]
+    no_breakdown = DoubtKind.NO_BREAKDOWN.mark
     parts: list[ColumnOf[ScaledRow]] = [
-        column(MARKS_TITLE, lambda row: "b" if row.why_no_breakdown else "", is_text=True),
-        column("step", lambda row: formatting.time_in(unit, step_of_parts(row))),
+        column(
+            MARKS_TITLE,
+            lambda row: no_breakdown if row.why_no_breakdown else "",
+            is_text=True,
+            meaning=of_run.meaning_of_marks(no_breakdown),
+        ),
+        column(
+            "step",
+            lambda row: formatting.time_in(unit, step_of_parts(row)),
+            meaning="median time of one step" + (" in round 1" if has_rounds else ""),
+        ),
     ]
-    which = "step of the first round" if has_rounds else "step"
-    notes = [_PARTS_NOTE] + [_FIRST_ROUND_NOTE] * has_rounds
-    notes += words.unknown_losses(answer.data.rows)
+    has_parts = any(row.local_step_ms is not None for row in apart)
+    which = "step of round 1" if has_rounds else "step"
+    kind = f"where the {which} goes, {unit.name}" if has_parts else "how well the device is used"
+    notes = [_PARTS_NOTE] * has_parts + [_FIRST_ROUND_NOTE] * has_rounds
     watched = [row for row in answer.ordered if row.mem_parameters_bytes is not None]
-    for kind, rows, shows, first, note in (
-        (f"where the {which} goes, {unit.name}", apart, metrics.PARTS, parts, " ".join(notes)),
+    for title, rows, shows, first, note in (
+        (kind, apart, metrics.PARTS, parts, " ".join(notes)),
         ("memory at its peak, GiB", watched, metrics.MEMORY, [], _MEMORY_NOTE),
     ):
         # Where there is no room, the optional ones are left out first.
         order = list(dict.fromkeys([*shows.optional, *shows.metrics]))
         columns = [
             *first,
-            *(_metric_column(answer, metric, order.index(metric)) for metric in shows.metrics),
+            *(_part_column(answer, metric, order.index(metric)) for metric in shows.metrics),
         ]
         if rows:
             lines = [(row, row) for row in rows]
-            yield _table_of_points(answer, lines, columns, kind=kind, note=note)
+            yield _table_of_points(answer, lines, columns, kind=title, note=note)
 
 
-_RANKS_NOTE = (
-    "Ranks: computes, idle, waits, exposed comm and unexplained add up to the step on each. Waits: "
-    "for the slowest rank. *: the rank whose clock scripts usually read."
-)
-_RANKS_OF_FIRST_NOTE = "They are those of the first round, and so is that step."
-_CLOCK_NOTE = (
-    "Not waited, waited: what time.time() says of one step that begins on an idle device, until it "
-    "is issued, and until the device is done."
-)
+def _part_column(answer: RunAnswer, metric: Metric, drop: int) -> ColumnOf[ScaledRow]:
+    """Return the column of a part of the step or of the memory."""
+    column, cell = _metric_column(answer, metric, drop)
+    rows = answer.data.rows
+    # comm_ms is known only where DDP reduces the gradients.
+    if metric.name == "compute_ms" and any(r.world_size > 1 and r.comm_ms for r in rows):
+        meaning = f"{column.meaning}. With several {answer.data.ranks} it includes copying "
+        column = replace(column, meaning=meaning + "the gradients for DDP")
+    elif metric.name in _OF_ALL_ROUNDS and any(map(is_of_first_round, rows)):
+        column = replace(column, meaning=f"{column.meaning}. It covers all rounds")
+    return column, cell
+
+
+# Beside the parts, which are of the first round.
+_OF_ALL_ROUNDS = ("mfu_pct", "mfu_6n_pct", "gemm_share_pct", "achieved_tflops_per_device")
+_RANKS_NOTE = "On each rank the parts add up to the step time."
+_RANKS_OF_FIRST_NOTE = "Only the first round measures the parts, so this is the step of round 1."
 
 
 def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
     """Return the columns of a rank: its number, and the parts of its step in `unit`."""
 
     def time(name: str) -> ColumnOf[RankStep]:
-        title = "exposed comm" if name == "exposed" else name
-        return column(title, lambda one: formatting.part(getattr(one, f"{name}_ms"), unit))
+        title, meaning = _PARTS_OF_RANK[name]
+        return column(
+            title, lambda one: formatting.part(getattr(one, f"{name}_ms"), unit), meaning=meaning
+        )
 
-    rank: ColumnOf[RankStep] = column("rank", lambda one: _rank_name(one.rank))
-    return [rank, *map(time, ("computes", "idle", "waits", "exposed", "unexplained"))]
+    rank: ColumnOf[RankStep] = column(
+        "rank", lambda one: _rank_name(one.rank), meaning=_RANK_MEANING
+    )
+    return [rank, *map(time, _PARTS_OF_RANK)]
+
+
+_RANK_MEANING = "number of the rank; * marks the rank whose clock scripts usually read"
+# What a rank does in a step -> the head of its column, and its meaning.
+_PARTS_OF_RANK = {
+    "computes": ("compute", "the rank's own work on its device"),
+    "idle": ("host gap", "the device idles because the host has not issued work yet"),
+    "waits": ("waits", "the rank waits for the slowest rank"),
+    "exposed": ("exposed comm", "communication that computation does not hide"),
+    "unexplained": ("unexplained", "the step minus the other parts"),
+}
 
 
 def _rank_name(rank: int) -> str:
@@ -365,29 +434,24 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     def of_step(shown: ColumnOf[RankStep]) -> ColumnOf[int]:
         return shown[0], lambda rank: shown[1](steps[rank]) if rank in steps else ""
 
-    def of_clock(title: str, place: int) -> ColumnOf[int]:
-        return column(title, lambda r: formatting.part(clocks.get(r, (None, None))[place], unit))
+    def of_clock(title: str, place: int, meaning: str) -> ColumnOf[int]:
+        def cell(rank: int) -> str:
+            return formatting.part(clocks.get(rank, (None, None))[place], unit)
+
+        return column(title, cell, meaning=meaning)
 
     columns = [
-        column("rank", _rank_name),
+        column("rank", _rank_name, meaning=_RANK_MEANING),
         *map(of_step, _rank_columns(unit)[1:]),
-        of_clock("not waited", 0),
-        of_clock("waited", 1),
+        of_clock("unsynced", 0, "what time.time() reports for a step without synchronizing"),
+        of_clock("synced", 1, "what time.time() reports for a step with synchronizing"),
     ]
     kind = f"Each rank's step, {unit.name}, from steps after the timed ones"
-    notes = [_ranks_note(is_of_first_round(row))] * bool(steps) + [_CLOCK_NOTE] * bool(clocks)
-    return make_table(shown, columns, kind=kind, note=" ".join(notes))
+    note = _ranks_note(is_of_first_round(row)) if steps else ""
+    return make_table(shown, columns, kind=kind, note=note)
 
 
-_SCOPES_TITLE = "Module beside end to end"
-_SCOPES_NOTE = (
-    "Cold: the first step after the workload was built, on the slowest rank; of several rounds the "
-    "median. Warm: the step. Gains: how many times as fast as the baseline; cold only where the "
-    "processes of both points were new, which measure.fresh_workers makes them: in others "
-    "something is loaded already. Exposed comm, host gap: communication that nothing "
-    "hides, and what the device is idle because the host is late, as shares of the step of the "
-    "first round."
-)
+_SCOPES_TITLE = "Modules compared with the whole pipeline"
 
 
 @_section("scopes", _SCOPES_TITLE)
@@ -416,37 +480,77 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
             None if (part := getattr(row, name)) is None else part / (step_of_parts(row) or 1.0)
         )
 
+    baseline = of_run.of_columns(answer.data, answer.asked)["baseline"]
+    has_rounds = any(row.rounds > 1 for row in answer.data.rows)
+    peak = metrics.BY_NAME["peak_mem_allocated_bytes"]
     columns: list[ColumnOf[ScaledRow]] = [
-        column("cold", lambda row: formatting.number(row.first_step_ms)),
-        column("warm", lambda row: formatting.number(row.step_ms_p50)),
-        column(MARKS_TITLE, marks, is_text=True),
-        column("cold gain", cold_gain),
-        column("warm gain", lambda row: formatting.ratio(row.speed_up)),
-        column("exposed comm", share_of_step("comm_exposed_ms")),
-        column("host gap", share_of_step("host_gap_ms"), drop=1),
-        column("GiB", lambda row: formatting.gib(row.peak_mem_allocated_bytes), drop=0),
+        column(
+            "cold",
+            lambda row: formatting.number(row.first_step_ms),
+            meaning="time of the first step after the build"
+            + (", median of the rounds" * has_rounds),
+        ),
+        column(
+            "warm",
+            lambda row: formatting.number(row.step_ms_p50),
+            meaning="median time of one step",
+        ),
+        column(MARKS_TITLE, marks, is_text=True, meaning=of_run.marks_meaning(answer.data)),
+        column(
+            "cold gain",
+            cold_gain,
+            meaning="how many times as fast as the cold step of the baseline "
+            f"({baseline}), if both points began with new processes",
+        ),
+        column(
+            "warm gain",
+            lambda row: formatting.ratio(row.speed_up),
+            meaning=f"how many times as fast as the warm step of the baseline ({baseline})",
+        ),
+        column(
+            "comm %",
+            share_of_step("comm_exposed_ms"),
+            meaning="exposed communication in % of the step",
+        ),
+        column(
+            "host gap %", share_of_step("host_gap_ms"), drop=1, meaning="host gap in % of the step"
+        ),
+        column(
+            "GiB",
+            lambda row: formatting.gib(row.peak_mem_allocated_bytes),
+            drop=0,
+            meaning=peak.description,
+        ),
     ]
     kind = f"{_SCOPES_TITLE.lower()}, ms"
     for scopes in workloads.values():
         ordered = sorted(scopes.values(), key=lambda rows: min(r.step_ms_p50 or 0.0 for r in rows))
         lines = [(row, row) for rows in ordered for row in rows]
         if len(scopes) > 1:
-            yield _table_of_points(answer, lines, columns, kind=kind, note=_SCOPES_NOTE)
-
-
-_REGIONS_NOTE = (
-    "Regions: parts that the step names itself, each on the rank where it takes longest, and their "
-    "share of the instrumented step in which they were timed."
-)
+            yield _table_of_points(answer, lines, columns, kind=kind)
 
 
 def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
     """Return the columns of a region: name, calls a step, bare time in `unit`, share of step."""
     return [
-        column("region", lambda one: one.region, is_text=True, min_chars=20),
-        column("calls", lambda one: str(one.calls)),
-        column("time", lambda one: formatting.part(one.region_ms, unit)),
-        column("of step", lambda one: formatting.percent(one.share_pct / 100)),
+        column(
+            "region",
+            lambda one: one.region,
+            is_text=True,
+            min_chars=20,
+            meaning="part of the model that the workload labels with context.region()",
+        ),
+        column("calls", lambda one: str(one.calls), meaning="how often one step runs the region"),
+        column(
+            "time",
+            lambda one: formatting.part(one.region_ms, unit),
+            meaning="time in one step, on the rank where the region takes longest",
+        ),
+        column(
+            "% of step",
+            lambda one: formatting.percent(one.share_pct / 100),
+            meaning="share of the instrumented step that timed the region",
+        ),
     ]
 
 
@@ -456,7 +560,7 @@ def _regions(answer: RunAnswer) -> Iterator[Table]:
     found, columns = answer.data.regions, region_columns(formatting.unit_of(answer.data.rows))
     if lines := [(row, one) for row in answer.ordered for one in found.get(row.point_id, ())]:
         kind = f"regions of the step, {formatting.unit_of(answer.data.rows).name}"
-        yield _table_of_points(answer, lines, columns, kind=kind, note=_REGIONS_NOTE)
+        yield _table_of_points(answer, lines, columns, kind=kind)
 
 
 _REFERENCE_TITLE = "Against the reference"
@@ -486,13 +590,18 @@ def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
         return
     if len(found) > 1:
         middle = median(one.share for one in counted_standings(found) or found)
-        yield "all", f"{count_within(found)}; the median is {middle:.0%} of the reference"
+        is_own = any(one.is_own for one in found)
+        # A reference that was made from this run says nothing about it.
+        told = "" if is_own else f" Their median is {formatting.share_words(middle)} of it."
+        yield "all", count_within(found) + told
     rows = data.rows
-    names = dict(zip((row.point_id for row in rows), point_names(rows), strict=True))
+    settings = distinguishing_settings(rows)
+    names = {row.point_id: short_name(row, settings, data.ranks) or row.point_id for row in rows}
     outside = [one for one in found if not one.is_within]
     shown = found if len(found) <= _MOST_SHOWN else outside
     for one in shown[:_MOST_SHOWN]:
         mark = "" if one.is_within else "! "
-        yield f"{mark}{names[one.measured.point_id]}, {one.entry.unit}", standing_text(one)
+        text = standing_text(one, says_own=len(found) == 1)
+        yield f"{mark}{names[one.measured.point_id]}: {one.entry.unit}", text
     if (more := len(shown) - _MOST_SHOWN) > 0:
-        yield "more", f"{more} outside; `--format json` has all"
+        yield "more", f"{counted(more, 'other value')} outside; `--format json` has all."

@@ -19,6 +19,7 @@ from raybench.report.documents import (
     Block,
     ColumnOf,
     Document,
+    Legend,
     Line,
     Listing,
     Table,
@@ -96,7 +97,9 @@ class RunList(Document):
                 count("fail", "points_failed"),
                 count("skip", "points_skipped"),
                 column("took", took, drop=2),
-                column("on", lambda run: self.machines.get(run.run_id, ""), is_text=True, drop=1),
+                column(
+                    "machine", lambda run: self.machines.get(run.run_id, ""), is_text=True, drop=1
+                ),
                 column(
                     "tags", lambda r: shorten(formatting.settings(r.tags), 30), is_text=True, drop=0
                 ),
@@ -230,24 +233,27 @@ class PointDetails(Document):
         """
         row, (low, high) = self.row, self.step_ms_interval
         if self.rounds > 1 and row.step_ms_p50:
-            text = f"Step {formatting.number(row.step_ms_p50)} ms over {self.rounds} rounds"
-            if low and high:
-                text += f", {formatting.number(low)} to {formatting.number(high)} ms (95% interval)"
-            of_parts = ""
-            if is_of_first_round(row):
-                step = formatting.number(row.parts_step_ms)
-                of_parts = (
-                    ", but the parts of the step: they are those of the first round, whose step "
-                    f"took {step} ms (parts_step_ms)"
-                )
-            yield Line(
-                text=f"{text}; each number below is that of all rounds{of_parts}.", tone="strong"
+            text = (
+                f"The step took {formatting.number(row.step_ms_p50)} ms over {self.rounds} rounds"
             )
+            if low and high:
+                ends = f"{formatting.number(low)} to {formatting.number(high)}"
+                text += f"; the 95 % interval is {ends} ms"
+            yield Line(text=f"{text}.", tone="strong")
         low, high = self.throughput_interval
         if row.throughput and low and high:
-            rate, *ends = map(formatting.number, (row.throughput, low, high))
-            text = f"{rate} samples/s over {self.rounds} rounds, {' to '.join(ends)} (95% interval)"
+            rate, *limits = map(formatting.number, (row.throughput, low, high))
+            text = f"The rate was {rate} samples/s; the 95 % interval is {' to '.join(limits)}."
             yield Line(text=text, tone="strong")
+        if self.rounds > 1 and row.step_ms_p50:
+            text = "Each number below covers all rounds."
+            if is_of_first_round(row):
+                step = formatting.number(row.parts_step_ms)
+                text += (
+                    " The parts of the step are an exception: they are from round 1, whose step "
+                    f"took {step} ms (parts_step_ms)."
+                )
+            yield Line(text=text)
         yield Listing(lines=list(self._facts()), is_quoted=True)
         if row.error_detail and (lines := plain_lines(row.error_detail)):
             last = lines[-15:]  # which say most; `--json` has all of it
@@ -276,9 +282,8 @@ class PointDetails(Document):
             told = zip(methods.items(), ["", *methods.values()], strict=False)
             found = [(name, "the same" if text == last else text) for (name, text), last in told]
             yield Listing(title="How each was measured", lines=found, is_quoted=True)
-        for table in self._tables():
-            yield table
-            yield from [Line(text=table.note)] if table.note else []
+        yield from self._tables()
+        yield Legend()
         if self.wrote_logs:
             yield Line(text="What its ranks wrote: the same command with --logs", is_apart=True)
         if self.traces:
@@ -411,7 +416,7 @@ def advise_run(answer: RunAnswer) -> Iterator[Advice]:
         exchange_ms = max(0.0, (step_of_parts(row) or 0.0) - slowest_ms)
         if text := estimate_gains([1 / ms for ms in local_ms], exchange_ms / slowest_ms):
             about = formatting.ranks_words(row.world_size, data.ranks)
-            text = f"{about}, of which rank {local_ms.index(slowest_ms)} is slow: {text}"
+            text = f"Rank {local_ms.index(slowest_ms)} of {about} is slow; {text}"
             yield Advice(about="shares", text=text, rows=(row.point_id,))
     if answer.contested and not data.fleets:
         text = " ".join([words.headline(answer), *words.findings(answer)])
@@ -437,7 +442,9 @@ class AdviceList(Document):
             lines = [(one.about, one.text), ("from", ", ".join(one.rows))]
             yield Listing(lines=lines, is_quoted=True)
         if not self.advice:
-            yield Line(text="nothing to advise: no choice was measured, and no device stands out")
+            yield Line(
+                text="There is nothing to advise: no choice was measured, and no device stands out."
+            )
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object: run_id and advice (about, text, rows)."""
@@ -445,11 +452,14 @@ class AdviceList(Document):
 
 
 def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
-    """Return in words what shares by speed, and the fast devices alone, gain in throughput.
+    """Return in a clause what shares by speed, and the fast devices alone, gain in throughput.
 
-    Over equal shares, at most: steps are taken to have no fixed costs. A loss has a minus; "" if
-    neither gains 2 %. speeds: of one device or more, above 0, in any unit. exchange: time of the
-    exchange of gradients over that of the slowest device's own step; 0 without one.
+    It is an upper bound: steps are taken to have no fixed costs. "" if neither gains 2 %.
+
+    Args:
+        speeds: of one device or more, above 0, in any unit.
+        exchange: time of the exchange of gradients divided by that of the slowest device's own
+            step; 0 without one.
     """
     are_fast = fast_devices(speeds)
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
@@ -458,5 +468,8 @@ def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
     gains = {shares: (1 + exchange) / (step + exchange) - 1 for shares, step in own.items()}
     if max(gains.values()) < 0.02:  # not worth a change
         return ""
-    words = ", ".join(f"shares={shares} {gain:+.1%}" for shares, gain in gains.items())
-    return f"an estimate, at most: {words} over equal shares; jobs/uneven_gpus.yaml measures it"
+    words = " and ".join(f"shares={shares} {gain:+.1%}" for shares, gain in gains.items())
+    return (
+        f"at most, {words} samples/s are gained compared with equal shares (an estimate; "
+        "jobs/uneven_gpus.yaml measures it)"
+    )

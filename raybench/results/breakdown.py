@@ -43,7 +43,7 @@ class PartColumns:
     """Where the step goes. Parts but comm_ms, wait_ms are of the rank with the longest own step."""
 
     slowest_rank: Annotated[int | None, Column("", "rank that is slower than the others")] = None
-    host_bound: Annotated[bool | None, Column("", "the GPU waits for the host")] = None
+    host_bound: Annotated[bool | None, Column("", "the GPU idles because the host is late")] = None
     parts_step_ms: Annotated[
         float | None, Column("ms", "median step of the rounds whose parts follow: the first")
     ] = None
@@ -54,7 +54,7 @@ class PartColumns:
             "ms",
             "forward and backward pass",
             heading="compute",
-            meaning="the device's forward and backward pass, with DDP's work on gradients",
+            meaning="the forward pass, and the backward pass in training",
             format="part",
         ),
     ] = None
@@ -63,10 +63,10 @@ class PartColumns:
         float | None,
         Column(
             "ms",
-            "step beyond the slowest rank's local step, at most comm_ms",
+            "step minus the slowest rank's local step, at most comm_ms",
             heading="exposed comm",
-            meaning="communication that computing does not hide: the step beyond the slowest "
-            "rank's own, at most what the collectives take",
+            meaning="communication that computation does not hide: the step minus the slowest "
+            "rank's step without communication",
             format="part",
         ),
     ] = None
@@ -74,10 +74,10 @@ class PartColumns:
         float | None,
         Column(
             "ms",
-            "step less local_step_ms and comm_exposed_ms",
+            "step minus local_step_ms and comm_exposed_ms",
             heading="unexplained",
-            meaning="the step less its parts: waits for ranks that are late in turn, or "
-            "instrumented steps that were faster than the timed ones (below 0: slower)",
+            meaning="the step minus its parts. It is below 0 if the instrumented steps were slower "
+            "than the timed ones",
             format="part",
         ),
     ] = None
@@ -85,10 +85,10 @@ class PartColumns:
         float | None,
         Column(
             "ms",
-            "slowest rank's local step less the others'",
-            heading="straggler",
-            meaning="how much longer the slowest rank's own step is than the others'; it is in the "
-            "other parts",
+            "slowest rank's local step minus the others'",
+            heading="slow rank",
+            meaning="how much longer the slowest rank works than the others. The other columns "
+            "include this time",
             format="part",
         ),
     ] = None
@@ -103,11 +103,16 @@ class PartColumns:
     ] = None
     wait_ms: Annotated[float | None, Column("ms", "for the slowest rank")] = None
     optimizer_ms: Annotated[
-        float | None, Column("ms", "the optimizer", heading="optimizer", format="part")
+        float | None, Column("ms", "the call of optimizer.step()", heading="update", format="part")
     ] = None
     host_gap_ms: Annotated[
         float | None,
-        Column("ms", "the device waits for the host", heading="host gap", format="part"),
+        Column(
+            "ms",
+            "the device idles because the host is late",
+            heading="host gap",
+            format="part",
+        ),
     ] = None
     local_step_ms_by_rank: Annotated[
         tuple[float, ...] | None, Column("ms", "median local step of ranks with a share, in order")
@@ -116,10 +121,10 @@ class PartColumns:
         tuple[float, ...] | None, Column("ms", "its work on the device, in the same order")
     ] = None
     wall_unsynced_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "host clock around a step, not waited for")
+        tuple[float, ...] | None, Column("ms", "time.time() around a step without synchronizing")
     ] = None
     wall_synced_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "the same, waited for")
+        tuple[float, ...] | None, Column("ms", "time.time() around a step with synchronizing")
     ] = None
     comm_calls: Annotated[
         Mapping[str, int] | None, Column("", "collectives a step by kind, largest rank")

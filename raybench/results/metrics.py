@@ -43,13 +43,15 @@ class StepColumns:
     inner_iterations: Annotated[
         int | None, Column("", "steps per timed sample; null: not always as many")
     ] = None
-    step_ms_mean: Annotated[float | None, Column("ms", "whole time over its steps")] = None
+    step_ms_mean: Annotated[
+        float | None, Column("ms", "whole time divided by the number of steps")
+    ] = None
     step_ms_p50: Annotated[float | None, Column("ms", "median step time")] = None
     step_ms_p90: Annotated[float | None, Column("ms", "90th percentile")] = None
     step_ms_p95: Annotated[float | None, Column("ms", "95th percentile")] = None
     step_ms_p99: Annotated[
         float | None,
-        Column("ms", "the 99th percentile of the iterations", heading="p99", format="time"),
+        Column("ms", "99th percentile of the step times", heading="p99", format="time"),
     ] = None
     step_ms_min: Annotated[float | None, Column("ms", "minimum")] = None
     step_ms_max: Annotated[float | None, Column("ms", "maximum")] = None
@@ -60,15 +62,17 @@ class StepColumns:
     step_ms_ci_high: Annotated[
         float | None, Column("ms", "95 % interval of the median, high end")
     ] = None
-    skew_ms_p50: Annotated[float | None, Column("ms", "slowest less fastest rank, median")] = None
-    stable: Annotated[bool | None, Column("", "the level stays; null: too few steps")] = None
+    skew_ms_p50: Annotated[float | None, Column("ms", "slowest minus fastest rank, median")] = None
+    stable: Annotated[bool | None, Column("", "the step time is steady; null: too few steps")] = (
+        None
+    )
     first_step_ms: Annotated[
         float | None,
         Column(
             "ms",
             "first step after the build, slowest rank",
             heading="first",
-            meaning="the first step after the workload was built, on the slowest rank",
+            meaning="time of the first step after the workload was built, on the slowest rank",
             format="time",
         ),
     ] = None
@@ -78,16 +82,16 @@ class StepColumns:
             "ms",
             "first step after torch.compile, slowest rank",
             heading="compiled",
-            meaning="the first step after the last compiling one, on the slowest rank",
+            meaning="time of the first step after compilation has ended, on the slowest rank",
             format="time",
         ),
     ] = None
     new_processes: Annotated[
-        bool | None, Column("", "they had run no point before: a first step is cold")
+        bool | None, Column("", "the processes had run no point: a cold first step")
     ] = None
     data_ms: Annotated[
         float | None,
-        Column("ms", "the host waits for the next batch", heading="data", format="part"),
+        Column("ms", "the host waits for the next batch", heading="data wait", format="part"),
     ] = None
 
 
@@ -185,14 +189,19 @@ class RateColumns:
         float | None,
         Column(
             "samples/s",
-            "of all ranks, by the mean step",
+            "of all ranks, by the mean step time",
             heading="samples/s",
-            meaning="all {ranks} together",
+            meaning="{items} per second of all {ranks} together, by the mean step time",
         ),
     ] = None
     achieved_tflops_per_device: Annotated[
         float | None,
-        Column("TFLOP/s", "FLOPs over step time", heading="TFLOP/s", meaning="of one device"),
+        Column(
+            "TFLOP/s",
+            "FLOPs divided by the step time",
+            heading="TFLOP/s",
+            meaning="rate of the floating-point operations of one device",
+        ),
     ] = None
     gemm_tflops_per_device: Annotated[
         float | None, Column("TFLOP/s", "of large matrix products, sustained")
@@ -203,23 +212,21 @@ class RateColumns:
             "TFLOP/s",
             "first 30 ms of the warm-up",
             heading="burst",
-            meaning="TFLOP/s in the first 30 ms of the warm-up, before a power limit acts",
+            meaning="TFLOP/s in the first 30 ms of the warm-up, before the power cap acts",
         ),
     ] = None
     mfu_pct: Annotated[
         float | None,
-        Column(
-            "%", "TFLOP/s as a share of the datasheet's dense peak", heading="MFU", format="percent"
-        ),
+        Column("%", "TFLOP/s in % of the datasheet's dense peak", heading="MFU", format="percent"),
     ] = None
     mfu_6n_pct: Annotated[
         float | None,
         Column(
             "%",
-            "of the peak, by 6 N and attention a token",
+            "MFU by 6 FLOPs per parameter and token, plus attention",
             heading="MFU 6N",
-            meaning="as MFU, by 6 operations for each of all parameters and by attention, "
-            "per token",
+            meaning="MFU by the usual estimate of 6 operations per parameter and token, plus "
+            "attention",
             format="percent",
         ),
     ] = None
@@ -227,26 +234,29 @@ class RateColumns:
         float | None,
         Column(
             "%",
-            "achieved over gemm",
+            "TFLOP/s in % of gemm_tflops_per_device",
             heading="%GEMM",
-            meaning="TFLOP/s as a share of what large matrix products reach on this device",
+            meaning="TFLOP/s in % of what large matrix products reach on this device",
             format="percent",
         ),
     ] = None
     algbw_gb_s: Annotated[
         float | None,
-        Column("GB/s", "bytes over step time, as nccl-tests counts them", heading="algbw GB/s"),
+        Column("GB/s", "message size divided by step time, as in nccl-tests", heading="algbw GB/s"),
     ] = None
     busbw_gb_s: Annotated[
         float | None,
         Column(
             "GB/s",
-            "algbw times the operation's factor, as nccl-tests counts it",
+            "algbw times the factor of the operation in nccl-tests",
             heading="busbw GB/s",
+            meaning="bus bandwidth as nccl-tests defines it: message size divided by time, times a "
+            "factor of the operation",
         ),
     ] = None
     memory_gb_s: Annotated[
-        float | None, Column("GB/s", "bytes read and written over step time", heading="memory GB/s")
+        float | None,
+        Column("GB/s", "bytes read and written divided by step time", heading="memory GB/s"),
     ] = None
 
 
@@ -346,7 +356,7 @@ class ConditionColumns:
             "",
             "what NCCL ran for collectives, by its log",
             heading="NCCL ran",
-            meaning="algorithm and protocol of the collectives of a step, by NCCL's own log",
+            meaning="algorithm and protocol of the collectives, from NCCL's own log",
             format="choices",
         ),
     ] = None
@@ -398,28 +408,41 @@ class MemoryColumns:
     ] = None
     mem_gradients_bytes: Annotated[
         int | None,
-        Column("bytes", "gradients that are there at the peak", heading="grads", format="gib"),
+        Column(
+            "bytes",
+            "gradients at the peak",
+            heading="grads",
+            meaning="gradients at the peak; 0 if the peak comes before the backward pass",
+            format="gib",
+        ),
     ] = None
     mem_optimizer_bytes: Annotated[
-        int | None, Column("bytes", "the optimizer's state", heading="state", format="gib")
+        int | None, Column("bytes", "state of the optimizer", heading="state", format="gib")
     ] = None
     mem_activations_bytes: Annotated[
         int | None,
-        Column("bytes", "activations, and what else the step adds", heading="acts", format="gib"),
+        Column(
+            "bytes",
+            "activations and temporary buffers of the step",
+            heading="acts",
+            format="gib",
+        ),
     ] = None
     mem_other_bytes: Annotated[
         int | None,
         Column(
-            "bytes", "other memory before the step: data, buckets", heading="other", format="gib"
+            "bytes",
+            "other memory from before the step: data, DDP's buckets",
+            heading="other",
+            format="gib",
         ),
     ] = None
     mem_estimate_bytes: Annotated[
         int | None,
         Column(
             "bytes",
-            "of the peak, from the settings, before it ran",
+            "peak predicted from the settings before the point ran",
             heading="estimate",
-            meaning="what was estimated of the peak before the point ran, from its settings alone",
             format="gib",
         ),
     ] = None

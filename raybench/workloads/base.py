@@ -481,6 +481,11 @@ class Workload(ABC):
         return cls.title
 
     @classmethod
+    def preset_words(cls, params: Mapping[str, str]) -> str:
+        """Return the preset as reports name it, with what another parameter changes of it."""
+        return params.get("preset", "")
+
+    @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return how many parameters its model has; None if it has no model, or does not tell.
 

@@ -130,7 +130,7 @@ class Linear(Model):
         Metric(
             name="epoch_s",
             unit="s",
-            description="all rows of the data set once, at the mean step",
+            description="time for all rows of the data set, at the mean step time",
             over_ranks="max",
             over_step="seconds",
         ),

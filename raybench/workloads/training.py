@@ -57,7 +57,7 @@ CastWeights = Annotated[
 OUTPUT_ERROR = Metric(
     name="output_error",
     heading="output error",
-    description="largest difference from fp32 over its largest output",
+    description="largest error against fp32 / largest fp32 output",
     over_ranks="max",
 )
 

@@ -98,7 +98,7 @@ class Transformer(Model):
             name="tokens_per_s",
             heading="tokens/s",
             unit="tokens/s",
-            description="prompt tokens read, or tokens decoded",
+            description="prompt tokens read, or tokens decoded, per second",
             over_ranks="sum",
             over_step="per_second",
         ),
@@ -106,7 +106,7 @@ class Transformer(Model):
             name="tokens_per_s_per_device",
             heading="tokens/s/device",
             unit="tokens/s",
-            description="tokens trained on, per device",
+            description="tokens per second of one device in training",
             over_ranks="mean",
             over_step="per_second",
         ),
@@ -114,7 +114,7 @@ class Transformer(Model):
             name="bandwidth_share_pct",
             heading="%memory",
             unit="%",
-            description="share of the step that its bytes need at triad_gb_s",
+            description="% of the step that its bytes need at triad GB/s",
             over_ranks="min",
             over_step="per_second",
         ),
@@ -122,7 +122,7 @@ class Transformer(Model):
             name="triad_gb_s",
             heading="triad GB/s",
             unit="GB/s",
-            description="what the workload memory reaches on the device",
+            description="memory bandwidth that the workload memory reaches",
             over_ranks="min",
         ),
         OUTPUT_ERROR,
@@ -225,6 +225,14 @@ class Transformer(Model):
         """Return e.g. "GPT-2 shaped transformer, 8 tokens a sequence"; KeyError without seq_len."""
         kind = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
         return f"{kind} shaped transformer, {int(params['seq_len']):,} tokens a sequence"
+
+    @classmethod
+    def preset_words(cls, params: Mapping[str, str]) -> str:
+        """Return e.g. "175b (8 layers)" where the model has not the layers of its preset."""
+        preset, layers = params.get("preset", ""), params.get("layers")
+        shape = LANGUAGE_PRESETS.get(preset)
+        is_cut = shape is not None and layers not in (None, "None", str(shape.layers))
+        return f"{preset} ({layers} layers)" if is_cut else preset
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:

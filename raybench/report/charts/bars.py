@@ -12,7 +12,7 @@ from raybench.analysis.rows import (
     setting_order,
     varying,
 )
-from raybench.analysis.scaling import CAUSES, LOSSES
+from raybench.analysis.scaling import LOSSES
 from raybench.report import formatting
 from raybench.report.charts import (
     Chart,
@@ -44,6 +44,7 @@ from raybench.report.words.answer import (
     metric_noun,
     unknown_losses,
 )
+from raybench.report.words.causes import CAUSES
 from raybench.results.tables import is_of_first_round, is_slowed_by_one_rank, step_of_parts
 
 _MOST_RANKED = 12
@@ -60,12 +61,12 @@ _SLOWER = "slower_ms"
 # Computing is blue; what is lost stands out from it, communication most.
 _PARTS = {
     "compute_ms": ("compute", "var(--s1)"),
-    "optimizer_ms": ("optimizer", "var(--s6)"),
-    "data_ms": ("waiting for data", "var(--s3)"),
-    "host_gap_ms": ("waiting for the host", "var(--s4)"),
+    "optimizer_ms": ("update", "var(--s6)"),
+    "data_ms": ("data wait", "var(--s3)"),
+    "host_gap_ms": ("host gap", "var(--s4)"),
     "comm_exposed_ms": ("exposed communication", "var(--s2)"),
     "unexplained_ms": ("unexplained", "var(--s5)"),
-    _SLOWER: ("one rank slower", "var(--s7)"),
+    _SLOWER: ("slow rank", "var(--s7)"),
 }
 
 
@@ -91,7 +92,7 @@ def _ranking_figure(data: ChartData) -> Figure | None:
         names_of_bar = case_name(answer, case), candidate_name(answer, one)
         bars.append((*names_of_bar, [{**mark, "text": text, "tip": tip}]))
     order = "largest" if answer.ranked_by.best == "max" else "smallest"
-    note = f"The {order} {noun} first. Thin lines: 95 % intervals, where they are known."
+    note = "Thin lines show 95 % intervals, where they are known."
     return Figure(
         anchor="ranking",
         title=f"{noun[:1].upper()}{noun[1:]}, the {order} first",
@@ -128,8 +129,8 @@ def _gains_figure(data: ChartData) -> Figure | None:
         if line in drawn:
             groups.setdefault(group, []).append({"line": line, **mark})
     note = (
-        f"Samples per second in proportion to {against} with the same other settings. Thin lines: "
-        "95 % intervals."
+        f"Samples per second divided by those of {against}, with the same other settings. Thin "
+        "lines show 95 % intervals."
     )
     if len(drawn) < len(lines):
         note += f" {len(drawn)} of {len(lines)} settings are drawn."
@@ -146,7 +147,7 @@ def _gains_figure(data: ChartData) -> Figure | None:
         series=drawn if len(drawn) > 1 else (),
         level=(1.0, against if len(against) <= _LONG_NAME else ""),
     )
-    title = f"What is gained over {against}"
+    title = f"How many times as fast as {against}"
     return Figure(anchor="gains", title=title, note=note, panels=panels)
 
 
@@ -204,9 +205,9 @@ def operations_figure(data: ChartData) -> Figure | None:
     note = "TFLOP/s of one device" + ("; products are m × n × k." if is_product else ".")
     has_peak = any(row.mfu_pct for row in shown)
     if not has_peak:
-        note += " The peak of this device is not known to raybench."
+        note += " raybench does not know the peak of this device."
     note += drawn_of(len(shown), len(known))
-    title = "TFLOP/s against the datasheet" if has_peak else "TFLOP/s"
+    title = "TFLOP/s compared with the datasheet" if has_peak else "TFLOP/s"
     return Figure(anchor="tflops", title=title, note=note, panels=panels)
 
 
@@ -220,13 +221,14 @@ def parts_figure(data: ChartData) -> Figure | None:
         return None
     used = [name for name in _PARTS if any(name in _shares(row) for row in known)]
     has_rounds = any(is_of_first_round(row) for row in known)
-    note = "Shares of the step time"
-    note += " in the first round, in which alone steps are taken apart. " if has_rounds else ". "
-    note += "The parts come from instrumented steps after the timed ones, on the slowest rank."
+    note = "Bars show the parts as shares of the step time"
+    note += " of round 1, the only round that measures them. " if has_rounds else ". "
+    note += "They come from instrumented steps after the timed ones, on the slowest rank. Update "
+    note += "is optimizer.step()."
     if count := sum(row.why_no_breakdown is not None for row in data.rows):
         note += (
-            f" Not drawn: {counted(count, 'point')} whose parts exceed the step by more than 10 %, "
-            "so that they are no breakdown of it."
+            f" Not drawn: {counted(count, 'point')} whose parts add up to more than 110 % of the "
+            "step."
         )
     note = " ".join([note, *unknown_losses(data.rows)])
     names = distinguishing_settings(known)
@@ -296,7 +298,7 @@ def _times_figure(data: ChartData) -> Figure | None:
         """Return the bar of a median step, with a line from the least to the 95th percentile."""
         median = row.step_ms_p50 or 0.0
         low, high = row.step_ms_min or median, row.step_ms_p95 or median
-        spread = f"least {formatting.duration(low)}, p95 {formatting.duration(high)}"
+        spread = f"shortest {formatting.duration(low)}, p95 {formatting.duration(high)}"
         tip = f"{name}\n{formatting.step_time(row)}\n{spread}"
         text = formatting.duration(median)
         return [{"x": median, "low": low, "high": high, "tip": tip, "text": text}]
@@ -304,7 +306,8 @@ def _times_figure(data: ChartData) -> Figure | None:
     known = in_order(data.measured, ("batch", "world_size"))
     if not known or time_figure(data):
         return None
-    note = "Bars: the median of the steps; thin lines: from the least to the 95th percentile."
+    note = "Bars show the median step time. Thin lines reach from the shortest step to the "
+    note += "95th percentile."
     return bar_figure(data, known, marks, axis("ms"), anchor="times", title="Step times", note=note)
 
 

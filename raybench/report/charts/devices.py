@@ -77,7 +77,7 @@ def telemetry_figure(data: ChartData) -> Figure | None:
         found = [of_all.quantile(q).reset_index().assign(device=n) for n, q in shares.items()]
         lines, means = list(shares), pd.concat(found)
     bands = _bands(data, times, drawn_at)
-    note = "As NVML tells it, by one process on each node; seconds since the run began"
+    note = "One process on each node samples NVML. Time counts from the start of the run"
     if closed_s[-1]:
         note += f", without {formatting.long_time(closed_s[-1])} in which nothing was sampled"
     note += "." + (" Every second point is shaded." if bands else "")
@@ -169,9 +169,9 @@ def _rank_times_figure(data: ChartData) -> Figure | None:
     return Figure(
         anchor="ranks",
         title="Ranks and iterations",
-        note="Each rank's step times against the point's median over all ranks, of the points "
-        "with the most ranks that differ most. Where a column stands for several iterations, it "
-        "shows the one farthest from the median. Rounds follow each other.",
+        note="Each cell compares a step of one rank with the median step time of the point. "
+        "Shown are the points with the most ranks whose ranks differ most. A column that stands "
+        "for several iterations shows the one farthest from the median. Rounds follow each other.",
         panels=[_map(title, one) for title, one in zip(titles, mapped, strict=True)],
     )
 
@@ -201,7 +201,7 @@ def _map(title: str, found: RankTimes) -> Panel:
         cells,
         axis("iteration", scale=scale, grid=False, tickMinStep=1),
         {"type": "ordinal", "title": "rank", "axis": shown},
-        by_threshold("excess", _STEPS, "against the median"),
+        by_threshold("excess", _STEPS, "compared with the median"),
         title=title,
         height=min(340, max(100, 24 * len(drawn))),
     )

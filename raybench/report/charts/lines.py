@@ -36,20 +36,21 @@ def speed_up_figure(data: ChartData) -> Figure | None:
     if base is None:
         return None
     of = formatting.ranks_words(int(base), data.ranks)
-    note = f"Samples per second over those of the same settings on {of}."
+    note = f"Samples per second divided by those of {of} with the same settings."
     compared = [row for row in data.rows if row.speed_up is not None]
     ideal = [(size, size / float(base)) for size in _sizes(data.rows)]
     if any(row.efficiency is None for row in compared):
         # Some points differ from the baseline in more than their devices: nothing is their ideal.
         ideal = []
-        note = f"Samples per second over those of the baseline ({formatting.settings(baseline)})."
+        words = formatting.words_of_settings(baseline, data.ranks)
+        note = f"Samples per second divided by those of the baseline ({words})."
         of = "the baseline"
     return _over_ranks(
         data,
         data.rows,
         "speed_up",
-        title=f"Speed-up over the number of {data.ranks}",
-        note=f"{note} Both axes are logarithmic. Thin bars: 95 % intervals.",
+        title=f"Speed-up by number of {data.ranks}",
+        note=f"{note} Both axes are logarithmic. Thin bars show 95 % intervals.",
         y=axis(f"times the samples/s of {of}", 2, format="~g"),
         ideal=ideal,
         number=lambda row: formatting.ratio(row.speed_up),
@@ -61,9 +62,9 @@ def efficiency_figure(data: ChartData) -> Figure | None:
     if "world_size" not in data.answer.data.run.baseline:
         return None
     without = [row for row in data.rows if row.speed_up is not None and row.efficiency is None]
-    note = f"Speed-up over the ratio of {data.ranks}; 100 % is ideal."
+    note = f"Speed-up divided by the ideal speed-up, which is the ratio of {data.ranks}."
     if without:
-        note += f" {counted(len(without), 'point')} without an ideal speed-up: not drawn."
+        note += f" Not drawn: {counted(len(without), 'point')} without an ideal speed-up."
     rows = [row for row in data.rows if row not in without]
     return _over_ranks(
         data,
@@ -139,9 +140,9 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
         data,
         lambda row: row.busbw_gb_s,
         anchor="busbw",
-        title="Bus bandwidth over the size",
-        note="Bus bandwidth as nccl-tests counts it: comparable with the bandwidth of a link, "
-        "whatever the operation and the number of ranks. Both axes are logarithmic.",
+        title="Bus bandwidth by message size",
+        note="Bus bandwidth as nccl-tests defines it. It can be compared with the bandwidth of a "
+        "link for every operation and number of ranks. Both axes are logarithmic.",
         y=axis("GB/s", 10, format="~s"),
     )
 
@@ -152,19 +153,18 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
     peak = peaks.pop() if len(peaks) == 1 else None
     above = sorted({size_of(row) for row in known if peak and (row.memory_gb_s or 0) > peak})
-    note = "Bytes read and written over the time of a step. Both axes are logarithmic."
+    note = "Bytes read and written, divided by the step time. Both axes are logarithmic."
     if above:
         # Memory cannot be faster than itself.
         note += (
-            f" What lies above the datasheet's line ({', '.join(map(formatting.size, above))}) "
-            "cannot come from the memory: it is read from the device's cache, into which such "
-            "arrays fit."
+            f" Arrays of {', '.join(map(formatting.size, above))} fit into the device's cache, so "
+            "they are faster than its memory."
         )
     return _over_size(
         data,
         lambda row: row.memory_gb_s,
         anchor="memory-bandwidth",
-        title="Memory bandwidth over the size",
+        title="Memory bandwidth by array size",
         note=note,
         y=axis("GB/s", 10, format="~s"),
         level=(peak, f"datasheet, {peak:,.0f} GB/s") if peak else None,
@@ -177,7 +177,7 @@ def time_figure(data: ChartData) -> Figure | None:
         data,
         lambda row: (row.step_ms_p50 or 0.0) * 1000 if row.busbw_gb_s or row.memory_gb_s else None,
         anchor="time",
-        title="Time of a step over the size",
+        title="Step time by size",
         note="Both axes are logarithmic.",
         y=axis("µs", 10, format="~s"),
     )
@@ -219,7 +219,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
         data,
         lambda row: row.throughput,
         anchor="throughput",
-        title="Throughput over the batch size",
+        title="Throughput by batch size",
         note=f"Samples per second of all {data.ranks} together.",
         y=axis("samples/s", format="~s"),
     )
@@ -238,8 +238,8 @@ def memory_figure(data: ChartData) -> Figure | None:
         data,
         lambda row: row.peak_mem_allocated_bytes and row.peak_mem_allocated_bytes / _GIB,
         anchor="memory",
-        title="Memory over the batch size",
-        note="Peak of the memory that is allocated on the device that needs most.",
+        title="Memory by batch size",
+        note="Peak memory allocated on the device that needs most.",
         y=axis("GiB"),
         level=(size, f"memory of a device, {size:.1f} GiB") if size else None,
     )
@@ -263,7 +263,7 @@ def _over_batch(
 
     sized = [row for row in data.rows if row.batch is not None]
     if any(row.status == Status.OOM for row in sized):
-        note += " Crosses on the axis: out of memory."
+        note += " Crosses on the axis are points that ran out of memory."
     is_global = {batch_column(row) for row in sized} == {"global_batch_size"}
     # What a search tried lies close together, and memory grows in proportion.
     base = None if data.answer.largest_batches else 2

@@ -76,10 +76,10 @@ def uneven_figure(data: ChartData) -> Figure | None:
     )
     return Figure(
         anchor="uneven-speeds",
-        title="Ways to share the work, over the speed of the slow devices",
-        note="Speeds are those that the probes found, as a share of a fast device's. Thin bars: "
-        "95 % intervals. The map names the fastest way, its gain over equal shares, and the ways "
-        "that may be as good.",
+        title="Ways to share the work, by the speed of the slow devices",
+        note="Probes measured the speeds, in % of a fast device. Thin bars show 95 % intervals. "
+        "The map names the fastest way, its gain compared with equal shares, and the ways that "
+        "may be as good.",
         panels=[*panels, best_way],
     )
 

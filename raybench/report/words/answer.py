@@ -37,7 +37,7 @@ from raybench.analysis.rows import ScaledRow, is_column
 from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.formatting import counted, span
-from raybench.report.point_settings import short_name
+from raybench.report.point_settings import settings_words, short_name
 from raybench.report.words import shares
 from raybench.report.words.reasons import losses_unknown_words, not_compared_words
 
@@ -337,7 +337,7 @@ def _ask(rounds: int) -> str:
 
 def case_name(answer: RunAnswer, case: Case) -> str:
     """Return the settings that make a case, in words; "" where no setting makes cases."""
-    return formatting.words_of_settings(case.settings, answer.data.ranks)
+    return settings_words(case.best.row, tuple(case.settings), answer.data.ranks)
 
 
 def candidate_name(answer: RunAnswer, one: Candidate) -> str:

@@ -6,45 +6,63 @@ from collections.abc import Sequence
 
 from raybench.analysis import references
 from raybench.analysis.references import NARROW, AbovePeak, Standing
+from raybench.report.formatting import counted, share_words
 
-HOW_TO_MAKE = "No reference is known; `raybench export RUN --format reference` writes one."
-_OWN = "made from this run too"
+HOW_TO_MAKE = (
+    "There are no reference values for these points. `raybench export RUN --format reference` "
+    "makes some from a run."
+)
+_OWN = "The reference includes this run."
 
 
-def standing_text(one: Standing) -> str:
-    """Return `97% of the reference for H200 (94 to 101%, 6 devices, 5 hosts, November 2026)`.
+def standing_text(one: Standing, *, says_own: bool = True) -> str:
+    """Return in sentences what share of its reference a value is, and whether that is in range.
 
-    A value out of the range has `, outside: slow` or `, outside: fast` at the end.
+    Args:
+        says_own: say where a reference includes this run.
     """
     low, high = one.share_range
     model = one.measured.model.removeprefix("NVIDIA ")
-    own = f"; {_OWN}" if one.is_own else ""
-    mark = "" if one.is_within else f", outside: {'slow' if one.share < 1 else 'fast'}"
-    return (
-        f"{one.share:.0%} of the reference for {model} ({100 * low:.0f} to {high:.0%}, "
-        f"{one.entry.provenance}{own}){mark}"
-    )
+    sentences = [
+        f"{share_words(one.share)} of the {model} reference.",
+        f"{share_words(low, high)} are normal, as measured on {one.entry.provenance}.",
+    ]
+    if not one.is_within:
+        sentences.append(f"Too {'slow' if one.share < 1 else 'fast'}.")
+    if one.is_own and says_own:
+        sentences.append(_OWN)
+    return " ".join(sentences)
 
 
 def count_within(found: Sequence[Standing]) -> str:
-    """Return how many are within: `within reference on 11 of 12 quantities`.
+    """Return in sentences how many values are in the range of their reference.
 
-    The text names how many quantities have a range too wide to count.
+    The text names how many values have a range too wide to count.
     """
     count = references.count_within(found)
-    own = f" ({_OWN})" if count.is_own else ""
-    left_out = f"{count.wide} with ranges wider than ±{NARROW:.0%} not counted"
-    if not count.counted:
-        return f"{left_out}{own}"
-    text = f"within reference on {count.within} of {count.counted} quantities{own}"
-    return f"{text}; {left_out}" if count.wide else text
+    sentences = []
+    if count.counted:
+        are = "is" if count.counted == 1 else "are"
+        sentences.append(
+            f"{count.within} of {counted(count.counted, 'value')} {are} in the range of the "
+            "reference."
+        )
+    if count.wide:
+        have, is_ = ("has a range", "is") if count.wide == 1 else ("have ranges", "are")
+        sentences.append(
+            f"{counted(count.wide, 'value')} {have} wider than ±{share_words(NARROW)} and {is_} "
+            "not counted."
+        )
+    if count.is_own:
+        sentences.append(_OWN)
+    return " ".join(sentences)
 
 
 def above_peak(one: AbovePeak) -> str:
     """Return why an entry of a reference file is left out."""
     entry = one.entry
     return (
-        f"{one.path}: reference {entry.metric} of {entry.of} is left out, because it cannot be: "
-        f"{entry.value:,.0f} {entry.unit} is above the peak of {one.model}, {one.peak:,.0f}; "
-        "likeliest the work is counted wrong, or the precision was another"
+        f"{one.path}: reference {entry.metric} of {entry.of} is left out, because it cannot "
+        f"be true: {entry.value:,.0f} {entry.unit} is above the peak of {one.model}, "
+        f"{one.peak:,.0f}; the work is counted wrong, or the precision was another"
     )

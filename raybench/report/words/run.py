@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from raybench.analysis.rows import varying
+from collections.abc import Iterable, Iterator, Sequence
+
+from raybench.analysis.rows import is_column, varying
 from raybench.analysis.run_data import RunData
 from raybench.job.registry import Answer
-from raybench.records import Status, TrialKey, by_point
+from raybench.records import Metric, RunStatus, Status, TrialKey, by_point
 from raybench.report import formatting
 from raybench.report.documents import records
 from raybench.report.formatting import counted, span
 from raybench.report.messages import marks
 from raybench.report.point_settings import settings_words
 from raybench.report.words.doubts import MARKS, mark_words
+from raybench.results.tables import Run
 from raybench.workloads.base import builtin_class
 
 
 def machine(data: RunData) -> str:
-    """Return `4 x NVIDIA H200 on 1 node; P2P/CUMEM` (transports); `run.cluster` if unknown."""
+    """Return `4 x NVIDIA H200 on 1 node; NCCL transport P2P/CUMEM`; `run.cluster` if unknown."""
     if data.devices.empty:
         return data.run.cluster
     nodes, most = data.node_counts
@@ -26,7 +29,22 @@ def machine(data: RunData) -> str:
     if data.run.only_devices:
         text += ", only those that --devices named"
     ways = {way for row in data.rows for way in row.transports or ()}
-    return f"{text}; {formatting.some(sorted(ways))}" if ways else text
+    return f"{text}; NCCL transport {formatting.some(sorted(ways))}" if ways else text
+
+
+def declared_meaning(data: RunData, metric: Metric) -> str:
+    """Return what a built-in workload says of its own metric today; "" for other metrics.
+
+    The tables hold the text of the version that measured.
+    """
+    if is_column(metric):
+        return ""
+    for workload in dict.fromkeys(row.workload for row in data.rows):
+        built_in = builtin_class(workload)
+        for declared in built_in.metrics if built_in else ():
+            if declared.name == metric.name:
+                return declared.meaning or declared.description
+    return ""
 
 
 def model(data: RunData) -> tuple[str, ...]:
@@ -73,21 +91,45 @@ def in_all_points(data: RunData) -> str:
 
 
 def counts(data: RunData) -> str:
-    """Return how the points ended: `36 points: 36 ok, 0 failed, 0 skipped; 3 rounds`.
+    """Return how the points ended: `33 of 36 points ok, 3 out of memory; 3 rounds`.
 
-    A point of which any round failed counts as failed. Then, if any, those at the power cap.
+    Of an interrupted run: `interrupted: 13 of 16 points ran, 12 ok, 1 cancelled`. A point of which
+    any round failed counts as failed.
     """
     ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in data.attempts}
-    rounds = max((row.rounds for row in data.rows), default=1)
-    text = formatting.counts(data.run, list(by_point(ended).values()))
-    capped = sum("power_cap" in (row.throttle_reasons or ()) for row in data.rows)
-    text += f"; {rounds} rounds" if rounds > 1 else ""
-    return text + (f"; power cap reached in {counted(capped, 'point')}" if capped else "")
+    statuses = list(by_point(ended).values())
+    phrases = [", ".join(_endings(data.run, statuses))]
+    rounds = sorted(row.rounds for row in data.rows if row.rounds)
+    if rounds and rounds[-1] > 1:
+        phrases.append(f"{span(str(rounds[0]), str(rounds[-1]))} rounds")
+    if capped := sum("power_cap" in (row.throttle_reasons or ()) for row in data.rows):
+        phrases.append(f"the power cap limited {counted(capped, 'point')}")
+    return "; ".join(phrases)
+
+
+def _endings(run: Run, statuses: Sequence[str]) -> Iterator[str]:
+    """Yield how many points ended in each way, also those of which the tables have no row."""
+    points, ok = counted(run.points_total, "point"), statuses.count(Status.OK)
+    is_interrupted = run.status == RunStatus.INTERRUPTED
+    if is_interrupted:
+        yield f"interrupted: {len(statuses)} of {points} ran"
+    yield f"{ok} ok" if is_interrupted else f"{ok} of {points} ok"
+    for status in Status:
+        if status is not Status.OK and (count := statuses.count(status)):
+            yield f"{count} {status.label}"
+    in_tables = [one for one in statuses if one != Status.CANCELLED]
+    ended = run.points_ok + run.points_failed + run.points_skipped
+    missing = run.points_total - len(statuses)
+    without_rows = max(0, min(missing, ended - len(in_tables)))
+    if without_rows:
+        yield f"{without_rows} ended without rows"
+    if missing > without_rows and not is_interrupted:
+        yield f"{missing - without_rows} not run"
 
 
 def course(data: RunData) -> str:
-    """Return start and duration: `2026-11-26 01:16 UTC, interrupted after 2 min 3 s`."""
-    return f"{formatting.when(data.run.started_at)}, {formatting.course(data.run)}"
+    """Return start and duration: `2026-11-26 01:16 UTC, 2 min 3 s`."""
+    return f"{formatting.when(data.run.started_at)}, {formatting.took(data.run)}"
 
 
 def plus_minus(data: RunData) -> str:
@@ -97,15 +139,29 @@ def plus_minus(data: RunData) -> str:
     return counts and f"± is half of the 95 % interval over the {counts} rounds of this run"
 
 
+def step_meaning(data: RunData) -> str:
+    """Return what the step time of a point is, no full stop."""
+    meaning = "median time of one step"
+    if any(row.world_size > 1 for row in data.rows):
+        meaning += ": of the median rank if the ranks agree within 1 %, else of the slowest rank"
+    return meaning
+
+
 def marks_meaning(data: RunData) -> str:
-    """Return the meanings of the marks that any point has, joined by "; "."""
-    letters = {letter for row in data.rows for letter in marks(row)}
-    return "; ".join(f"{mark} {mark_words(mark)}" for mark in MARKS if mark in letters)
+    """Return the meanings of the marks that any point has; "" for no marks."""
+    return meaning_of_marks(letter for row in data.rows for letter in marks(row))
+
+
+def meaning_of_marks(letters: Iterable[str]) -> str:
+    """Return `doubtful numbers: w = wide, …; b = …`, no full stop; "" for no letters."""
+    given = set(letters)
+    meanings = [f"{mark} = {mark_words(mark)}" for mark in MARKS if mark in given]
+    return f"doubtful numbers: {'; '.join(meanings)}" if meanings else ""
 
 
 def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
     """Return ranks, baseline ("" without one) and items in words, for `metric_column`."""
-    baseline = formatting.settings(data.run.baseline)
+    baseline = formatting.words_of_settings(data.run.baseline, data.ranks)
     return {"ranks": data.ranks, "baseline": baseline, "items": asked.items}
 
 

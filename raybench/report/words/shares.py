@@ -2,51 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from raybench.analysis.answer import BestShares
-from raybench.analysis.rows import known_settings, varying
+from raybench.analysis.rows import varying
 from raybench.analysis.uneven import Fleet, Gain, gain_over
-from raybench.job.point import EQUAL, FAST
+from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST
 from raybench.report import formatting
+from raybench.report.formatting import counted, interval_words, share_words
+from raybench.report.point_settings import settings_words
 
 
 def best_shares(found: BestShares, fleets: Sequence[Fleet], ranks: str) -> list[str]:
-    """Return which shares are the best, and by how much, as sentences."""
-    name = fleet_name(found.fleet, ranks, fleets)
+    """Return sentences on which shares are the best, where they gain most, and what is open."""
+    cases, name = len(fleets), fleet_name(found.fleet, ranks, fleets)
     if found.shares is None:
-        cases = f" in any of {len(fleets)} cases" if len(fleets) > 1 else ""
-        return [f"No division of the work is clearly the best{cases}."]
-    often = f" in {found.wins} of {len(fleets)} cases" if len(fleets) > 1 else ""
-    verb = "is" if found.is_sure else "was"
-    of_run = "" if found.is_sure else " of this run"
-    gained = formatting.share_words(found.gain.gain, digits=1)
-    if found.gain.half_width is not None:
-        gained += f" ({formatting.interval_words(found.gain.half_width)})"
-    most = "at most " if found.wins > 1 else ""
+        in_cases = f" in any of {cases} cases" if cases > 1 else ""
+        return [
+            f"Which shares are best is undecided{in_cases}.",
+            f"With {name}, {found.fleet.best.shares} is {_faster(found.gain)} than the second best "
+            "shares.",
+        ]
+    where = f" in {found.wins} of {cases} cases" if cases > 1 else ""
+    are = "are best" if found.is_sure else "were the fastest in this run"
+    upto = "up to " if found.wins > 1 else ""
     sentences = [
-        f"{found.shares} {verb} the fastest division of the work{often}{of_run}.",
-        f"It is {most}{gained} faster than the next, with {name}.",
+        f"The shares {found.shares} {are}{where}.",
+        f"They are {upto}{_faster(found.gain)} than the second best shares ({name}).",
     ]
     if found.undecided:
-        are = "case is" if found.undecided == 1 else "cases are"
-        sentences.append(f"{found.undecided} {are} undecided.")
+        sentences.append(f"{counted(found.undecided, 'case')} {_are(found.undecided)} undecided.")
     return sentences
 
 
+_MEANINGS = {
+    EQUAL: "every device gets the same part of the batch",
+    FAST: "only the fast devices get work",
+    BY_SPEED: "parts follow the speed of the devices",
+    BY_ACCUMULATION: "the number of micro-batches follows the speed",
+}
+
+
+def meaning(found: Iterable[str]) -> str:
+    """Return what these shares of the work are, as `division of the work: equal = …`."""
+    used = set(found)
+    meanings = [f"{name} = {text}" for name, text in _MEANINGS.items() if name in used]
+    return f"division of the work: {'; '.join(meanings)}"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
 def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
-    """Return `1 of 2 GPUs at 0.48 of the speed`, as devices were probed, or `2 GPUs, none slow`.
+    """Return `1 of 2 GPUs at 48 % speed`, as devices were probed, or `2 GPUs, none slow`.
 
     The settings follow that tell it from others in `fleets` (which include it) for which this is
-    the same. Emulated devices that were not probed are at 1.00. ranks: `GPUs` or `workers`.
+    the same. Emulated devices that were not probed are at 100 %. ranks: `GPUs` or `workers`.
     """
-    more = formatting.words_of_settings(known_settings(fleet.first, apart(fleet, fleets)), ranks)
+    more = settings_words(fleet.first, apart(fleet, fleets), ranks)
     return ", ".join(filter(None, (_slow_devices(fleet, ranks), more)))
 
 
 def _slow_devices(fleet: Fleet, ranks: str) -> str:
     all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
-    slow = f"{count} of {all_} at {fleet.probe_ratio:.2f} of the speed"
+    slow = f"{count} of {all_} at {share_words(fleet.probe_ratio)} speed"
     return slow if count else f"{all_}, none slow"
 
 
@@ -57,33 +77,48 @@ def apart(fleet: Fleet, fleets: Sequence[Fleet]) -> list[str]:
 
 
 def verdict(fleet: Fleet) -> str:
-    """Return the best shares, their gains over equal and fast, and others that may be as good.
+    """Return sentences: the best shares and what they gain, others that may be as good.
 
     Then, where known, the shares predicted to be best, if neither best nor as good; and, unless
     equal or fast is best, the global batch below which fast should be faster, or that none is.
     """
     best = fleet.best
-    gains = [
-        f"{gain(gain_over(best, fleet.scenarios[name]))} over {name}"
-        for name in (EQUAL, FAST)
+    sentences = [
+        f"{best.shares} is best."
+        if fleet.is_sure
+        else f"{best.shares} was the fastest in this run."
+    ]
+    sentences += [
+        f"It is {_faster(gain_over(best, fleet.scenarios[name]))} than {words}."
+        for name, words in ((EQUAL, "equal shares"), (FAST, "the fast devices alone"))
         if name in fleet.scenarios and name != best.shares
     ]
-    name = best.shares if fleet.is_sure else f"{best.shares} was the fastest in this run"
-    text = f"{name}: {', '.join(gains)}" if gains else name
     if rivals := fleet.as_good():
-        text += f"; {' and '.join(rivals)} may be as good"
+        sentences.append(f"{' and '.join(rivals)} may be as good.")
     known = [one for one in fleet.scenarios.values() if one.row.predicted_step_ms is not None]
     called = min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
     if called and called is not best and called.shares not in rivals:
-        text += f"; {called.shares} was predicted to be"
+        sentences.append(f"{called.shares} was predicted to be the fastest.")
     batch = fleet.crossover_batch
     if batch is not None and best.shares not in (EQUAL, FAST):
-        below = f"below a global batch of {batch:,.0f} fast should be faster"
-        text += f"; {below if batch >= 1 else 'fast should be slower at any batch'}"
-    return text
+        if batch >= 1:
+            sentences.append(
+                f"Below a global batch of {batch:,.0f}, using only the fast devices should be "
+                "faster."
+            )
+        else:
+            sentences.append("Using only the fast devices should be slower with any batch.")
+    return " ".join(sentences)
+
+
+def _faster(found: Gain) -> str:
+    """Write by how much samples/s differ, as `12.3 % (±1.0 %) faster`."""
+    half = "" if found.half_width is None else f" ({interval_words(found.half_width)})"
+    word = "faster" if found.gain >= 0 else "slower"
+    return f"{share_words(abs(found.gain), digits=1)}{half} {word}"
 
 
 def gain(found: Gain) -> str:
-    """Write `+12.3% ±1.0%`; `+12.3%` without an interval."""
+    """Write `+12.3% ±1.0%` for a cell; `+12.3%` without an interval."""
     half = "" if found.half_width is None else f" {formatting.half_width(found.half_width)}"
     return f"{found.gain:+.1%}{half}"

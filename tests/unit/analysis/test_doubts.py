@@ -1,11 +1,15 @@
 """Doubts about several points are merged by kind and subject, with the worst of them."""
 
+from collections import Counter
+
 import pytest
 from builders import make_row
+from commands import EXAMPLES
 
 from raybench.analysis.doubts import doubts_of_run, merge_doubts
 from raybench.analysis.rounds import Trials
 from raybench.analysis.rows import ScaledRow
+from raybench.analysis.run_data import load_run_data
 from raybench.records.doubts import (
     Doubt,
     DoubtKind,
@@ -14,6 +18,9 @@ from raybench.records.doubts import (
     NotComparedKind,
     worst_of_each,
 )
+from raybench.report.messages import marks
+
+RUNS = sorted(path.name for path in (EXAMPLES / "points").iterdir())
 
 
 def rows_of(*doubts_of_points, **changes):
@@ -59,13 +66,13 @@ def test_some_kinds_are_one_for_all_subjects():
 @pytest.mark.parametrize(
     ("kinds", "told"),
     [
-        ((DoubtKind.UNSTEADY, DoubtKind.WIDE), [DoubtKind.WIDE]),
+        ((DoubtKind.UNSTEADY, DoubtKind.WIDE), [DoubtKind.UNSTEADY, DoubtKind.WIDE]),
         ((DoubtKind.TOO_FEW_STEPS, DoubtKind.UNSTEADY), [DoubtKind.UNSTEADY]),
         ((DoubtKind.TOO_FEW_STEPS, DoubtKind.WIDE), [DoubtKind.WIDE]),
         ((DoubtKind.UNSTEADY, DoubtKind.BASE_UNSTEADY), [DoubtKind.UNSTEADY]),
     ],
 )
-def test_a_point_tells_one_doubt_about_its_level(kinds, told):
+def test_a_point_tells_no_doubt_that_another_implies(kinds, told):
     groups = merge_doubts(rows_of([Doubt(kind=kind) for kind in kinds]))
     assert [group.worst.kind for group in groups] == told
 
@@ -112,3 +119,14 @@ def test_of_ranks_and_repeats_the_worst_of_each_subject_stays():
         Doubt(kind=DoubtKind.LEFT_BEHIND, subject="1 thread"),
     ]
     assert worst_of_each(of_ranks) == (of_ranks[2], of_ranks[1], of_ranks[3])
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if not run.startswith("health")])
+def test_doubts_count_the_points_with_their_mark(run):
+    data = load_run_data(EXAMPLES, run)
+    marked = Counter(letter for row in data.rows for letter in marks(row))
+    told = Counter[str]()
+    for group in data.doubts:
+        told[group.worst.kind.mark] += group.count
+    del told[""]
+    assert told == marked

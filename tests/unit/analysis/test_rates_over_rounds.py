@@ -62,7 +62,7 @@ def test_show_prints_the_interval_of_the_rate(tmp_path, command):
     write_rounds(tmp_path, [stalled(count) for count in (0, 3, 6)])
     [point] = report(command)["points"]
     ends = f"{point['throughput_low']:,.0f} to {point['throughput_high']:,.0f}"
-    told = f"{point['throughput']:,.0f} samples/s over 3 rounds, {ends} (95% interval)"
+    told = f"was {point['throughput']:,.0f} samples/s; the 95 % interval is {ends}."
     assert told in command("show", "run", point["point_id"]).out
 
 

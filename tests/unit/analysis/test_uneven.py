@@ -112,20 +112,24 @@ def test_the_fast_ones_wait_for_the_slow_one_unless_it_has_no_share_of_the_step(
 def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_they_are_not(one):
     assert one.best.shares == "by_speed"
     assert gain_over(one.best, one.scenarios["equal"]).gain == pytest.approx(21 / 13 - 1)
-    assert fleet_name(one, "GPUs") == "1 of 3 GPUs at 0.49 of the speed"
+    assert fleet_name(one, "GPUs") == "1 of 3 GPUs at 49 % speed"
     words = verdict(one)
-    told = "by_speed was the fastest in this run: +61.5% over equal, +23.1% over fast; "
-    assert words.startswith(told)
-    assert words.endswith("below a global batch of 40 fast should be faster")
+    assert words == (
+        "by_speed was the fastest in this run. It is 61.5 % faster than equal shares. It is 23.1 % "
+        "faster than the fast devices alone. Below a global batch of 40, using only the fast "
+        "devices should be faster."
+    )
     both = fleets(scaling_rows([*fleet(), *fleet(precision=Precision.BF16)], BASELINE))
     names = {fleet_name(each, "GPUs", both).removeprefix(fleet_name(one, "GPUs")) for each in both}
     assert names == {", fp32", ", bf16"}
-    _, table = SECTIONS[0].blocks(SimpleNamespace(data=SimpleNamespace(fleets=both, ranks="GPUs")))
+    data = SimpleNamespace(fleets=both, ranks="GPUs", rows=[])
+    asked = SimpleNamespace(items="samples")
+    _, table = SECTIONS[0].blocks(SimpleNamespace(data=data, asked=asked))
     assert [cells[0] for cells in table.rows] == ["fp32", "", "", "bf16", "", ""]
 
 
 def lead_of_fleets(fleets_of_run, ranks):
-    return shares.best_shares(best_shares(fleets_of_run), fleets_of_run, ranks)
+    return " ".join(shares.best_shares(best_shares(fleets_of_run), fleets_of_run, ranks))
 
 
 def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_decide():
@@ -134,23 +138,23 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
         ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
     ]
     found = in_rounds(near)
-    said = "which shares are best is not decided: by_speed does"
+    said = "Which shares are best is undecided. With 1 of 2 GPUs at "
     assert lead_of_fleets(found, "GPUs").startswith(said)
-    assert lead_of_fleets(in_rounds([*near, *fleet()]), "GPUs").endswith("; 1 cannot be told apart")
+    assert lead_of_fleets(in_rounds([*near, *fleet()]), "GPUs").endswith(" 1 case is undecided.")
     both = in_rounds([*fleet(0.9), *fleet(0.5)])
-    best = "shares=by_speed is best in 2 of 2 cases, by up to +23.1% ±"
+    best = "The shares by_speed are best in 2 of 2 cases. They are up to 23.1 % (±"
     assert lead_of_fleets(both, "GPUs").startswith(best)
-    assert verdict(both[0]).startswith("by_speed: +")
+    assert verdict(both[0]).startswith("by_speed is best. It is ")
 
 
 def test_one_start_names_no_best_shares():
     both = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
     lead = lead_of_fleets(both, "GPUs")
-    told = "shares=by_speed was the fastest in 2 of 2 cases in this run, by up to +23.1% over"
+    told = "The shares by_speed were the fastest in this run in 2 of 2 cases. They are up to 23.1 %"
     assert lead.startswith(told)
     assert "±" not in lead
     alone = lead_of_fleets(both[:1], "GPUs")
-    assert alone.startswith("shares=by_speed was the fastest in this run, by +")
+    assert alone.startswith("The shares by_speed were the fastest in this run. They are ")
 
 
 def test_devices_that_were_only_probed_are_held_against_what_each_does_alone():
@@ -172,7 +176,7 @@ def test_devices_that_differ_by_themselves_are_found_by_their_probes():
     assert found.slow_count == 1
     # 64 samples take 1 ms and 1 more, or 2 more.
     assert found.probe_ratio == pytest.approx(2 / 3)
-    assert fleet_name(found, "GPUs") == "1 of 3 GPUs at 0.67 of the speed"
+    assert fleet_name(found, "GPUs") == "1 of 3 GPUs at 67 % speed"
     tiny = replace(make_rows(by_probe)[0], global_batch_size=1)
     assert probe_speeds(tiny) == pytest.approx([984.6, 984.6, 969.7], rel=1e-3)
     for column in ("share_by_rank", "slow_ratio_by_rank", "step_ms_mean", "speed_by_rank"):

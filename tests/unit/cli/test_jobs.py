@@ -343,7 +343,7 @@ def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(nam
         (("not", "alone"), "n: not alone, something else used"),
         (("±",), "95 % interval"),
         (("marks",), "h: host-bound"),
-        (("scaling", "efficiency"), "100 % is perfect scaling"),
+        (("scaling", "efficiency"), "100 % is ideal"),
         (("exposed", "comm", "ms"), 'comm_exposed_ms ("exposed comm" in reports), in ms:'),
         (("cluster",), "# "),
         (("fused", "optimizer"), "fused_optimizer: "),

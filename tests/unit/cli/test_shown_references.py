@@ -22,7 +22,9 @@ def shown(command, *words):
 @pytest.mark.parametrize("kind", ["terminal", "md", "html"])
 @pytest.mark.parametrize("run", [CHECK, SWEEP])
 def test_a_run_that_made_the_reference_says_so(command, run, kind):
-    assert "made from this run too" in flat(shown(command, "report", run, "--format", kind))
+    assert "The reference includes this run." in flat(
+        shown(command, "report", run, "--format", kind)
+    )
 
 
 def test_a_point_that_made_the_reference_says_so(command):
@@ -30,7 +32,7 @@ def test_a_point_that_made_the_reference_says_so(command):
     assert points
     assert all(point["is_made_from_this_run"] for point in points)
     shown_point = flat(shown(command, "show", SWEEP, points[0]["point_id"]))
-    assert "; made from this run too)" in shown_point
+    assert "The reference includes this run." in shown_point
 
 
 def test_wide_ranges_are_not_counted(command):
@@ -44,8 +46,8 @@ def test_wide_ranges_are_not_counted(command):
         assert one["is_counted"] == (half_width <= 0.1)
     count, wide = len(counted), len(standings) - len(counted)
     assert grades["vm GPU 0"]["text"] == (
-        f"within reference on {count} of {count} quantities (made from this run too); "
-        f"{wide} with ranges wider than ±10% not counted"
+        f"{count} of {count} values are in the range of the reference. {wide} values have ranges "
+        "wider than ±10 % and are not counted. The reference includes this run."
     )
 
 

@@ -390,3 +390,16 @@ def test_only_the_devices_of_a_file_are_checked(tmp_path, examined, command):
     assert kept.read_text() == "GPU-1\n"
     missing = command("health", "-o", tmp_path, "--devices", tmp_path / "no.txt", results=None)
     assert "no.txt: No such file" in missing.err
+
+
+@pytest.mark.parametrize(("at_once", "is_told"), [(78.4, True), (99.0, False)])
+def test_copies_that_share_a_bottleneck_are_told(at_once, is_told):
+    findings = [
+        *healthy(2, test="both alone", stage="host-links", unit="GB/s", value=101.0),
+        *healthy(2, test="both all at once", stage="host-links", unit="GB/s", value=at_once),
+    ]
+    told = (
+        "Copies in both directions reach 101 GB/s on one device, but only 78 GB/s on each device "
+        "if all copy at the same time."
+    )
+    assert (told in " ".join(format_health(report_of(findings)).split())) == is_told

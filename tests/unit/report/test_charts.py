@@ -44,13 +44,13 @@ from raybench.report.words.compare import before_and_now
 
 # Title of the first picture, and the large figures, of the newest run of a job.
 ANSWERS = {
-    "collectives": ("Bus bandwidth over the size", ["352.8 GB/s", "325.5 GB/s"]),
+    "collectives": ("Bus bandwidth by message size", ["352.8 GB/s", "325.5 GB/s"]),
     "dit_sequence_parallel": ("Step time, the smallest first", ["82.27 ms", "84.36 ms"]),
-    "gemm": ("TFLOP/s against the datasheet", ["793.8 TFLOP/s", "752.0 TFLOP/s"]),
-    "largest_batch": ("Memory over the batch size", ["192", "139"]),
-    "memory_bandwidth": ("Memory bandwidth over", ["4,369 GB/s", "4,369 GB/s"]),
+    "gemm": ("TFLOP/s compared with the datasheet", ["793.8 TFLOP/s", "752.0 TFLOP/s"]),
+    "largest_batch": ("Memory by batch size", ["192", "139"]),
+    "memory_bandwidth": ("Memory bandwidth by array size", ["4,369 GB/s", "4,369 GB/s"]),
     "memory_of_a_step": ("Memory, the smallest first", ["4.24 GiB", "11.34 GiB"]),
-    "mixed_precision": ("What is gained over fp32", ["4.08x to 6.68x", "3.54x to 6.45x"]),
+    "mixed_precision": ("How many times as fast as fp32", ["4.08x to 6.68x", "3.54x to 6.45x"]),
     "uneven_gpus": ("Rows/s, the largest first", ["7,107,922 rows/s", "5,325,126 rows/s"]),
 }
 
@@ -112,7 +112,7 @@ def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline():
     figure = first(records, baseline={"world_size": "2"})
     ideal = figure.panels[0].layers[0]["data"]["values"]
     assert [(value["x"], value["y"]) for value in ideal] == [(2, 1.0), (4, 2.0), (8, 4.0)]
-    assert "over those of the same settings on 2 GPUs" in figure.note
+    assert "divided by those of 2 GPUs with the same settings" in figure.note
 
 
 def test_a_run_in_which_nothing_was_measured_has_no_picture_and_says_why():
@@ -150,7 +150,7 @@ def test_a_size_that_does_not_fit_is_a_cross_on_the_axis_and_not_at_a_height():
     records.append(make_failed(make_point(batch_size=32)))
     figure = named(data_of(records, baseline={"batch_size": 8}), "throughput")
     assert [(m["x"], m["y"]) for m in marks(figure) if "out of memory" in m["tip"]] == [(32, None)]
-    assert "Crosses on the axis: out of memory." in figure.note
+    assert "Crosses on the axis are points that ran out of memory." in figure.note
 
 
 def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing():
@@ -159,7 +159,7 @@ def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing():
     [panel] = first([*records, make_failed(make_point(world_size=4, batch_size=64))]).panels
     assert panel.missing == (
         "Not drawn: batch 64, 4 GPUs: out of memory; batch 128, 2 GPUs: "
-        "no ok point with world_size=1 in this series."
+        "no point with world_size=1 and the same other settings is ok."
     )
 
 
@@ -181,7 +181,7 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
     data.rows[:] = [replace(row, **changed) for row in data.measured][:1]
     figure = parts_figure(data)
     bars = [mark["tip"].splitlines()[-1].partition(",")[0] for mark in marks(figure)]
-    told = ["compute: 3.500 ms", "waiting for the host: 0.5000 ms", "one rank slower: 2.000 ms"]
+    told = ["compute: 3.500 ms", "host gap: 0.5000 ms", "slow rank: 2.000 ms"]
     assert bars == told
     exposed = figure.table.titles.index("exposed communication ms")
     assert "-0.2" in figure.table.texts[0][exposed]
@@ -193,7 +193,7 @@ def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
     exceeds = Doubt(kind=DoubtKind.NO_BREAKDOWN, value=1.2, limit=1.1)
     data.rows[0] = replace(data.rows[0], compute_ms=None, why_no_breakdown=exceeds)
     figure = parts_figure(data)
-    assert "Not drawn: 1 point whose parts exceed the step by more than 10 %" in figure.note
+    assert "Not drawn: 1 point whose parts add up to more than 110 % of the step." in figure.note
     assert len({mark["tip"] for mark in marks(figure)}) == len(data.measured) - 1
     assert data.rows[0].point_id not in [line[0] for line in figure.table.texts]
 
@@ -211,7 +211,7 @@ def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache():
         for row, rate in zip(data.rows, (6000.0, 4000.0), strict=True)
     ]
     figure = memory_bandwidth_figure(data)
-    assert "What lies above the datasheet's line (1 MiB) cannot come from the memory" in figure.note
+    assert "Arrays of 1 MiB fit into the device's cache" in figure.note
     levels = {(mark["level"], mark["text"]) for mark in marks(figure, "level")}
     assert levels == {(4800.0, "datasheet, 4,800 GB/s")}
 
@@ -253,7 +253,7 @@ def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry
     times = pd.date_range(START, periods=50, freq="s")
     sampled = telemetry([*times, *(times + pd.Timedelta(hours=2))])
     figure = telemetry_figure(replace(data_of(make_sweep(), started_at=START), telemetry=sampled))
-    assert "began, without 1 h 59 min 11 s in which nothing was sampled." in figure.note
+    assert "run, without 1 h 59 min 11 s in which nothing was sampled." in figure.note
     assert max(mark["x"] for mark in marks(figure, "x")) < 100
 
 

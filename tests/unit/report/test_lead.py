@@ -65,9 +65,9 @@ def test_without_a_baseline_point_it_says_why_and_what_is_left():
     summary = make_summary([make_failed(make_point()), ran(2, 8.0)])
     report = RunReport(answer=decide(summary))
     assert report.lead.startswith(
-        "no point has a speed-up: baseline point ran out of memory; 16,000 samples/s"
+        "no point has a speed-up: the baseline point ran out of memory; 16,000 samples/s"
     )
-    assert [one.text for one in report.without_speed_up] == ["baseline point ran out of memory"]
+    assert [one.text for one in report.without_speed_up] == ["the baseline point ran out of memory"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence(own_ms, 
     assert {getattr(wrong, name) for name in (*BREAKDOWN, "host_bound")} == {None}
     assert right.compute_ms == pytest.approx(right.step_ms_p50 - 0.5)
     assert {getattr(found[1], name) for name in LOSSES} == {None}
-    told = "what the rest is lost to is not known: the parts exceed the step"
+    told = "what the rest is lost to is not known: the parts add up to more than the step"
     assert said(records, ON_ONE).endswith(told) == exceeds[1]
 
 

@@ -16,7 +16,6 @@ ALLOWED = {
     ("report/charts/grammar.py", "_NOISE"): "SVG",
     ("report/documents.py", "_SPECIAL"): "Markdown",
     ("report/documents.py", "_BACKTICKS"): "Markdown",
-    ("report/documents.py", "legend"): "full stop and unit where a sentence is laid out",
     ("report/documents.py", "metric_column"): "full stop where a sentence is laid out",
     ("report/documents.py", "_head"): "line breaks of a heading",
     ("report/export.py", "_NUMBER"): "cell of CSV",

@@ -52,7 +52,7 @@ def test_charts_draw_no_ideal_across_precisions(command, written):
     assert command("report", "run-a", "--format", "html", "-o", page).code == 0
     text = page.read_text()
     assert "Scaling efficiency" in text
-    assert "over those of the baseline (world_size=1 precision=fp32)" in text
+    assert "divided by those of the baseline (1 GPU, fp32)" in text
     assert text.count(">ideal<") == 1
 
 

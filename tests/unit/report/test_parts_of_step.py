@@ -45,16 +45,16 @@ def line_of(text, title, start):
 def test_parts_stand_beside_step_of_their_round(command, tmp_path):
     in_rounds(tmp_path)
     text = command("report", "run-a", "--full").out
-    cells = line_of(text, "where the step of the first round goes", " *2 ")
+    cells = line_of(text, "where the step of round 1 goes", " *2 ")
     assert cells == ["2", "10.00", "6.80", "1.00", "0", "1.50", "0.700", "0"]
-    assert "the step beside the parts is that of the first round" in words(text)
+    assert "Only the first round measures the parts" in words(text)
 
 
 def test_show_says_whose_parts_they_are(command, tmp_path):
     in_rounds(tmp_path)
     text = words(command("show", "run-a", TWO.point_id).out)
-    assert "each number below is that of all rounds, but the parts of the step" in text
-    assert "the first round, whose step took 10.00 ms (parts_step_ms)" in text
+    assert "Each number below covers all rounds. The parts of the step are an exception" in text
+    assert "round 1, whose step took 10.00 ms (parts_step_ms)" in text
     assert "unexplained_ms 0.7000 ms" in text
 
 
@@ -63,7 +63,7 @@ def test_page_draws_shares_of_step_of_their_round(command, tmp_path):
     page = tmp_path / "page.html"
     assert command("report", "run-a", "--format", "html", "-o", page).code == 0
     text = words(page.read_text())
-    assert "Shares of the step time in the first round" in text
+    assert "shares of the step time of round 1" in text
     assert "exposed communication: 1.500 ms, 15.0% of the step" in text
 
 
@@ -85,10 +85,10 @@ def test_exposed_communication_is_one_quantity(command, tmp_path):
     alone_and_two(tmp_path, apart([7.8, 7.8], 10.0, **COMM))
     text = command("report", "run-a", "--full").out
     assert "exposed communication is 68% of the loss" in words(text)
-    assert "15.0% exposed communication" in words(text)
-    assert "7.0% unexplained" in words(text)
+    assert "exposed communication 15.0 %." in words(text)
+    assert "unexplained 7.0 %." in words(text)
     titles = line_of(text, "where the step goes", "GPUs")
-    assert titles[-4:] == ["exposed", "comm", "unexplained", "straggler"]
+    assert titles[-5:] == ["exposed", "comm", "unexplained", "slow", "rank"]
     assert line_of(text, "where the step goes", " *2 ")[-3:] == ["1.50", "0.700", "0"]
     page = tmp_path / "page.html"
     command("report", "run-a", "--format", "html", "-o", page)
@@ -102,15 +102,14 @@ def test_exposed_communication_is_one_quantity(command, tmp_path):
 
 
 def test_unknown_exposed_communication_has_one_reason(command, tmp_path):
-    reason = "no collective of torch.distributed was seen in a step"
+    reason = "no collective of torch.distributed ran in a step"
     two = make_steady(2, 10.0)
     unknown = dict.fromkeys(("compute_ms", "comm_exposed_ms"), NotMeasured.NO_COLLECTIVES)
     ranks = [replace(one, breakdown=Breakdown(not_measured=unknown)) for one in two.measurements]
     alone_and_two(tmp_path, replace(two, measurements=tuple(ranks)))
     text = words(command("report", "run-a", "--full").out)
     assert f"what the rest is lost to is not known: {reason}" in text
-    assert f"1 of 1 point not known: {reason}" in text
-    assert f"What is lost is not known at 1 point: {reason}" in text
+    assert f"1 of 1 point Unknown: {reason}" in text
     page = tmp_path / "page.html"
     command("report", "run-a", "--format", "html", "-o", page)
     assert f"not known: {reason}" in words(page.read_text())
@@ -120,8 +119,8 @@ def test_contradicted_baseline_is_named_as_reason(command, tmp_path):
     # The baseline's instrumented steps were 30 % slower than the timed ones.
     write_run(tmp_path, "run-a", [apart([10.4], 8.0), apart([7.8, 7.8], 10.0, **COMM)])
     text = words(command("report", "run-a", "--full").out)
-    reason = "not known: the parts exceed the step of the baseline point"
-    assert text.count(reason) == 2
+    reason = "nknown: at the baseline point, the parts add up to more than the step"
+    assert text.count(reason) == 1
     assert "was not measured" not in text
     reasons = raybench.load(tmp_path, "scaling")["why_no_losses"]
     assert reasons.dropna().tolist() == [NotMeasured.PARTS_EXCEED]
@@ -136,7 +135,8 @@ def test_each_reason_for_unknown_loss_is_counted(command, tmp_path):
 
     contradicted = [*pair(16, 7.8, 10.4), *pair(32, 7.8, 10.4), *pair(64, 13.0, 8.0)]
     write_run(tmp_path, "run-a", [*contradicted, *pair(128, 7.8, 8.0)])
-    of_base, own = "the parts exceed the step of the baseline point", "the parts exceed the step"
+    own = "the parts add up to more than the step"
+    of_base = f"at the baseline point, {own}"
     text = words(command("report", "run-a").out)
     assert f"1 of 4 points, not known in 2 ({of_base}) and in 1 ({own})" in text
     write_run(tmp_path, "run-b", contradicted)

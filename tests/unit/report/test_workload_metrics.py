@@ -58,8 +58,8 @@ def test_its_values_are_in_the_table_after_the_timed_steps(results):
 @pytest.mark.parametrize(
     ("words", "texts"),
     [
-        ("report run-a --full", ["bubble ms", "12.25", "Bubble ms: idle time of a stage."]),
-        ("report run-a --full", ["Stages: how many of the workers ran."]),
+        ("report run-a --full", ["bubble ms", "12.25", "bubble ms Idle time of a stage."]),
+        ("report run-a --full", ["stages How many of the workers ran."]),
         ("report run-a --format md", ["bubble ms", "12.25"]),
         ("report run-a --format html", ['title="Idle time of a stage.">bubble ms', "<td>12.25"]),
         ("show run-a", ["bubble ms", "12.25"]),

@@ -1,0 +1,60 @@
+"""What a step is lost to, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from raybench.analysis.answer import MIN_LOSS
+from raybench.analysis.rows import ScaledRow
+from raybench.analysis.scaling import LOSSES, has_causes
+from raybench.report.formatting import share_words, step_uncertainty
+
+# The causes as nouns, in the order in which they are told.
+CAUSES = {
+    "lost_comm": "exposed communication",
+    "lost_compute": "slower computation",
+    "lost_wait": "slow rank",
+    "lost_data": "waiting for data",
+    "lost_host": "host gap",
+    "lost_unexplained": "unexplained",
+}
+_MEANINGS = {
+    "lost_comm": "Computation does not hide it.",
+    "lost_compute": "Computation takes longer than in ideal scaling.",
+    "lost_wait": "The other ranks wait for one slow rank.",
+    "lost_data": "The device waits for the next batch.",
+    "lost_host": "The device idles because the host is late.",
+    "lost_unexplained": "No measured part of the step explains it.",
+}
+
+# Smaller shares of a step may be noise, even if the intervals of the step times are narrower.
+_LEAST_SHOWN = 0.02
+# Smaller shares are not told at all.
+_LEAST_TOLD = 0.0005
+
+
+def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
+    """Yield each cause and its share of the step at these points, then what is below noise.
+
+    Yields nothing without a breakdown: everything would be unexplained.
+    """
+    if not any(map(has_causes, rows)):
+        return
+    noise = max(_LEAST_SHOWN, *(step_uncertainty(row) or 0.0 for row in rows))
+    small: list[float] = []
+    has_gain = False
+    for name in LOSSES:
+        lost = sorted(value for row in rows if (value := getattr(row, name)) is not None)
+        if not lost:
+            continue
+        low, high = lost[0], lost[-1]
+        if max(-low, high) < noise:
+            small.append(max(-low, high))
+            continue
+        has_gain = has_gain or low <= -MIN_LOSS
+        yield CAUSES[name], f"{share_words(low, high, 1)}. {_MEANINGS[name]}"
+    if has_gain:
+        yield "below 0", "The part takes less time than in ideal scaling."
+    most = max(small, default=0.0)
+    if most >= _LEAST_TOLD:
+        yield "the rest", f"At most {share_words(most, digits=1)} each, which may be noise."
