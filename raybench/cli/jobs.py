@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -216,33 +216,64 @@ def explain_command(term: tuple[str, ...]) -> None:
 
 def _meanings(wanted: str) -> Iterator[str]:
     """Yield what a term means, as a word, mark, heading, column or parameter of a workload."""
-    from raybench.analysis.rows import BY_NAME
-    from raybench.job import registry
-    from raybench.report.words.doubts import MARKS, MEANINGS, mark_words
+    keys = {wanted.lower(), _without_unit(wanted)} - {""}
+    yield from _glossary_meanings(keys)
+    yield from _doubt_meanings(wanted, keys)
+    yield from _metric_meanings(keys)
+    if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", wanted):
+        yield f"{wanted}: an environment variable, which the job sets for the workers of a point."
+    yield from _parameter_meanings(keys)
 
-    key = re.sub(r" (s|ms|µs)$", "", wanted.lower())  # a heading ends with the unit of its times
+
+def _without_unit(title: str) -> str:
+    """Return a heading without the unit, or the devices, at its end."""
+    return re.sub(r"( (s|ms|µs|GiB|GB/s|TFLOP/s))?(, %.*)?$", "", title).lower()
+
+
+def _glossary_meanings(keys: Set[str]) -> Iterator[str]:
     for entry in load_glossary():
-        if key in (entry.word.lower(), *(word.lower() for word in entry.also)):
+        if any(word.lower() in keys for word in (entry.word, *entry.also)):
             also = f" (also: {', '.join(entry.also)})" if entry.also else ""
             yield f"{entry.word}{also}: {entry.means}"
+
+
+def _doubt_meanings(wanted: str, keys: Set[str]) -> Iterator[str]:
+    from raybench.report.words.doubts import MARKS, MEANINGS, mark_words
+
     for mark, (word, _) in MARKS.items():
-        if wanted == mark or key in ("marks", "mark", "!", word):
+        if wanted == mark or not keys.isdisjoint(("marks", "mark", "!", word)):
             yield f"{mark}: {mark_words(mark)}"
     for kind, meaning in MEANINGS.items():
-        if key == kind:
+        if kind in keys:
             yield f"{kind}: a doubt; {meaning}."
+
+
+def _metric_meanings(keys: Set[str]) -> Iterator[str]:
+    """Yield the meanings of columns, and of the metrics of built-in workloads."""
+    from raybench.analysis.rows import BY_NAME
+    from raybench.job import registry
+
     for metric in BY_NAME.values():
-        if key in {metric.name, metric.title.lower(), metric.heading.lower()} - {""}:
+        if not keys.isdisjoint((metric.name, metric.title.lower(), metric.heading.lower())):
             meaning = (metric.meaning or metric.description).replace("{ranks}", "ranks")
-            meaning = meaning.replace("{baseline}", "the baseline point")
-            meaning = meaning.replace("{items}", "samples")
+            meaning = meaning.replace("{baseline}", "the baseline point").removesuffix(".")
             shown = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{shown}{unit}: {meaning}."
+    for workload in registry.BUILTIN:
+        for metric in registry.entries(registry.load(workload), "metrics", "name", "title"):
+            if not keys.isdisjoint((metric.name, metric.title.lower())):
+                meaning = (metric.meaning or metric.description).removesuffix(".")
+                yield f"{metric.name}: {meaning} (metric of {workload})."
+
+
+def _parameter_meanings(keys: Set[str]) -> Iterator[str]:
+    from raybench.job import registry
+
     of_workloads: dict[str, list[str]] = {}
     for workload in registry.BUILTIN:
         for one in registry.parameters(registry.load(workload)):
-            if key in (one.name, heading(one.name), one.name.replace("_", " ")):
+            if not keys.isdisjoint((one.name, heading(one.name), one.name.replace("_", " "))):
                 of_workloads.setdefault(f"{one.name}: {one.description}", []).append(workload)
     for text, workloads in of_workloads.items():
         yield f"{text.rstrip('.')} (parameter of {', '.join(workloads)})."

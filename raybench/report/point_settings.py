@@ -75,6 +75,7 @@ def _preset_words(row: HasSettings) -> str:
 
 
 def setting_text(row: HasSettings, name: str) -> str:
+    """Return the value of a setting as a table shows it, such as `175b (8 layers)`."""
     if name == "preset" and name in row.params:
         return _preset_words(row)
     return formatting.setting(name, setting(row, name))
