@@ -113,7 +113,11 @@ def answer_table(answer: RunAnswer) -> AnswerTable | None:
     names = distinguishing_settings([value.row for value in values])
     if isinstance(answer.leading, LargestBatches):
         names = [name for name in names if name != "batch"]
-    heading = words.heading(answer, [value.half_width for value in values])
+    compared = values
+    if isinstance(answer.leading, SpeedUps | Gains):
+        # The speed-up of a baseline is 1 by definition and has no interval.
+        compared = [value for value in values if not value.row.is_baseline] or values
+    heading = words.heading(answer, [value.half_width for value in compared])
     return _crossed(answer, values, names, heading) or _list(answer, values, names, heading)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from raybench.analysis.answer import RunAnswer, as_data
+from raybench.analysis.answer import Next, RunAnswer, as_data
 from raybench.analysis.doubts import busy_group
 from raybench.analysis.run_data import RunData
 from raybench.report import formatting, messages
@@ -22,6 +22,7 @@ from raybench.report.words.doubts import busy_words
 
 _MOST_MESSAGES = 3
 _NO_DOUBTS = "No doubts."
+_FULL_HAS = "`--full` shows all points and what each column means."
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
@@ -118,7 +119,7 @@ class RunReport(Document):
         yield from (table for _, tables in self.tables for table in tables)
         yield Legend()
         yield from self.messages
-        if not self.doubts:
+        if data.ok_rows and not self.doubts:
             yield Line(text=_NO_DOUBTS, is_apart=True)
         if more := self.answer.more_rounds:
             yield Line(text=words.more_rounds(more), tone="aside", is_apart=True)
@@ -153,7 +154,8 @@ class RunReport(Document):
         else:
             lines += [f"{one.who}: {one.shortened(SHORT)}" for one in self.doubts]
         if not lines:
-            yield Line(text=_NO_DOUBTS if data.ok_rows else "")
+            if data.ok_rows:
+                yield Line(text=_NO_DOUBTS)
             return
         shown = lines[:_MOST_MESSAGES]
         yield Line(
@@ -167,11 +169,14 @@ class RunReport(Document):
             )
 
     def _next(self) -> Iterator[Block]:
-        """Yield the command that brings most."""
-        first, *others = words.next_command(self.answer.next_command)
+        """Yield the command that brings most, and what the full report has."""
+        found = self.answer.next_command
+        first, *others = words.next_command(found)
         yield Line(text=first, tone="aside", is_apart=True, is_whole=True)
         for text in others:
             yield Line(text=text, tone="aside", is_whole=True)
+        if found.kind is not Next.FULL_REPORT:
+            yield Line(text=_FULL_HAS, tone="aside")
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.

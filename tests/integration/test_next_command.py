@@ -43,8 +43,8 @@ def test_each_next_command_runs_as_printed(tmp_path):
     done = raybench("sweep", "job.yaml", "--address", "local", "--device", "cpu", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     told = " ".join(done.stdout.split())
-    assert "2 x error: RuntimeError: a part is missing:" in told
-    assert "; install the part, at own.py:11 in step (" in told
+    assert "2 points: error: RuntimeError: a part is missing:" in told
+    assert "; install the part, at own.py:11 in step. At " in told
     shown = raybench("show", "latest", cwd=tmp_path)
     assert "at own.py:11 in step" in " ".join(shown.stdout.split())
     (tmp_path / "broken").unlink()

@@ -1,7 +1,6 @@
 """Sweeps on one host: a second one is refused, or says in its rows who was there."""
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -73,9 +72,8 @@ def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_w
             "another GPU"
         }
     report = raybench("report", run_id, "--results", tmp_path / "results").stdout
-    warning = re.search(r"^\d+ x (?!CPU)(.*)$", report, re.MULTILINE)
-    assert warning is not None
-    assert warning[1].startswith("not alone: "), report
+    told = "Other programs used the same devices during"
+    assert told in " ".join(report.split()), report
     first.close()
     # The agents of the sweep that has ended hold nothing any more, and have removed their files.
     assert not list((tmp_path / "locks").iterdir())

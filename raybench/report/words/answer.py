@@ -178,7 +178,8 @@ def heading(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
         some = "" if len(known) == len(half_widths) else " of points with several rounds"
         facts.append(f"95 % intervals{some} {widest}")
     elif answer.metric is None or answer.metric.format != "gib":
-        facts.append("one round, no intervals")
+        is_one = all(row.rounds == 1 for row in answer.data.ok_rows)
+        facts.append("one round, no intervals" if is_one else "too few rounds for intervals")
     return f"{text} ({'; '.join(facts)})" if facts else text
 
 
@@ -325,12 +326,6 @@ def _baseline_words(found: Gains, ranks: str) -> str:
     return formatting.words_of_settings(of, ranks) or "the baseline"
 
 
-def _and(names: Sequence[str]) -> str:
-    """Return `a and b`, `a, b and c`, of more than three `a, b and 2 more`."""
-    shown = [*names[:2], f"{len(names) - 2} more"] if len(names) > 3 else list(names)
-    return f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
 def _ask(rounds: int) -> str:
     return f"More rounds may decide: `--set measure.rounds={rounds}`."
 
@@ -350,12 +345,19 @@ def _values(found: Ranking | Values, answer: RunAnswer) -> str:
     metric, items = found.metric, answer.asked.items
     case, one = found.figures[0]
     noun, value = metric_noun(metric, items), amount(metric, one.value, items)
-    value = value.removesuffix(f" {noun}")
-    interval = "" if one.half_width is None else f" {formatting.interval_words(one.half_width)}"
     is_single = len(answer.data.ok_rows) == 1
+    verb = "is" if is_single else "reaches" if found.is_most_best else "goes down to"
+    # The noun stands behind the number: other words say what the number is.
+    if noun == unit_of(metric, items):
+        noun = "throughput" if metric.name == "throughput" else "rate"
+        if not metric.is_rate:
+            extreme = "highest" if found.is_most_best else "lowest"
+            noun, verb = "value" if is_single else f"{extreme} value", "is"
+    interval = ""
+    if one.half_width is not None:
+        interval = f" (95 % interval {formatting.interval_words(one.half_width)})"
     names = [] if is_single else [candidate_name(answer, one), case_name(answer, case)]
     place = ", ".join(filter(None, names))
-    verb = "is" if is_single else "reaches" if found.is_most_best else "goes down to"
     text = f"The {noun} {verb} {value}{interval}{f' with {place}' if place else ''}."
     if is_single and not follows_step_time(metric) and one.row.step_ms_p50 is not None:
         text += f" The step takes {formatting.duration(one.row.step_ms_p50)}."
@@ -371,8 +373,10 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
         ask = _ask(rounds_to_decide(case.best.row))
         if over:
             return [f"There is no clear winner in any of {over.cases} cases.", ask]
-        rivals = [candidate_name(answer, one) for one in case.rivals]
-        return [f"There is no clear winner: {_and([best, *rivals])} may be equal.", ask]
+        rivals = f"{len(case.rivals)} other points"
+        if len(case.rivals) == 1:
+            rivals = candidate_name(answer, case.rivals[0])
+        return [f"There is no clear winner: {rivals} may be equal to {best}.", ask]
     noun = metric_noun(found.metric, answer.asked.items)
     is_sure = case.verdict is Verdict.BEST
     superlative = f"the {'highest' if found.is_most_best else 'lowest'} {noun}"

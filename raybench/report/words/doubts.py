@@ -215,8 +215,8 @@ def _of_clocks(doubt: Doubt) -> str:
     ratio = doubt.value or 1.0
     share = share_words(abs(ratio - 1))
     if ratio > 1:
-        return f"The power cap slowed the baseline; this explains at most {share} of the speed."
-    return f"The power cap lowered the clock; this costs at most {share} of the speed."
+        return f"The power cap slowed the baseline; this raises the speed-up by at most {share}."
+    return f"The power cap lowered the clock; this lowers the speed-up by at most {share}."
 
 
 def _other_kernels(doubt: Doubt, _row: PointRow) -> str:

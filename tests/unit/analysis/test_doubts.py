@@ -6,7 +6,7 @@ import pytest
 from builders import make_row
 from commands import EXAMPLES
 
-from raybench.analysis.doubts import doubts_of_run, merge_doubts
+from raybench.analysis.doubts import busy_group, doubts_of_run, merge_doubts
 from raybench.analysis.rounds import Trials
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.run_data import load_run_data
@@ -66,15 +66,18 @@ def test_some_kinds_are_one_for_all_subjects():
 @pytest.mark.parametrize(
     ("kinds", "told"),
     [
-        ((DoubtKind.UNSTEADY, DoubtKind.WIDE), [DoubtKind.UNSTEADY, DoubtKind.WIDE]),
-        ((DoubtKind.TOO_FEW_STEPS, DoubtKind.UNSTEADY), [DoubtKind.UNSTEADY]),
-        ((DoubtKind.TOO_FEW_STEPS, DoubtKind.WIDE), [DoubtKind.WIDE]),
-        ((DoubtKind.UNSTEADY, DoubtKind.BASE_UNSTEADY), [DoubtKind.UNSTEADY]),
+        ((DoubtKind.UNSTEADY, DoubtKind.WIDE), {DoubtKind.UNSTEADY, DoubtKind.WIDE}),
+        (
+            (DoubtKind.TOO_FEW_STEPS, DoubtKind.WIDE),
+            {DoubtKind.TOO_FEW_STEPS, DoubtKind.WIDE},
+        ),
+        # The baseline point tells that itself.
+        ((DoubtKind.UNSTEADY, DoubtKind.BASE_UNSTEADY), {DoubtKind.UNSTEADY}),
     ],
 )
-def test_a_point_tells_no_doubt_that_another_implies(kinds, told):
+def test_no_doubt_hides_another_but_that_of_the_baseline(kinds, told):
     groups = merge_doubts(rows_of([Doubt(kind=kind) for kind in kinds]))
-    assert [group.worst.kind for group in groups] == told
+    assert {group.worst.kind for group in groups} == told
 
 
 def test_why_a_point_is_not_compared_is_no_doubt_too():
@@ -130,3 +133,18 @@ def test_doubts_count_the_points_with_their_mark(run):
         told[group.worst.kind.mark] += group.count
     del told[""]
     assert told == marked
+
+
+@pytest.mark.parametrize("kind", [DoubtKind.BUSY_CORES, DoubtKind.NOT_ALONE])
+@pytest.mark.parametrize(("busy", "is_told"), [(1, False), (2, True), (4, True)])
+def test_half_of_the_points_make_a_machine_busy(kind, busy, is_told):
+    doubts = [[Doubt(kind=kind, value=1.5, limit=2.0)]] * busy + [[]] * (4 - busy)
+    groups = merge_doubts(rows_of(*doubts))
+    assert (busy_group(groups, 4) is not None) == is_told
+
+
+def test_no_other_doubt_makes_a_machine_busy():
+    kinds = {*DoubtKind} - {DoubtKind.BUSY_CORES, DoubtKind.NOT_ALONE}
+    groups = merge_doubts(rows_of([Doubt(kind=kind, value=1.0) for kind in kinds]))
+    assert groups
+    assert busy_group(groups, 1) is None

@@ -1,6 +1,5 @@
 """What a report says of another sweep that used the devices of a run."""
 
-import re
 import subprocess
 import sys
 
@@ -63,7 +62,13 @@ def test_neighbour_is_told_before_host_bound(command, tmp_path, other_sweep):
         other_sweep.kill()
         other_sweep.wait()
     write_run(tmp_path, "run-a", records)
-    lines = command("report", "run-a").out.splitlines()
-    first, second = [line for line in lines if re.match(r"\d+ x (?!NVIDIA)", line)][:2]
-    assert first.startswith("1 x not alone: run other-1 of ")
-    assert second.startswith("2 x host-bound: the device idles for 4 ms")
+    told = " ".join(command("report", "run-a", "--full").out.partition("Doubts\n")[2].split())
+    first, _, second = told.partition("all 2 points")
+    assert first.startswith("batch 8 other work used the same devices: run other-1 of ")
+    assert second.startswith(" the device idles for 50 % of the step")
+    # Half of the points had a neighbour, so one sentence stands for all doubts.
+    short = " ".join(command("report", "run-a").out.split())
+    assert (
+        "Doubts Other programs used the same devices during 1 of 2 points; these times are not "
+        "reliable. and 1 more message: --full"
+    ) in short

@@ -22,9 +22,8 @@ def shown(command, *words):
 @pytest.mark.parametrize("kind", ["terminal", "md", "html"])
 @pytest.mark.parametrize("run", [CHECK, SWEEP])
 def test_a_run_that_made_the_reference_says_so(command, run, kind):
-    assert "The reference includes this run." in flat(
-        shown(command, "report", run, "--format", kind)
-    )
+    text = flat(shown(command, "report", run, "--full", "--format", kind))
+    assert "The reference includes this run." in text
 
 
 def test_a_point_that_made_the_reference_says_so(command):

@@ -50,7 +50,7 @@ ANSWERS = {
     "largest_batch": ("Memory by batch size", ["192", "139"]),
     "memory_bandwidth": ("Memory bandwidth by array size", ["4,369 GB/s", "4,369 GB/s"]),
     "memory_of_a_step": ("Memory, the smallest first", ["4.24 GiB", "11.34 GiB"]),
-    "mixed_precision": ("How many times as fast as fp32", ["4.08x to 6.68x", "3.54x to 6.45x"]),
+    "mixed_precision": ("How many times as fast as fp32", ["4.08 to 6.68x", "3.54 to 6.45x"]),
     "uneven_gpus": ("Rows/s, the largest first", ["7,107,922 rows/s", "5,325,126 rows/s"]),
 }
 
@@ -168,7 +168,7 @@ def test_a_panel_without_a_mark_is_left_out_and_the_note_says_why():
     failed = [make_failed(replace(one.point, world_size=4)) for one in made]
     data = data_of([*made[1:], make_failed(made[0].point), *failed])
     assert main_figure(data).note.endswith(" Not drawn: 4 GPUs: out of memory.")
-    assert b"Not drawn: op0, size=8 B: out of memory." in draw_main_figure(data, "svg")
+    assert b"Not drawn: op0, 8 B: out of memory." in draw_main_figure(data, "svg")
 
 
 def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothing_is_no_bar():

@@ -3,6 +3,7 @@
 import pytest
 from builders import make_row
 
+from raybench.analysis.doubts import DoubtGroup
 from raybench.analysis.rows import ScaledRow
 from raybench.records import Status
 from raybench.records.doubts import (
@@ -13,7 +14,13 @@ from raybench.records.doubts import (
     NotComparedKind,
     NotMeasured,
 )
-from raybench.report.words.doubts import MARKS, doubt_words, drift_words, short_doubts
+from raybench.report.words.doubts import (
+    MARKS,
+    busy_words,
+    doubt_advice,
+    doubt_words,
+    drift_words,
+)
 from raybench.report.words.reasons import (
     losses_unknown_words,
     not_compared_words,
@@ -49,6 +56,11 @@ def is_clause(text):
     return text and not text.endswith(".") and "None" not in text and "\n" not in text
 
 
+def is_sentence(text):
+    """It stands alone behind the clause of a doubt."""
+    return text[:1].isupper() and text.endswith(".") and "None" not in text
+
+
 # A drift is one of the run.
 @pytest.mark.parametrize("kind", sorted({*DoubtKind} - {DoubtKind.DRIFT}))
 def test_each_kind_of_doubt_has_words(kind):
@@ -62,7 +74,15 @@ def test_each_mark_is_explained():
 
 @pytest.mark.parametrize("figure", ["efficiency", "items", "iterations", "mfu_pct"])
 def test_each_impossible_figure_has_its_likeliest_reason(figure):
-    assert "; likeliest " in words(DoubtKind.IMPOSSIBLE, 150.0, 100.0, figure)
+    doubt = Doubt(kind=DoubtKind.IMPOSSIBLE, value=150.0, limit=100.0, subject=figure)
+    assert doubt_words(doubt, ROW).endswith(" cannot be true")
+    assert is_sentence(doubt_advice(doubt))
+
+
+@pytest.mark.parametrize("kind", sorted({*DoubtKind} - {DoubtKind.IMPOSSIBLE}))
+def test_advice_is_a_sentence_or_nothing(kind):
+    advice = doubt_advice(Doubt(kind=kind, value=0.5, limit=1.0, subject="rank 1"))
+    assert advice == "" or is_sentence(advice)
 
 
 @pytest.mark.parametrize(
@@ -71,65 +91,81 @@ def test_each_impossible_figure_has_its_likeliest_reason(figure):
         (
             DoubtKind.IMPOSSIBLE,
             (4.0, 1.02, "efficiency"),
-            "cannot be: speed-up 16.00 on 4 devices, efficiency 400%; likeliest the baseline was "
-            "slowed, or steps are counted that did not run",
+            "an efficiency of 400 % (speed-up 16.00 on 4 devices) cannot be true",
         ),
         (
             DoubtKind.IMPOSSIBLE,
             (26.0, 12.0, "iterations"),
-            "cannot be: 2,600 iterations of 10 ms take 26 s, and all of it took 12 s; likeliest "
-            "iterations are counted that did not run",
+            "2,600 iterations of 10 ms in 12 s cannot be true",
         ),
         (
             DoubtKind.SLOW_RANK,
             (0.25, 0.02, "rank 1"),
-            "rank 1 is slower: its own step takes 2.5 ms longer than the others' (host), which "
-            "costs 1.5 to 2.5 ms of 10 ms",
+            "rank 1 works 2.5 ms longer than the other ranks on the host, which costs 1.5 to "
+            "2.5 ms of a 10 ms step",
         ),
         (
             DoubtKind.LATE_IN_TURN,
             (0.05, 0.02),
-            "the ranks are late in turn, which costs up to 0.5 ms of 10 ms",
+            "different ranks are slow at different times, which costs up to 0.5 ms of a 10 ms step",
         ),
         (
             DoubtKind.PARTS_EXCEED,
             (0.05, 0.02),
-            "the parts exceed the step by 0.5 ms: without communication the step takes 10.5 ms, "
-            "with it 10 ms",
+            "the step takes 10.5 ms without communication and 10 ms with communication",
         ),
         (
             DoubtKind.NO_BREAKDOWN,
             (1.8, 1.1),
-            "no breakdown: the parts come to 18 ms, the step takes 10 ms; the instrumented steps "
-            "were slower than the timed ones",
+            "the parts add up to 18 ms, but the step takes 10 ms",
         ),
         (
             DoubtKind.STALLS,
             (0.02, 0.01),
-            "some steps are much longer: the mean, which the rates follow, is 2.0% "
-            "above the median",
+            "a few slow steps raise the mean step, which rates follow, by 2.0 %",
         ),
         (
             DoubtKind.OTHER_GRADIENTS,
             (None, 1e-4),
-            "the gradients differ from those of one process over the samples of all ranks by NaN",
+            "the gradients differ by NaN from those of one process",
+        ),
+        (
+            DoubtKind.OTHER_GRADIENTS,
+            (0.31, 1e-4),
+            "the gradients differ by 31.0 % from those of one process",
         ),
         (DoubtKind.CROWDED, (4, 2, "alpha"), "4 CPU workers share 2 cores of alpha"),
+        (DoubtKind.CROWDED, (4, 1, "alpha"), "4 CPU workers share 1 core of alpha"),
+        (
+            DoubtKind.BUSY_CORES,
+            (1.24, 2, "alpha"),
+            "other programs used 1.2 of 2 cores of alpha",
+        ),
         (
             DoubtKind.THROTTLED,
             (0.25, None, "thermal_sw"),
-            "clocks were limited in 25% of the samples: thermal_sw",
+            "the clock was limited in 25 % of the samples: thermal_sw",
         ),
+        (DoubtKind.THROTTLED, (), "the clock was limited: the reason is unknown"),
         (
             DoubtKind.UNSTEADY,
             (6,),
-            "step time changes its level still after 6 iterations of warm-up",
+            "the step time was still changing after 6 iterations of warm-up",
         ),
-        (DoubtKind.WIDE, (0.125, 0.1), "step time is known to ±12.5% only"),
-        (DoubtKind.WIDE, (1.5, 0.1), "step time is known to ±>100% only"),
-        (DoubtKind.QUICK, (0.048,), "quick: 0.048 s timed"),
-        (DoubtKind.SHORT, (0.048, 3.0), "timed for 0.048 s of the requested 3 s"),
-        (DoubtKind.FEW_SAMPLES, (6, 50), "6 of 50 iterations timed"),
+        (
+            DoubtKind.TOO_FEW_STEPS,
+            (3,),
+            "3 steps cannot show whether the step time was still changing",
+        ),
+        (DoubtKind.WIDE, (0.125, 0.1), "the step time is known to ±12.5 % only"),
+        (
+            DoubtKind.WIDE,
+            (1.5, 0.1),
+            "the step time is known to no better than a factor of two",
+        ),
+        (DoubtKind.QUICK, (0.048,), "the point was timed for a moment only (0.048 s)"),
+        (DoubtKind.SHORT, (0.048, 3.0), "the point was timed for 0.048 s instead of 3 s"),
+        (DoubtKind.FEW_SAMPLES, (6, 50), "the time allowed only 6 of 50 iterations"),
         (DoubtKind.ROUND_FAILED, (2, None, "lost: rank 1 died"), "round 2 ended lost: rank 1 died"),
     ],
 )
@@ -138,14 +174,45 @@ def test_words_of_a_doubt(kind, known, told):
 
 
 @pytest.mark.parametrize(
+    ("ratio", "told"),
+    [
+        (1.08, "The power cap slowed the baseline; this raises the speed-up by at most 8 %."),
+        (0.93, "The power cap lowered the clock; this lowers the speed-up by at most 7 %."),
+    ],
+)
+def test_other_clocks_explain_so_much_of_the_speed(ratio, told):
+    assert doubt_advice(Doubt(kind=DoubtKind.OTHER_CLOCKS, value=ratio, limit=1.0)) == told
+    clause = f"the SM clock is {ratio:.2f} times that of the baseline point"
+    assert words(DoubtKind.OTHER_CLOCKS, ratio, 1.0) == clause
+
+
+@pytest.mark.parametrize(
+    ("kind", "known", "told"),
+    [
+        (DoubtKind.BUSY_CORES, (1.24, 2.0, "alpha"), "Other programs used 1.2 of 2 cores"),
+        (DoubtKind.NOT_ALONE, (None, None, "run b"), "Other programs used the same devices"),
+    ],
+)
+def test_one_sentence_replaces_the_doubts_of_a_busy_machine(kind, known, told):
+    value, limit, subject = known
+    worst = Doubt(kind=kind, value=value, limit=limit, subject=subject)
+    group = DoubtGroup(count=8, worst=worst, row=ROW)
+    assert busy_words(group, 12) == (f"{told} during 8 of 12 points; these times are not reliable.")
+
+
+@pytest.mark.parametrize(
     ("changes", "value", "end"),
     [
         # 999.9 ms, but not as 1e+03 ms.
-        ({"step_ms_p50": 11_510.0, "straggler_ms": 999.9}, 999.9 / 11_510, "costs 1 s of 11.5 s"),
+        (
+            {"step_ms_p50": 11_510.0, "straggler_ms": 999.9},
+            999.9 / 11_510,
+            "costs 1 s of a 11.5 s step",
+        ),
         (
             {"step_ms_p50": 1_151_000.0, "straggler_ms": 99_990.0},
             99_990 / 1_151_000,
-            "costs 100 s of 1,151 s",
+            "costs 100 s of a 1,151 s step",
         ),
     ],
 )
@@ -154,29 +221,12 @@ def test_what_a_slow_rank_costs_is_told_in_seconds(changes, value, end):
     assert words(DoubtKind.SLOW_RANK, value, 0.02, "rank 1", row).endswith(end)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "told"),
-    [
-        ((), ()),
-        ((DoubtKind.WIDE, DoubtKind.UNSTEADY), ("unsteady", "wide")),
-        ((DoubtKind.SHARED_NODE, DoubtKind.NOT_ALONE), ("not alone",)),
-        ((DoubtKind.BASE_UNSTEADY,), ("against an unsteady point",)),
-        ((DoubtKind.BASE_UNSTEADY, DoubtKind.UNSTEADY), ("unsteady",)),
-        ((DoubtKind.SLOW_RANK, DoubtKind.NO_THROUGHPUT), ()),
-    ],
-)
-def test_doubts_about_a_number_are_a_word_each(kinds, told):
-    row = make_row(doubts=tuple(Doubt(kind=kind) for kind in kinds))
-    assert short_doubts(row) == told
-
-
-@pytest.mark.parametrize(("drift", "change"), [(0.04, "4.0% longer"), (-0.1, "10.0% less")])
+@pytest.mark.parametrize(("drift", "change"), [(0.04, "4.0 % slower"), (-0.1, "10.0 % faster")])
 def test_words_of_a_drift(drift, change):
     doubt = Doubt(kind=DoubtKind.DRIFT, value=drift, subject="round 1, block 2")
-    assert drift_words(doubt, "GPUs") == (
-        f"round 1, block 2 GPUs: at the end of the block the control took {change} than at first: "
-        "the machine drifts; speed-ups are corrected for it"
-    )
+    told = f"the machine became {change} during round 1, block 2 GPUs"
+    assert drift_words(doubt, "GPUs") == told
+    assert doubt_advice(doubt) == "Speed-ups are corrected for this drift."
 
 
 @pytest.mark.parametrize("kind", NotComparedKind)

@@ -16,6 +16,7 @@ ALLOWED = {
     ("report/charts/grammar.py", "_NOISE"): "SVG",
     ("report/documents.py", "_SPECIAL"): "Markdown",
     ("report/documents.py", "_BACKTICKS"): "Markdown",
+    ("report/documents.py", "_UNIT"): "number and unit in a sentence that is laid out",
     ("report/documents.py", "metric_column"): "full stop where a sentence is laid out",
     ("report/documents.py", "_head"): "line breaks of a heading",
     ("report/export.py", "_NUMBER"): "cell of CSV",
@@ -28,6 +29,7 @@ ALLOWED = {
     ("report/formatting.py", "ranks_words"): "plural of a noun",
     ("report/formatting.py", "sentence"): "capital and full stop where a sentence is laid out",
     ("report/formatting.py", "title"): "run id",
+    ("report/messages.py", "shortened"): "full stop where a sentence is laid out",
     ("report/page.py", "_QUOTED"): "markup of code in a sentence that is laid out",
     ("report/page.py", "text"): "name of a setting",
     ("report/page.py", "cell"): "name of a setting",
@@ -45,6 +47,7 @@ ALLOWED = {
     ("analysis/references.py", "quote"): "YAML",
     ("analysis/references.py", "most"): "name of a test in a reference file",
     ("analysis/rounds.py", "_as_one"): "name of a column",
+    ("analysis/rows.py", "_AMOUNT"): "value of a setting",
 }
 
 

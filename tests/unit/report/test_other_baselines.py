@@ -43,8 +43,9 @@ def test_efficiency_is_of_devices_alone(command, written):
 
 def test_lead_names_no_ideal_across_precisions(command, written):
     text = command("report", "run-a").out
-    assert "is ideal" not in text
-    assert "5.68x" in text
+    assert "(one round, no intervals)" in text
+    assert "(ideal" not in text
+    assert "5.68" in text
 
 
 def test_charts_draw_no_ideal_across_precisions(command, written):

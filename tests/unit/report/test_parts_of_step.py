@@ -84,7 +84,8 @@ def test_exposed_communication_is_one_quantity(command, tmp_path):
     # The step takes 2.2 ms more than the ranks' own, and the collectives 1.5 ms.
     alone_and_two(tmp_path, apart([7.8, 7.8], 10.0, **COMM))
     text = command("report", "run-a", "--full").out
-    assert "exposed communication is 68% of the loss" in words(text)
+    told = "68 % of the lost time is communication that computation does not hide."
+    assert told in words(text)
     assert "exposed communication 15.0 %." in words(text)
     assert "unexplained 7.0 %." in words(text)
     titles = line_of(text, "where the step goes", "GPUs")
@@ -108,8 +109,9 @@ def test_unknown_exposed_communication_has_one_reason(command, tmp_path):
     ranks = [replace(one, breakdown=Breakdown(not_measured=unknown)) for one in two.measurements]
     alone_and_two(tmp_path, replace(two, measurements=tuple(ranks)))
     text = words(command("report", "run-a", "--full").out)
-    assert f"what the rest is lost to is not known: {reason}" in text
+    assert f"What the rest of the time is lost to is unknown: {reason}." in text
     assert f"1 of 1 point Unknown: {reason}" in text
+    assert f"The cause of the lost time is unknown at 1 point: {reason}." in text
     page = tmp_path / "page.html"
     command("report", "run-a", "--format", "html", "-o", page)
     assert f"not known: {reason}" in words(page.read_text())
@@ -119,8 +121,10 @@ def test_contradicted_baseline_is_named_as_reason(command, tmp_path):
     # The baseline's instrumented steps were 30 % slower than the timed ones.
     write_run(tmp_path, "run-a", [apart([10.4], 8.0), apart([7.8, 7.8], 10.0, **COMM)])
     text = words(command("report", "run-a", "--full").out)
-    reason = "nknown: at the baseline point, the parts add up to more than the step"
-    assert text.count(reason) == 1
+    reason = "at the baseline point, the parts add up to more than the step"
+    assert f"What the rest of the time is lost to is unknown: {reason}." in text
+    # Beside the answer, in the list of losses and below the table.
+    assert text.count(reason) == 3
     assert "was not measured" not in text
     reasons = raybench.load(tmp_path, "scaling")["why_no_losses"]
     assert reasons.dropna().tolist() == [NotMeasured.PARTS_EXCEED]
@@ -138,10 +142,12 @@ def test_each_reason_for_unknown_loss_is_counted(command, tmp_path):
     own = "the parts add up to more than the step"
     of_base = f"at the baseline point, {own}"
     text = words(command("report", "run-a").out)
-    assert f"1 of 4 points, not known in 2 ({of_base}) and in 1 ({own})" in text
+    assert "does not hide in 1 of 4 points. At 3 points the cause is unknown." in text
     write_run(tmp_path, "run-b", contradicted)
-    text = words(command("report", "run-b").out)
-    assert f"is not known: {of_base} (2 points), {own} (1 point)" in text
+    text = words(command("report", "run-b", "--full").out)
+    assert "What the rest of the time is lost to is unknown." in text
+    assert f"unknown at 2 points: {of_base}." in text
+    assert f"unknown at 1 point: {own}." in text
 
 
 def test_narrow_table_keeps_parts_that_add_up(command, tmp_path, monkeypatch):
@@ -160,5 +166,5 @@ def test_tables_name_exposed_communication_alike():
 def test_unmeasured_losses_are_not_listed_as_unexplained(command, tmp_path):
     write_run(tmp_path, "run-a", [make_steady(1, 8.0), make_steady(2, 8.4)])
     text = words(command("report", "run-a", "--full").out)
-    assert "what the rest is lost to was not measured" in text
+    assert "What the rest of the time is lost to was not measured." in text
     assert "% unexplained" not in text

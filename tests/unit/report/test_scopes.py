@@ -104,14 +104,16 @@ def test_points_that_were_not_measured_and_scopes_that_do_not_differ_have_no_lin
     assert tables_of(make_summary([point("loop", 1), point("loop", 2)]), "scopes") == []
 
 
-def test_what_clocks_under_the_power_cap_are_of_a_speed_up_is_a_warning():
+def test_clocks_under_the_power_cap_are_a_doubt():
     capped = make_rows(pipeline()[:2], throttled=True, throttle_reasons=("power_cap",))
     points = with_values(capped, sm_clock_mhz_p50=[1815.0, 1965.0])
     found = RunData(run=make_run("run-a"), devices=pd.DataFrame(), points=points)
-    assert any(
-        "SM clocks are 1.08 times those" in one.text
-        for one in RunReport(answer=decide(found)).warnings
-    )
+    [doubt] = [
+        one
+        for one in RunReport(answer=decide(found)).doubts
+        if one.text == "the SM clock is 1.08 times that of the baseline point"
+    ]
+    assert doubt.advice.endswith(" raises the speed-up by at most 8 %.")
 
 
 def ran(*own_ms, wall=False, batch=64):

@@ -1,0 +1,162 @@
+"""The first screen of a run: question, answer, doubts and the next command."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import (
+    make_failed,
+    make_point,
+    make_record,
+    make_run,
+    make_steady,
+    make_summary,
+    report_text,
+    with_values,
+)
+from commands import EXAMPLES
+
+from raybench.analysis.answer import decide
+from raybench.analysis.run_data import RunData, load_run_data
+from raybench.records import Status
+from raybench.records.doubts import Doubt, DoubtKind
+from raybench.report.documents import Line, format_document
+from raybench.report.run_report import RunReport
+
+NOISY = Path(__file__).parent / "noisy_runs"
+RUNS = [
+    (folder, path.name)
+    for folder in (EXAMPLES, NOISY)
+    for path in sorted((folder / "runs").iterdir())
+    if not path.name.startswith("health-")
+]
+
+
+def screen(data):
+    return format_document(RunReport(answer=decide(data), is_short=True), "terminal")
+
+
+def run_with_doubts(*doubts_of_points, **run):
+    """Points of one GPU in several batches, with these doubts."""
+    records = [make_steady(1, 8.0, batch_size=2**place) for place in range(len(doubts_of_points))]
+    summary = make_summary(records, make_run("run-a", **run))
+    points = with_values(summary.points, doubts=doubts_of_points)
+    return RunData(run=summary.run, devices=summary.devices, points=points)
+
+
+@pytest.mark.parametrize(("folder", "run"), RUNS, ids=lambda value: getattr(value, "name", value))
+def test_a_first_screen_fits_or_names_the_full_report(folder, run):
+    text = screen(load_run_data(folder, run))
+    lines = text.splitlines()
+    assert len(lines) <= 24 or "--full" in text
+    assert len(lines) <= 36
+    # A shell must read the options of the next command whole.
+    assert all(len(line) <= 80 for line in lines if not line.startswith("    -"))
+    doubts = text.partition("oubts\n")[2].partition("\nNext")[0]
+    assert len(re.findall(r"(?m)^and \d+ more messages?: --full$", doubts)) <= 1
+
+
+def test_the_question_of_the_job_comes_first():
+    job = "question: Is it fast?\nworkload: {kind: mlp}\n"
+    data = run_with_doubts((), (), job_text=job)
+    assert screen(data).startswith("Is it fast?\n")
+    assert RunReport(answer=decide(data)).members()["question"] == "Is it fast?"
+
+
+@pytest.mark.parametrize(
+    ("records", "baseline", "question"),
+    [
+        (
+            [make_steady(1, 8.0), make_steady(2, 9.0)],
+            {"world_size": 1},
+            "How does mlp scale from 1 GPU to 2 GPUs?",
+        ),
+        (
+            [make_steady(1, 8.0, batch_size=1474), make_failed(make_point(batch_size=1480))],
+            {},
+            "What is the largest batch of mlp that fits?",
+        ),
+        ([make_steady(1, 8.0)], {}, "How long does a step of mlp take?"),
+        ([], {}, "How long does a step of the workload take?"),
+    ],
+)
+def test_a_run_without_a_question_gets_one_of_its_answer(records, baseline, question):
+    run = make_run("run-a", baseline=baseline)
+    assert RunReport(answer=decide(make_summary(records, run))).title == question
+
+
+def test_a_script_is_named_with_its_article():
+    summary = make_summary([make_record()])
+    points = [replace(row, workload="script") for row in summary.points]
+    data = RunData(run=summary.run, devices=summary.devices, points=points)
+    assert RunReport(answer=decide(data)).title == "How long does a step of the script take?"
+
+
+def test_no_ok_point_is_told_without_an_answer():
+    text = screen(make_summary([make_failed(error_message="it broke", status=Status.ERROR)]))
+    assert "No point ended ok.\n" in text
+    assert "Failures and doubts\n1 point: error: " in text
+    assert "No doubts." not in text
+
+
+def test_a_run_without_points_has_no_doubts_to_tell():
+    for is_short in (True, False):
+        document = RunReport(answer=decide(make_summary([])), is_short=is_short)
+        text = format_document(document, "terminal")
+        assert "No point has been finished yet." in text
+        assert "No doubts." not in text
+
+
+def test_no_doubts_are_told_as_such():
+    assert "\nNo doubts.\n" in screen(run_with_doubts((), ()))
+
+
+def test_at_most_three_doubts_are_shown():
+    kinds = (
+        DoubtKind.HOST_CLOCK,
+        DoubtKind.SHARED_NODE,
+        DoubtKind.CROWDED,
+        DoubtKind.LEFT_BEHIND,
+        DoubtKind.BATCH_NORM,
+    )
+    doubts = tuple(Doubt(kind=kind, value=0.5, limit=0.1, subject="alpha") for kind in kinds)
+    report = RunReport(answer=decide(run_with_doubts(doubts, ())), is_short=True)
+    texts = [block.text for block in report.blocks() if isinstance(block, Line)]
+    shown = texts[texts.index("Doubts") + 1 : texts.index("and 2 more messages: --full")]
+    assert shown == [f"{one.who}: {one.shortened(150)}" for one in report.doubts[:3]]
+
+
+@pytest.mark.parametrize(("busy", "is_told"), [(1, False), (2, True), (4, True)])
+def test_on_a_busy_machine_one_sentence_replaces_the_doubts(busy, is_told):
+    cores = Doubt(kind=DoubtKind.BUSY_CORES, value=1.2, limit=2.0, subject="alpha")
+    short = Doubt(kind=DoubtKind.SHORT, value=0.3, limit=3.0)
+    of_points = [(cores, short)] * busy + [(short,)] * (4 - busy)
+    text = " ".join(screen(run_with_doubts(*of_points)).split())
+    told = (
+        f"Doubts Other programs used 1.2 of 2 cores during {busy} of 4 points; these times are "
+        "not reliable. and 1 more message: --full"
+    )
+    assert (told in text) == is_told
+    assert ("the point was timed for 0.3 s instead of 3 s" in text) != is_told
+
+
+def test_a_search_does_not_list_out_of_memory_as_a_failure():
+    batches = [make_steady(1, 8.0, batch_size=1474), make_failed(make_point(batch_size=1480))]
+    search = "workload: {kind: mlp}\nmatrix: {batch_size: max}\n"
+    found = make_summary(batches, make_run("run-a", job_text=search))
+    assert found.is_batch_search
+    assert "out of memory" not in screen(found).partition("No doubts.")[2]
+    assert "Failures and doubts" not in screen(found)
+    listed = make_summary(batches, make_run("run-a", job_text="workload: {kind: mlp}\n"))
+    assert "Failures and doubts\n1 point: out of memory" in screen(listed)
+
+
+@pytest.mark.parametrize("width", range(40, 90))
+def test_a_number_is_never_folded_from_its_unit(width):
+    slow = Doubt(kind=DoubtKind.STALLS, value=0.034, limit=0.01)
+    data = run_with_doubts((slow,), (slow,))
+    text = report_text(data, width=width)
+    assert "3.4 %" in text
+    assert "\ue000" not in text
+    assert not re.search(r"[\d.]\n *(%|ms|GB/s)(?![\w/])", text)
