@@ -82,7 +82,8 @@ def sweep(job, folder, address):
 
 
 def report(folder):
-    done = raybench("report", "latest", "--results", folder / "results", timeout_s=60)
+    words = ("report", "latest", "--full", "--results", folder / "results")
+    done = raybench(*words, timeout_s=60)
     assert done.returncode == 0, done.stderr
     return " ".join(done.stdout.split())
 

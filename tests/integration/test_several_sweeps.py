@@ -71,8 +71,8 @@ def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_w
         assert {one.partition(" used ")[2].partition(" of ")[0] for one in neighbours} == {
             "another GPU"
         }
-    report = raybench("report", run_id, "--results", tmp_path / "results").stdout
-    told = "Other programs used the same devices during"
+    report = raybench("report", run_id, "--full", "--results", tmp_path / "results").stdout
+    told = "other work used the same devices: run first-1 of "
     assert told in " ".join(report.split()), report
     first.close()
     # The agents of the sweep that has ended hold nothing any more, and have removed their files.

@@ -58,7 +58,6 @@ COMMANDS = [
     ("compare", *SCALING, "--full"),
     ("report", "health-20261122-222544-c2db"),
     ("report", "health-20261122-193240-9d20"),
-    ("predict", SCALING[1], "--world-size", "3"),
 ]
 
 

@@ -242,7 +242,7 @@ def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them():
     assert "mine.yaml: written" in run("init", "mine.yaml", "--template", "ddp_scaling")
     listed = run("init", "--list")
     assert all(path.stem in listed for path in JOBS)
-    assert "What share of its peak does one GPU reach" in listed
+    assert "How many TFLOP/s does one GPU reach" in listed
     assert max(map(len, listed.splitlines())) <= 80
     with pytest.raises(UsageError, match="neither FILE nor --template"):
         run("init", "--list", "--template", "gemm")
