@@ -156,5 +156,5 @@ def _doubt(
     elif names and group.count == 1 and len(rows) > 1:
         who = short_name(group.row, names, ranks)
     elif names and group.count > 1 and group.worst.value is not None:
-        where = f"Numbers of the worst point: {short_name(group.row, names, ranks)}."
+        where = f"The worst point is {short_name(group.row, names, ranks)}."
     return MessageGroup(who=who, text=text, count=group.count, where=where, advice=advice)

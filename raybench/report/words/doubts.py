@@ -271,8 +271,8 @@ def _device_allocs(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _stalls(doubt: Doubt, _row: PointRow) -> str:
-    higher = share_words(doubt.value or 0.0, digits=1)
-    return f"a few slow steps raise the mean step, which rates follow, by {higher}"
+    longer = share_words(doubt.value or 0.0, digits=1)
+    return f"a few slow steps make the mean step {longer} longer than the median step"
 
 
 def _round_failed(doubt: Doubt, _row: PointRow) -> str:
@@ -382,6 +382,7 @@ _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.HOST_BOUND: "CUDA graphs, compilation or larger batches help.",
     DoubtKind.ALLOCATOR_RETRIES: "Use a smaller batch.",
     DoubtKind.DEVICE_ALLOCS: "Memory had not settled: warm up for longer.",
+    DoubtKind.STALLS: "The throughput follows the mean step.",
     DoubtKind.SCRIPT_ENDED: "Let the script make more steps.",
     DoubtKind.NO_BREAKDOWN: "So the parts are not shown.",
     DoubtKind.PARTS_EXCEED: "So the parts do not add up.",

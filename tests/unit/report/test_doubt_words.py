@@ -122,7 +122,7 @@ def test_advice_is_a_sentence_or_nothing(kind):
         (
             DoubtKind.STALLS,
             (0.02, 0.01),
-            "a few slow steps raise the mean step, which rates follow, by 2.0 %",
+            "a few slow steps make the mean step 2.0 % longer than the median step",
         ),
         (
             DoubtKind.OTHER_GRADIENTS,
