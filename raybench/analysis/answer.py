@@ -220,6 +220,8 @@ class MoreRounds:
 
     rounds: int
     seconds: float
+    # Rounds that the run has.
+    done: int
 
 
 class Next(StrEnum):
@@ -236,6 +238,8 @@ class NextCommand:
 
     kind: Next
     words: tuple[str, ...]
+    # How long the rounds take that it adds; None if it adds none.
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -599,7 +603,7 @@ def _more_rounds(data: RunData) -> MoreRounds | None:
     rounds = [one for row in data.ok_rows for one in data.trials.rounds(row).values()]
     each_s = sum(one.duration_s or 0.0 for one in rounds) / done
     more = WORTHWHILE - done
-    return MoreRounds(rounds=WORTHWHILE, seconds=more * (each_s + BETWEEN_ROUNDS_S))
+    return MoreRounds(rounds=WORTHWHILE, seconds=more * (each_s + BETWEEN_ROUNDS_S), done=done)
 
 
 def _next_command(data: RunData, more: MoreRounds | None) -> NextCommand:
@@ -628,7 +632,11 @@ def _next_command(data: RunData, more: MoreRounds | None) -> NextCommand:
     if more and not is_open:
         how = ["--set", f"measure.rounds={more.rounds}"]
     resumed = (*kept, "--resume", run.run_id, *place, *how, *of_script)
-    return NextCommand(kind=Next.RETRY if is_failed else Next.RESUME, words=resumed)
+    return NextCommand(
+        kind=Next.RETRY if is_failed else Next.RESUME,
+        words=resumed,
+        seconds=more.seconds if more and not is_open else None,
+    )
 
 
 def as_data(value: Any) -> Any:

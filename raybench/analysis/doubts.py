@@ -87,7 +87,7 @@ def _drifts(trials: Trials) -> Sequence[DoubtGroup]:
         kind=DoubtKind.DRIFT,
         value=drift,
         limit=LARGEST_DRIFT,
-        subject=f"round {number}, block {block}",
+        subject=f"round {number} with {block}",
     )
     return [DoubtGroup(count=len(moved), worst=worst, row=None)]
 

@@ -76,7 +76,8 @@ class ScaledRow(PointRow):
             "",
             "throughput divided by that of the baseline point",
             heading="speed-up",
-            meaning="how many times as many {items}/s as the baseline ({baseline})",
+            meaning="{items}/s divided by those of the baseline ({baseline}); with several rounds, the "
+            "mean of the ratios within rounds",
             format="ratio",
         ),
     ] = None

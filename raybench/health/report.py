@@ -62,7 +62,7 @@ _LEGEND = "! bad, ? suspect, x not tested"
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
 # The titles of the tables.
 _STAGES = {
-    "alone": "Each alone, all at the same time",
+    "alone": "Each device by itself, all devices at once",
     "host-links": "Between host and device",
     "pairs": "Pairs",
     "together": "Together",
@@ -280,7 +280,7 @@ class HealthReport(Document):
         wrong = {one.test for one in facts if one.verdict.is_unhealthy}
         healthy = {one.test for one in facts if one.verdict is Verdict.HEALTHY}
         if names := healthy - wrong - {FREE_MEMORY}:
-            text = f"Facts that are as they should be: {', '.join(sorted(names))}."
+            text = f"Checked without problems: {', '.join(sorted(names))}."
             yield Line(text=text, is_apart=True)
         maps = _pair_maps(self.findings, self.places)
         has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].places) <= _MOST_IN_A_MATRIX
@@ -362,8 +362,8 @@ def _shared_copies(findings: Sequence[Finding]) -> Iterator[str]:
         )
         if alone and at_once and min(at_once) < (1 - _LARGEST_COPY_LOSS) * min(alone):
             yield (
-                f"Copies {way} reach {min(alone):.0f} GB/s on one device, but only "
-                f"{min(at_once):.0f} GB/s on each device if all copy at the same time."
+                f"Copies between host and device {way} reach {min(alone):.0f} GB/s on one device; "
+                f"if all devices copy at once, each reaches {min(at_once):.0f} GB/s."
             )
 
 

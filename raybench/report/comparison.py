@@ -421,11 +421,11 @@ def _members_of(why: NotDecided) -> dict[str, Any]:
 
 _SEEN = "the slowdown of this point alone that such runs find in 95 % of cases"
 _EXPLANATION = (
-    "Each side counts with the mean of its runs. samples/s follow the mean step; steps/s replace "
-    "them where a step has no samples. Slower and faster: the change is larger than {0}, and "
-    "chance is excluded. If nothing changed, about 2 % of comparisons call a point slower, and "
-    "about 2 % call one faster. Same: the point is neither slower nor faster by more than {0}, "
-    "each with 95 % certainty. Undecided: none of these is certain."
+    "For each side, the mean of its runs is compared. samples/s come from the mean step; without "
+    "samples, steps/s are compared. Slower and faster: the change is larger than {0}, and chance "
+    "alone is an unlikely cause. If nothing changed, about 2 % of comparisons call at least one "
+    "point slower, and about 2 % at least one faster. Same: with 95 % certainty, the point is not "
+    "slower by more than {0}, and not faster. Undecided: none of these is certain."
 )
 
 

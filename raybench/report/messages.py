@@ -144,17 +144,17 @@ def doubts(
 def _doubt(
     group: DoubtGroup, rows: Sequence[ScaledRow], names: Sequence[str], ranks: str
 ) -> MessageGroup:
-    advice = doubt_advice(group.worst)
+    advice = doubt_advice(group.worst, group.row)
     if group.row is None:
         who = "1 block" if group.count == 1 else f"{group.count} blocks"
         text = drift_words(group.worst, ranks)
         return MessageGroup(who=who, text=text, count=group.count, advice=advice)
     text, where = doubt_words(group.worst, group.row), ""
-    who = _who(group.count, len(rows))
+    who = _who(group.count, max(group.count, sum(row.status is Status.OK for row in rows)))
     if (more := len(group.subjects) - 1) > 0:
         text += f", and {counted(more, 'other')}"
     elif names and group.count == 1 and len(rows) > 1:
         who = short_name(group.row, names, ranks)
     elif names and group.count > 1 and group.worst.value is not None:
-        where = f"The worst point is {short_name(group.row, names, ranks)}."
+        where = f"These are the numbers of the worst point, {short_name(group.row, names, ranks)}."
     return MessageGroup(who=who, text=text, count=group.count, where=where, advice=advice)

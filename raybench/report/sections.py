@@ -203,7 +203,9 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
         lines.append((which, f"Unknown: {losses_unknown_words(why)}."))
     if lines:
         devices = formatting.ranks_words(rows[0].world_size, data.ranks)
-        yield Listing(title=f"Why scaling is not ideal, % of the step of {devices}", lines=lines)
+        yield Listing(
+            title=f"Why scaling is not ideal, % of the mean step of {devices}", lines=lines
+        )
 
 
 _PARTS_NOTE = (
@@ -451,7 +453,7 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     return make_table(shown, columns, kind=kind, note=note)
 
 
-_SCOPES_TITLE = "Modules compared with the whole pipeline"
+_SCOPES_TITLE = "Blocks, forward pass and whole loop"
 
 
 @_section("scopes", _SCOPES_TITLE)
@@ -487,7 +489,7 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
         column(
             "cold",
             lambda row: formatting.number(row.first_step_ms),
-            meaning="time of the first step after the build"
+            meaning="time of the first step after the workload was built"
             + (", median of the rounds" * has_rounds),
         ),
         column(
@@ -499,13 +501,13 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
         column(
             "cold gain",
             cold_gain,
-            meaning="how many times as fast as the cold step of the baseline "
+            meaning="cold step of the baseline divided by this one "
             f"({baseline}), if both points began with new processes",
         ),
         column(
             "warm gain",
             lambda row: formatting.ratio(row.speed_up),
-            meaning=f"how many times as fast as the warm step of the baseline ({baseline})",
+            meaning=f"warm step of the baseline ({baseline}) divided by this one",
         ),
         column(
             "comm %",
@@ -563,7 +565,7 @@ def _regions(answer: RunAnswer) -> Iterator[Table]:
         yield _table_of_points(answer, lines, columns, kind=kind)
 
 
-_REFERENCE_TITLE = "Against the reference"
+_REFERENCE_TITLE = "Compared with the reference of the device"
 # So few figures are all shown; of more those outside, and of these the slowest.
 _MOST_SHOWN = 4
 

@@ -49,16 +49,22 @@ _NOUNS = {
     "energy_j": "energy",
     "busbw_gb_s": "bus bandwidth",
     "memory_gb_s": "memory bandwidth",
-    "wall_unsynced_share": "share of the step time that time.time() shows without synchronizing",
+    "wall_unsynced_share": "time.time() without synchronizing, in % of the true step time",
 }
+# Overrides that change the points of a job.
+_AXES = ("matrix.", "zip", "include", "workload.")
 _OPTION = re.compile(r"--?[a-z]")
 # By the format of a metric, where that says it.
 _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 
 
 def question(answer: RunAnswer) -> str:
-    """Return the question of the job; of a job without one, what its points were measured for."""
-    if answer.asked.question:
+    """Return the question of the job; without one, what the points were measured for.
+
+    The question of a job does not fit if its axes were changed by `--set`.
+    """
+    is_cut = any(one.startswith(_AXES) for one in answer.data.overrides)
+    if answer.asked.question and not is_cut:
         return answer.asked.question
     data = answer.data
     workloads = dict.fromkeys(row.workload for row in data.rows)
@@ -170,17 +176,25 @@ def heading(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
             text = f"Speed-up against {_baseline_words(found, ranks)}"
         case _:
             text = value_title(answer)
-    known = [half for half in half_widths if half is not None]
-    if known:
-        widest = f"{formatting.interval_words(max(known))} or better"
-        if max(known) >= 1:
-            widest = "wider than ±100 %"
-        some = "" if len(known) == len(half_widths) else " of points with several rounds"
-        facts.append(f"95 % intervals{some} {widest}")
-    elif answer.metric is None or answer.metric.format != "gib":
-        is_one = all(row.rounds == 1 for row in answer.data.ok_rows)
-        facts.append("one round, no intervals" if is_one else "too few rounds for intervals")
+    facts.append(_how_certain(answer, half_widths))
     return f"{text} ({'; '.join(facts)})" if facts else text
+
+
+def _how_certain(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
+    """Return how certain the values of a table are."""
+    if answer.metric is not None and answer.metric.format == "gib":
+        return "the same in every round"
+    if isinstance(answer.leading, LargestBatches):
+        return "the next size runs out of memory"
+    known = [half for half in half_widths if half is not None]
+    if known and len(known) == len(half_widths):
+        if max(known) < 1:
+            return f"95 % intervals of at most {formatting.interval_words(max(known))}"
+        least = formatting.interval_words(min(known))
+        return f"95 % intervals from {least} to more than ±100 %"
+    if any(row.rounds > 1 for row in answer.data.ok_rows):
+        return "some points have one round, so their uncertainty is unknown"
+    return "one round, so the uncertainty is unknown"
 
 
 def value_title(answer: RunAnswer) -> str:
@@ -242,8 +256,8 @@ def _scaling(found: SpeedUps, answer: RunAnswer) -> str:
         facts.append("the ideal is unknown, because the devices differ")
     halves = [one.half_width for one in found.series if one.half_width is not None]
     if len(halves) == len(found.series):
-        better = "" if len(found.series) == len(found.series[0].rows) == 1 else " or better"
-        facts.append(f"95 % interval {formatting.interval_words(max(halves))}{better}")
+        most = "" if len(found.series) == len(found.series[0].rows) == 1 else "s of at most"
+        facts.append(f"95 % interval{most} {formatting.interval_words(max(halves))}")
     devices = formatting.ranks_words(found.world_size, answer.data.ranks)
     reach = "reaches" if found.world_size == 1 else "reach"
     times = span(formatting.ratio(low), formatting.ratio(high))
@@ -263,7 +277,7 @@ def _baseline_devices(found: SpeedUps, ranks: str) -> str:
 # What takes the lost time, as the subject of a sentence.
 _LOST_TO = {
     "lost_comm": "communication that computation does not hide",
-    "lost_compute": "computation that did not shrink enough",
+    "lost_compute": "slower computation",
     "lost_wait": "waiting for the slowest rank",
     "lost_data": "waiting for data",
     "lost_host": "waiting for the host",
@@ -369,45 +383,63 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     over = found.over_cases
     case = over.case if over else found.told[0]
     best = candidate_name(answer, case.best)
+    noun = metric_noun(found.metric, answer.asked.items)
     if case.verdict is Verdict.UNDECIDED or (over and not over.wins):
         ask = _ask(rounds_to_decide(case.best.row))
         if over:
-            return [f"There is no clear winner in any of {over.cases} cases.", ask]
-        rivals = f"{len(case.rivals)} other points"
-        if len(case.rivals) == 1:
-            rivals = candidate_name(answer, case.rivals[0])
-        return [f"There is no clear winner: {rivals} may be equal to {best}.", ask]
-    noun = metric_noun(found.metric, answer.asked.items)
-    is_sure = case.verdict is Verdict.BEST
-    superlative = f"the {'highest' if found.is_most_best else 'lowest'} {noun}"
-    if is_speed(found.metric):
-        superlative = "the fastest"
-    elif noun == "memory":
-        superlative = f"the {'most' if found.is_most_best else 'least'} memory"
-    verb = (
-        ("is" if is_sure else "was")
-        if superlative == "the fastest"
-        else "has"
-        if is_sure
-        else "had"
-    )
-    often = f" in {over.wins} of {over.cases} cases" if over else ""
+            return [f"There is no clear winner for any of {_cases(answer, over.cases)}.", ask]
+        rivals = candidate_name(answer, case.rivals[0])
+        if len(case.rivals) > 1:
+            rivals = f"{len(case.rivals)} other points"
+        first = f"There is no clear winner: {best} has the best value, but {rivals} may be equal."
+        return [first, ask]
+    won = _won(found, case)
     if not over and formatting.ratio(case.gain) == "1.00":
         return [f"{best} and {candidate_name(answer, case.ranked[1])} differ by less than 0.5 %."]
-    sentences = [f"{best} {verb} {superlative}{often}{'' if is_sure else ' of this run'}."]
-    following = candidate_name(answer, case.ranked[1])
-    where = f" with {case_name(answer, case)}" if over and case_name(answer, case) else ""
-    times = formatting.ratio(case.gain)
+    is_sure = case.verdict is Verdict.BEST
+    of_run = "" if is_sure else " in this run"
+    often = f" for {over.wins} of {_cases(answer, over.cases)}" if over else ""
+    following = "the next" if over else candidate_name(answer, case.ranked[1])
     if is_speed(found.metric):
-        sentences.append(f"It is {times} times as fast as {following}{where}.")
+        gains = span(*(formatting.ratio(choose(one.gain for one in won)) for choose in (min, max)))
+        sentences = [
+            f"{best} {'is' if is_sure else 'was'} the fastest{often}{of_run}.",
+            f"{best} is {gains} times as fast as {following}.",
+        ]
     else:
-        second = case.ranked[1].value or 1.0
-        share = formatting.ratio(case.best.value / second)
-        sentences.append(f"That is {share} times the {noun} of {following}{where}.")
+        ratios = [one.best.value / (one.ranked[1].value or 1.0) - 1 for one in won]
+        least, most_of_all = sorted(map(abs, (min(ratios), max(ratios))))
+        shares = formatting.share_words(least, most_of_all)
+        more, most = ("more", "most") if found.is_most_best else ("less", "least")
+        sentences = [
+            f"{best} needs the {most} {noun}{often}{of_run}.",
+            f"{best} needs {shares} {more} {noun} than {following}.",
+        ]
     if over and over.undecided:
-        is_ = "is" if over.undecided == 1 else "are"
-        sentences.append(f"{counted(over.undecided, 'case')} {is_} undecided.")
+        are = "is" if over.undecided == 1 else "are"
+        sentences.append(f"{over.undecided} of {_cases(answer, over.cases)} {are} undecided.")
     return sentences
+
+
+def _won(found: Ranking, case: Case) -> list[Case]:
+    """Return the decided cases in which the same settings are the best as in `case`."""
+    return [
+        one
+        for one in found.cases
+        if len(one.ranked) > 1 and not one.rivals and one.best.settings == case.best.settings
+    ]
+
+
+def _cases(answer: RunAnswer, count: int) -> str:
+    """Return what the cases are: `3 batch sizes`, `2 numbers of GPUs`, `5 values of slow_ratio`."""
+    names = answer.case_settings
+    if len(names) != 1:
+        return f"{count} cases"
+    if names[0] == "world_size":
+        return f"{count} numbers of {answer.data.ranks}"
+    if names[0] == "batch":
+        return f"{count} batch sizes"
+    return f"{count} values of {formatting.heading(names[0])}"
 
 
 def _beside_values(found: Values, answer: RunAnswer) -> list[str]:
@@ -463,7 +495,7 @@ def speed_up(one: Insight) -> str:
 def _interval(half_width: float | None, count: int) -> str:
     if half_width is None:
         return ""
-    return formatting.interval_words(half_width) + (" or better" if count > 1 else "")
+    return ("at most " if count > 1 else "") + formatting.interval_words(half_width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -528,8 +560,9 @@ def _of_candidate(answer: RunAnswer, metric: Metric, case: Case, one: Candidate)
 def more_rounds(more: MoreRounds) -> str:
     """Return one sentence with a command, whose JOB and RUN are placeholders; no full stop."""
     time = formatting.long_time(more.seconds)
+    added = counted(more.rounds - more.done, "more round")
     return (
-        f"{more.rounds} rounds give intervals and take about {time} more: "
+        f"{added} ({more.rounds} in all) give 95 % intervals, in about {time}: "
         f"sweep JOB --resume RUN --set measure.rounds={more.rounds}"
     )
 
@@ -539,7 +572,11 @@ def next_command(found: NextCommand) -> list[str]:
 
     A command that is too long has a line for each option.
     """
-    label = "Next, after mending what failed: " if found.kind is Next.RETRY else "Next: "
+    label = "Next: "
+    if found.kind is Next.RETRY:
+        label = "Next, after you fix the error: "
+    elif found.seconds is not None:
+        label = f"Next, for intervals, in about {formatting.long_time(found.seconds)}: "
     whole = label + formatting.command(*found.words)
     if len(whole) <= 80:
         return [whole]

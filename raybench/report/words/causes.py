@@ -16,15 +16,15 @@ CAUSES = {
     "lost_wait": "slow rank",
     "lost_data": "waiting for data",
     "lost_host": "host gap",
-    "lost_unexplained": "unexplained",
+    "lost_unexplained": "no known cause",
 }
 _MEANINGS = {
     "lost_comm": "Computation does not hide it.",
-    "lost_compute": "Computation takes longer than in ideal scaling.",
-    "lost_wait": "The other ranks wait for one slow rank.",
+    "lost_compute": "Computation, and DDP's copies of gradients, take longer than ideal.",
+    "lost_wait": "The other ranks wait for the slowest rank of a step.",
     "lost_data": "The device waits for the next batch.",
     "lost_host": "The device idles because the host is late.",
-    "lost_unexplained": "No measured part of the step explains it.",
+    "lost_unexplained": "No measured part explains it, for example a few slow steps.",
 }
 
 # Smaller shares of a step may be noise, even if the intervals of the step times are narrower.
@@ -57,4 +57,5 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
         yield "below 0", "The part takes less time than in ideal scaling."
     most = max(small, default=0.0)
     if most >= _LEAST_TOLD:
-        yield "the rest", f"At most {share_words(most, digits=1)} each, which may be noise."
+        name = "other causes" if len(small) < len(LOSSES) else "no clear cause"
+        yield name, f"Each is at most {share_words(most, digits=1)}, which may be noise."

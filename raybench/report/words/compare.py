@@ -179,7 +179,7 @@ def more_runs(runs: int, tags: tuple[str, str] | None) -> list[str]:
         runs: how many each side should have.
         tags: those of BASE and NEW, where both sides were named by tags.
     """
-    first = f"To decide: sweep both sides in turns until each has {runs} runs."
+    first = f"To decide: measure BASE, NEW, BASE, NEW and so on, until each side has {runs} runs."
     if tags is not None:
         base, new = tags
         return [first, f"Use --tag {base} and --tag {new}, then repeat this command."]

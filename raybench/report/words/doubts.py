@@ -16,10 +16,10 @@ from raybench.stats.outliers import NEARLY_ALL
 # The marks in tables, in their order there, each with its word and its meaning.
 MARKS = {
     "u": ("unsteady", "the step time was still changing"),
-    "w": ("wide", "the step time is known to worse than ±10 %"),
+    "w": ("wide", "within one round, the step time is uncertain by more than ±10 %"),
     "h": ("host-bound", "the device waits for the host"),
     "t": ("throttled", "heat or a fault limited the clock"),
-    "s": ("slow rank", "one rank is slower than the others"),
+    "s": ("slow rank", "one rank works longer than the others"),
     "c": ("crowded", "CPU workers share cores"),
     "n": ("not alone", "other work used the same devices or nodes"),
     "q": ("quick", "the point was timed for a moment only"),
@@ -90,8 +90,17 @@ def doubt_words(doubt: Doubt, row: PointRow) -> str:
     return _WORDS[doubt.kind](doubt, row)
 
 
-def doubt_advice(doubt: Doubt) -> str:
-    """Return what a doubt does to the number, or what to do about it, as a sentence; or ""."""
+def doubt_advice(doubt: Doubt, row: PointRow | None) -> str:
+    """Return what a doubt does to the number, or what to do about it, as a sentence; or "".
+
+    Args:
+        row: the point that has the doubt; None for a drift.
+    """
+    kinds = {one.kind for one in (row.doubts if row else None) or ()}
+    if doubt.kind in _OF_TIME_LIMIT and DoubtKind.SCRIPT_ENDED in kinds:
+        return ""
+    if doubt.kind is DoubtKind.UNSTEADY and getattr(row, "rounds", 1) > 1:
+        return ""
     if doubt.kind is DoubtKind.IMPOSSIBLE:
         return _LIKELIEST[doubt.subject]
     if doubt.kind is DoubtKind.OTHER_CLOCKS:
@@ -104,8 +113,8 @@ def drift_words(doubt: Doubt, ranks: str) -> str:
     drift = doubt.value or 0.0
     change = "slower" if drift > 0 else "faster"
     return (
-        f"the machine became {share_words(abs(drift), digits=1)} {change} during {doubt.subject} "
-        f"{ranks}"
+        f"the machine became {share_words(abs(drift), digits=1)} {change} while the points of "
+        f"{doubt.subject} {ranks} ran"
     )
 
 
@@ -121,7 +130,7 @@ def busy_words(group: DoubtGroup, points: int) -> str:
 
 
 _LIKELIEST = {
-    "efficiency": "Either the baseline was slowed, or steps are counted that did not run.",
+    "efficiency": "Either the baseline was slowed, or some counted steps did not run.",
     "items": "Samples are counted that no iteration finished: check items_per_step.",
     "iterations": "Iterations are counted that did not run.",
     "mfu_pct": "Check flops_per_step and the precision, or the peak is that of another device.",
@@ -220,7 +229,7 @@ def _of_clocks(doubt: Doubt) -> str:
 
 
 def _other_kernels(doubt: Doubt, _row: PointRow) -> str:
-    return f"attention ran by {doubt.subject}"
+    return f"attention used {doubt.subject}"
 
 
 def _slow_rank(doubt: Doubt, row: PointRow) -> str:
@@ -233,17 +242,16 @@ def _slow_rank(doubt: Doubt, row: PointRow) -> str:
     hidden_ms = max(0.0, (row.comm_ms or 0.0) - (exposed_ms or 0.0)) if is_known else 0.0
     least_ms = max(0.0, most_ms - hidden_ms)
     cost = write_time(*([] if least_ms > 0.995 * most_ms else [least_ms]), most_ms)
-    if row.device_type == "cpu" or (
-        device_ms is not None and excess_ms - device_ms >= NEARLY_ALL * excess_ms
-    ):
-        where = " on the host"
+    what = "time"
+    if row.device_type == "cpu":
+        what = "host time"
     elif device_ms is not None and device_ms >= NEARLY_ALL * excess_ms:
-        where = " on the device"
-    else:
-        where = ""
+        what = "device time"
+    elif device_ms is not None and excess_ms - device_ms >= NEARLY_ALL * excess_ms:
+        what = "host time"
     others = "the other rank" if row.world_size == 2 else "the other ranks"
     return (
-        f"{doubt.subject} works {write_time(excess_ms)} longer than {others}{where}, which costs "
+        f"{doubt.subject} needs {write_time(excess_ms)} more {what} than {others}, which costs "
         f"{cost} of a {write_time(step_ms)} step"
     )
 
@@ -342,7 +350,8 @@ def _short(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _few_samples(doubt: Doubt, _row: PointRow) -> str:
-    return f"the time allowed only {doubt.value:.0f} of {doubt.limit:.0f} iterations"
+    limit = f"{doubt.limit:.0f} planned iterations"
+    return f"only {doubt.value:.0f} of {limit} fitted into the time limit"
 
 
 def _unsteady(doubt: Doubt, _row: PointRow) -> str:
@@ -357,15 +366,16 @@ def _too_few_steps(doubt: Doubt, _row: PointRow) -> str:
 
 def _wide(doubt: Doubt, _row: PointRow) -> str:
     half_width = doubt.value or 0.0
-    if half_width >= 1:
-        return "the step time is known to no better than a factor of two"
-    return f"the step time is known to {formatting.interval_words(half_width)} only"
+    by = formatting.interval_words(half_width)
+    return f"within one round, the step time is uncertain by {by}"
 
 
 def _base_unsteady(_doubt: Doubt, _row: PointRow) -> str:
     return "the step time of the baseline point was still changing"
 
 
+# What a script that ends by itself does too.
+_OF_TIME_LIMIT = (DoubtKind.SHORT, DoubtKind.FEW_SAMPLES, DoubtKind.TOO_FEW_STEPS)
 # What the doubt does to the number, or what to do about it.
 _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.OTHER_GRADIENTS: "Check how the ranks average gradients; uneven shares multiply the "
@@ -376,13 +386,13 @@ _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.BUSY_CORES: "Measure again when the other programs have ended.",
     DoubtKind.THROTTLED: "Check the cooling and the power of the device.",
     DoubtKind.CROWDED: "Use fewer workers.",
-    DoubtKind.DRIFT: "Speed-ups are corrected for this drift.",
+    DoubtKind.DRIFT: "Speed-ups are corrected for this drift; step times and throughput are not.",
     DoubtKind.SHARED_NODE: "The nodes share memory and host links.",
-    DoubtKind.OTHER_KERNELS: "The speed-up includes this change of kernels.",
+    DoubtKind.OTHER_KERNELS: "The baseline point used the other kernel; the speed-up includes that.",
     DoubtKind.HOST_BOUND: "CUDA graphs, compilation or larger batches help.",
     DoubtKind.ALLOCATOR_RETRIES: "Use a smaller batch.",
     DoubtKind.DEVICE_ALLOCS: "Memory had not settled: warm up for longer.",
-    DoubtKind.STALLS: "The throughput follows the mean step.",
+    DoubtKind.STALLS: "The throughput is computed from the mean step.",
     DoubtKind.SCRIPT_ENDED: "Let the script make more steps.",
     DoubtKind.NO_BREAKDOWN: "So the parts are not shown.",
     DoubtKind.PARTS_EXCEED: "So the parts do not add up.",
@@ -392,7 +402,7 @@ _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.FEW_SAMPLES: "Raise measure.max_seconds.",
     DoubtKind.UNSTEADY: "Measure several rounds.",
     DoubtKind.TOO_FEW_STEPS: "Raise measure.seconds.",
-    DoubtKind.WIDE: "Measure for longer, or several rounds.",
+    DoubtKind.WIDE: "Measure for longer.",
 }
 
 

@@ -12,7 +12,7 @@ HOW_TO_MAKE = (
     "There are no reference values for these points. `raybench export RUN --format reference` "
     "makes some from a run."
 )
-_OWN = "The reference includes this run."
+_OWN = "This run is part of the reference, so the comparison is not independent."
 
 
 def standing_text(one: Standing, *, says_own: bool = True) -> str:
@@ -42,16 +42,15 @@ def count_within(found: Sequence[Standing]) -> str:
     count = references.count_within(found)
     sentences = []
     if count.counted:
-        are = "is" if count.counted == 1 else "are"
+        are = "is" if count.within == 1 else "are"
         sentences.append(
-            f"{count.within} of {counted(count.counted, 'value')} {are} in the range of the "
-            "reference."
+            f"Of the values with a reference, {count.within} of {count.counted} {are} in its range."
         )
     if count.wide:
-        have, is_ = ("has a range", "is") if count.wide == 1 else ("have ranges", "are")
+        have, is_ = ("has a range", "is") if count.wide == 1 else ("has ranges", "are")
         sentences.append(
-            f"{counted(count.wide, 'value')} {have} wider than ±{share_words(NARROW)} and {is_} "
-            "not counted."
+            f"{counted(count.wide, 'other')} {is_} not judged, because the reference {have} "
+            f"wider than ±{share_words(NARROW)}."
         )
     if count.is_own:
         sentences.append(_OWN)

@@ -143,7 +143,7 @@ def step_meaning(data: RunData) -> str:
     """Return what the step time of a point is, no full stop."""
     meaning = "median time of one step"
     if any(row.world_size > 1 for row in data.rows):
-        meaning += ": of the median rank if the ranks agree within 1 %, else of the slowest rank"
+        meaning += " on the slowest rank; on the median rank if all ranks agree within 1 %"
     return meaning
 
 
@@ -156,7 +156,7 @@ def meaning_of_marks(letters: Iterable[str]) -> str:
     """Return `doubtful numbers: w = wide, …; b = …`, no full stop; "" for no letters."""
     given = set(letters)
     meanings = [f"{mark} = {mark_words(mark)}" for mark in MARKS if mark in given]
-    return f"doubtful numbers: {'; '.join(meanings)}" if meanings else ""
+    return f"marks: {'; '.join(meanings)}" if meanings else ""
 
 
 def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
