@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, ClassVar
 
+from raybench.analysis.doubts import OF_MEMORY, OF_RATIOS, DoubtGroup
 from raybench.analysis.ranking import (
     Candidate,
     Case,
@@ -45,7 +47,7 @@ from raybench.job.model import answer_of_run
 from raybench.job.registry import Answer
 from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
 from raybench.records import Metric, RunStatus, Status
-from raybench.records.doubts import LossesUnknown, NotCompared
+from raybench.records.doubts import DoubtKind, LossesUnknown, NotCompared
 from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
 # Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.
@@ -277,6 +279,25 @@ class RunAnswer:
     def leading(self) -> Found:
         """Return what a report begins with."""
         return self.shares or self.found
+
+    @cached_property
+    def doubts(self) -> tuple[DoubtGroup, ...]:
+        """Return the doubts about the run, those that can change the answer first."""
+
+        def order(group: DoubtGroup) -> bool:
+            return not self.concerns(group.worst.kind)
+
+        return tuple(sorted(self.data.doubts, key=order))
+
+    def concerns(self, kind: DoubtKind) -> bool:
+        """Return whether a doubt of this kind can change the answer."""
+        is_memory = self.metric is not None and self.metric.format == "gib"
+        if is_memory or isinstance(self.leading, LargestBatches):
+            return kind in OF_MEMORY
+        if kind in OF_RATIOS:
+            return isinstance(self.leading, SpeedUps | Gains)
+        # Shares are compared because a rank is slow.
+        return not (kind is DoubtKind.SLOW_RANK and isinstance(self.leading, BestShares))
 
     @property
     def table_settings(self) -> list[str]:

@@ -9,6 +9,27 @@ from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
 from raybench.records.doubts import Doubt, DoubtKind, NotComparedKind
 
+# Doubts about numbers that are divided by those of the baseline point, and about no others.
+OF_RATIOS = frozenset(
+    {
+        DoubtKind.OTHER_CLOCKS,
+        DoubtKind.OTHER_KERNELS,
+        DoubtKind.BASE_UNSTEADY,
+        DoubtKind.DRIFT,
+    }
+)
+# Doubts about the memory that a point needs.
+OF_MEMORY = frozenset(
+    {
+        DoubtKind.OTHER_PRECISION,
+        DoubtKind.EMULATED_PRECISION,
+        DoubtKind.MISSING_RANKS,
+        DoubtKind.ALLOCATOR_RETRIES,
+        DoubtKind.ROUND_FAILED,
+        DoubtKind.LEFT_BEHIND,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoubtGroup:

@@ -76,8 +76,7 @@ class ScaledRow(PointRow):
             "",
             "throughput divided by that of the baseline point",
             heading="speed-up",
-            meaning="{items}/s divided by those of the baseline ({baseline}); with several rounds, the "
-            "mean of the ratios within rounds",
+            meaning="{items}/s divided by those of the baseline ({baseline}){of_rounds}",
             format="ratio",
         ),
     ] = None
@@ -192,7 +191,7 @@ PARTS = _show(
     "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms unexplained_ms straggler_ms "
     "mfu_pct mfu_6n_pct gemm_share_pct achieved_tflops_per_device",
     optional="achieved_tflops_per_device gemm_share_pct mfu_6n_pct mfu_pct straggler_ms "
-    "host_gap_ms unexplained_ms",
+    "unexplained_ms host_gap_ms",
 )
 # What the memory is made of when it is largest.
 MEMORY = _show(

@@ -41,9 +41,14 @@ class Topology:
 def read_topology(device: Device) -> Topology:
     """Return what the column `topology` of a device says."""
     text = device.topology or ""
-    nvlinks = _NVLINKS.match(text)
     levels = {int(index): level for index, level in _LEVEL.findall(text)}
-    return Topology(nvlinks=int(nvlinks[1]) if nvlinks else None, levels=levels)
+    return Topology(nvlinks=nvlinks(text), levels=levels)
+
+
+def nvlinks(topology: str) -> int | None:
+    """Return the number of active NVLinks in a value of the column `topology`; None: unknown."""
+    found = _NVLINKS.match(topology)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from raybench.records import Metric
 from raybench.report import formatting
 from raybench.report.charts import ChartData, in_order, main_figure, other_figures, why_no_figure
 from raybench.report.charts.comparison import change_figures
-from raybench.report.charts.grammar import draw
+from raybench.report.charts.grammar import Panel, draw
 from raybench.report.charts.lines import speed_up_words
 from raybench.report.comparison import Comparison
 from raybench.report.documents import (
@@ -66,6 +66,10 @@ from raybench.version import __version__
 # Software that a reader asks for first; the rest is in the environment.
 _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
 _HINT_CHARS = 300
+# The height of a screen below the head of the page; that of axes, legend and title of a panel.
+_SCREEN_PX, _AROUND_PX = 640, 100
+_SIGN = re.compile(r"([=_])(?=\w)")
+_PERCENT = re.compile(r"(\d) %")
 _QUOTED = re.compile(r"`([^`]+)`")
 
 
@@ -94,21 +98,20 @@ def format_page(data: ChartData) -> str:
     }
     return render(
         "page.html",
-        machine=of_run.machine(found),
         counts=of_run.counts(found),
         course=of_run.course(found),
         more_rounds=words.more_rounds(answer.more_rounds) if answer.more_rounds else "",
         report=report,
         run=run,
         title=run.job_name,
-        lead=formatting.sentence(report.lead) if report.lead else "",
         versions=[
             (label, found.versions[name])
             for name, label in _VERSIONS.items()
             if name in found.versions
         ],
+        facts_line=of_run.facts(found),
         trained=of_run.model(found),
-        key_figures=words.key_figures(answer)[:4],
+        layout=_layout(first.panels) if first else "",
         first=first,
         why_none=why_no_figure(found),
         figures=other_figures(data, first),
@@ -120,6 +123,14 @@ def format_page(data: ChartData) -> str:
         devices=device_table(data.devices),
         job_lines=formatting.plain_lines(run.job_text),
     )
+
+
+def _layout(panels: Sequence[Panel]) -> str:
+    """Return the class of the first screen: how wide the column of its charts is."""
+    if len(panels) == 1:
+        return "single"
+    height = sum(panel.height + _AROUND_PX for panel in panels)
+    return "stacked" if height <= _SCREEN_PX else "broad"
 
 
 def format_comparison(comparison: Comparison) -> str:
@@ -166,11 +177,9 @@ def render(template: str, **values: Any) -> str:
         ),
         # With how many columns of text a table begins, at most 9: page.css knows so many.
         "texts": lambda table: min(len([*takewhile(lambda one: one.is_text, table.columns)]), 9),
+        "breaks": _with_breaks,
         "capital": _capital,
-        # What is between backticks is code.
-        "code": lambda text: Markup(
-            _QUOTED.sub(r"<code>\1</code>", str(escape(formatting.one_line(text))))
-        ),
+        "code": _with_code,
     }
     style, script = _asset("page.css"), _asset("page.js")
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in (style, script)]
@@ -181,6 +190,21 @@ def render(template: str, **values: Any) -> str:
     )
     shared = {"policy": Markup(policy), "style": Markup(style), "script": Markup(script)}
     return environment.get_template(template).render(**shared, **values)
+
+
+def _with_code(text: str) -> Markup:
+    """Return a text in which what is between backticks is code; a number stays with its `%`."""
+    quoted = _QUOTED.sub(r"<code>\1</code>", str(escape(formatting.one_line(text))))
+    return Markup(_PERCENT.sub("\\1\u00a0%", quoted))
+
+
+def _with_breaks(text: str, most: int = 0) -> Markup:
+    """Return a text whose words of more than `most` characters may be folded after `=` or `_`."""
+    words = (
+        _SIGN.sub(r"\1<wbr>", str(escape(word))) if len(word) > most else escape(word)
+        for word in formatting.one_line(text).split(" ")
+    )
+    return Markup(" ".join(words))
 
 
 def _capital(text: str) -> str:

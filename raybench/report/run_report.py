@@ -10,9 +10,10 @@ from typing import Any
 from raybench.analysis.answer import Next, RunAnswer, as_data
 from raybench.analysis.doubts import busy_group
 from raybench.analysis.run_data import RunData
+from raybench.records.doubts import Harm
 from raybench.report import formatting, messages
-from raybench.report.answer_table import answer_table
-from raybench.report.documents import Block, Document, Legend, Line, Listing, Table
+from raybench.report.answer_table import AnswerTable, answer_table
+from raybench.report.documents import Block, Document, Legend, Line, Listing, Table, Tone
 from raybench.report.formatting import command, counted
 from raybench.report.messages import LONG, SHORT, MessageGroup, list_messages
 from raybench.report.sections import SECTIONS, Section
@@ -23,6 +24,18 @@ from raybench.report.words.doubts import busy_words
 _MOST_MESSAGES = 3
 _NO_DOUBTS = "No doubts."
 _FULL_HAS = "`--full` shows all points and what each column means."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caveats:
+    """The failures and doubts of a run that its first screen shows."""
+
+    # Of the messages; without any, the sentence that says so, or empty if nothing was measured.
+    title: str
+    # Which points, and what is the matter; the first is empty where the text names them.
+    messages: tuple[tuple[str, str], ...]
+    # How many more failures and doubts there are.
+    left_out: int
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
@@ -63,7 +76,7 @@ class RunReport(Document):
     @cached_property
     def doubts(self) -> tuple[MessageGroup, ...]:
         """Return what makes numbers doubtful, the most harmful first."""
-        return messages.doubts(self.data.doubts, self.data.rows, self.data.ranks)
+        return messages.doubts(self.answer.doubts, self.data.rows, self.data.ranks)
 
     @cached_property
     def _sections(self) -> list[tuple[Section, list[Listing | Table]]]:
@@ -126,47 +139,68 @@ class RunReport(Document):
         text = f"`{command('explain', 'TERM')}` says what a heading or mark means."
         yield Line(text=text, tone="aside", is_apart=True)
 
+    @cached_property
+    def answer_table(self) -> AnswerTable | None:
+        """Return the values of the answer as a table; None for fewer than two values."""
+        return answer_table(self.answer)
+
+    @property
+    def headline(self) -> str:
+        """Return the only value of the answer as a sentence, or why there is none."""
+        return words.headline(self.answer) or "No point has been finished yet."
+
+    @property
+    def findings(self) -> list[str]:
+        """Return sentences on what follows from the values of the answer, and how certain it is."""
+        certainty = "" if self.answer_table else words.certainty(self.answer)
+        return [*words.findings(self.answer), *filter(None, (certainty,))]
+
     def _answer(self) -> Iterator[Block]:
         """Yield the answer, a table of several values or a sentence, and what follows from it."""
-        table = answer_table(self.answer)
+        table = self.answer_table
         if table is None:
-            headline = words.headline(self.answer) or "No point has been finished yet."
-            yield Line(text=headline, is_apart=True, tone="strong")
+            yield Line(text=self.headline, is_apart=True, tone="strong")
         else:
             yield table.table
             if table.left_out:
                 text = f"and {counted(table.left_out, 'more point')}: --full"
                 yield Line(text=text, tone="aside")
-        for sentence in words.findings(self.answer):
+        for sentence in self.findings:
             yield Line(text=sentence)
-        if table is None and (certainty := words.certainty(self.answer)):
-            yield Line(text=certainty)
+
+    @cached_property
+    def caveats(self) -> Caveats:
+        """Return the failures, then the doubts about the answer, that the first screen shows."""
+        data, answer = self.data, self.answer
+        # In a search, running out of memory is the result.
+        failures = [one for one in self.failures if not (one.is_oom and data.is_batch_search)]
+        shown = [(one.who, one.shortened(SHORT if one.is_oom else LONG)) for one in failures]
+        busy = busy_group(data.doubts, len(data.ok_rows))
+        for group, message in zip(answer.doubts, self.doubts, strict=True):
+            is_wrong = group.worst.kind.harm is Harm.WRONG
+            if answer.concerns(group.worst.kind) and (is_wrong or busy is None):
+                shown.append((message.who, message.shortened(SHORT)))
+        if busy:
+            shown = [*shown[: _MOST_MESSAGES - 1], ("", busy_words(busy, len(data.ok_rows)))]
+        shown = shown[:_MOST_MESSAGES]
+        title = "Failures and doubts" if failures else "Doubts"
+        if not shown:
+            title = "No doubts about this answer." if self.doubts else "No doubts."
+        if not data.ok_rows and not shown:
+            title = ""
+        left_out = len(failures) + len(self.doubts) - len(shown)
+        return Caveats(title=title, messages=tuple(shown), left_out=left_out)
 
     def _caveats(self) -> Iterator[Block]:
         """Yield failures, then at most three doubts, or the sentence that no point has any."""
-        data = self.data
-        # In a search, running out of memory is the result.
-        failures = [one for one in self.failures if not (one.is_oom and data.is_batch_search)]
-        lines = [f"{one.who}: {one.shortened(SHORT if one.is_oom else LONG)}" for one in failures]
-        count = len(failures) + len(self.doubts)
-        if busy := busy_group(data.doubts, len(data.ok_rows)):
-            lines = [*lines[: _MOST_MESSAGES - 1], busy_words(busy, len(data.ok_rows))]
-        else:
-            lines += [f"{one.who}: {one.shortened(SHORT)}" for one in self.doubts]
-        if not lines:
-            if data.ok_rows:
-                yield Line(text=_NO_DOUBTS)
-            return
-        shown = lines[:_MOST_MESSAGES]
-        yield Line(
-            text="Failures and doubts" if failures else "Doubts", tone="strong", is_apart=True
-        )
-        for text in shown:
-            yield Line(text=text)
-        if count > len(shown):
-            yield Line(
-                text=f"and {counted(count - len(shown), 'more message')}: --full", tone="aside"
-            )
+        found = self.caveats
+        if found.messages or found.title:
+            tone: Tone = "strong" if found.messages else "plain"
+            yield Line(text=found.title, tone=tone, is_apart=bool(found.messages))
+        for who, text in found.messages:
+            yield Line(text=": ".join(filter(None, (who, text))))
+        if found.left_out > 0:
+            yield Line(text=f"and {counted(found.left_out, 'more message')}: --full", tone="aside")
 
     def _next(self) -> Iterator[Block]:
         """Yield the command that brings most, and what the full report has."""
@@ -220,7 +254,7 @@ class RunReport(Document):
                 "point_id": group.row.point_id if group.row else None,
                 "text": message.shortened(LONG),
             }
-            for group, message in zip(self.data.doubts, self.doubts, strict=True)
+            for group, message in zip(self.answer.doubts, self.doubts, strict=True)
         ]
 
     def _answer_members(self) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
 
 _PARTS_NOTE = (
     "The parts were measured on the slowest rank, in instrumented steps after the timed ones. All "
-    "parts add up to the step."
+    "parts, also those left out for width, add up to the step."
 )
 _FIRST_ROUND_NOTE = "Only the first round measures the parts, so this is the step time of round 1."
 _MEMORY_NOTE = (

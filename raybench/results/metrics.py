@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from itertools import accumulate
@@ -467,7 +467,7 @@ def dense_peak_tflops(device_name: str, precision: str) -> float | None:
 
     device_name: as `torch.cuda.get_device_name` gives it. precision: as in job files.
     """
-    return _datasheet(device_name)[0].get(precision)
+    return _datasheet(device_name).tflops.get(precision)
 
 
 def memory_peak_gb_s(device_name: str) -> float | None:
@@ -475,21 +475,42 @@ def memory_peak_gb_s(device_name: str) -> float | None:
 
     device_name: as `torch.cuda.get_device_name` gives it.
     """
-    return _datasheet(device_name)[1]
+    return _datasheet(device_name).memory_gb_s
 
 
-def _datasheet(device_name: str) -> tuple[Mapping[str, float], float | None]:
-    """Return TFLOP/s by precision and GB/s of the memory; ({}, None) for an unknown device."""
+def nvlink_peak_gb_s(device_name: str) -> float | None:
+    """Return the datasheet's bandwidth of all NVLinks in one direction, in GB/s; None if unknown.
+
+    device_name: as `torch.cuda.get_device_name` gives it.
+    """
+    both_ways = _datasheet(device_name).nvlink_gb_s
+    return None if both_ways is None else both_ways / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Datasheet:
+    """What peaks.yaml has of a device."""
+
+    # By precision.
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    memory_gb_s: float | None = None
+    nvlink_gb_s: float | None = None
+
+
+def _datasheet(device_name: str) -> _Datasheet:
     # Drivers before 460 or so leave out the maker.
-    return _datasheets().get(device_name.removeprefix("NVIDIA "), ({}, None))
+    return _datasheets().get(device_name.removeprefix("NVIDIA "), _Datasheet())
 
 
 @cache
-def _datasheets() -> Mapping[str, tuple[Mapping[str, float], float | None]]:
-    """Return by device name what peaks.yaml lists: TFLOP/s by precision, GB/s of the memory."""
+def _datasheets() -> Mapping[str, _Datasheet]:
+    """Return what peaks.yaml lists, by device name."""
     text = resources.files("raybench.results").joinpath("peaks.yaml").read_text("utf-8")
-    return {
-        name: (row["tflops"], gb_s)
-        for row in YAML(typ="safe", pure=True).load(text)
-        for name, gb_s in row["memory_gb_s"].items()
-    }
+    found = {}
+    for row in YAML(typ="safe", pure=True).load(text):
+        for name, gb_s in row["memory_gb_s"].items():
+            nvlink_gb_s = row.get("nvlink_gb_s", {}).get(name)
+            found[name] = _Datasheet(
+                tflops=row["tflops"], memory_gb_s=gb_s, nvlink_gb_s=nvlink_gb_s
+            )
+    return found

@@ -131,18 +131,26 @@ def test_it_opens_without_an_error_without_a_request_and_without_scrolling_sidew
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-def test_the_first_screen_holds_machine_model_finding_large_figures_and_a_picture(
-    browser, page_path, size
-):
+def test_the_first_screen_holds_the_whole_answer(browser, page_path, size):
     opened = Opened(browser, page_path, size, "light")
-    for selector in (".machine", ".trained", ".lead", ".figures"):
+    for selector in (".question", ".facts", ".trained", ".answer"):
         box = opened.page.locator(selector).bounding_box()
         assert box is not None, selector
         assert box["y"] + box["height"] <= size[1], selector
+    for table in opened.page.locator(".answer .wide").all():
+        assert table.evaluate("one => one.scrollWidth <= one.clientWidth")
+    opened.context.close()
+
+
+def test_a_wide_screen_has_charts_and_doubts_beside_the_answer(browser, page_path):
+    opened = Opened(browser, page_path, WIDE, "light")
     chart = opened.page.locator("#result svg.chart:visible").first.bounding_box()
-    shown = min(chart["y"] + chart["height"], size[1]) - chart["y"]
-    # On a phone the picture begins on the first screen.
-    assert shown >= (min(chart["height"], 400) if size == WIDE else 40)
+    shown = min(chart["y"] + chart["height"], WIDE[1]) - chart["y"]
+    assert shown >= min(chart["height"], 400)
+    answer = opened.page.locator(".answer").bounding_box()
+    assert answer["x"] + answer["width"] <= chart["x"]
+    caveats = opened.page.locator(".caveats").bounding_box()
+    assert answer["y"] + answer["height"] <= caveats["y"] < WIDE[1]
     opened.context.close()
 
 

@@ -81,6 +81,11 @@ class ChartData:
         return self.answer.data.ranks
 
     @property
+    def rate(self) -> str:
+        """Return the unit of the throughput, as the job names it: `samples/s`, `tokens/s`."""
+        return f"{self.answer.asked.items}/s"
+
+    @property
     def measured(self) -> list[ScaledRow]:
         """Return the points that are ok and have a step time."""
         return [row for row in self.rows if row.status == "ok" and row.step_ms_p50 is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from raybench.analysis.rows import (
     ScaledRow,
@@ -30,6 +31,7 @@ from raybench.report.charts.grammar import (
     Figure,
     Mark,
     Panel,
+    Spec,
     axis,
     bar_panels,
 )
@@ -48,6 +50,8 @@ from raybench.report.words.causes import CAUSES
 from raybench.results.tables import is_of_first_round, is_slowed_by_one_rank, step_of_parts
 
 _MOST_RANKED = 12
+# Panels have scales of their own where the longest bar of one would be shorter, of all bars.
+_SHORT = 0.3
 # A longer name has no room at the line of the baseline; the title has it.
 _LONG_NAME = 20
 # As the formula of a product names its dimensions.
@@ -92,13 +96,31 @@ def _ranking_figure(data: ChartData) -> Figure | None:
         names_of_bar = case_name(answer, case), candidate_name(answer, one)
         bars.append((*names_of_bar, [{**mark, "text": text, "tip": tip}]))
     order = "largest" if answer.ranked_by.best == "max" else "smallest"
-    note = "Thin lines show 95 % intervals, where they are known."
+    note = f"The {order} {noun} first."
+    if any(one.low is not None for _, one in every):
+        note += " Thin lines: 95 % intervals, where they are known."
+    points = sum(len(case.ranked) for case in answer.cases)
     return Figure(
         anchor="ranking",
         title=f"{noun[:1].upper()}{noun[1:]}, the {order} first",
-        note=note + drawn_of(len(bars), len(every)),
-        panels=bar_panels(bars, axis(along, format="~s")),
+        note=note + drawn_of(len(bars), points),
+        panels=bar_panels(bars, axis(along, format="~s", scale=_one_scale(bars))),
     )
+
+
+def _one_scale(bars: Sequence[tuple[str, str, Sequence[Mark]]]) -> Spec:
+    """Return the scale that all panels share; {} where bars of a panel would be too short on it."""
+    ends: dict[str, float] = {}
+    has_ranges = False
+    for title, _, marks in bars:
+        for mark in marks:
+            has_ranges = has_ranges or mark["low"] is not None
+            ends[title] = max(ends.get(title, 0.0), mark["high"] or mark["x"])
+    longest = max(ends.values())
+    if len(ends) == 1 or min(ends.values()) < _SHORT * longest:
+        return {}
+    # Texts stand beyond intervals.
+    return {"domain": [0, longest * (1.25 if has_ranges else 1.0)]}
 
 
 def _gains_figure(data: ChartData) -> Figure | None:
@@ -115,23 +137,21 @@ def _gains_figure(data: ChartData) -> Figure | None:
     compared.sort(key=lambda row: [setting_order(setting(row, n)) for n in (*names, *apart)])
     lines = list(dict.fromkeys(line_name(row, apart, ranks) for row in compared))
     drawn = lines[:MOST_LINES]
-    is_precision = tuple(baseline) == ("precision",)
-    against = str(baseline["precision"]) if is_precision else formatting.settings(baseline)
+    against = formatting.words_of_settings(baseline, ranks)
     groups: dict[str, list[Mark]] = {}
     for row in compared:
         line, group = line_name(row, apart, ranks), settings_words(row, names, ranks)
         memory = formatting.percent(row.memory_ratio)
         tip = f"{point_name(row, [*names, *apart], ranks)}\n{speed_up_words(row)} times the "
-        tip += f"samples/s\n{memory} of the memory\n" if memory else "samples/s\n"
-        tip += f"{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
+        tip += f"{data.rate}\n{memory} of the memory\n" if memory else f"{data.rate}\n"
+        tip += f"{formatting.step_time(row)}, {formatting.number(row.throughput)} {data.rate}"
         ends = {"low": row.speed_up_low, "high": row.speed_up_high}
         mark = {"x": row.speed_up, "text": formatting.ratio(row.speed_up), "tip": tip, **ends}
         if line in drawn:
             groups.setdefault(group, []).append({"line": line, **mark})
-    note = (
-        f"Samples per second divided by those of {against}, with the same other settings. Thin "
-        "lines show 95 % intervals."
-    )
+    note = f"The {data.rate}, relative to {against} with the same other settings."
+    if any(row.speed_up_low is not None for row in compared):
+        note += " Thin lines: 95 % intervals."
     if len(drawn) < len(lines):
         note += f" {len(drawn)} of {len(lines)} settings are drawn."
     lacking = [
@@ -143,11 +163,11 @@ def _gains_figure(data: ChartData) -> Figure | None:
         note += f" Not drawn: {'; '.join(lacking)}."
     panels = bar_panels(
         [("", group, marks) for group, marks in groups.items()],
-        axis("times the samples/s", format="~g"),
+        axis(f"times the {data.rate}", format="~g"),
         series=drawn if len(drawn) > 1 else (),
         level=(1.0, against if len(against) <= _LONG_NAME else ""),
     )
-    title = f"How many times as fast as {against}"
+    title = f"Speed-up against {against}"
     return Figure(anchor="gains", title=title, note=note, panels=panels)
 
 

@@ -36,6 +36,7 @@ _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 _BARS_OF_A_PANEL, _BAR_PX, _LINE_PX = 12, 19, 13
 # Room for the labels of an axis of y, for an entry of a legend beside its text, and for a letter.
 _AXIS_PX, _ENTRY_PX, _LETTER_PX = 52, 30, 6.2
+_CAPITAL_PX = 8.2
 # Room for the name of a bar.
 _NAME_PX = 170
 # A number stands inside of a bar that is longer than this share of the longest, else beside it.
@@ -157,12 +158,14 @@ def by_series(
     symbol: str | None = None,
     room: float = _WIDTH,
     offset: int = 6,
+    has_legend: bool | None = None,
 ) -> Spec:
     """Return the encoding that gives each series (`line`) its colour or shape, and one legend.
 
-    names: the values of `line`, in the order of the legend; a single one has none. channel: "color"
+    names: the values of `line`, in the order of the legend. channel: "color"
     or "shape". values: one for each name, instead of the usual ones, which repeat after seven.
     symbol: shape of the legend's keys. room: its width in px. offset: px between it and the plot.
+    has_legend: None: only where there are several names.
     """
     usual = [f"var(--s{place % MOST_LINES + 1})" for place in range(len(names))]
     if channel == "shape":
@@ -178,13 +181,30 @@ def by_series(
         "type": "nominal",
         "title": None,
         "scale": {"domain": list(names), "range": list(values or usual)},
-        "legend": legend if len(names) > 1 else None,
+        "legend": legend if (len(names) > 1 if has_legend is None else has_legend) else None,
     }
 
 
+def _of_lines(lines: Sequence[str], marks: Sequence[Mark], channel: str, offset: int) -> Spec:
+    """Return `by_series` of the lines that a panel has; a line looks the same in all panels."""
+    drawn = [name for name in lines if any(mark["line"] == name for mark in marks)]
+    looks = by_series(lines, channel)["scale"]["range"]
+    values = [looks[lines.index(name)] for name in drawn]
+    return by_series(drawn, channel, values, offset=offset, has_legend=len(lines) > 1)
+
+
 def _folded(text: str, width_px: float) -> list[str]:
-    """Return the lines of a text in this width; one at least."""
-    return textwrap.wrap(text, int(width_px / _LETTER_PX)) or [""]
+    """Return the lines of a text in this width, one at least; long names break after `=` or `_`."""
+    letter_px = _CAPITAL_PX if text.isupper() else _LETTER_PX
+    most = int(width_px / letter_px)
+    lines: list[str] = []
+    for line in textwrap.wrap(text, most, break_long_words=False) or [""]:
+        while len(line) > most:
+            end = 1 + max(line.rfind(sign, 0, most) for sign in "=_")
+            lines.append(line[: end or most])
+            line = line[end or most :]
+        lines.append(line)
+    return lines
 
 
 def _labels(lines: Mapping[str, Sequence[str]]) -> Spec:
@@ -216,7 +236,7 @@ def line_panel(
     at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
     # The legend stands above the title of the axis.
     offset = 22 if y["title"] else 6
-    color, shape = (by_series(lines, channel, offset=offset) for channel in ("color", "shape"))
+    color, shape = (_of_lines(lines, marks, channel, offset) for channel in ("color", "shape"))
     drawn = [mark for mark in marks if mark["y"] is not None]
     ranges = [mark for mark in drawn if mark.get("low") is not None]
     ends = {"x": at["x"], "y": {"field": "low", **y}, "y2": {"field": "high"}}
@@ -543,13 +563,13 @@ def _text(values: Sequence[Mark], at: Spec, field: str = "text", **settings: Any
 def _level_line(level: tuple[float, str] | None, channel: str, axis: Spec) -> list[Spec]:
     """Return the layers of a dashed line across the chart at a value of `channel`, with its label.
 
-    [] where `level` is None. The label is along a line of y, and above a line of x.
+    [] where `level` is None. The label is above the line, at its right end if it is one of y.
     """
     if level is None:
         return []
     values = [{"level": level[0], "text": level[1]}]
     at = {channel: {**axis, "field": "level"}}
-    corner = {"x": {"value": 4}} if channel == "y" else {"y": {"value": -5}}
-    side: Spec = {"align": "left", "dy": 9} if channel == "y" else {"align": "right", "dx": 4}
+    corner = {"x": {"value": "width"}} if channel == "y" else {"y": {"value": -5}}
+    side: Spec = {"dy": -8} if channel == "y" else {"dx": 4}
     line = _layer(values, {"type": "rule", **_DASHED}, at)
-    return [line, _text(values, at | corner, color="var(--quiet)", **side)]
+    return [line, _text(values, at | corner, color="var(--quiet)", align="right", **side)]

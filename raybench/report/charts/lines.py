@@ -16,11 +16,12 @@ from raybench.analysis.rows import (
     varying,
 )
 from raybench.records import Status
+from raybench.records.devices import nvlinks
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, line_figure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
 from raybench.report.formatting import counted
-from raybench.results.metrics import memory_peak_gb_s
+from raybench.results.metrics import memory_peak_gb_s, nvlink_peak_gb_s
 
 # Room for the numbers beside the last points.
 _ROOM = 34
@@ -36,14 +37,13 @@ def speed_up_figure(data: ChartData) -> Figure | None:
     if base is None:
         return None
     of = formatting.ranks_words(int(base), data.ranks)
-    note = f"Samples per second divided by those of {of} with the same settings."
+    note = f"The {data.rate}, relative to the same settings on {of}."
     compared = [row for row in data.rows if row.speed_up is not None]
     ideal = [(size, size / float(base)) for size in _sizes(data.rows)]
     if any(row.efficiency is None for row in compared):
         # Some points differ from the baseline in more than their devices: nothing is their ideal.
         ideal = []
-        words = formatting.words_of_settings(baseline, data.ranks)
-        note = f"Samples per second divided by those of the baseline ({words})."
+        note = f"The {data.rate}, relative to the baseline ({formatting.settings(baseline)})."
         of = "the baseline"
     return _over_ranks(
         data,
@@ -51,7 +51,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
         "speed_up",
         title=f"Speed-up by number of {data.ranks}",
         note=f"{note} Both axes are logarithmic. Thin bars show 95 % intervals.",
-        y=axis(f"times the samples/s of {of}", 2, format="~g"),
+        y=axis(f"times the {data.rate} of {of}", 2, format="~g"),
         ideal=ideal,
         number=lambda row: formatting.ratio(row.speed_up),
     )
@@ -62,7 +62,7 @@ def efficiency_figure(data: ChartData) -> Figure | None:
     if "world_size" not in data.answer.data.run.baseline:
         return None
     without = [row for row in data.rows if row.speed_up is not None and row.efficiency is None]
-    note = f"Speed-up divided by the ideal speed-up, which is the ratio of {data.ranks}."
+    note = f"Speed-up divided by the ratio of {data.ranks}; 100 % is ideal."
     if without:
         note += f" Not drawn: {counted(len(without), 'point')} without an ideal speed-up."
     rows = [row for row in data.rows if row not in without]
@@ -117,7 +117,9 @@ def _over_ranks(
     def tip(row: ScaledRow) -> str:
         share = formatting.percent(row.efficiency)
         text = f"speed-up {speed_up_words(row)}" + (f", efficiency {share}" if share else "")
-        return f"{text}\n{formatting.step_time(row)}, {formatting.number(row.throughput)} samples/s"
+        return (
+            f"{text}\n{formatting.step_time(row)}, {formatting.number(row.throughput)} {data.rate}"
+        )
 
     return line_figure(
         data,
@@ -136,15 +138,34 @@ def _over_ranks(
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
     """Return bus bandwidths in GB/s over message sizes; None if no drawn line has two above 0."""
+    peak = _nvlink_peak_gb_s(data)
+    note = (
+        "Bus bandwidth as nccl-tests counts it: comparable with the bandwidth of a link, "
+        "whatever the operation and the number of ranks. Both axes are logarithmic."
+    )
+    if peak:
+        note += f" NVLink's datasheet has {2 * peak:,.0f} GB/s for both directions together."
     return _over_size(
         data,
         lambda row: row.busbw_gb_s,
         anchor="busbw",
         title="Bus bandwidth by message size",
-        note="Bus bandwidth as nccl-tests defines it. It can be compared with the bandwidth of a "
-        "link for every operation and number of ranks. Both axes are logarithmic.",
+        note=note,
         y=axis("GB/s", 10, format="~s"),
+        level=(peak, f"NVLink, {peak:,.0f} GB/s each way") if peak else None,
     )
+
+
+def _nvlink_peak_gb_s(data: ChartData) -> float | None:
+    """Return the peak in one direction; None where devices differ, or not all use NVLink."""
+    devices = data.answer.data.devices
+    names = {row.device_name for row in data.measured if row.busbw_gb_s}
+    if len(names) != 1 or data.answer.data.node_counts[1] > 1 or "topology" not in devices:
+        return None
+    for text in devices["topology"]:
+        if not (isinstance(text, str) and nvlinks(text)):
+            return None
+    return nvlink_peak_gb_s(str(names.pop()))
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
@@ -153,7 +174,7 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
     peak = peaks.pop() if len(peaks) == 1 else None
     above = sorted({size_of(row) for row in known if peak and (row.memory_gb_s or 0) > peak})
-    note = "Bytes read and written, divided by the step time. Both axes are logarithmic."
+    note = "Bytes read and written in a step, divided by its time. Both axes are logarithmic."
     if above:
         # Memory cannot be faster than itself.
         note += (
@@ -220,8 +241,8 @@ def throughput_figure(data: ChartData) -> Figure | None:
         lambda row: row.throughput,
         anchor="throughput",
         title="Throughput by batch size",
-        note=f"Samples per second of all {data.ranks} together.",
-        y=axis("samples/s", format="~s"),
+        note=f"The {data.rate} of all {data.ranks} together.",
+        y=axis(data.rate, format="~s"),
     )
 
 
@@ -259,7 +280,7 @@ def _over_batch(
             return formatting.STATUS_WORDS[row.status]
         peak = formatting.gib(row.peak_mem_allocated_bytes)
         memory = f"\npeak {peak} GiB" if peak else ""
-        return f"{formatting.number(row.throughput)} samples/s{memory}"
+        return f"{formatting.number(row.throughput)} {data.rate}{memory}"
 
     sized = [row for row in data.rows if row.batch is not None]
     if any(row.status == Status.OOM for row in sized):

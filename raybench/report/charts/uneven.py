@@ -43,7 +43,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
         for name, scenario in fleet.scenarios.items():
             value, half = scenario.throughput, scenario.half_width or 0.0
             tip = f"{name}, slow devices at {speed}\npoint {scenario.row.point_id}\n"
-            tip += f"{formatting.number(value)} samples/s, {formatting.step_time(scenario.row)}"
+            tip += f"{formatting.number(value)} {data.rate}, {formatting.step_time(scenario.row)}"
             mark = {"x": fleet.probe_ratio, "y": value, "line": name, "tip": tip}
             ends = {"low": value * (1 - half), "high": value * (1 + half)} if half else {}
             marks.setdefault(group + more, []).append(mark | ends)
@@ -58,8 +58,8 @@ def uneven_figure(data: ChartData) -> Figure | None:
             some,
             shares,
             axis("speed of the slow devices", format="~%", scale={"zero": False, "padding": 14}),
-            axis("samples/s", format="~s"),
-            title=f"Samples/s with {group}",
+            axis(data.rate, format="~s"),
+            title=f"{data.rate.capitalize()} with {group}",
         )
         for group, some in marks.items()
     ]
@@ -70,7 +70,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
         names_axis(groups, orient="top", labelAngle=0),
         names_axis(speeds) | {"title": "speed"},
         by_series(shares, "color", symbol="square"),
-        title="The fastest way in this run",
+        title="Fastest way, and its gain over equal shares",
         height=max(80, 34 * len(speeds)),
         inverse="true",
     )

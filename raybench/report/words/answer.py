@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from raybench.analysis.answer import (
     BestShares,
@@ -51,8 +50,6 @@ _NOUNS = {
     "memory_gb_s": "memory bandwidth",
     "wall_unsynced_share": "time.time() without synchronizing, in % of the true step time",
 }
-# Overrides that change the points of a job.
-_AXES = ("matrix.", "zip", "include", "workload.")
 _OPTION = re.compile(r"--?[a-z]")
 # By the format of a metric, where that says it.
 _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
@@ -61,10 +58,10 @@ _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 def question(answer: RunAnswer) -> str:
     """Return the question of the job; without one, what the points were measured for.
 
-    The question of a job does not fit if its axes were changed by `--set`.
+    A question on scaling does not fit if `--set` changed the numbers of devices.
     """
-    is_cut = any(one.startswith(_AXES) for one in answer.data.overrides)
-    if answer.asked.question and not is_cut:
+    is_cut = any(one.startswith("matrix.world_size") for one in answer.data.overrides)
+    if answer.asked.question and not (is_cut and isinstance(answer.leading, SpeedUps)):
         return answer.asked.question
     data = answer.data
     workloads = dict.fromkeys(row.workload for row in data.rows)
@@ -75,9 +72,11 @@ def question(answer: RunAnswer) -> str:
             return f"What is the largest batch of {what} that fits?"
         case SpeedUps() as found:
             devices = formatting.ranks_words(found.world_size, data.ranks)
-            return (
-                f"How does {what} scale from {_baseline_devices(found, data.ranks)} to {devices}?"
-            )
+            others = [name for name in data.settings if name != "world_size"]
+            by = formatting.some([formatting.heading(name) for name in others], 3)
+            more = f", by {by}" if by else ""
+            fewest = _baseline_devices(found, data.ranks)
+            return f"How does {what} scale from {fewest} to {devices}{more}?"
         case Gains() as found:
             return f"How much faster is {what} than with {_baseline_words(found, data.ranks)}?"
         case BestShares():
@@ -490,71 +489,6 @@ def amount(metric: Metric, value: float, items: str) -> str:
 def speed_up(one: Insight) -> str:
     """Write `2.41 to 2.75`."""
     return span(*(formatting.ratio(value) for value in (one.low, one.high)))
-
-
-def _interval(half_width: float | None, count: int) -> str:
-    if half_width is None:
-        return ""
-    return ("at most " if count > 1 else "") + formatting.interval_words(half_width)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyFigure:
-    """A number that a run found, in words: with its unit, its noun, its settings, its interval."""
-
-    value: str
-    what: str = ""
-    where: str = ""
-    sure: str = ""
-
-
-def key_figures(answer: RunAnswer) -> list[KeyFigure]:
-    """Return the numbers that answer a run's question; [] if nothing was measured.
-
-    Largest batches, the largest first; else speed-ups (of scaling on the most devices); else, the
-    best first, the points of the only case, or the best of each case in which points compete; else
-    of each case with the largest message or array, of all_reduce if it ran.
-    """
-    ranks = answer.data.ranks
-    match answer.found:
-        case LargestBatches() as found:
-            return [
-                KeyFigure(
-                    value=f"{one.batch_size:,}",
-                    what=what_fits(one),
-                    where=batch_settings(one, found, ranks),
-                )
-                for one in found.batches
-            ]
-        case SpeedUps() as found:
-            devices = formatting.ranks_words(found.world_size, ranks)
-            what = f"{_rate_of_baseline(found, answer)} on {devices}"
-            return [_of_speed_up(one, what, ranks) for one in found.series]
-        case Gains() as found:
-            what = f"as fast as {_baseline_words(found, ranks)}"
-            return [_of_speed_up(one, what, ranks) for one in found.gains]
-        case Ranking() | Values() as found:
-            return [_of_candidate(answer, found.metric, *place) for place in found.figures]
-    return []
-
-
-def _of_speed_up(one: Insight, what: str, ranks: str) -> KeyFigure:
-    where = formatting.words_of_settings(one.settings, ranks)
-    sure = _interval(one.half_width, len(one.rows))
-    return KeyFigure(value=f"{speed_up(one)}x", what=what, where=where, sure=sure)
-
-
-def _of_candidate(answer: RunAnswer, metric: Metric, case: Case, one: Candidate) -> KeyFigure:
-    items = answer.asked.items
-    noun = metric_noun(metric, items)
-    is_said = metric.unit != "ms" and unit_of(metric, items) == noun
-    places = (candidate_name(answer, one), case_name(answer, case))
-    return KeyFigure(
-        value=amount(metric, one.value, items),
-        what="" if is_said else noun,
-        where=", ".join(filter(None, places)),
-        sure=_interval(one.half_width, 1),
-    )
 
 
 def more_rounds(more: MoreRounds) -> str:

@@ -388,7 +388,7 @@ _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.CROWDED: "Use fewer workers.",
     DoubtKind.DRIFT: "Speed-ups are corrected for this drift; step times and throughput are not.",
     DoubtKind.SHARED_NODE: "The nodes share memory and host links.",
-    DoubtKind.OTHER_KERNELS: "The baseline point used the other kernel; the speed-up includes that.",
+    DoubtKind.OTHER_KERNELS: "The baseline point used the other; the speed-up includes that.",
     DoubtKind.HOST_BOUND: "CUDA graphs, compilation or larger batches help.",
     DoubtKind.ALLOCATOR_RETRIES: "Use a smaller batch.",
     DoubtKind.DEVICE_ALLOCS: "Memory had not settled: warm up for longer.",

@@ -156,13 +156,19 @@ def meaning_of_marks(letters: Iterable[str]) -> str:
     """Return `doubtful numbers: w = wide, …; b = …`, no full stop; "" for no letters."""
     given = set(letters)
     meanings = [f"{mark} = {mark_words(mark)}" for mark in MARKS if mark in given]
-    return f"marks: {'; '.join(meanings)}" if meanings else ""
+    return f"{'; '.join(meanings)}" if meanings else ""
 
 
 def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
     """Return ranks, baseline ("" without one) and items in words, for `metric_column`."""
     baseline = formatting.words_of_settings(data.run.baseline, data.ranks)
-    return {"ranks": data.ranks, "baseline": baseline, "items": asked.items}
+    of_rounds = "; the mean of the ratios within rounds"
+    return {
+        "ranks": data.ranks,
+        "baseline": baseline,
+        "items": asked.items,
+        "of_rounds": of_rounds if any(row.rounds > 1 for row in data.rows) else "",
+    }
 
 
 def facts(data: RunData) -> str:

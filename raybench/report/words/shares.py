@@ -19,16 +19,17 @@ def best_shares(found: BestShares, fleets: Sequence[Fleet], ranks: str) -> list[
     if found.shares is None:
         in_cases = f" in any of {cases} cases" if cases > 1 else ""
         return [
-            f"Which shares are best is undecided{in_cases}.",
+            f"It is undecided which division of the work is the fastest{in_cases}.",
             f"With {name}, {found.fleet.best.shares} is {_faster(found.gain)} than the second best "
-            "shares.",
+            "division.",
         ]
     where = f" in {found.wins} of {cases} cases" if cases > 1 else ""
-    are = "are best" if found.is_sure else "were the fastest in this run"
+    verb = "is" if found.is_sure else "was"
+    of_run = "" if found.is_sure else " in this run"
     upto = "up to " if found.wins > 1 else ""
     sentences = [
-        f"The shares {found.shares} {are}{where}.",
-        f"They are {upto}{_faster(found.gain)} than the second best shares ({name}).",
+        f"The division {found.shares} {verb} the fastest{where}{of_run}.",
+        f"With {name}, {found.shares} is {upto}{_faster(found.gain)} than the next.",
     ]
     if found.undecided:
         sentences.append(f"{counted(found.undecided, 'case')} {_are(found.undecided)} undecided.")

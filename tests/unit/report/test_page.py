@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import re
 from dataclasses import asdict
 from html.parser import HTMLParser
 
@@ -16,8 +17,10 @@ from builders import (
     make_summary,
     write_run,
 )
+from commands import EXAMPLES
 
 from raybench.analysis.answer import decide
+from raybench.analysis.run_data import load_run_data
 from raybench.report.charts import ChartData, RankTimes
 from raybench.report.page import format_page
 
@@ -92,6 +95,67 @@ def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself(
         assert f"{name}-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
+
+
+def first_screen(summary):
+    page = format_page(page_data(summary))
+    body = page.partition("<header>")[2].partition("<nav>")[0]
+    body = re.sub(r"<svg.*?</svg>", "", body, flags=re.DOTALL)
+    return [" ".join(text.split()) for text in re.split(r"<[^>]+>", body) if text.strip()]
+
+
+def test_the_first_screen_has_question_facts_answer_and_doubts():
+    texts = first_screen(load_run_data(EXAMPLES, "ddp_scaling-20261122-142621-6209"))
+    wanted = (
+        "How does a DDP training step scale from 1 to 2 to 4 devices",
+        "4 x NVIDIA H200, 1 node, 3 rounds",
+        "Speed-up from 1 GPU to 4 GPUs",
+        "batch 1,024",
+        "3.47",
+        "72 to 78 % of the lost time",
+        "Doubts",
+        "2 GPUs, fp16, batch 256:",
+        "Speed-up over the number of GPUs",
+    )
+    found = [next(n for n, text in enumerate(texts) if text.startswith(one)) for one in wanted]
+    assert found == sorted(found)
+
+
+def test_a_number_stays_with_its_percent_sign():
+    page = format_page(page_data(load_run_data(EXAMPLES, "ddp_scaling-20261122-142621-6209")))
+    assert "72 to 78\u00a0% of the lost time" in page
+
+
+def test_a_single_value_is_a_sentence_without_doubts():
+    rounds = [
+        make_record(make_point(), step_ms=8.0, round=number, attempt=number) for number in (1, 2, 3)
+    ]
+    texts = first_screen(make_summary(rounds))
+    assert "The step takes 8.003 ms." in " ".join(texts)
+    assert "No doubts." in texts
+    assert not [text for text in texts if text == "Doubts"]
+
+
+def test_names_may_be_folded_and_hold_no_markup():
+    records = [
+        make_record(
+            make_point(workload="own", batch_size=size, params={"slow_ratio_of_all": value})
+        )
+        for size in (1, 2)
+        for value in ("<b>", "c")
+    ]
+    page = format_page(page_data(make_summary(records)))
+    assert "slow_<wbr>ratio_<wbr>of_<wbr>all=" in page
+    assert "<b>" not in page.partition("<nav>")[0].replace("<li><b>", "")
+
+
+def test_charts_are_stacked_where_they_fit_a_screen():
+    def layout(run):
+        page = format_page(page_data(load_run_data(EXAMPLES, run)))
+        return re.findall(r'class="beside (\w+)"', page)
+
+    jobs = ("uneven_gpus", "raw_latency", "gemm")
+    assert [layout(job) for job in jobs] == [["single"], ["stacked"], ["broad"]]
 
 
 def test_steps_of_no_duration_have_a_page(tmp_path, command):

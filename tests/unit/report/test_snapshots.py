@@ -45,7 +45,7 @@ def visible(page):
     """Return the words of a page, a line for each paragraph, table row and chart."""
     page = re.sub(r"<(style|script)\b.*?</\1>", "", page, flags=re.DOTALL)
     page = re.sub(r"<svg\b.*?</svg>", marks, page, flags=re.DOTALL)
-    page = re.sub(r"\s+", " ", page)
+    page = re.sub(r"\s+", " ", page.replace("<wbr>", ""))
     page = re.sub(r"</?(p|tr|li|h\d|dd|figcaption|summary|div)\b", r"\n<\1", page)
     words = html.unescape(re.sub(r"<[^>]*>", " ", page))
     return "\n".join(" ".join(line.split()) for line in words.splitlines() if line.strip()) + "\n"

@@ -17,7 +17,7 @@ from commands import EXAMPLES
 from raybench.analysis.answer import decide
 from raybench.analysis.run_data import load_run_data
 from raybench.job.point import Precision
-from raybench.report.words.answer import key_figures
+from raybench.report.answer_table import answer_table
 from raybench.report.words.run import model
 from raybench.workloads.base import parameter_count
 from raybench.workloads.language_models import LanguageModel
@@ -48,9 +48,10 @@ def test_products_on_cpu_workers_are_told_as_those_of_workers():
     summary.__dict__["rows"] = [
         replace(row, world_size=1 + number % 2) for number, row in enumerate(summary.rows)
     ]
-    places = [one.where for one in key_figures(decide(summary))]
-    assert any("worker" in where for where in places)
-    assert not any("GPU" in where for where in places)
+    table = answer_table(decide(summary)).table
+    text = str((table.titles, table.texts))
+    assert "worker" in text
+    assert "GPU" not in text
 
 
 def test_a_page_names_the_model_its_size_and_the_optimizer_of_what_is_trained():
