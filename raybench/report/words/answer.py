@@ -73,8 +73,8 @@ def question(answer: RunAnswer) -> str:
         case SpeedUps() as found:
             devices = formatting.ranks_words(found.world_size, data.ranks)
             others = [name for name in data.settings if name != "world_size"]
-            by = formatting.some([formatting.heading(name) for name in others], 3)
-            more = f", by {by}" if by else ""
+            by = " and ".join(formatting.heading(name) for name in others)
+            more = f", by {by}" if 0 < len(others) <= 2 else ""
             fewest = _baseline_devices(found, data.ranks)
             return f"How does {what} scale from {fewest} to {devices}{more}?"
         case Gains() as found:

@@ -156,7 +156,7 @@ def meaning_of_marks(letters: Iterable[str]) -> str:
     """Return `doubtful numbers: w = wide, …; b = …`, no full stop; "" for no letters."""
     given = set(letters)
     meanings = [f"{mark} = {mark_words(mark)}" for mark in MARKS if mark in given]
-    return f"{'; '.join(meanings)}" if meanings else ""
+    return f"marks: {'; '.join(meanings)}" if meanings else ""
 
 
 def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
