@@ -322,6 +322,8 @@ def decide(data: RunData) -> RunAnswer:
     shares, ranking = best_shares(data.fleets), rank(metric, cases)
     found = _found(data, asked, batches, ranking)
     uncompared = None if batches else _uncompared(data, asked)
+    # Memory is the same in each round.
+    is_exact = bool(batches) or (metric is not None and metric.format == "gib")
     more_rounds = _more_rounds(data)
     return RunAnswer(
         data=data,
@@ -340,7 +342,7 @@ def decide(data: RunData) -> RunAnswer:
         single_starts=0 if batches else _single_starts(data, shares or found),
         impossible=sum(map(has_impossible, data.rows)),
         more_rounds=more_rounds,
-        next_command=_next_command(data, more_rounds),
+        next_command=_next_command(data, None if is_exact else more_rounds),
     )
 
 

@@ -62,7 +62,7 @@ _LEGEND = "! bad, ? suspect, x not tested"
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
 # The titles of the tables.
 _STAGES = {
-    "alone": "Each device by itself, all devices at once",
+    "alone": "Each device without communication, all at the same time",
     "host-links": "Between host and device",
     "pairs": "Pairs",
     "together": "Together",
@@ -280,7 +280,7 @@ class HealthReport(Document):
         wrong = {one.test for one in facts if one.verdict.is_unhealthy}
         healthy = {one.test for one in facts if one.verdict is Verdict.HEALTHY}
         if names := healthy - wrong - {FREE_MEMORY}:
-            text = f"Checked without problems: {', '.join(sorted(names))}."
+            text = f"No problems found in: {', '.join(sorted(names))}."
             yield Line(text=text, is_apart=True)
         maps = _pair_maps(self.findings, self.places)
         has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].places) <= _MOST_IN_A_MATRIX

@@ -247,7 +247,7 @@ class Comparison(Document):
             if abs(_change_of(row)) > self.threshold and self.beside.get(row.point_id)
         ]
         if parts:
-            title = "Parts of the step that changed"
+            title = "Parts of the step with the largest changes"
             yield Listing(title=title, lines=parts, is_quoted=True)
         if failed := self._failed():
             yield failed
@@ -377,7 +377,7 @@ class Comparison(Document):
         if not self.is_short:
             columns.insert(-1, column("detectable", _detectable, meaning=_SEEN, drop=0))
         hidden = len(self.compared) - len(rows)
-        which = f", {len(rows)} of {len(self.compared)} points" if hidden else ""
+        which = f", the {len(rows)} largest of {len(self.compared)} points" if hidden else ""
         interval = ", ± half its 95 % interval over the runs" if has_intervals else ""
         kind = f"Change of {unit}{interval}{which}"
         note = _EXPLANATION.format(f"{100 * self.threshold:g} %")
@@ -421,11 +421,11 @@ def _members_of(why: NotDecided) -> dict[str, Any]:
 
 _SEEN = "the slowdown of this point alone that such runs find in 95 % of cases"
 _EXPLANATION = (
-    "For each side, the mean of its runs is compared. samples/s come from the mean step; without "
-    "samples, steps/s are compared. Slower and faster: the change is larger than {0}, and chance "
-    "alone is an unlikely cause. If nothing changed, about 2 % of comparisons call at least one "
-    "point slower, and about 2 % at least one faster. Same: with 95 % certainty, the point is not "
-    "slower by more than {0}, and not faster. Undecided: none of these is certain."
+    "For each side, the mean of its runs is compared. samples/s are computed from the mean step; "
+    "a workload without samples is compared by steps/s. Slower and faster: the change is larger "
+    "than {0}, and chance alone is an unlikely cause. False alarms: if nothing changed, about 2 "
+    "of 100 comparisons call a point slower, and about 2 call one faster. Same: the change lies within ±{0}, with "
+    "95 % certainty on each side. Undecided: none of these is certain."
 )
 
 

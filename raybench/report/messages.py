@@ -146,7 +146,7 @@ def _doubt(
 ) -> MessageGroup:
     advice = doubt_advice(group.worst, group.row)
     if group.row is None:
-        who = "1 block" if group.count == 1 else f"{group.count} blocks"
+        who = counted(group.count, "group") + " of points"
         text = drift_words(group.worst, ranks)
         return MessageGroup(who=who, text=text, count=group.count, advice=advice)
     text, where = doubt_words(group.worst, group.row), ""
@@ -156,5 +156,5 @@ def _doubt(
     elif names and group.count == 1 and len(rows) > 1:
         who = short_name(group.row, names, ranks)
     elif names and group.count > 1 and group.worst.value is not None:
-        where = f"These are the numbers of the worst point, {short_name(group.row, names, ranks)}."
+        text += f" (worst: {short_name(group.row, names, ranks)})"
     return MessageGroup(who=who, text=text, count=group.count, where=where, advice=advice)

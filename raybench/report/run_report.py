@@ -103,7 +103,7 @@ class RunReport(Document):
         """Return lists of failed and skipped points, missing speed-ups, doubts; no empty ones."""
         found = {
             "Failed and skipped points": self.failures,
-            "Points without speed-up": self.without_speed_up,
+            "Points whose speed-up is unknown": self.without_speed_up,
             "Doubts": self.doubts,
         }
         return [list_messages(title, groups) for title, groups in found.items() if groups]
@@ -185,10 +185,13 @@ class RunReport(Document):
         shown = shown[:_MOST_MESSAGES]
         title = "Failures and doubts" if failures else "Doubts"
         if not shown:
-            title = "No doubts about this answer." if self.doubts else "No doubts."
+            title = _NO_DOUBTS
         if not data.ok_rows and not shown:
             title = ""
         left_out = len(failures) + len(self.doubts) - len(shown)
+        if not shown and self.doubts:
+            concern = "doubt concerns" if left_out == 1 else "doubts concern"
+            title = f"{left_out} {concern} other numbers, not this answer: --full"
         return Caveats(title=title, messages=tuple(shown), left_out=left_out)
 
     def _caveats(self) -> Iterator[Block]:
@@ -199,8 +202,8 @@ class RunReport(Document):
             yield Line(text=found.title, tone=tone, is_apart=bool(found.messages))
         for who, text in found.messages:
             yield Line(text=": ".join(filter(None, (who, text))))
-        if found.left_out > 0:
-            yield Line(text=f"and {counted(found.left_out, 'more message')}: --full", tone="aside")
+        if found.messages and found.left_out > 0:
+            yield Line(text=f"and {counted(found.left_out, 'more doubt')}: --full", tone="aside")
 
     def _next(self) -> Iterator[Block]:
         """Yield the command that brings most, and what the full report has."""

@@ -209,8 +209,8 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
 
 
 _PARTS_NOTE = (
-    "The parts were measured on the slowest rank, in instrumented steps after the timed ones. All "
-    "parts, also those left out for width, add up to the step."
+    "The parts were measured on the slowest rank, in instrumented steps after the timed ones. The "
+    "columns from compute to unexplained add up to the step; slow rank is part of them."
 )
 _FIRST_ROUND_NOTE = "Only the first round measures the parts, so this is the step time of round 1."
 _MEMORY_NOTE = (
@@ -499,13 +499,13 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
         ),
         column(MARKS_TITLE, marks, is_text=True, meaning=of_run.marks_meaning(answer.data)),
         column(
-            "cold gain",
+            "cold speed-up",
             cold_gain,
             meaning="cold step of the baseline divided by this one "
             f"({baseline}), if both points began with new processes",
         ),
         column(
-            "warm gain",
+            "warm speed-up",
             lambda row: formatting.ratio(row.speed_up),
             meaning=f"warm step of the baseline ({baseline}) divided by this one",
         ),
@@ -561,11 +561,12 @@ def _regions(answer: RunAnswer) -> Iterator[Table]:
     """Yield a table with a line for each region of a point."""
     found, columns = answer.data.regions, region_columns(formatting.unit_of(answer.data.rows))
     if lines := [(row, one) for row in answer.ordered for one in found.get(row.point_id, ())]:
-        kind = f"regions of the step, {formatting.unit_of(answer.data.rows).name}"
+        unit = formatting.unit_of(answer.data.rows)
+        kind = f"regions of a separate, slower step with timers, {unit.name}"
         yield _table_of_points(answer, lines, columns, kind=kind)
 
 
-_REFERENCE_TITLE = "Compared with the reference of the device"
+_REFERENCE_TITLE = "Compared with reference values of this device"
 # So few figures are all shown; of more those outside, and of these the slowest.
 _MOST_SHOWN = 4
 

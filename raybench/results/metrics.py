@@ -250,8 +250,8 @@ class RateColumns:
             "GB/s",
             "algbw times the factor of the operation in nccl-tests",
             heading="busbw GB/s",
-            meaning="bus bandwidth as nccl-tests defines it: message size divided by time, times a "
-            "factor of the operation",
+            meaning="bus bandwidth as nccl-tests defines it: message size divided by the mean step "
+            "time, times a factor of the operation",
         ),
     ] = None
     memory_gb_s: Annotated[

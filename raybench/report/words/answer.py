@@ -48,8 +48,10 @@ _NOUNS = {
     "energy_j": "energy",
     "busbw_gb_s": "bus bandwidth",
     "memory_gb_s": "memory bandwidth",
-    "wall_unsynced_share": "time.time() without synchronizing, in % of the true step time",
+    "wall_unsynced_share": "what time.time() shows without synchronizing, in % of the step time",
 }
+# So many cases are named.
+_MOST_NAMED = 4
 _OPTION = re.compile(r"--?[a-z]")
 # By the format of a metric, where that says it.
 _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
@@ -165,7 +167,7 @@ def heading(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
     ranks, facts = answer.data.ranks, []
     match answer.leading:
         case LargestBatches():
-            return "Largest batch per device that fits"
+            text = "Largest batch per device that fits"
         case SpeedUps() as found:
             devices = formatting.ranks_words(found.world_size, ranks)
             text = f"Speed-up from {_baseline_devices(found, ranks)} to {devices}"
@@ -182,7 +184,7 @@ def heading(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
 def _how_certain(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
     """Return how certain the values of a table are."""
     if answer.metric is not None and answer.metric.format == "gib":
-        return "the same in every round"
+        return "does not vary between rounds"
     if isinstance(answer.leading, LargestBatches):
         return "the next size runs out of memory"
     known = [half for half in half_widths if half is not None]
@@ -192,8 +194,8 @@ def _how_certain(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
         least = formatting.interval_words(min(known))
         return f"95 % intervals from {least} to more than ±100 %"
     if any(row.rounds > 1 for row in answer.data.ok_rows):
-        return "some points have one round, so their uncertainty is unknown"
-    return "one round, so the uncertainty is unknown"
+        return "some points have one round: how much rounds differ is unknown"
+    return "one round: how much rounds differ is unknown"
 
 
 def value_title(answer: RunAnswer) -> str:
@@ -241,10 +243,10 @@ def batch_settings(one: LargestBatch, found: LargestBatches, ranks: str) -> str:
 
 
 def what_fits(one: LargestBatch) -> str:
-    """Write `fit per device in 139.12 GiB; 1,480 run out of memory`."""
+    """Write `fit per device (peak of allocated memory 139.12 GiB); 1,480 do not`."""
     peak = one.peak_mem_allocated_bytes
-    used = "" if peak is None else f" in {formatting.gib(peak)} GiB"
-    return f"fit per device{used}; {one.ran_out:,} run out of memory"
+    used = "" if peak is None else f" (peak of allocated memory {formatting.gib(peak)} GiB)"
+    return f"fit per device{used}; {one.ran_out:,} do not"
 
 
 def _scaling(found: SpeedUps, answer: RunAnswer) -> str:
@@ -386,7 +388,7 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     if case.verdict is Verdict.UNDECIDED or (over and not over.wins):
         ask = _ask(rounds_to_decide(case.best.row))
         if over:
-            return [f"There is no clear winner for any of {_cases(answer, over.cases)}.", ask]
+            return [f"There is no clear winner in any of {over.cases} cases.", ask]
         rivals = candidate_name(answer, case.rivals[0])
         if len(case.rivals) > 1:
             rivals = f"{len(case.rivals)} other points"
@@ -397,8 +399,10 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
         return [f"{best} and {candidate_name(answer, case.ranked[1])} differ by less than 0.5 %."]
     is_sure = case.verdict is Verdict.BEST
     of_run = "" if is_sure else " in this run"
-    often = f" for {over.wins} of {_cases(answer, over.cases)}" if over else ""
-    following = "the next" if over else candidate_name(answer, case.ranked[1])
+    often = _where_won(answer, won, over.cases) if over else ""
+    following = candidate_name(answer, case.ranked[1])
+    if over:
+        following = "the second fastest" if is_speed(found.metric) else "the second best"
     if is_speed(found.metric):
         gains = span(*(formatting.ratio(choose(one.gain for one in won)) for choose in (min, max)))
         sentences = [
@@ -416,7 +420,7 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
         ]
     if over and over.undecided:
         are = "is" if over.undecided == 1 else "are"
-        sentences.append(f"{over.undecided} of {_cases(answer, over.cases)} {are} undecided.")
+        sentences.append(f"{over.undecided} of {over.cases} cases {are} undecided.")
     return sentences
 
 
@@ -429,16 +433,13 @@ def _won(found: Ranking, case: Case) -> list[Case]:
     ]
 
 
-def _cases(answer: RunAnswer, count: int) -> str:
-    """Return what the cases are: `3 batch sizes`, `2 numbers of GPUs`, `5 values of slow_ratio`."""
+def _where_won(answer: RunAnswer, won: Sequence[Case], count: int) -> str:
+    """Return ` with 1 GPU, 2 GPUs and 4 GPUs`; where several settings make cases ` in 3 of 4`."""
     names = answer.case_settings
-    if len(names) != 1:
-        return f"{count} cases"
-    if names[0] == "world_size":
-        return f"{count} numbers of {answer.data.ranks}"
-    if names[0] == "batch":
-        return f"{count} batch sizes"
-    return f"{count} values of {formatting.heading(names[0])}"
+    if len(names) != 1 or len(won) > _MOST_NAMED:
+        return f" in {len(won)} of {count} cases"
+    *others, last = [case_name(answer, case) for case in won]
+    return f" with {', '.join(others)} and {last}" if others else f" with {last}"
 
 
 def _beside_values(found: Values, answer: RunAnswer) -> list[str]:
@@ -510,7 +511,8 @@ def next_command(found: NextCommand) -> list[str]:
     if found.kind is Next.RETRY:
         label = "Next, after you fix the error: "
     elif found.seconds is not None:
-        label = f"Next, for intervals, in about {formatting.long_time(found.seconds)}: "
+        time = formatting.long_time(found.seconds)
+        label = f"Next, to get 95 % intervals (takes about {time}): "
     whole = label + formatting.command(*found.words)
     if len(whole) <= 80:
         return [whole]
@@ -521,7 +523,7 @@ def next_command(found: NextCommand) -> list[str]:
         groups[-1].append(word)
     first, *others = groups
     lines = [
-        label + formatting.command(*first),
+        formatting.command(*first),
         *(f"    {formatting.quoted(*one)}" for one in others),
     ]
-    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+    return [label.rstrip(), *(f"{line} \\" for line in lines[:-1]), lines[-1]]

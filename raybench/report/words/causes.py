@@ -20,15 +20,17 @@ CAUSES = {
 }
 _MEANINGS = {
     "lost_comm": "Computation does not hide it.",
-    "lost_compute": "Computation, and DDP's copies of gradients, take longer than ideal.",
+    "lost_compute": "Computation takes longer than in ideal scaling.",
     "lost_wait": "The other ranks wait for the slowest rank of a step.",
     "lost_data": "The device waits for the next batch.",
     "lost_host": "The device idles because the host is late.",
-    "lost_unexplained": "No measured part explains it, for example a few slow steps.",
+    "lost_unexplained": "No measured part explains it. A few slow steps can be the reason.",
 }
 
 # Smaller shares of a step may be noise, even if the intervals of the step times are narrower.
 _LEAST_SHOWN = 0.02
+# Where noise is a larger share of a step, it hides causes.
+_MOST_NOISE = 0.05
 # Smaller shares are not told at all.
 _LEAST_TOLD = 0.0005
 
@@ -54,8 +56,11 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
         has_gain = has_gain or low <= -MIN_LOSS
         yield CAUSES[name], f"{share_words(low, high, 1)}. {_MEANINGS[name]}"
     if has_gain:
-        yield "below 0", "The part takes less time than in ideal scaling."
+        yield "note", "A value below 0 means that the part takes less time than in ideal scaling."
     most = max(small, default=0.0)
     if most >= _LEAST_TOLD:
-        name = "other causes" if len(small) < len(LOSSES) else "no clear cause"
-        yield name, f"Each is at most {share_words(most, digits=1)}, which may be noise."
+        if most > _MOST_NOISE:
+            text = f"They cannot be told from noise, which is up to {share_words(most, digits=1)}."
+        else:
+            text = f"Each is at most {share_words(most, digits=1)}, which may be noise."
+        yield "other causes", text

@@ -70,7 +70,7 @@ _OF_DEVICES = {
 }
 _OF_POINTS: Mapping[str, str] = {
     "compute_ms": "compute",
-    "optimizer_ms": "optimizer",
+    "optimizer_ms": "update",
     "comm_exposed_ms": "exposed communication",
     "unexplained_ms": "unexplained",
     "straggler_ms": "slow rank",
@@ -220,7 +220,7 @@ def lone_points(base: int, new: int, settings: Sequence[str]) -> list[str]:
         for side, count in counts.items()
         if count
     ]
-    return [*sentences, *([f"They differ in {', '.join(settings)}."] if settings else [])]
+    return [*sentences, *([f"BASE and NEW differ in {', '.join(settings)}."] if settings else [])]
 
 
 def left_out(run_id: str, facts: Sequence[Fact]) -> str:

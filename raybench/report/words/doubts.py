@@ -16,7 +16,7 @@ from raybench.stats.outliers import NEARLY_ALL
 # The marks in tables, in their order there, each with its word and its meaning.
 MARKS = {
     "u": ("unsteady", "the step time was still changing"),
-    "w": ("wide", "within one round, the step time is uncertain by more than ±10 %"),
+    "w": ("wide", "within one round, the 95 % interval of the step time exceeds ±10 %"),
     "h": ("host-bound", "the device waits for the host"),
     "t": ("throttled", "heat or a fault limited the clock"),
     "s": ("slow rank", "one rank works longer than the others"),
@@ -123,7 +123,7 @@ def busy_words(group: DoubtGroup, points: int) -> str:
     doubt = group.worst
     during = f"during {group.count} of {counted(points, 'point')}"
     if doubt.kind is DoubtKind.BUSY_CORES:
-        who = f"Other programs used {doubt.value:.2g} of {doubt.limit:.0f} cores"
+        who = f"Other programs used up to {doubt.value:.2g} of {doubt.limit:.0f} cores"
     else:
         who = "Other programs used the same devices"
     return f"{who} {during}; these times are not reliable."
@@ -224,12 +224,12 @@ def _of_clocks(doubt: Doubt) -> str:
     ratio = doubt.value or 1.0
     share = share_words(abs(ratio - 1))
     if ratio > 1:
-        return f"The power cap slowed the baseline; this raises the speed-up by at most {share}."
-    return f"The power cap lowered the clock; this lowers the speed-up by at most {share}."
+        return f"The power cap slowed the baseline; the speed-up is up to {share} too high."
+    return f"The power cap lowered the clock; the speed-up is up to {share} too low."
 
 
 def _other_kernels(doubt: Doubt, _row: PointRow) -> str:
-    return f"attention used {doubt.subject}"
+    return f"attention used the kernel {doubt.subject}"
 
 
 def _slow_rank(doubt: Doubt, row: PointRow) -> str:
@@ -367,7 +367,7 @@ def _too_few_steps(doubt: Doubt, _row: PointRow) -> str:
 def _wide(doubt: Doubt, _row: PointRow) -> str:
     half_width = doubt.value or 0.0
     by = formatting.interval_words(half_width)
-    return f"within one round, the step time is uncertain by {by}"
+    return f"within one round, the 95 % interval of the step time is {by}"
 
 
 def _base_unsteady(_doubt: Doubt, _row: PointRow) -> str:
@@ -386,23 +386,23 @@ _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.BUSY_CORES: "Measure again when the other programs have ended.",
     DoubtKind.THROTTLED: "Check the cooling and the power of the device.",
     DoubtKind.CROWDED: "Use fewer workers.",
-    DoubtKind.DRIFT: "Speed-ups are corrected for this drift; step times and throughput are not.",
+    DoubtKind.DRIFT: "Speed-ups between numbers of devices are corrected; step times are not.",
     DoubtKind.SHARED_NODE: "The nodes share memory and host links.",
-    DoubtKind.OTHER_KERNELS: "The baseline point used the other; the speed-up includes that.",
+    DoubtKind.OTHER_KERNELS: "The speed-up includes this change of kernel.",
     DoubtKind.HOST_BOUND: "CUDA graphs, compilation or larger batches help.",
     DoubtKind.ALLOCATOR_RETRIES: "Use a smaller batch.",
     DoubtKind.DEVICE_ALLOCS: "Memory had not settled: warm up for longer.",
     DoubtKind.STALLS: "The throughput is computed from the mean step.",
     DoubtKind.SCRIPT_ENDED: "Let the script make more steps.",
-    DoubtKind.NO_BREAKDOWN: "So the parts are not shown.",
-    DoubtKind.PARTS_EXCEED: "So the parts do not add up.",
+    DoubtKind.NO_BREAKDOWN: "The parts of these points are not shown.",
+    DoubtKind.PARTS_EXCEED: "The parts of these points do not add up.",
     DoubtKind.LEFT_BEHIND: "The next point got new processes; release it in close().",
     DoubtKind.QUICK: "Another run may differ much.",
     DoubtKind.SHORT: "Raise measure.max_seconds.",
     DoubtKind.FEW_SAMPLES: "Raise measure.max_seconds.",
     DoubtKind.UNSTEADY: "Measure several rounds.",
     DoubtKind.TOO_FEW_STEPS: "Raise measure.seconds.",
-    DoubtKind.WIDE: "Measure for longer.",
+    DoubtKind.WIDE: "Raise measure.max_seconds.",
 }
 
 

@@ -43,14 +43,16 @@ def count_within(found: Sequence[Standing]) -> str:
     sentences = []
     if count.counted:
         are = "is" if count.within == 1 else "are"
+        have_one = "has" if count.counted == 1 else "have"
         sentences.append(
-            f"Of the values with a reference, {count.within} of {count.counted} {are} in its range."
+            f"{counted(count.counted, 'value')} {have_one} a reference; {count.within} {are} in "
+            "its normal range."
         )
     if count.wide:
-        have, is_ = ("has a range", "is") if count.wide == 1 else ("has ranges", "are")
+        have = "has" if count.wide == 1 else "have"
         sentences.append(
-            f"{counted(count.wide, 'other')} {is_} not judged, because the reference {have} "
-            f"wider than ±{share_words(NARROW)}."
+            f"{counted(count.wide, 'other value')} {have} a range too wide to judge by (wider than "
+            f"±{share_words(NARROW)})."
         )
     if count.is_own:
         sentences.append(_OWN)

@@ -143,7 +143,7 @@ def step_meaning(data: RunData) -> str:
     """Return what the step time of a point is, no full stop."""
     meaning = "median time of one step"
     if any(row.world_size > 1 for row in data.rows):
-        meaning += " on the slowest rank; on the median rank if all ranks agree within 1 %"
+        meaning += " of the slowest rank (of the median rank if all ranks agree within 1 %)"
     return meaning
 
 

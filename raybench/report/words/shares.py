@@ -28,8 +28,8 @@ def best_shares(found: BestShares, fleets: Sequence[Fleet], ranks: str) -> list[
     of_run = "" if found.is_sure else " in this run"
     upto = "up to " if found.wins > 1 else ""
     sentences = [
-        f"The division {found.shares} {verb} the fastest{where}{of_run}.",
-        f"With {name}, {found.shares} is {upto}{_faster(found.gain)} than the next.",
+        f"shares={found.shares} {verb} the fastest{where}{of_run}.",
+        f"With {name}, it is {upto}{_faster(found.gain)} than the second fastest.",
     ]
     if found.undecided:
         sentences.append(f"{counted(found.undecided, 'case')} {_are(found.undecided)} undecided.")
@@ -67,7 +67,8 @@ def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
 
 def _slow_devices(fleet: Fleet, ranks: str) -> str:
     all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
-    slow = f"{count} of {all_} at {share_words(fleet.probe_ratio)} speed"
+    how = "slowed to" if fleet.first.slow_by else "at"
+    slow = f"{count} of {all_} {how} {share_words(fleet.probe_ratio)} speed"
     return slow if count else f"{all_}, none slow"
 
 
