@@ -83,7 +83,7 @@ def without_controls(trials: Iterable[PointRow]) -> list[PointRow]:
 def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
     """Return one row for each point of each run: its last attempt, or the mean of its rounds.
 
-    Step times and rates are geometric means over the ok rounds; arithmetic by rank or name, and if
+    Step times and rates are geometric means over the ok rounds; arithmetic by rank, and if
     one is 0 or less. Parts of the step are means of only the rounds that have a breakdown with the
     same shares as the last, and parts_step_ms is the step of those rounds. step_ms_min and
     step_ms_max are extremes, cold steps medians, counts of samples and energy sums, memory the
@@ -166,7 +166,7 @@ def _mean_by_rank(known: Sequence[Sequence[float | None]]) -> tuple[float | None
 
 def _mean_by_name(known: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for value in known for name in value)
-    return {name: fmean(value[name] for value in known if name in value) for name in names}
+    return {name: _mean([value[name] for value in known if name in value]) for name in names}
 
 
 _BY_KIND: Mapping[str, Callable[[Sequence[Any]], Any]] = {

@@ -51,6 +51,15 @@ def test_a_speed_up_is_the_mean_of_the_ratios_within_each_round():
     assert two.rounds == 2
 
 
+def test_own_rates_have_the_mean_of_the_throughput():
+    rows = make_rows(
+        [make_record(ONE, step_ms=ms, round=n, attempt=n) for n, ms in ((1, 8), (2, 32))]
+    )
+    rows = [replace(row, workload_metrics={"tokens": 3 * row.throughput}) for row in rows]
+    [mean] = mean_of_rounds(rows)
+    assert mean.workload_metrics["tokens"] == pytest.approx(3 * mean.throughput)
+
+
 def test_an_interval_is_that_of_the_rounds_of_this_run_alone():
     noise = 0.01 * np.random.default_rng(2).standard_normal((3, 3))
     times = np.array([10.0, 12.0, 15.0]) * np.exp(noise)
