@@ -76,12 +76,12 @@ def test_each_mark_is_explained():
 def test_each_impossible_figure_has_its_likeliest_reason(figure):
     doubt = Doubt(kind=DoubtKind.IMPOSSIBLE, value=150.0, limit=100.0, subject=figure)
     assert doubt_words(doubt, ROW).endswith(" cannot be true")
-    assert is_sentence(doubt_advice(doubt))
+    assert is_sentence(doubt_advice(doubt, ROW))
 
 
 @pytest.mark.parametrize("kind", sorted({*DoubtKind} - {DoubtKind.IMPOSSIBLE}))
 def test_advice_is_a_sentence_or_nothing(kind):
-    advice = doubt_advice(Doubt(kind=kind, value=0.5, limit=1.0, subject="rank 1"))
+    advice = doubt_advice(Doubt(kind=kind, value=0.5, limit=1.0, subject="rank 1"), ROW)
     assert advice == "" or is_sentence(advice)
 
 
@@ -101,7 +101,7 @@ def test_advice_is_a_sentence_or_nothing(kind):
         (
             DoubtKind.SLOW_RANK,
             (0.25, 0.02, "rank 1"),
-            "rank 1 works 2.5 ms longer than the other ranks on the host, which costs 1.5 to "
+            "rank 1 needs 2.5 ms more host time than the other ranks, which costs 1.5 to "
             "2.5 ms of a 10 ms step",
         ),
         (
@@ -157,15 +157,18 @@ def test_advice_is_a_sentence_or_nothing(kind):
             (3,),
             "3 steps cannot show whether the step time was still changing",
         ),
-        (DoubtKind.WIDE, (0.125, 0.1), "the step time is known to ±12.5 % only"),
         (
             DoubtKind.WIDE,
-            (1.5, 0.1),
-            "the step time is known to no better than a factor of two",
+            (0.125, 0.1),
+            "within one round, the 95 % interval of the step time is ±12.5 %",
         ),
         (DoubtKind.QUICK, (0.048,), "the point was timed for a moment only (0.048 s)"),
         (DoubtKind.SHORT, (0.048, 3.0), "the point was timed for 0.048 s instead of 3 s"),
-        (DoubtKind.FEW_SAMPLES, (6, 50), "the time allowed only 6 of 50 iterations"),
+        (
+            DoubtKind.FEW_SAMPLES,
+            (6, 50),
+            "only 6 of 50 planned iterations fitted into the time limit",
+        ),
         (DoubtKind.ROUND_FAILED, (2, None, "lost: rank 1 died"), "round 2 ended lost: rank 1 died"),
     ],
 )
@@ -176,12 +179,12 @@ def test_words_of_a_doubt(kind, known, told):
 @pytest.mark.parametrize(
     ("ratio", "told"),
     [
-        (1.08, "The power cap slowed the baseline; this raises the speed-up by at most 8 %."),
-        (0.93, "The power cap lowered the clock; this lowers the speed-up by at most 7 %."),
+        (1.08, "The power cap slowed the baseline; the speed-up is up to 8 % too high."),
+        (0.93, "The power cap lowered the clock; the speed-up is up to 7 % too low."),
     ],
 )
 def test_other_clocks_explain_so_much_of_the_speed(ratio, told):
-    assert doubt_advice(Doubt(kind=DoubtKind.OTHER_CLOCKS, value=ratio, limit=1.0)) == told
+    assert doubt_advice(Doubt(kind=DoubtKind.OTHER_CLOCKS, value=ratio, limit=1.0), ROW) == told
     clause = f"the SM clock is {ratio:.2f} times that of the baseline point"
     assert words(DoubtKind.OTHER_CLOCKS, ratio, 1.0) == clause
 
@@ -189,7 +192,7 @@ def test_other_clocks_explain_so_much_of_the_speed(ratio, told):
 @pytest.mark.parametrize(
     ("kind", "known", "told"),
     [
-        (DoubtKind.BUSY_CORES, (1.24, 2.0, "alpha"), "Other programs used 1.2 of 2 cores"),
+        (DoubtKind.BUSY_CORES, (1.24, 2.0, "alpha"), "Other programs used up to 1.2 of 2 cores"),
         (DoubtKind.NOT_ALONE, (None, None, "run b"), "Other programs used the same devices"),
     ],
 )
@@ -223,10 +226,12 @@ def test_what_a_slow_rank_costs_is_told_in_seconds(changes, value, end):
 
 @pytest.mark.parametrize(("drift", "change"), [(0.04, "4.0 % slower"), (-0.1, "10.0 % faster")])
 def test_words_of_a_drift(drift, change):
-    doubt = Doubt(kind=DoubtKind.DRIFT, value=drift, subject="round 1, block 2")
-    told = f"the machine became {change} during round 1, block 2 GPUs"
+    doubt = Doubt(kind=DoubtKind.DRIFT, value=drift, subject="round 1 with 2")
+    told = f"the machine became {change} while the points of round 1 with 2 GPUs ran"
     assert drift_words(doubt, "GPUs") == told
-    assert doubt_advice(doubt) == "Speed-ups are corrected for this drift."
+    assert doubt_advice(doubt, None) == (
+        "Speed-ups between numbers of devices are corrected; step times are not."
+    )
 
 
 @pytest.mark.parametrize("kind", NotComparedKind)

@@ -54,7 +54,7 @@ def test_a_first_screen_fits_or_names_the_full_report(folder, run):
     # A shell must read the options of the next command whole.
     assert all(len(line) <= 80 for line in lines if not line.startswith("    -"))
     doubts = text.partition("oubts\n")[2].partition("\nNext")[0]
-    assert len(re.findall(r"(?m)^and \d+ more messages?: --full$", doubts)) <= 1
+    assert len(re.findall(r"(?m)^and \d+ more doubts?: --full$", doubts)) <= 1
 
 
 def test_the_question_of_the_job_comes_first():
@@ -123,7 +123,7 @@ def test_at_most_three_doubts_are_shown():
     doubts = tuple(Doubt(kind=kind, value=0.5, limit=0.1, subject="alpha") for kind in kinds)
     report = RunReport(answer=decide(run_with_doubts(doubts, ())), is_short=True)
     texts = [block.text for block in report.blocks() if isinstance(block, Line)]
-    shown = texts[texts.index("Doubts") + 1 : texts.index("and 2 more messages: --full")]
+    shown = texts[texts.index("Doubts") + 1 : texts.index("and 2 more doubts: --full")]
     assert shown == [f"{one.who}: {one.shortened(150)}" for one in report.doubts[:3]]
 
 
@@ -134,8 +134,8 @@ def test_on_a_busy_machine_one_sentence_replaces_the_doubts(busy, is_told):
     of_points = [(cores, short)] * busy + [(short,)] * (4 - busy)
     text = " ".join(screen(run_with_doubts(*of_points)).split())
     told = (
-        f"Doubts Other programs used 1.2 of 2 cores during {busy} of 4 points; these times are "
-        "not reliable. and 1 more message: --full"
+        f"Doubts Other programs used up to 1.2 of 2 cores during {busy} of 4 points; these times are "
+        "not reliable. and 1 more doubt: --full"
     )
     assert (told in text) == is_told
     assert ("the point was timed for 0.3 s instead of 3 s" in text) != is_told

@@ -93,15 +93,15 @@ def test_preset_tells_when_layers_are_cut(params, told):
 )
 def test_causes_within_noise_are_one_line(run, most):
     found = dict(causes_of(with_most_ranks(load_run_data(EXAMPLES, run).rows)))
-    assert list(found) == ["exposed communication", "slower computation", "the rest"]
-    assert found["the rest"] == f"At most {most} each, which may be noise."
+    assert list(found) == ["exposed communication", "slower computation", "other causes"]
+    assert found["other causes"] == f"Each is at most {most}, which may be noise."
 
 
 def test_causes_below_zero_are_explained():
     data = load_run_data(EXAMPLES, "ddp_linear-20261122-231903-de3c")
     found = dict(causes_of([row for row in data.rows if row.speed_up and row.world_size == 2]))
-    assert found["unexplained"].startswith("-14.4 to 4.3 %. ")
-    assert found["below 0"] == "The part takes less time than in ideal scaling."
+    assert found["no known cause"].startswith("-14.4 to 4.3 %. ")
+    assert found["note"] == "A value below 0 means that the part takes less time than in ideal scaling."
 
 
 def test_metric_of_a_workload_is_explained_as_declared_today():

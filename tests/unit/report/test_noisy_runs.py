@@ -96,7 +96,7 @@ def test_crowded_workers_leave_the_winner_open():
     assert case.verdict is Verdict.UNDECIDED
     assert len(case.rivals) == 3
     (drift,) = [group for group in data.doubts if group.worst.kind is DoubtKind.DRIFT]
-    assert (drift.count, drift.worst.subject) == (2, "round 1, block 4")
+    assert (drift.count, drift.worst.subject) == (2, "round 1 with 4")
 
 
 def test_committed_noisy_runs_hold_no_absolute_paths():

@@ -56,9 +56,9 @@ def pipeline(**params):
 
 def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
     [table] = tables_of(make_summary(pipeline()), "scopes")
-    assert table.title == "mine:Pipeline: modules compared with the whole pipeline, ms"
+    assert table.title == "mine:Pipeline: blocks, forward pass and whole loop, ms"
     assert table.titles == (
-        "GPUs", "scope", "cold", "warm", "cold gain", "warm gain", "GiB",
+        "GPUs", "scope", "cold", "warm", "cold speed-up", "warm speed-up", "GiB",
     )  # fmt: skip
     cells = [dict(zip(table.titles, row, strict=True)) for row in table.texts]
     assert [(row["scope"], row["GPUs"]) for row in cells] == [
@@ -66,8 +66,8 @@ def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
     ]  # fmt: skip
     assert [row["cold"] for row in cells] == ["50.00"] * 4
     assert [round(float(row["warm"]), 1) for row in cells] == [8.0, 4.4, 40.0, 32.0]
-    assert [row["cold gain"] for row in cells] == ["1.00"] * 4
-    assert [row["warm gain"] for row in cells] == ["1.00", "1.82", "1.00", "1.25"]
+    assert [row["cold speed-up"] for row in cells] == ["1.00"] * 4
+    assert [row["warm speed-up"] for row in cells] == ["1.00", "1.82", "1.00", "1.25"]
     assert {row["GiB"] for row in cells} == {"1.00"}
 
 
@@ -78,8 +78,8 @@ def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used):
     [table] = tables_of(found, "scopes")
     cells = [dict(zip(table.titles, row, strict=True)) for row in table.texts]
     assert [row["cold"] for row in cells] == ["50.00"] * 4
-    assert cells[-1]["cold gain"] == ""
-    assert [row["cold gain"] for row in cells[:2]] == ["1.00", "1.00"]
+    assert cells[-1]["cold speed-up"] == ""
+    assert [row["cold speed-up"] for row in cells[:2]] == ["1.00", "1.00"]
 
 
 def test_what_the_whole_loses_and_the_module_does_not_has_a_column_for_each_cause():
@@ -113,7 +113,7 @@ def test_clocks_under_the_power_cap_are_a_doubt():
         for one in RunReport(answer=decide(found)).doubts
         if one.text == "the SM clock is 1.08 times that of the baseline point"
     ]
-    assert doubt.advice.endswith(" raises the speed-up by at most 8 %.")
+    assert doubt.advice.endswith(" the speed-up is up to 8 % too high.")
 
 
 def ran(*own_ms, wall=False, batch=64):
