@@ -339,7 +339,7 @@ def decide(data: RunData) -> RunAnswer:
         found=found,
         ranking=ranking,
         uncompared=uncompared,
-        single_starts=0 if batches else _single_starts(data, shares or found),
+        single_starts=0 if is_exact else _single_starts(data, shares or found),
         impossible=sum(map(has_impossible, data.rows)),
         more_rounds=more_rounds,
         next_command=_next_command(data, None if is_exact else more_rounds),

@@ -50,6 +50,8 @@ _NOUNS = {
     "memory_gb_s": "memory bandwidth",
     "wall_unsynced_share": "what time.time() shows without synchronizing, in % of the step time",
 }
+# A point needs these.
+_USED_UP = ("peak_mem_allocated_bytes", "peak_mem_reserved_bytes", "energy_j")
 # So many cases are named.
 _MOST_NAMED = 4
 _OPTION = re.compile(r"--?[a-z]")
@@ -413,11 +415,17 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
         ratios = [one.best.value / (one.ranked[1].value or 1.0) - 1 for one in won]
         least, most_of_all = sorted(map(abs, (min(ratios), max(ratios))))
         shares = formatting.share_words(least, most_of_all)
-        more, most = ("more", "most") if found.is_most_best else ("less", "least")
-        sentences = [
-            f"{best} needs the {most} {noun}{often}{of_run}.",
-            f"{best} needs {shares} {more} {noun} than {following}.",
-        ]
+        if found.metric.name in _USED_UP and not found.is_most_best:
+            sentences = [
+                f"{best} needs the least {noun}{often}{of_run}.",
+                f"{best} needs {shares} less {noun} than {following}.",
+            ]
+        else:
+            degree = "high" if found.is_most_best else "low"
+            sentences = [
+                f"{best} has the {degree}est {noun}{often}{of_run}.",
+                f"The value of {best} is {shares} {degree}er than that of {following}.",
+            ]
     if over and over.undecided:
         are = "is" if over.undecided == 1 else "are"
         sentences.append(f"{over.undecided} of {over.cases} cases {are} undecided.")
