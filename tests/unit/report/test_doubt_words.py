@@ -1,5 +1,7 @@
 """Every doubt and every reason has words."""
 
+from dataclasses import replace
+
 import pytest
 from builders import make_row
 
@@ -232,6 +234,16 @@ def test_words_of_a_drift(drift, change):
     assert doubt_advice(doubt, None) == (
         "Speed-ups between numbers of devices are corrected; step times are not."
     )
+
+
+@pytest.mark.parametrize("kind", [DoubtKind.SHORT, DoubtKind.FEW_SAMPLES, DoubtKind.TOO_FEW_STEPS])
+def test_ended_script_gets_no_time_advice(kind):
+    doubt = Doubt(kind=kind, value=3.0, limit=50.0)
+    assert "Raise measure." in doubt_advice(doubt, ROW)
+    ended = Doubt(kind=DoubtKind.SCRIPT_ENDED, value=20.0)
+    row = replace(ROW, workload="script", doubts=(doubt, ended))
+    assert doubt_advice(doubt, row) == ""
+    assert doubt_advice(ended, row) == "Let the script make more steps."
 
 
 @pytest.mark.parametrize("kind", NotComparedKind)

@@ -110,7 +110,9 @@ def test_points_of_equal_rates_are_not_decided():
         "More rounds may decide: `--set measure.rounds=3`."
     )
     tied = [*records[:2], ran(1, 8.0, Precision.FP16)]
-    assert "winner: fp32 has the best value, but 2 other points may be equal." in said(tied, {}, job)
+    assert "winner: fp32 has the best value, but 2 other points may be equal." in said(
+        tied, {}, job
+    )
     # The report asks for rounds once.
     summary = make_summary(records, make_run("run-a", job_text=job))
     assert RunReport(answer=decide(summary)).lead.count("measure.rounds") == 1
@@ -129,7 +131,9 @@ def test_doubts_about_a_step_time_are_none_about_memory():
         "bf16 needs 9 % less memory than fp32."
     )
     energy = said(records, {}, ASKED % ("energy_j", "precision"), energy_j=[9, 3])
-    assert "bf16 needs the least energy in this run. bf16 needs 67 % less energy than fp32." in energy
+    assert (
+        "bf16 needs the least energy in this run. bf16 needs 67 % less energy than fp32." in energy
+    )
 
 
 def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_asks_for_both():
@@ -284,7 +288,9 @@ def test_no_lead_contradicts_the_table(summary):
         named = len(re.split(r", | and ", places))
         assert int(won or named) <= len(ahead)
         assert not count or int(count) == len(contested)
-    shares = r"shares=(\w+) (?:is|was) the fastest(?: in (\d+) of \d+ cases)?(?: in this run)?\. With "
+    shares = (
+        r"shares=(\w+) (?:is|was) the fastest(?: in (\d+) of \d+ cases)?(?: in this run)?\. With "
+    )
     if best_shares := re.search(shares, told):
         bests = [max(f.scenarios.values(), key=lambda one: one.throughput) for f in summary.fleets]
         won = [one for one in bests if one.shares == best_shares[1]]

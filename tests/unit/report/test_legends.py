@@ -101,7 +101,10 @@ def test_causes_below_zero_are_explained():
     data = load_run_data(EXAMPLES, "ddp_linear-20261122-231903-de3c")
     found = dict(causes_of([row for row in data.rows if row.speed_up and row.world_size == 2]))
     assert found["no known cause"].startswith("-14.4 to 4.3 %. ")
-    assert found["note"] == "A value below 0 means that the part takes less time than in ideal scaling."
+    assert (
+        found["note"]
+        == "A value below 0 means that the part takes less time than in ideal scaling."
+    )
 
 
 def test_metric_of_a_workload_is_explained_as_declared_today():

@@ -220,7 +220,7 @@ def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(own, as
     doubts = RunReport(answer=decide(found)).doubts
     told = [one.shortened(150) for one in doubts if "attention" in one.text]
     assert told == is_told * [
-        "attention used the kernel flash, at the baseline point cudnn. "
+        "attention used the kernel flash instead of cudnn. "
         "The speed-up includes this change of kernel."
     ]
 
@@ -255,7 +255,7 @@ def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
     # If all batches up to the maximum fit, no largest one is known.
     cut_short = replace(search, points=[row for row in search.points if row.batch_size <= 64])
     lead = RunReport(answer=decide(cut_short)).lead
-    assert "plain was the fastest in 4 of 4 cases of this run." in lead
+    assert "plain was the fastest with batch 8, batch 16, batch 32 and batch 64 in this" in lead
     listed = [make_record(make_point(batch_size=64)), make_failed(make_point(batch_size=128))]
     assert not any(report_of(one).answer.largest_batches for one in (listed, listed[1:]))
 
@@ -339,7 +339,7 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
     doubts = RunReport(answer=decide(summary)).doubts
     [said] = [said for said in doubts if said.text.startswith("the parts add up to ")]
     assert not [said for said in doubts if "idles" in said.text]
-    assert (said.count, said.advice) == (1, "The parts of these points are not shown.")
+    assert (said.count, said.advice) == (1, "The parts are not shown.")
 
 
 def test_parts_that_are_not_shown_have_no_mark():
@@ -371,7 +371,7 @@ def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
     place = table.titles.index("!")
     assert [row[place] for row in table.texts] == ["", "uhs"]
     explained = legend_of(summary)
-    assert "!: Marks: u = unsteady" in explained
+    assert "!: marks: u = unsteady" in explained
     assert "host-bound" in explained
     assert "throttled" not in explained
     assert "!" not in tables_of(make_summary(make_sweep()))[0].columns
@@ -387,7 +387,7 @@ def test_a_point_that_was_not_alone_on_its_nodes_is_marked():
     table = tables_of(summary)[0]
     place = table.titles.index("!")
     assert [row[place] for row in table.texts] == ["n", "", "n", ""]
-    assert "!: Marks: n = not alone: other work used" in legend_of(summary)
+    assert "!: marks: n = not alone: other work used" in legend_of(summary)
 
 
 def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it():
