@@ -176,6 +176,8 @@ class RunReport(Document):
         failures = [one for one in self.failures if not (one.is_oom and data.is_batch_search)]
         shown = [(one.who, one.shortened(SHORT if one.is_oom else LONG)) for one in failures]
         busy = busy_group(data.doubts, len(data.ok_rows))
+        if busy and not answer.concerns(busy.worst.kind):
+            busy = None
         for group, message in zip(answer.doubts, self.doubts, strict=True):
             is_wrong = group.worst.kind.harm is Harm.WRONG
             if answer.concerns(group.worst.kind) and (is_wrong or busy is None):
