@@ -17,12 +17,13 @@ from builders import (
 )
 from commands import EXAMPLES
 
-from raybench.analysis.answer import decide
+from raybench.analysis.answer import Next, NextCommand, decide
 from raybench.analysis.run_data import RunData, load_run_data
 from raybench.records import Status
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.report.documents import Line, format_document
 from raybench.report.run_report import RunReport
+from raybench.report.words.answer import next_command
 
 NOISY = Path(__file__).parent / "noisy_runs"
 RUNS = [
@@ -134,17 +135,115 @@ def test_on_a_busy_machine_one_sentence_replaces_the_doubts(busy, is_told):
     of_points = [(cores, short)] * busy + [(short,)] * (4 - busy)
     text = " ".join(screen(run_with_doubts(*of_points)).split())
     told = (
-        f"Doubts Other programs used up to 1.2 of 2 cores during {busy} of 4 points; these times are "
-        "not reliable. and 1 more doubt: --full"
+        f"Doubts Other programs used up to 1.2 of 2 cores during {busy} of 4 points; these times "
+        "are not reliable. and 1 more doubt: --full"
     )
     assert (told in text) == is_told
     assert ("the point was timed for 0.3 s instead of 3 s" in text) != is_told
 
 
+OF_OTHERS = "{} other numbers, not this answer: --full"
+SEARCH = "workload: {kind: mlp}\nmatrix: {batch_size: max}\n"
+MEMORY = "answer: {metric: peak_mem_allocated_bytes}\nworkload: {kind: mlp}\n"
+
+
+def doubts_of(*kinds):
+    return tuple(Doubt(kind=kind, value=0.5, limit=0.1, subject="alpha") for kind in kinds)
+
+
+@pytest.mark.parametrize("kind", [DoubtKind.OTHER_CLOCKS, DoubtKind.OTHER_KERNELS])
+def test_doubts_about_ratios_need_a_speed_up(kind):
+    found = run_with_doubts(doubts_of(kind), ())
+    text = screen(found)
+    assert OF_OTHERS.format("1 doubt concerns") in text
+    assert "Doubts\n" not in text
+    assert RunReport(answer=decide(found)).doubts[0].text in " ".join(report_text(found).split())
+    compared = run_with_doubts(doubts_of(kind), (), baseline={"batch_size": 1})
+    assert "Doubts\n" in screen(compared)
+    assert "other numbers" not in screen(compared)
+
+
+def test_doubts_about_times_do_not_concern_memory():
+    times = doubts_of(DoubtKind.CROWDED, DoubtKind.SHORT, DoubtKind.BUSY_CORES)
+    text = screen(run_with_doubts(times, (), job_text=MEMORY))
+    assert OF_OTHERS.format("3 doubts concern") in text
+    of_memory = doubts_of(DoubtKind.LEFT_BEHIND)
+    text = screen(run_with_doubts((*times, *of_memory), (), job_text=MEMORY))
+    assert "Doubts\nbatch 1: " in text
+    assert "and 3 more doubts: --full" in text
+
+
+def test_doubts_about_times_do_not_concern_batches():
+    short = Doubt(kind=DoubtKind.SHORT, value=0.5, limit=3.0)
+    batches = [make_steady(1, 8.0, batch_size=1474), make_failed(make_point(batch_size=1480))]
+    found = make_summary(batches, make_run("run-a", job_text=SEARCH))
+    points = [replace(row, doubts=(short,)) for row in found.points]
+    text = screen(replace(found, points=points))
+    assert OF_OTHERS.format("1 doubt concerns") in text
+
+
+def test_doubts_that_concern_the_answer_come_first():
+    kinds = (DoubtKind.OTHER_KERNELS, DoubtKind.SHORT)
+    kept = [one.worst.kind for one in decide(run_with_doubts(doubts_of(*kinds), ())).doubts]
+    assert kept == [DoubtKind.SHORT, DoubtKind.OTHER_KERNELS]
+
+
+def test_impossible_numbers_are_told_before_busy_machines():
+    cores = Doubt(kind=DoubtKind.BUSY_CORES, value=1.2, limit=2.0, subject="alpha")
+    wrong = Doubt(kind=DoubtKind.IMPOSSIBLE, value=150.0, limit=100.0, subject="mfu_pct")
+    _, _, text = screen(run_with_doubts((cores, wrong), (cores,))).partition("Doubts\n")
+    assert 0 <= text.find("cannot be true") < text.find("Other programs used")
+
+
+def test_next_command_of_memory_is_the_full_report():
+    of_times = decide(run_with_doubts((), ()))
+    assert of_times.next_command.kind is Next.RESUME
+    of_memory = decide(run_with_doubts((), (), job_text=MEMORY))
+    assert of_memory.next_command.kind is Next.FULL_REPORT
+    assert "\nNext: raybench report run-a --full" in screen(
+        run_with_doubts((), (), job_text=MEMORY)
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        ((), "How does it scale to 64 GPUs?"),
+        (("--set", "matrix.world_size=1,2"), "How does mlp scale from 1 GPU to 2 GPUs?"),
+        (("--set=measure.rounds=1",), "How does it scale to 64 GPUs?"),
+    ],
+)
+def test_other_device_counts_replace_the_question(words, question):
+    text = "question: How does it scale to 64 GPUs?\nworkload: {kind: mlp}\n"
+    records = [make_steady(1, 8.0), make_steady(2, 9.0)]
+    argv = ("raybench", "sweep", "job.yaml", *words)
+    run = make_run("run-a", baseline={"world_size": 1}, job_text=text, argv=argv)
+    assert RunReport(answer=decide(make_summary(records, run))).title == question
+
+
+@pytest.mark.parametrize("seconds", [None, 0.4, 359_999.0])
+@pytest.mark.parametrize("kind", Next)
+def test_label_of_long_commands_has_its_own_line(kind, seconds):
+    options = ("--device", "cpu", "-o", "a" * 60)
+    words = ("sweep", "job.yaml", "--resume", "b" * 40, *options)
+    label, first, *others = next_command(NextCommand(kind=kind, words=words, seconds=seconds))
+    assert label.startswith("Next")
+    assert label.endswith(":")
+    assert len(label) <= 80
+    assert first == "raybench sweep job.yaml \\"
+    typed = " ".join([first, *others]).replace("\\", " ")
+    assert tuple(typed.split()) == ("raybench", *words)
+
+
+def test_short_commands_stand_behind_their_label():
+    words = ("report", "run-a", "--full")
+    lines = next_command(NextCommand(kind=Next.FULL_REPORT, words=words))
+    assert lines == ["Next: raybench report run-a --full"]
+
+
 def test_a_search_does_not_list_out_of_memory_as_a_failure():
     batches = [make_steady(1, 8.0, batch_size=1474), make_failed(make_point(batch_size=1480))]
-    search = "workload: {kind: mlp}\nmatrix: {batch_size: max}\n"
-    found = make_summary(batches, make_run("run-a", job_text=search))
+    found = make_summary(batches, make_run("run-a", job_text=SEARCH))
     assert found.is_batch_search
     assert "out of memory" not in screen(found).partition("No doubts.")[2]
     assert "Failures and doubts" not in screen(found)
