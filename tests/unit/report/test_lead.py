@@ -136,6 +136,22 @@ def test_doubts_about_a_step_time_are_none_about_memory():
     )
 
 
+@pytest.mark.parametrize(
+    ("best", "told"),
+    [
+        (
+            "min",
+            "bf16 has the lowest gain in this run. The value of bf16 is 50 % lower than that of",
+        ),
+        ("max", "fp32 has the highest gain in this run. The value of fp32 is 100 % higher than"),
+    ],
+)
+def test_other_metrics_are_told_high_or_low(best, told):
+    job = f"answer: {{metric: gain, over: [precision], best: {best}}}\nworkload: {{kind: mlp}}\n"
+    records = [ran(1, 8.0), ran(1, 8.0, Precision.BF16)]
+    assert told in said(records, {}, job, workload_metrics=[{"gain": 3.0}, {"gain": 1.5}])
+
+
 def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_asks_for_both():
     records = [
         make_steady(1, step_ms, batch_size=batch, params={"grad_accumulation": 8 // batch})
