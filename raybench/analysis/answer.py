@@ -289,10 +289,15 @@ class RunAnswer:
 
         return tuple(sorted(self.data.doubts, key=order))
 
+    @property
+    def is_of_memory(self) -> bool:
+        """Return whether the answer is about memory, and not about times or rates."""
+        is_metric = self.metric is not None and self.metric.format == "gib"
+        return is_metric or isinstance(self.leading, LargestBatches)
+
     def concerns(self, kind: DoubtKind) -> bool:
         """Return whether a doubt of this kind can change the answer."""
-        is_memory = self.metric is not None and self.metric.format == "gib"
-        if is_memory or isinstance(self.leading, LargestBatches):
+        if self.is_of_memory:
             return kind in OF_MEMORY
         if kind in OF_RATIOS:
             return isinstance(self.leading, SpeedUps | Gains)

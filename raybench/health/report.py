@@ -65,9 +65,9 @@ _STAGES = {
     "alone": "Each device without communication, all at the same time",
     "host-links": "Between host and device",
     "pairs": "Pairs",
-    "together": "Together",
+    "together": "Collectives over all devices",
     "smoke": "A training step",
-    "straggler": "Who waits for whom",
+    "straggler": "Waiting in a training step",
     "burn-in": "Burn-in",
 }
 _LEAST_IN_A_MATRIX, _MOST_IN_A_MATRIX = 3, 8

@@ -219,9 +219,16 @@ def _table(answer: RunAnswer, layout: _Layout, heading: str) -> Table:
     for cells in layout.cells.values():
         first = next(iter(cells.values()))
         texts = [cells[text].text if text in cells else "" for text in layout.heads]
-        rows.append((short_name(first.row, layout.others, ranks), *texts))
+        rows.append((_label(first.row, layout.others, ranks), *texts))
     columns = [Column(title="", is_text=True), *(Column(title=head) for head in heads)]
     return Table(columns=tuple(columns), rows=tuple(rows), kind=heading)
+
+
+def _label(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
+    """Return the settings of a row; `plain` tells that all its switches are off."""
+    switches = {str(setting(row, name)).lower() for name in names} & {"true", "false"}
+    label = short_name(row, names, ranks)
+    return f"{label}, plain" if switches == {"false"} and label != "plain" else label
 
 
 def _head(row: ScaledRow, name: str, ranks: str) -> str:

@@ -424,8 +424,9 @@ _EXPLANATION = (
     "For each side, the mean of its runs is compared. samples/s are computed from the mean step; "
     "a workload without samples is compared by steps/s. Slower and faster: the change is larger "
     "than {0}, and chance alone is an unlikely cause. False alarms: if nothing changed, about 2 "
-    "of 100 comparisons call a point slower, and about 2 call one faster. Same: the change lies "
-    "within ±{0}, with 95 % certainty on each side. Undecided: none of these is certain."
+    "of 100 runs of this command call some point slower, and about 2 some point faster. Same: "
+    "the change lies within ±{0}, with 95 % certainty at each of the two limits. Undecided: none "
+    "of these is certain."
 )
 
 

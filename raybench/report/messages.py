@@ -146,7 +146,7 @@ def _doubt(
 ) -> MessageGroup:
     advice = doubt_advice(group.worst, group.row)
     if group.row is None:
-        who = counted(group.count, "group") + " of points"
+        who = counted(group.count, "control")
         text = drift_words(group.worst, ranks)
         return MessageGroup(who=who, text=text, count=group.count, advice=advice)
     text, where = doubt_words(group.worst, group.row), ""
@@ -156,5 +156,5 @@ def _doubt(
     elif names and group.count == 1 and len(rows) > 1:
         who = short_name(group.row, names, ranks)
     elif names and group.count > 1 and group.worst.value is not None:
-        text += f" (worst: {short_name(group.row, names, ranks)})"
+        who += f", worst at {short_name(group.row, names, ranks)}"
     return MessageGroup(who=who, text=text, count=group.count, where=where, advice=advice)

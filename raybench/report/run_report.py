@@ -193,7 +193,8 @@ class RunReport(Document):
         left_out = len(failures) + len(self.doubts) - len(shown)
         if not shown and self.doubts:
             concern = "doubt concerns" if left_out == 1 else "doubts concern"
-            title = f"{left_out} {concern} other numbers, not this answer: --full"
+            what = "the speed" if answer.is_of_memory else "speed-ups"
+            title = f"{left_out} {concern} {what}, not this answer: --full"
         return Caveats(title=title, messages=tuple(shown), left_out=left_out)
 
     def _caveats(self) -> Iterator[Block]:

@@ -209,8 +209,9 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
 
 
 _PARTS_NOTE = (
-    "The parts were measured on the slowest rank, in instrumented steps after the timed ones. The "
-    "columns from compute to unexplained add up to the step; slow rank is part of them."
+    "The parts were measured on the slowest rank, in instrumented steps after the timed ones. "
+    "Compute, update, data wait, host gap, exposed comm and unexplained add up to the step. They include "
+    "slow rank."
 )
 _FIRST_ROUND_NOTE = "Only the first round measures the parts, so this is the step time of round 1."
 _MEMORY_NOTE = (
@@ -562,7 +563,7 @@ def _regions(answer: RunAnswer) -> Iterator[Table]:
     found, columns = answer.data.regions, region_columns(formatting.unit_of(answer.data.rows))
     if lines := [(row, one) for row in answer.ordered for one in found.get(row.point_id, ())]:
         unit = formatting.unit_of(answer.data.rows)
-        kind = f"regions of a separate, slower step with timers, {unit.name}"
+        kind = f"regions, {unit.name}, of a separate step with timers, which is slower"
         yield _table_of_points(answer, lines, columns, kind=kind)
 
 
@@ -596,7 +597,7 @@ def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
         is_own = any(one.is_own for one in found)
         # A reference that was made from this run says nothing about it.
         told = "" if is_own else f" Their median is {formatting.share_words(middle)} of it."
-        yield "all", count_within(found) + told
+        yield "summary", count_within(found) + told
     rows = data.rows
     settings = distinguishing_settings(rows)
     names = {row.point_id: short_name(row, settings, data.ranks) or row.point_id for row in rows}

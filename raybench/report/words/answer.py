@@ -196,8 +196,8 @@ def _how_certain(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
         least = formatting.interval_words(min(known))
         return f"95 % intervals from {least} to more than ±100 %"
     if any(row.rounds > 1 for row in answer.data.ok_rows):
-        return "some points have one round: how much rounds differ is unknown"
-    return "one round: how much rounds differ is unknown"
+        return "some points have one round, so the spread between rounds is unknown"
+    return "one round, so the spread between rounds is unknown"
 
 
 def value_title(answer: RunAnswer) -> str:
@@ -453,6 +453,10 @@ def _where_won(answer: RunAnswer, won: Sequence[Case], count: int) -> str:
 def _beside_values(found: Values, answer: RunAnswer) -> list[str]:
     """Return the share of the datasheet's peak, and how long the smallest message takes."""
     sentences = [of_datasheet(found.metric, found.figures[0][1].row)]
+    if found.metric.name == "wall_unsynced_share":
+        values = [case.best.value for case in found.cases]
+        shown = formatting.share_words(min(values), max(values))
+        sentences.append(f"Without synchronizing, time.time() shows {shown} of the true step time.")
     if found.smallest_step_ms is not None:
         what = "An all_reduce" if found.is_all_reduce_of_several else "A message"
         devices = formatting.ranks_words(found.most.best.row.world_size, answer.data.ranks)

@@ -24,7 +24,7 @@ _MEANINGS = {
     "lost_wait": "The other ranks wait for the slowest rank of a step.",
     "lost_data": "The device waits for the next batch.",
     "lost_host": "The device idles because the host is late.",
-    "lost_unexplained": "No measured part explains it. A few slow steps can be the reason.",
+    "lost_unexplained": "No measured part explains it. Rare slow steps are only in the mean step.",
 }
 
 # Smaller shares of a step may be noise, even if the intervals of the step times are narrower.
@@ -44,7 +44,7 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
         return
     noise = max(_LEAST_SHOWN, *(step_uncertainty(row) or 0.0 for row in rows))
     small: list[float] = []
-    has_gain = False
+    has_gain = is_any_told = False
     for name in LOSSES:
         lost = sorted(value for row in rows if (value := getattr(row, name)) is not None)
         if not lost:
@@ -53,6 +53,7 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
         if max(-low, high) < noise:
             small.append(max(-low, high))
             continue
+        is_any_told = True
         has_gain = has_gain or low <= -MIN_LOSS
         yield CAUSES[name], f"{share_words(low, high, 1)}. {_MEANINGS[name]}"
     if has_gain:
@@ -63,4 +64,4 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
             text = f"They cannot be told from noise, which is up to {share_words(most, digits=1)}."
         else:
             text = f"Each is at most {share_words(most, digits=1)}, which may be noise."
-        yield "other causes", text
+        yield "other causes" if is_any_told else "causes", text

@@ -16,7 +16,7 @@ from raybench.stats.outliers import NEARLY_ALL
 # The marks in tables, in their order there, each with its word and its meaning.
 MARKS = {
     "u": ("unsteady", "the step time was still changing"),
-    "w": ("wide", "within one round, the 95 % interval of the step time exceeds ±10 %"),
+    "w": ("wide", "the step time of a single round is uncertain by more than ±10 %"),
     "h": ("host-bound", "the device waits for the host"),
     "t": ("throttled", "heat or a fault limited the clock"),
     "s": ("slow rank", "one rank works longer than the others"),
@@ -361,13 +361,13 @@ def _unsteady(doubt: Doubt, _row: PointRow) -> str:
 
 def _too_few_steps(doubt: Doubt, _row: PointRow) -> str:
     steps = "too few steps" if doubt.value is None else f"{counted(round(doubt.value), 'step')}"
-    return f"{steps} cannot show whether the step time was still changing"
+    return f"{steps} are too few to tell whether the step time was still changing"
 
 
 def _wide(doubt: Doubt, _row: PointRow) -> str:
     half_width = doubt.value or 0.0
     by = formatting.interval_words(half_width)
-    return f"within one round, the 95 % interval of the step time is {by}"
+    return f"the step time of a single round is uncertain by {by}"
 
 
 def _base_unsteady(_doubt: Doubt, _row: PointRow) -> str:

@@ -45,14 +45,13 @@ def count_within(found: Sequence[Standing]) -> str:
         are = "is" if count.within == 1 else "are"
         have_one = "has" if count.counted == 1 else "have"
         sentences.append(
-            f"{counted(count.counted, 'value')} {have_one} a reference; {count.within} {are} in "
-            "its normal range."
+            f"{counted(count.counted, 'value')} {have_one} a reference. {count.within} of these "
+            f"{are} in the normal range."
         )
     if count.wide:
-        have = "has" if count.wide == 1 else "have"
         sentences.append(
-            f"{counted(count.wide, 'other value')} {have} a range too wide to judge by (wider than "
-            f"±{share_words(NARROW)})."
+            f"{counted(count.wide, 'other value')} cannot be judged: the normal range is wider "
+            f"than ±{share_words(NARROW)}."
         )
     if count.is_own:
         sentences.append(_OWN)

@@ -79,7 +79,7 @@ def alike(data: RunData) -> str:
     if "dtype" in first.params:  # it computes nothing in the precision
         words["precision"] = ""
     elif words["precision"] and data.is_precision_unknown:
-        words["precision"] = "precision as the script has it"
+        words["precision"] = "precision: set by the script"
     if words["batch"] and first.scaling and "scaling" not in apart:
         words["batch"] += " per device" if first.scaling == "weak" else " over all devices"
     return ", ".join(filter(None, words.values()))
@@ -162,7 +162,7 @@ def meaning_of_marks(letters: Iterable[str]) -> str:
 def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
     """Return ranks, baseline ("" without one) and items in words, for `metric_column`."""
     baseline = formatting.words_of_settings(data.run.baseline, data.ranks)
-    of_rounds = "; the mean of the ratios within rounds"
+    of_rounds = "; computed in each round, then averaged"
     return {
         "ranks": data.ranks,
         "baseline": baseline,

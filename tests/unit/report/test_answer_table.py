@@ -114,8 +114,11 @@ def test_fewer_than_two_values_are_no_table():
     ("counts", "certainty"),
     [
         ((3, 3), "ideal 2.00; 95 % intervals of at most ±"),
-        ((1, 1), "ideal 2.00; one round: how much rounds differ is unknown)"),
-        ((3, 1), "ideal 2.00; some points have one round: how much rounds differ is unknown)"),
+        ((1, 1), "ideal 2.00; one round, so the spread between rounds is unknown)"),
+        (
+            (3, 1),
+            "ideal 2.00; some points have one round, so the spread between rounds is unknown)",
+        ),
     ],
 )
 def test_heading_says_how_certain_speed_ups_are(counts, certainty):
@@ -131,7 +134,9 @@ def test_heading_of_intervals_of_all_points_names_the_widest():
 def test_heading_of_intervals_of_some_points_says_so():
     records = [*in_rounds((3, 3)), *in_rounds((1, 1), batch_size=256)]
     heading = table_of(records, ON_ONE).table.kind
-    assert heading.endswith("; some points have one round: how much rounds differ is unknown)")
+    assert heading.endswith(
+        "; some points have one round, so the spread between rounds is unknown)"
+    )
 
 
 def test_heading_of_memory_has_no_rounds():

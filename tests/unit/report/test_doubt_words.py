@@ -157,12 +157,12 @@ def test_advice_is_a_sentence_or_nothing(kind):
         (
             DoubtKind.TOO_FEW_STEPS,
             (3,),
-            "3 steps cannot show whether the step time was still changing",
+            "3 steps are too few to tell whether the step time was still changing",
         ),
         (
             DoubtKind.WIDE,
             (0.125, 0.1),
-            "within one round, the 95 % interval of the step time is ±12.5 %",
+            "the step time of a single round is uncertain by ±12.5 %",
         ),
         (DoubtKind.QUICK, (0.048,), "the point was timed for a moment only (0.048 s)"),
         (DoubtKind.SHORT, (0.048, 3.0), "the point was timed for 0.048 s instead of 3 s"),

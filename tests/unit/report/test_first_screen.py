@@ -142,7 +142,7 @@ def test_on_a_busy_machine_one_sentence_replaces_the_doubts(busy, is_told):
     assert ("the point was timed for 0.3 s instead of 3 s" in text) != is_told
 
 
-OF_OTHERS = "{} other numbers, not this answer: --full"
+OF_OTHERS = "{}, not this answer: --full"
 SEARCH = "workload: {kind: mlp}\nmatrix: {batch_size: max}\n"
 MEMORY = "answer: {metric: peak_mem_allocated_bytes}\nworkload: {kind: mlp}\n"
 
@@ -155,18 +155,18 @@ def doubts_of(*kinds):
 def test_doubts_about_ratios_need_a_speed_up(kind):
     found = run_with_doubts(doubts_of(kind), ())
     text = screen(found)
-    assert OF_OTHERS.format("1 doubt concerns") in text
+    assert OF_OTHERS.format("1 doubt concerns speed-ups") in text
     assert "Doubts\n" not in text
     assert RunReport(answer=decide(found)).doubts[0].text in " ".join(report_text(found).split())
     compared = run_with_doubts(doubts_of(kind), (), baseline={"batch_size": 1})
     assert "Doubts\n" in screen(compared)
-    assert "other numbers" not in screen(compared)
+    assert "not this answer" not in screen(compared)
 
 
 def test_doubts_about_times_do_not_concern_memory():
     times = doubts_of(DoubtKind.CROWDED, DoubtKind.SHORT, DoubtKind.BUSY_CORES)
     text = screen(run_with_doubts(times, (), job_text=MEMORY))
-    assert OF_OTHERS.format("3 doubts concern") in text
+    assert OF_OTHERS.format("3 doubts concern the speed") in text
     of_memory = doubts_of(DoubtKind.LEFT_BEHIND)
     text = screen(run_with_doubts((*times, *of_memory), (), job_text=MEMORY))
     assert "Doubts\nbatch 1: " in text
@@ -179,7 +179,7 @@ def test_doubts_about_times_do_not_concern_batches():
     found = make_summary(batches, make_run("run-a", job_text=SEARCH))
     points = [replace(row, doubts=(short,)) for row in found.points]
     text = screen(replace(found, points=points))
-    assert OF_OTHERS.format("1 doubt concerns") in text
+    assert OF_OTHERS.format("1 doubt concerns the speed") in text
 
 
 def test_doubts_that_concern_the_answer_come_first():

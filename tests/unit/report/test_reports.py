@@ -220,7 +220,7 @@ def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(own, as
     doubts = RunReport(answer=decide(found)).doubts
     told = [one.shortened(150) for one in doubts if "attention" in one.text]
     assert told == is_told * [
-        "attention used the kernel flash instead of cudnn. "
+        "attention used the kernel flash instead of the baseline's cudnn. "
         "The speed-up includes this change of kernel."
     ]
 
@@ -531,7 +531,7 @@ def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_c
     summary = reported(tmp_path, 1)
     text = " ".join(report_text(summary, width=200).split())
     assert "±" not in text
-    assert "ideal 2.00; one round: how much rounds differ is unknown)" in text
+    assert "ideal 2.00; one round, so the spread between rounds is unknown)" in text
     more = decide(summary).more_rounds
     assert more.rounds == WORTHWHILE
     # Two points of 3.5 s, twice more, and new processes between.
@@ -611,7 +611,7 @@ def test_a_report_never_cuts_the_cure_of_a_failure(tmp_path, command):
 
 def test_a_control_that_moved_is_a_doubt_that_names_the_block(tmp_path):
     [said] = RunReport(answer=decide(reported(tmp_path, 2, control_ms=12.0))).doubts
-    assert (said.who, said.count) == ("2 groups of points", 2)
+    assert (said.who, said.count) == ("2 controls", 2)
     told = r"the machine became [\d.]+ % slower while the points of round \d with 2 GPUs ran"
     assert re.fullmatch(told, said.text)
     assert said.advice.startswith("Speed-ups between numbers of devices are corrected")
