@@ -210,8 +210,8 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
 
 _PARTS_NOTE = (
     "The parts were measured on the slowest rank, in instrumented steps after the timed ones. "
-    "Compute, update, data wait, host gap, exposed comm and unexplained add up to the step. They include "
-    "slow rank."
+    "Compute, update, data wait, host gap, exposed comm and unexplained add up to the step. They "
+    "include slow rank."
 )
 _FIRST_ROUND_NOTE = "Only the first round measures the parts, so this is the step time of round 1."
 _MEMORY_NOTE = (
