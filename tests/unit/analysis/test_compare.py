@@ -265,7 +265,7 @@ def test_noise_is_undecided_with_the_command_that_decides(tmp_path, command):
     assert compare_as_json(command, *SIDES)["verdicts"] == {"unclear": 3}
     out = flat(command("compare", *SIDES)[1])
     assert "All 3 points are undecided." in out
-    assert "To decide: sweep both sides in turns until each has 6 runs." in out
+    assert "To decide: measure BASE, NEW, BASE, NEW and so on, until each side has 6 runs." in out
     assert "Use --tag side=base and --tag side=new, then repeat this command." in out
     told = "he slowdown of this point alone that such runs find in 95 % of cases"
     assert told in flat(command("compare", *SIDES, "--format", "md").out)
@@ -343,7 +343,7 @@ def test_points_of_one_side_alone_are_counted_and_told_apart(tmp_path, command):
     sweep(tmp_path, "base", points=many)
     sweep(tmp_path, "new", points=few, day=1)
     out = command("compare", "base", "new")[1]
-    told = "36 points are in BASE only. 8 points are in NEW only. They differ in hidden."
+    told = "36 points are in BASE only. 8 points are in NEW only. BASE and NEW differ in hidden."
     assert told in flat(out)
     assert "None" not in out
     assert len(out.splitlines()) < 14

@@ -109,7 +109,7 @@ def test_controls_that_moved_are_one_group_with_the_worst():
         rows.append(control(moved_ms, number, attempt=10 + number, control_of=2))
     (group,) = doubts_of_run([], Trials(rows))
     assert (group.count, group.row) == (2, None)
-    assert (group.worst.kind, group.worst.subject) == (DoubtKind.DRIFT, "round 2, block 2")
+    assert (group.worst.kind, group.worst.subject) == (DoubtKind.DRIFT, "round 2 with 2")
     assert group.worst.value == pytest.approx(-0.1)
     assert doubts_of_run([], Trials(rows[:2])) == ()
 

@@ -65,8 +65,10 @@ def test_heating_does_not_move_corrected_speed_ups(command, tmp_path):
 def test_drift_is_told_with_its_correction(command, tmp_path):
     write_run(tmp_path, "run-a", swept(2, drift=0.01))
     text = " ".join(command("report", "run-a", "--full").out.split())
-    assert re.search(r"blocks the machine became [\d.]+ % slower during round \d, block", text)
-    assert "Speed-ups are corrected for this drift." in text
+    assert re.search(
+        r"the machine became [\d.]+ % slower while the points of round \d with \d GPUs ran", text
+    )
+    assert "Speed-ups between numbers of devices are corrected; step times are not." in text
 
 
 def test_correction_adds_little_noise(command, tmp_path):

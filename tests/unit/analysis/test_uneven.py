@@ -112,7 +112,7 @@ def test_the_fast_ones_wait_for_the_slow_one_unless_it_has_no_share_of_the_step(
 def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_they_are_not(one):
     assert one.best.shares == "by_speed"
     assert gain_over(one.best, one.scenarios["equal"]).gain == pytest.approx(21 / 13 - 1)
-    assert fleet_name(one, "GPUs") == "1 of 3 GPUs at 49 % speed"
+    assert fleet_name(one, "GPUs") == "1 of 3 GPUs slowed to 49 % speed"
     words = verdict(one)
     assert words == (
         "by_speed was the fastest in this run. It is 61.5 % faster than equal shares. It is 23.1 % "
@@ -138,11 +138,14 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
         ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
     ]
     found = in_rounds(near)
-    said = "Which shares are best is undecided. With 1 of 2 GPUs at "
+    said = "It is undecided which division of the work is the fastest. With 1 of 2 GPUs slowed to "
     assert lead_of_fleets(found, "GPUs").startswith(said)
     assert lead_of_fleets(in_rounds([*near, *fleet()]), "GPUs").endswith(" 1 case is undecided.")
     both = in_rounds([*fleet(0.9), *fleet(0.5)])
-    best = "The shares by_speed are best in 2 of 2 cases. They are up to 23.1 % (±"
+    best = (
+        "shares=by_speed is the fastest in 2 of 2 cases. With 1 of 3 GPUs slowed to 49 % speed, it "
+    )
+    best += "is up to 23.1 % (±"
     assert lead_of_fleets(both, "GPUs").startswith(best)
     assert verdict(both[0]).startswith("by_speed is best. It is ")
 
@@ -150,11 +153,11 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
 def test_one_start_names_no_best_shares():
     both = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
     lead = lead_of_fleets(both, "GPUs")
-    told = "The shares by_speed were the fastest in this run in 2 of 2 cases. They are up to 23.1 %"
-    assert lead.startswith(told)
+    assert lead.startswith("shares=by_speed was the fastest in 2 of 2 cases in this run. With ")
+    assert ", it is up to 23.1 % faster than the second fastest." in lead
     assert "±" not in lead
     alone = lead_of_fleets(both[:1], "GPUs")
-    assert alone.startswith("The shares by_speed were the fastest in this run. They are ")
+    assert alone.startswith("shares=by_speed was the fastest in this run. With ")
 
 
 def test_devices_that_were_only_probed_are_held_against_what_each_does_alone():

@@ -70,5 +70,5 @@ def test_neighbour_is_told_before_host_bound(command, tmp_path, other_sweep):
     short = " ".join(command("report", "run-a").out.split())
     assert (
         "Doubts Other programs used the same devices during 1 of 2 points; these times are not "
-        "reliable. and 1 more message: --full"
+        "reliable. and 1 more doubt: --full"
     ) in short

@@ -399,7 +399,7 @@ def test_copies_that_share_a_bottleneck_are_told(at_once, is_told):
         *healthy(2, test="both all at once", stage="host-links", unit="GB/s", value=at_once),
     ]
     told = (
-        "Copies in both directions reach 101 GB/s on one device, but only 78 GB/s on each device "
-        "if all copy at the same time."
+        "Copies between host and device in both directions reach 101 GB/s on one device; if all "
+        "devices copy at once, each reaches 78 GB/s."
     )
     assert (told in " ".join(format_health(report_of(findings)).split())) == is_told

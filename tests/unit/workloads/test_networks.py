@@ -149,7 +149,7 @@ def test_a_plan_warns_of_a_missing_torchvision(words, command, monkeypatch):
     done = command(*words.split(), REPOSITORY / "jobs" / "resnet50_amp.yaml", results=None)
     assert (done.code, done.err.count("\n")) == (0, 1), done
     assert done.err.endswith("in the checkout of raybench: pip install -e '.[vision]' (warning)\n")
-    assert "resnet50_amp.yaml:19:18: workload.kind: needs torchvision" in done.err
+    assert "resnet50_amp.yaml:18:18: workload.kind: needs torchvision" in done.err
 
 
 @needs_torchvision
