@@ -377,7 +377,7 @@ class Comparison(Document):
         if not self.is_short:
             columns.insert(-1, column("detectable", _detectable, meaning=_SEEN, drop=0))
         hidden = len(self.compared) - len(rows)
-        which = f", the {len(rows)} largest of {len(self.compared)} points" if hidden else ""
+        which = f", {len(rows)} largest of {len(self.compared)}" if hidden else ""
         interval = ", ± half its 95 % interval over the runs" if has_intervals else ""
         kind = f"Change of {unit}{interval}{which}"
         note = _EXPLANATION.format(f"{100 * self.threshold:g} %")

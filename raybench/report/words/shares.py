@@ -67,7 +67,7 @@ def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
 
 def _slow_devices(fleet: Fleet, ranks: str) -> str:
     all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
-    how = "slowed to" if fleet.first.slow_by else "at"
+    how = "slowed to" if fleet.first.slow_ratio < 1 else "at"
     slow = f"{count} of {all_} {how} {share_words(fleet.probe_ratio)} speed"
     return slow if count else f"{all_}, none slow"
 
