@@ -142,6 +142,6 @@ def test_a_step_that_gets_slower_is_a_drift(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     [doubt] = [one for one in report(tmp_path)["doubts"] if one["kind"] == "drift"]
     assert 0.4 < doubt["value"] < 0.6
-    assert doubt["subject"] in ("round 1, block 1", "round 2, block 1")
+    assert doubt["subject"] in ("round 1 with 1", "round 2 with 1")
     assert (doubt["harm"], doubt["mark"], doubt["points"]) == ("disturbed", "", 2)
     assert doubt["point_id"] is None

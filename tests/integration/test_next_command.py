@@ -29,7 +29,7 @@ measure: quick
 
 def follow(done, folder, expected, *more):
     """Run the command behind `Next`, which must have the expected words, with more options."""
-    [text] = re.findall(r"^Next[^:]*: (.*)^`", done.stdout, re.MULTILINE | re.DOTALL)
+    [text] = re.findall(r"^Next[^:]*:\s(.*)^`", done.stdout, re.MULTILINE | re.DOTALL)
     words = shlex.split(text.replace("\\\n", " "))
     assert words[: len(RAYBENCH)][1:] == RAYBENCH[1:]
     assert expected in " ".join(words)
