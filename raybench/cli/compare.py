@@ -535,9 +535,9 @@ def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
     RUN is as for `raybench report`, with ok points of two numbers of devices of one node and of one
-    batch_size (weak scaling), with steps known to ±10 %. N is at most the number of devices of a
-    node: what several nodes cost depends on their network and on NCCL's algorithm. The largest N
-    decides whether a point is predicted at all. Needs no cluster.
+    batch_size (weak scaling), whose step times have a 95 % interval of at most ±10 %. N is at most
+    the number of devices of a node: what several nodes cost depends on their network and on NCCL's
+    algorithm. The largest N decides whether a point is predicted at all. Needs no cluster.
     """
     from raybench.analysis.prediction import is_on_one_node, predict
     from raybench.analysis.rows import point_rows
