@@ -79,7 +79,10 @@ def test_samples_per_joule_have_an_interval_over_rounds(tmp_path, command):
     write_rounds(tmp_path, [[10.0] * 9, [10.1] * 9], [[5.0] * 9, [5.05] * 9], job_text=asked)
     found = report(command)
     assert found["lead"].startswith("The highest value is 127.4 samples per joule (95 % interval ±")
-    assert "hidden=128 has the most samples per joule. hidden=128 has 100 % more " in found["lead"]
+    assert (
+        "hidden=128 has the highest samples per joule. The value of hidden=128 is 100 % "
+        in found["lead"]
+    )
     best = found["answer"]["cases"][0]["ranked"][0]
     assert best["value"] == pytest.approx(128.0, rel=0.02)
     assert best["low"] < best["value"] < best["high"]

@@ -339,7 +339,7 @@ def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(nam
         (("comm_exposed_ms",), 'comm_exposed_ms ("exposed comm" in reports), in ms:'),
         (("straggler",), "straggler_ms"),
         (("idle",), "Python has not issued work"),
-        (("w",), "w: wide: within one round, the 95 % interval of the step time exceeds ±10 %"),
+        (("w",), "w: wide: the step time of a single round is uncertain by more than ±10 %"),
         (("not", "alone"), "n: not alone: other work used the same devices or nodes"),
         (("±",), "95 % interval"),
         (("marks",), "h: host-bound"),

@@ -48,8 +48,8 @@ def test_wide_ranges_are_not_counted(command):
         assert one["is_counted"] == (half_width <= 0.1)
     count, wide = len(counted), len(standings) - len(counted)
     assert grades["vm GPU 0"]["text"] == (
-        f"{count} values have a reference; {count} are in its normal range. {wide} other values "
-        f"have a range too wide to judge by (wider than ±10 %). {OWN}"
+        f"{count} values have a reference. {count} of these are in the normal range. {wide} other "
+        f"values cannot be judged: the normal range is wider than ±10 %. {OWN}"
     )
 
 
