@@ -63,7 +63,7 @@ unit: $(BIN)/.dev
 	$(BIN)/pytest -n 3 --dist loadfile -m "not long and not alone" tests/unit
 
 integration: $(BIN)/.dev
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long and not alone" \
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long and not alone" \
 	  tests/integration
 
 # Tests that hold something against a clock. Only their files are read: to collect all takes longer.
