@@ -210,8 +210,8 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
 
 _PARTS_NOTE = (
     "The parts were measured on the slowest rank, in instrumented steps after the timed ones. "
-    "Compute, update, data wait, host gap, exposed comm and unexplained add up to the step. They "
-    "include slow rank."
+    "Compute, update, data wait, host gap, exposed comm and unexplained add up to the step. These "
+    "columns already include slow rank; do not add it."
 )
 _FIRST_ROUND_NOTE = "Only the first round measures the parts, so this is the step time of round 1."
 _MEMORY_NOTE = (
@@ -552,7 +552,7 @@ def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
         column(
             "% of step",
             lambda one: formatting.percent(one.share_pct / 100),
-            meaning="share of the instrumented step that timed the region",
+            meaning="time of the region in % of that slower step",
         ),
     ]
 
@@ -563,11 +563,11 @@ def _regions(answer: RunAnswer) -> Iterator[Table]:
     found, columns = answer.data.regions, region_columns(formatting.unit_of(answer.data.rows))
     if lines := [(row, one) for row in answer.ordered for one in found.get(row.point_id, ())]:
         unit = formatting.unit_of(answer.data.rows)
-        kind = f"regions, {unit.name}, of a separate step with timers, which is slower"
+        kind = f"regions, {unit.name} (a separate step with timers, slower than the timed steps)"
         yield _table_of_points(answer, lines, columns, kind=kind)
 
 
-_REFERENCE_TITLE = "Compared with reference values of this device"
+_REFERENCE_TITLE = "Compared with reference values of this device model"
 # So few figures are all shown; of more those outside, and of these the slowest.
 _MOST_SHOWN = 4
 

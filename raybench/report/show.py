@@ -262,7 +262,7 @@ class PointDetails(Document):
             yield from (Line(text=text) for text in last)
         if self.standings:
             found = [(one.entry.metric, standing_text(one)) for one in self.standings]
-            yield Listing(title="Compared with reference values of this device", lines=found)
+            yield Listing(title="Compared with reference values of this device model", lines=found)
         if len(self.attempts) > 1:
             unit = formatting.unit_of(self.attempts)
             columns: list[ColumnOf[PointRow]] = [

@@ -188,7 +188,8 @@ def _how_certain(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
     if answer.metric is not None and answer.metric.format == "gib":
         return "does not vary between rounds"
     if isinstance(answer.leading, LargestBatches):
-        return "the next size runs out of memory"
+        is_exact = all(one.ran_out == one.batch_size + 1 for one in answer.leading.batches)
+        return "one more runs out of memory" if is_exact else "1 % more runs out of memory"
     known = [half for half in half_widths if half is not None]
     if known and len(known) == len(half_widths):
         if max(known) < 1:

@@ -350,7 +350,7 @@ def _short(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _few_samples(doubt: Doubt, _row: PointRow) -> str:
-    limit = f"{doubt.limit:.0f} planned iterations"
+    limit = f"{doubt.limit:.0f} planned steps"
     return f"only {doubt.value:.0f} of {limit} fitted into the time limit"
 
 

@@ -169,7 +169,7 @@ def test_advice_is_a_sentence_or_nothing(kind):
         (
             DoubtKind.FEW_SAMPLES,
             (6, 50),
-            "only 6 of 50 planned iterations fitted into the time limit",
+            "only 6 of 50 planned steps fitted into the time limit",
         ),
         (DoubtKind.ROUND_FAILED, (2, None, "lost: rank 1 died"), "round 2 ended lost: rank 1 died"),
     ],

@@ -397,7 +397,7 @@ def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it():
     [table] = tables_of(summary)
     assert table.titles == ("GPUs", "step ms", "scatter", "busbw GB/s")
     assert table.texts[-1] == ("8", "out of memory", "", "")
-    assert list(findings_of(summary)) == ["Compared with reference values of this device"]
+    assert list(findings_of(summary)) == ["Compared with reference values of this device model"]
     assert RunReport(answer=decide(summary)).without_speed_up == ()
     text = report_text(summary)
     assert "peed-up" not in text
