@@ -163,11 +163,6 @@ def half_width(share: float) -> str:
     return "±>100%" if share >= 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
-def widest_half_width(share: float) -> str:
-    """Return the widest of several half widths as `±1.2% or less`; `some ±>100%` from 1 on."""
-    return f"some {half_width(share)}" if share >= 1 else f"{half_width(share)} or less"
-
-
 def part(value_ms: float | None, unit: Unit) -> str:
     """Return a part of a step in `unit`, unnamed: 0.123, 12.3, 123 or 1,234; "" for None."""
     if not has_value(value_ms):
