@@ -282,7 +282,7 @@ class RunAnswer:
 
     @cached_property
     def doubts(self) -> tuple[DoubtGroup, ...]:
-        """Return the doubts about the run, those that can change the answer first."""
+        """Return the doubts about the run. Doubts that can change the answer come first."""
 
         def order(group: DoubtGroup) -> bool:
             return not self.concerns(group.worst.kind)

@@ -9,16 +9,15 @@ from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
 from raybench.records.doubts import Doubt, DoubtKind, NotComparedKind
 
-# Doubts about numbers that are divided by those of the baseline point, and about no others.
+# These doubts concern only numbers that are divided by the baseline's.
 OF_RATIOS = frozenset(
     {
         DoubtKind.OTHER_CLOCKS,
         DoubtKind.OTHER_KERNELS,
-        DoubtKind.BASE_UNSTEADY,
         DoubtKind.DRIFT,
     }
 )
-# Doubts about the memory that a point needs.
+# These doubts concern the memory of a point.
 OF_MEMORY = frozenset(
     {
         DoubtKind.OTHER_PRECISION,
@@ -75,10 +74,7 @@ def _harm_order(group: DoubtGroup) -> tuple[int, int]:
 
 
 def _told(row: ScaledRow) -> Iterator[Doubt]:
-    """Yield the doubts of a point, but those that say what another says.
-
-    Each point that has the mark of a doubt is counted in its group.
-    """
+    """Yield the doubts of a point, without duplicates of other messages."""
     told_elsewhere = {DoubtKind.BASE_UNSTEADY}
     if row.why is not None and row.why.kind is NotComparedKind.NO_THROUGHPUT:
         told_elsewhere.add(DoubtKind.NO_THROUGHPUT)

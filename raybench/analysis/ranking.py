@@ -160,7 +160,7 @@ class Ranking:
     metric: Metric
     is_most_best: bool
     cases: tuple[Case, ...]
-    # Of several cases with two points or more; else the only one is told.
+    # None if only one case has several points.
     over_cases: OverCases | None
     # Those to show as numbers, the best value first.
     figures: tuple[tuple[Case, Candidate], ...]

@@ -44,13 +44,13 @@ class AnswerValue:
     text: str
     # Sorts a list: the largest first.
     order: float
-    # Half of the 95 % interval as a share of the value; None where it is not known.
+    # Half of the 95 % interval as a share of the value; None if unknown.
     half_width: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTable:
-    """The values of an answer under a heading that says what they are, and how certain."""
+    """The table of an answer. Its title names the values and their certainty."""
 
     table: Table
     # How many values it leaves out.
@@ -173,7 +173,7 @@ class _Layout:
 def _crossed(
     answer: RunAnswer, values: Sequence[AnswerValue], names: Sequence[str], heading: str
 ) -> AnswerTable | None:
-    """Return a table whose columns are the values of one setting; None where none is clear."""
+    """Return a table with one setting as columns; None if no setting fits."""
     if len(names) < 2:
         return None
     rows = [value.row for value in values]

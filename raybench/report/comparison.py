@@ -58,7 +58,7 @@ _NAMES = (*EXECUTION, "world_size")
 _MOST_CHARS = 60
 _MOST_ROWS = 60
 _MOST_LEFT_OUT = 3
-# Of the short form: lines of a terminal, points, and others of each kind.
+# The short form has so many lines, points, and other entries of each kind.
 _SCREEN = 24
 _MOST_IN_SHORT, _LEAST_IN_SHORT, _MOST_OTHERS_IN_SHORT = 10, 3, 1
 # Runs a side with which a regression of 5 % is found on most machines:

@@ -30,9 +30,9 @@ _FULL_HAS = "`--full` shows all points and what each column means."
 class Caveats:
     """The failures and doubts of a run that its first screen shows."""
 
-    # Of the messages; without any, the sentence that says so, or empty if nothing was measured.
+    # The heading, or a sentence if there are no messages; empty if nothing was measured.
     title: str
-    # Which points, and what is the matter; the first is empty where the text names them.
+    # (points, message); points is empty if the message names the points.
     messages: tuple[tuple[str, str], ...]
     # How many more failures and doubts there are.
     left_out: int

@@ -38,6 +38,7 @@ from raybench.report import formatting
 from raybench.report.formatting import counted, span
 from raybench.report.point_settings import settings_words, short_name
 from raybench.report.words import shares
+from raybench.report.words.causes import LOST_TO
 from raybench.report.words.reasons import losses_unknown_words, not_compared_words
 
 _NOUNS = {
@@ -121,7 +122,7 @@ def headline(answer: RunAnswer) -> str:
 def findings(answer: RunAnswer) -> list[str]:
     """Return what follows from the values: winners, ties and causes, each a sentence.
 
-    On a busy machine no cause is told.
+    A busy machine hides the cause of lost time.
     """
     sentences: list[str] = []
     is_busy = busy_group(answer.data.doubts, len(answer.data.ok_rows)) is not None
@@ -278,17 +279,6 @@ def _baseline_devices(found: SpeedUps, ranks: str) -> str:
     return formatting.ranks_words(int(found.baseline["world_size"]), ranks)
 
 
-# What takes the lost time, as the subject of a sentence.
-_LOST_TO = {
-    "lost_comm": "communication that computation does not hide",
-    "lost_compute": "slower computation",
-    "lost_wait": "waiting for the slowest rank",
-    "lost_data": "waiting for data",
-    "lost_host": "waiting for the host",
-    "lost_unexplained": "not explained",
-}
-
-
 def main_loss(loss: MainLoss) -> list[str]:
     """Return which cause takes most of the lost time, or why that is not known, as sentences."""
     if loss.cause is None:
@@ -298,7 +288,7 @@ def main_loss(loss: MainLoss) -> list[str]:
         if reasons:
             return ["What the rest of the time is lost to is unknown."]
         return ["What the rest of the time is lost to was not measured."]
-    cause = _LOST_TO[loss.cause]
+    cause = LOST_TO[loss.cause]
     if loss.count == loss.losing:
         share = formatting.share_words(*loss.shares)
         return [f"{share} of the lost time is {cause}."]
@@ -383,20 +373,21 @@ def _values(found: Ranking | Values, answer: RunAnswer) -> str:
 
 
 def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
-    """Return which setting is the best, how often and by how much, or that none is."""
+    """Return the best setting and what it gains, or that there is no clear winner."""
     over = found.over_cases
     case = over.case if over else found.told[0]
     best = candidate_name(answer, case.best)
     noun = metric_noun(found.metric, answer.asked.items)
     if case.verdict is Verdict.UNDECIDED or (over and not over.wins):
-        ask = _ask(rounds_to_decide(case.best.row))
+        # More rounds do not change the memory.
+        ask = [] if answer.is_of_memory else [_ask(rounds_to_decide(case.best.row))]
         if over:
-            return [f"There is no clear winner in any of {over.cases} cases.", ask]
+            return [f"There is no clear winner in any of {over.cases} cases.", *ask]
         rivals = candidate_name(answer, case.rivals[0])
         if len(case.rivals) > 1:
             rivals = f"{len(case.rivals)} other points"
         first = f"There is no clear winner: {best} has the best value, but {rivals} may be equal."
-        return [first, ask]
+        return [first, *ask]
     won = _won(found, case)
     if not over and formatting.ratio(case.gain) == "1.00":
         return [f"{best} and {candidate_name(answer, case.ranked[1])} differ by less than 0.5 %."]

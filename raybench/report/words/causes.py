@@ -9,7 +9,7 @@ from raybench.analysis.rows import ScaledRow
 from raybench.analysis.scaling import LOSSES, has_causes
 from raybench.report.formatting import share_words, step_uncertainty
 
-# The causes as nouns, in the order in which they are told.
+# The causes as nouns, in the order of a report.
 CAUSES = {
     "lost_comm": "exposed communication",
     "lost_compute": "slower computation",
@@ -17,6 +17,15 @@ CAUSES = {
     "lost_data": "waiting for data",
     "lost_host": "host gap",
     "lost_unexplained": "no known cause",
+}
+# What takes the lost time, as the end of a sentence.
+LOST_TO = {
+    "lost_comm": "communication that computation does not hide",
+    "lost_compute": "slower computation",
+    "lost_wait": "waiting for the slowest rank",
+    "lost_data": "waiting for data",
+    "lost_host": "waiting for the host",
+    "lost_unexplained": "not explained",
 }
 _MEANINGS = {
     "lost_comm": "Computation does not hide it.",

@@ -177,7 +177,7 @@ def more_runs(runs: int, tags: tuple[str, str] | None) -> list[str]:
 
     Args:
         runs: how many each side should have.
-        tags: those of BASE and NEW, where both sides were named by tags.
+        tags: the tags of BASE and NEW; None if a side was named otherwise.
     """
     first = f"To decide: measure BASE, NEW, BASE, NEW and so on, until each side has {runs} runs."
     if tags is not None:

@@ -93,8 +93,8 @@ def in_all_points(data: RunData) -> str:
 def counts(data: RunData) -> str:
     """Return how the points ended: `33 of 36 points ok, 3 out of memory; 3 rounds`.
 
-    Of an interrupted run: `interrupted: 13 of 16 points ran, 12 ok, 1 cancelled`. A point of which
-    any round failed counts as failed.
+    An interrupted run has `interrupted: 13 of 16 points ran, 12 ok, 1 cancelled`. A point with a
+    failed round counts as failed.
     """
     ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in data.attempts}
     statuses = list(by_point(ended).values())
@@ -108,7 +108,7 @@ def counts(data: RunData) -> str:
 
 
 def _endings(run: Run, statuses: Sequence[str]) -> Iterator[str]:
-    """Yield how many points ended in each way, also those of which the tables have no row."""
+    """Yield how many points ended in each way, points without rows included."""
     points, ok = counted(run.points_total, "point"), statuses.count(Status.OK)
     is_interrupted = run.status == RunStatus.INTERRUPTED
     if is_interrupted:
