@@ -29,7 +29,7 @@ LOST_TO = {
 }
 _MEANINGS = {
     "lost_comm": "Computation does not hide it.",
-    "lost_compute": "Computation, with DDP's copies, takes longer than in ideal scaling.",
+    "lost_compute": "Computation, DDP's copies of gradients included, takes longer than ideal.",
     "lost_wait": "The other ranks wait for the slowest rank of a step.",
     "lost_data": "The device waits for the next batch.",
     "lost_host": "The device idles because the host is late.",
