@@ -23,8 +23,10 @@ from raybench.job.model import Measure
 from raybench.job.point import Point
 from raybench.job.source import overrides_in, parse_source
 from raybench.measure.stopping import Progress, StoppingPolicy
-from raybench.records import Measurement, Record, Repetition, Samples, Status
 from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
+from raybench.records.measurement import Measurement, Repetition, Samples
+from raybench.records.record import Record
+from raybench.records.status import Status
 from raybench.results.breakdown import beyond_local_step
 from raybench.results.columns import from_row, to_row, write_part
 from raybench.results.doubts import OF_COLUMNS, column_doubts

@@ -33,8 +33,10 @@ from benchmarks.made_up import devices, measurement, telemetry
 from raybench.job.loading import load_job
 from raybench.job.model import Job
 from raybench.job.plan import make_plan
-from raybench.records import Answer, Device, Task
+from raybench.records.device import Device
 from raybench.records.devices import DeviceSample
+from raybench.records.measurement import Answer
+from raybench.records.task import Task
 from raybench.results.writer import RunStore, compact_run
 from raybench.sweep.loop import PointFinished, PointStarted, SweepSettings
 from raybench.sweep.run_state import RunRows, start_run

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
-from raybench.records import Breakdown, Device, Measurement, Repetition, RunStatus, Samples
+from raybench.records.device import Device
 from raybench.records.devices import DeviceSample
+from raybench.records.measurement import Breakdown, Measurement, Repetition, Samples
+from raybench.records.status import RunStatus
 from raybench.results.tables import Run
 
 START = datetime(2026, 11, 22, tzinfo=UTC)

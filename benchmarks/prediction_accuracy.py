@@ -17,7 +17,7 @@ from benchmarks.common import REPOSITORY, options, write_result
 from raybench.analysis.prediction import Prediction, predict
 from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.rows import point_rows
-from raybench.records import Status
+from raybench.records.status import Status
 from raybench.results import reader
 from raybench.results.reader import run_ids
 from raybench.results.tables import PointRow

@@ -26,7 +26,9 @@ from benchmarks.common import options, write_result
 from benchmarks.made_up import START, WARMUP, devices, measurement, run, telemetry
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Measurement, Record, Status
+from raybench.records.measurement import Measurement
+from raybench.records.record import Record
+from raybench.records.status import Status
 from raybench.results.writer import RunStore
 
 RUN_ID = "store-scale"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from raybench.analysis.frames import load, units
     from raybench.job.registry import Answer
-    from raybench.records import Metric
+    from raybench.records.metrics import Metric
     from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
     "raybench.job.model": ("Answer",),
-    "raybench.records": ("Metric",),
+    "raybench.records.metrics": ("Metric",),
     "raybench.workloads.base": ("Context", "DdpOptions", "Workload", "WrongResultError"),
     # For the parameters of a workload.
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),

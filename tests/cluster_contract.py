@@ -2,7 +2,10 @@
 
 from raybench.cluster import Cluster
 from raybench.job.model import Measure
-from raybench.records import Answer, Failure, Measurement, OtherUsers, Status, Task
+from raybench.records.measurement import Answer, Failure, Measurement
+from raybench.records.record import OtherUsers
+from raybench.records.status import Status
+from raybench.records.task import Task
 from tests.unit.fakes import make_point
 
 PROBE = "tests.integration.probe_workloads:Probe"

@@ -14,8 +14,11 @@ from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.hardware.devices import FactReader
-from raybench.records import Answer, Device, DeviceKind, Group, OtherUsers, RankInfo, Task
+from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceFacts, DeviceSample
+from raybench.records.measurement import Answer
+from raybench.records.record import OtherUsers
+from raybench.records.task import Group, RankInfo, Task
 
 
 def choose_workers(

@@ -1,7 +1,9 @@
 """Points that a cluster runs, as the records and rows that a sweep would make of them."""
 
 from raybench.cluster import Cluster
-from raybench.records import Measurement, Record, Task
+from raybench.records.measurement import Measurement
+from raybench.records.record import Record
+from raybench.records.task import Task
 from raybench.results.record_rows import point_row
 from raybench.results.tables import PointRow
 from tests.unit.builders import make_record

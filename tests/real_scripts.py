@@ -8,7 +8,7 @@ import pytest
 
 from raybench.job.model import Measure
 from raybench.job.point import SCRIPT
-from raybench.records import Task
+from raybench.records.task import Task
 from tests.unit.builders import unscaled_point
 
 FOLDER = Path(__file__).with_name("scripts")

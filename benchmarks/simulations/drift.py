@@ -34,7 +34,9 @@ from benchmarks.simulations.commands import run_command
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
-from raybench.records import Measurement, Record, Repetition, Samples, Status
+from raybench.records.measurement import Measurement, Repetition, Samples
+from raybench.records.record import Record
+from raybench.records.status import Status
 from raybench.results.writer import RunStore
 from raybench.sweep.scheduler import Attempt, Rounds
 

@@ -33,7 +33,9 @@ from benchmarks.made_up import START, devices, measurement, run
 from benchmarks.simulations.commands import run_command
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Record, Repetition, Samples, Status
+from raybench.records.measurement import Repetition, Samples
+from raybench.records.record import Record
+from raybench.records.status import Status
 from raybench.results.writer import RunStore
 
 STEPS, STEP_MS, MOST_STALLS = 200, 10.0, 7

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.common import options
 from raybench.job.model import Measure
 from raybench.measure.stopping import StoppingPolicy
-from raybench.records import Breakdown, Measurement, Repetition, Samples
+from raybench.records.measurement import Breakdown, Measurement, Repetition, Samples
 from raybench.results.breakdown import part_columns
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 

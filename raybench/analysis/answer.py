@@ -46,8 +46,9 @@ from raybench.analysis.uneven import Fleet, Gain, gain_over
 from raybench.job.model import answer_of_run
 from raybench.job.registry import Answer
 from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
-from raybench.records import Metric, RunStatus, Status
 from raybench.records.doubts import DoubtKind, LossesUnknown, NotCompared
+from raybench.records.metrics import Metric
+from raybench.records.status import RunStatus, Status
 from raybench.results.tables import PointRow, is_slowed_by_one_rank
 
 # Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.

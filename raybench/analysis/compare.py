@@ -33,7 +33,7 @@ from raybench.analysis.rounds import (
     without_controls,
 )
 from raybench.analysis.rows import EXECUTION
-from raybench.records import Status
+from raybench.records.status import Status
 from raybench.results.metrics import MS_PER_S
 from raybench.results.tables import PointRow, Run, step_of_parts, why_no_breakdown
 from raybench.stats.levels import find_steps

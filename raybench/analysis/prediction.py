@@ -27,7 +27,7 @@ import numpy as np
 
 from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.rows import EXECUTION, batch_column
-from raybench.records import Status
+from raybench.records.status import Status
 from raybench.results.metrics import half_interval, is_imprecise
 from raybench.results.tables import PointRow, why_no_breakdown
 from raybench.stats.summary import student_t

@@ -25,7 +25,7 @@ from raybench.analysis.scaling import half_widths, samples_per_joule
 from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.rounds import WORTHWHILE
-from raybench.records import Metric
+from raybench.records.metrics import Metric
 from raybench.results.metrics import memory_peak_gb_s
 from raybench.results.tables import PointRow
 

@@ -28,9 +28,9 @@ from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
-from raybench.records import Status
 from raybench.records.devices import is_time
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.status import Status
 from raybench.results.metrics import MS_PER_S, dense_peak_tflops, memory_peak_gb_s
 from raybench.results.tables import Run
 

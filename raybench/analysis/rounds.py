@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raybench.records import Status
 from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
+from raybench.records.status import Status
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.columns import TableColumn, columns_of
 from raybench.results.metrics import NS_PER_MS, half_interval

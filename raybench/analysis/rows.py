@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from raybench.job import point
 from raybench.job.point import Precision
-from raybench.records import Column, Metric, Status
 from raybench.records.doubts import Doubt, LossesUnknown, NotCompared
+from raybench.records.metrics import Column, Metric
+from raybench.records.status import Status
 from raybench.results.columns import columns_of
 from raybench.results.tables import PointRow
 

@@ -36,8 +36,8 @@ from raybench.analysis.uneven import Fleet, fleets
 from raybench.errors import JobError
 from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
 from raybench.job.source import overrides_in, parse_source
-from raybench.records import Cause, Status
 from raybench.records.doubts import worst_of_each
+from raybench.records.status import Cause, Status
 from raybench.records.text import plain
 from raybench.results import reader
 from raybench.results.tables import PointRow, RegionRow, Run, units

@@ -28,7 +28,6 @@ from raybench.analysis.rows import (
 )
 from raybench.errors import ResultsError
 from raybench.job.point import RUN_SETTINGS, UNEVEN, Scalar, setting_text
-from raybench.records import Status
 from raybench.records.doubts import (
     Doubt,
     DoubtKind,
@@ -38,6 +37,7 @@ from raybench.records.doubts import (
     NotMeasured,
     worst_of_each,
 )
+from raybench.records.status import Status
 from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.doubts import NORMAL_LIMITS, OF_MEAN, column_doubts

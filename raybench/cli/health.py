@@ -191,8 +191,8 @@ def health_command(
     from raybench.cli.progress import ConsoleListener
     from raybench.health.check import examine
     from raybench.health.suite import STAGES, title
-    from raybench.records import RunStatus
     from raybench.records.devices import check_list_writable, write_device_list
+    from raybench.records.status import RunStatus
     from raybench.results.writer import check_writable
 
     if "burn-in" in stages and not burn_in_s:
@@ -234,7 +234,7 @@ def load_health(
     from raybench.analysis.references import SHIPPED
     from raybench.health.references import grades, measurements, read_findings
     from raybench.health.report import HealthReport
-    from raybench.records import Device
+    from raybench.records.device import Device
     from raybench.report import formatting
     from raybench.results import reader
     from raybench.results.columns import from_row

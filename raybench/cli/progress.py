@@ -15,7 +15,8 @@ from raybench.analysis.rows import MAIN_RATES
 from raybench.cli.shared import say
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
-from raybench.records import Record, Status
+from raybench.records.record import Record
+from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.words.failures import failure_of_record
 from raybench.results.metrics import mean_step_ms, rate_columns, typical_step_ms

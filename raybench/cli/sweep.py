@@ -36,7 +36,7 @@ from raybench.cli.shared import (
     write_result,
 )
 from raybench.errors import ResultsError, UsageError
-from raybench.records import RunStatus
+from raybench.records.status import RunStatus
 from raybench.report.formatting import command, counted, printable
 
 if TYPE_CHECKING:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from raybench.cluster.allocator import Strategy
-from raybench.records import Answer, Device, DeviceKind, OtherUsers, Task
+from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
+from raybench.records.measurement import Answer
+from raybench.records.record import OtherUsers
+from raybench.records.task import Task
 
 if TYPE_CHECKING:  # `raybench plan` shall not wait for psutil
     from raybench.cluster.device_reservation import ReservationTerms

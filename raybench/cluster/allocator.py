@@ -8,7 +8,8 @@ from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Literal, NamedTuple
 
-from raybench.records import Device, RankInfo
+from raybench.records.device import Device
+from raybench.records.task import RankInfo
 
 Strategy = Literal["pack", "spread", "rail"]  # as the help of `Placement.strategy` says
 Isolation = Literal["cluster", "node", "device"]

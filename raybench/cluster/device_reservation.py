@@ -35,7 +35,8 @@ import psutil
 
 from raybench.cluster import reaper, timeouts
 from raybench.errors import DevicesInUseError
-from raybench.records import Device, HostLoad, OtherUsers
+from raybench.records.device import Device
+from raybench.records.record import HostLoad, OtherUsers
 
 # All processors of a host: CPU workers are not bound to cores.
 CPU = "cpu"

@@ -16,7 +16,10 @@ from pathlib import PurePath
 from typing import Literal, Protocol
 
 from raybench.cluster import timeouts
-from raybench.records import Answer, Cause, Device, Failure, Status, Task
+from raybench.records.device import Device
+from raybench.records.measurement import Answer, Failure
+from raybench.records.status import Cause, Status
+from raybench.records.task import Task
 
 # How NCCL's and gloo's collectives report the loss of a peer.
 _LOSS_TYPES = (Cause.PEER_FAILED, Cause.SCRIPT_ENDED, "DistBackendError", "DistNetworkError")

@@ -16,7 +16,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from raybench.health.readings import facts_readings
-from raybench.records import Device
+from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, read_topology
 from raybench.report.formatting import counted, some
 from raybench.report.words import health as words

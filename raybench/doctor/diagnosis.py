@@ -18,7 +18,10 @@ from raybench.errors import ClusterError
 from raybench.hardware.nccl_log import NcclLog, Route, parse
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
-from raybench.records import Answer, Device, Failure, Measurement, Task, environment
+from raybench.records import environment
+from raybench.records.device import Device
+from raybench.records.measurement import Answer, Failure, Measurement
+from raybench.records.task import Task
 from raybench.report.formatting import counted, some, span
 
 if TYPE_CHECKING:

@@ -32,9 +32,10 @@ import pynvml
 
 from raybench.hardware import nvml
 from raybench.hardware.nccl_library import loaded_nccl
-from raybench.records import Device, SpanNs
+from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceSample, NvLink
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
+from raybench.records.measurement import SpanNs
 
 if TYPE_CHECKING:
     import torch

@@ -24,8 +24,10 @@ from raybench.job.loading import load_job
 from raybench.job.model import Job, Measure, Span
 from raybench.job.plan import Plan
 from raybench.job.point import Point
-from raybench.records import Device, Record, RunStatus
+from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, Finding, Stage
+from raybench.records.record import Record
+from raybench.records.status import RunStatus
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore
 from raybench.sweep.run_state import Listener, RunTarget, start_run

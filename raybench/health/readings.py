@@ -25,7 +25,7 @@ from raybench.health.suite import (
     device_subject,
     device_subjects,
 )
-from raybench.records import Device, Measurement, Record, Status
+from raybench.records.device import Device
 from raybench.records.devices import (
     Action,
     DeviceFacts,
@@ -35,6 +35,9 @@ from raybench.records.devices import (
     read_topology,
 )
 from raybench.records.judgement import LinkErrors, Problem, ProblemKind
+from raybench.records.measurement import Measurement
+from raybench.records.record import Record
+from raybench.records.status import Status
 from raybench.report.words import health as words
 from raybench.stats.outliers import Floats
 from raybench.stats.summary import median_above_smallest

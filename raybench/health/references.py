@@ -22,7 +22,7 @@ from raybench.analysis.references import (
 )
 from raybench.health.readings import Group, link_of, placement_of
 from raybench.health.suite import HealthTest, test_named
-from raybench.records import Device
+from raybench.records.device import Device
 from raybench.records.devices import Finding, Subject, Verdict
 from raybench.records.judgement import ValueRange
 from raybench.report.formatting import some

@@ -18,8 +18,9 @@ from raybench.health.cases import Case, cases_of
 from raybench.health.readings import FREE_MEMORY
 from raybench.health.references import grade_text
 from raybench.health.suite import device_kinds, device_places, test_named
-from raybench.records import Device, RunStatus
+from raybench.records.device import Device
 from raybench.records.devices import DevicePlace, Finding, Subject, Verdict, is_time
+from raybench.records.status import RunStatus
 from raybench.report import formatting
 from raybench.report.charts.grammar import (
     Figure,

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from raybench.job import registry
 from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
-from raybench.records import Device, DeviceKind
+from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import (
     Action,
     DevicePlace,

@@ -22,7 +22,7 @@ from raybench.analysis.references import SHIPPED, References, peak_of
 from raybench.health.readings import Group, Reading, devices_by_uuid, group_readings
 from raybench.health.references import Elsewhere, excess
 from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
-from raybench.records import Device
+from raybench.records.device import Device
 from raybench.records.devices import Action, Finding, Stage, Subject, SubjectKind, Verdict
 from raybench.records.judgement import (
     Blame,

@@ -54,8 +54,8 @@ from raybench.measure.marks import (
     tail_ms,
     watch_peak,
 )
-from raybench.records import Breakdown, PeakParts, RegionTime, WallTimes
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
+from raybench.records.measurement import Breakdown, PeakParts, RegionTime, WallTimes
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, PartTimes, Workload
 from raybench.workloads.script import ScriptEndedError

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup, Work
 from torch.futures import Future
 
-from raybench.records import Traffic
+from raybench.records.measurement import Traffic
 from raybench.workloads.collective import busbw_factor
 
 _KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")

@@ -28,7 +28,8 @@ import torch
 import torch.distributed as dist
 
 from raybench.errors import UsageError
-from raybench.records import Cause, Failure, Repetition, Samples
+from raybench.records.measurement import Failure, Repetition, Samples
+from raybench.records.status import Cause
 from raybench.workloads.base import Context, PartTimes, Workload
 from raybench.workloads.script import RunningScript, ScriptEndedError, ScriptFailedError
 

@@ -30,8 +30,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from raybench.records import PeakParts, RegionTime
 from raybench.records.doubts import NotMeasured
+from raybench.records.measurement import PeakParts, RegionTime
 from raybench.workloads.base import count_compiled_frames
 
 # A CUDA event, or nanoseconds of `time.perf_counter_ns`.

@@ -55,8 +55,8 @@ from raybench.measure.instruments import (
 )
 from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
 from raybench.measure.uneven import Idle, gradient_doubt
-from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.stats.summary import step_series
 from raybench.workloads.base import (
     Context,

@@ -41,7 +41,7 @@ from raybench.job.registry import ranks_per_item
 from raybench.measure.breakdown import hook_setter
 from raybench.measure.instruments import Step, align_ranks
 from raybench.measure.marks import Mark, elapsed_ms, make_marker
-from raybench.records import ModuleTime, Profile
+from raybench.records.measurement import ModuleTime, Profile
 from raybench.workloads.base import Context, PartTimes, Regions, Workload, apply_precision
 
 _WARMUP_STEPS = 2

@@ -39,8 +39,8 @@ from raybench.measure.instruments import (
     max_over_ranks,
     workload_stream,
 )
-from raybench.records import RankShare
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import RankShare
 from raybench.stats.shares import (
     DeviceSpeed,
     Shares,

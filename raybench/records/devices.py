@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from raybench.errors import UsageError
-from raybench.records import Column, Device, DeviceKind
+from raybench.records.device import Device, DeviceKind
+from raybench.records.metrics import Column
 
 _GPU = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WORKER = re.compile(r"(?P<host>[^\s:#/]+):(?P<number>0|[1-9][0-9]{0,5})")

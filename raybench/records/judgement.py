@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Self
 
-from raybench.records import Status
 from raybench.records.devices import SubjectKind
+from raybench.records.status import Status
 
 # fault: the subject is wrong. disputed: subjects differ, and which is wrong is not known. failed:
 # no result, by the subject's doing or by nobody knows whose; healthy subjects fail too. not read:

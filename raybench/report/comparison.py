@@ -30,7 +30,7 @@ from raybench.analysis.rows import (
     setting_order,
     varying,
 )
-from raybench.records import Status
+from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.documents import (
     WIDTH,

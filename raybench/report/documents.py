@@ -32,7 +32,7 @@ from raybench.results.columns import SCHEMA_VERSION
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.records import Metric
+    from raybench.records.metrics import Metric
     from raybench.report.formatting import Unit
 
 T = TypeVar("T")

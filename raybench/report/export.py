@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 from raybench.analysis.rows import EXECUTION, ScaledRow
 from raybench.analysis.run_data import defining_settings
 from raybench.errors import ResultsError
-from raybench.records import FAILURES, NOT_RUN
+from raybench.records.status import FAILURES, NOT_RUN
 from raybench.report import formatting
 from raybench.report.documents import format_object, jsonable, records
 from raybench.report.formatting import plain, plain_lines, printable

@@ -13,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from raybench.records import Metric, Status
+from raybench.records.metrics import Metric
+from raybench.records.status import Status
 from raybench.records.text import plain as plain
 from raybench.records.text import printable as printable
 

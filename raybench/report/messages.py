@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from raybench.analysis.doubts import DoubtGroup
 from raybench.analysis.rows import ScaledRow, distinguishing_settings
-from raybench.records import Status
 from raybench.records.doubts import DoubtKind, NotCompared
+from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.documents import Listing
 from raybench.report.formatting import counted, shorten_middle

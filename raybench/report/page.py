@@ -31,7 +31,7 @@ from raybench.analysis.rows import (
     varying,
     workload_metrics,
 )
-from raybench.records import Metric
+from raybench.records.metrics import Metric
 from raybench.report import formatting
 from raybench.report.charts import ChartData, in_order, main_figure, other_figures, why_no_figure
 from raybench.report.charts.comparison import change_figures

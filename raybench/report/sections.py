@@ -29,8 +29,8 @@ from raybench.analysis.rows import (
 from raybench.analysis.scaling import has_causes
 from raybench.analysis.uneven import Fleet, Scenario, gain_over
 from raybench.job.point import EQUAL
-from raybench.records import Metric
 from raybench.records.doubts import DoubtKind
+from raybench.records.metrics import Metric
 from raybench.report import formatting
 from raybench.report.documents import (
     MARKS_TITLE,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.rows import BY_NAME, MAIN_RATES, ScaledRow, value_of, workload_metrics
 from raybench.job.point import BY_SPEED, FAST
-from raybench.records import RunStatus
+from raybench.records.status import RunStatus
 from raybench.report import formatting
 from raybench.report.documents import (
     SETTING_CHARS,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from raybench.analysis.answer import RunAnswer
     from raybench.analysis.references import Standing
-    from raybench.records import Metric
+    from raybench.records.metrics import Metric
     from raybench.results.reader import RankLog
     from raybench.results.tables import PointRow, RegionRow
 

@@ -34,7 +34,7 @@ from typing import get_type_hints as type_hints
 
 from raybench.errors import ResultsError
 from raybench.job.point import setting_text
-from raybench.records import Column
+from raybench.records.metrics import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from raybench.records import Record
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured, worst_of_each
+from raybench.records.record import Record
 from raybench.results.breakdown import HOST_BOUND_SHARE
 from raybench.results.metrics import WIDEST_INTERVAL, half_interval, is_imprecise
 from raybench.results.tables import PointRow, is_slowed_by_one_rank, why_no_breakdown

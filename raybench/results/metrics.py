@@ -18,8 +18,11 @@ from typing import Annotated
 from ruamel.yaml import YAML
 
 from raybench.job.point import SCRIPT
-from raybench.records import Column, Device, Measurement, OverStep, Record, combine_ranks
+from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import Measurement
+from raybench.records.metrics import Column, OverStep, combine_ranks
+from raybench.records.record import Record
 from raybench.stats import summary as stats
 
 NS_PER_MS = 1e6

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean, quote
-from raybench.records import RunStatus, Status, TrialKey, by_point
+from raybench.records.record import TrialKey, by_point
+from raybench.records.status import RunStatus, Status
 from raybench.results.columns import (
     TABLE_NAMES,
     UnreadablePartsError,

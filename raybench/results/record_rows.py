@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raybench.job.point import RUN_SETTINGS, setting_text
-from raybench.records import RankMetrics, Record, Samples, combine_ranks
+from raybench.records.measurement import RankMetrics, Samples
+from raybench.records.metrics import combine_ranks
+from raybench.records.record import Record
 from raybench.results.breakdown import part_columns
 from raybench.results.columns import columns_of, to_row
 from raybench.results.doubts import doubts_of

@@ -12,9 +12,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raybench.job.point import RUN_SETTINGS, Scalar
-from raybench.records import Column, Device, ModuleTime, RankMetrics, RunStatus, Status
+from raybench.records.device import Device
 from raybench.records.devices import DeviceSample, Finding
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import ModuleTime, RankMetrics
+from raybench.records.metrics import Column
+from raybench.records.status import RunStatus, Status
 from raybench.results.breakdown import PartColumns
 from raybench.results.columns import TableColumn, arrow_schema, columns_of
 from raybench.results.metrics import ConditionColumns, MemoryColumns, RateColumns, StepColumns

@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.errors import ResultsError, brief, traceback_of
 from raybench.job.problems import quote
-from raybench.records import Device, Record, RunStatus, Status
+from raybench.records.device import Device
 from raybench.records.devices import DeviceSample
+from raybench.records.record import Record
+from raybench.records.status import RunStatus, Status
 from raybench.results.columns import (
     MERGED,
     TABLE_NAMES,

@@ -27,22 +27,13 @@ from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.job.problems import quote
 from raybench.job.registry import estimate, explain_oom
-from raybench.records import (
-    Answer,
-    Cause,
-    Device,
-    Failure,
-    Measurement,
-    OtherUsers,
-    Record,
-    Samples,
-    Status,
-    Task,
-    TrialKey,
-    by_point,
-)
+from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
 from raybench.records.environment import Code
+from raybench.records.measurement import Answer, Failure, Measurement, Samples
+from raybench.records.record import OtherUsers, Record, TrialKey, by_point
+from raybench.records.status import Cause, Status
+from raybench.records.task import Task
 from raybench.results.metrics import crowding
 from raybench.sweep.scheduler import Attempt, Rounds, Schedule, Skip
 

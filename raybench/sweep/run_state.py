@@ -21,7 +21,7 @@ from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_and_class
 from raybench.job.source import overrides_in
-from raybench.records import Device, Record, RunStatus, Status, TrialKey, by_point
+from raybench.records.device import Device
 from raybench.records.devices import DeviceList
 from raybench.records.environment import (
     Code,
@@ -32,6 +32,8 @@ from raybench.records.environment import (
     package_versions,
     variables_that_matter,
 )
+from raybench.records.record import Record, TrialKey, by_point
+from raybench.records.status import RunStatus, Status
 from raybench.results import reader
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore

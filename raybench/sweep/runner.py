@@ -25,8 +25,9 @@ from raybench.cluster.device_reservation import (
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
 from raybench.job.model import Job, Measure
 from raybench.job.point import Point
-from raybench.records import Record, RunStatus, Status, TrialKey
 from raybench.records.environment import warn_of_torch
+from raybench.records.record import Record, TrialKey
+from raybench.records.status import RunStatus, Status
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.loop import (

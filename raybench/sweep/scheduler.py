@@ -34,7 +34,9 @@ from raybench.job.model import BatchSearch
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import ANY, Point, Precision, choose_devices
 from raybench.job.rounds import is_largest_known
-from raybench.records import Cause, Device, Record, Status, TrialKey
+from raybench.records.device import Device
+from raybench.records.record import Record, TrialKey
+from raybench.records.status import Cause, Status
 
 # The range of the setting batch_size.
 _MOST_BATCH = 2**31 - 1

@@ -34,8 +34,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from raybench.errors import UsageError
 from raybench.hardware.nccl_log import choices, parse
 from raybench.measure.instruments import align_ranks, any_rank
-from raybench.records import Group, RankInfo, Task
 from raybench.records.environment import set_variables
+from raybench.records.task import Group, RankInfo, Task
 
 # The driver's deadline ends a point; torch's own must not come before it, nor never.
 _TIMEOUT_MARGIN_S = 60.0

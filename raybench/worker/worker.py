@@ -33,19 +33,12 @@ from raybench.measure import phases
 from raybench.measure.profiling import Counted, step_flops, tflops_sustained
 from raybench.measure.stopping import load_decisions
 from raybench.measure.uneven import GroupProbe, UnevenStep, share_out
-from raybench.records import (
-    Answer,
-    Cause,
-    Device,
-    Failure,
-    Group,
-    Measurement,
-    RankInfo,
-    Status,
-    Task,
-)
+from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.environment import Code, code_here, differing, raybench_sha256
+from raybench.records.measurement import Answer, Failure, Measurement
+from raybench.records.status import Cause, Status
+from raybench.records.task import Group, RankInfo, Task
 from raybench.worker import state
 from raybench.worker.process_group import (
     GroupGoneError,

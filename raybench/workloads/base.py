@@ -48,8 +48,8 @@ from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import Execution, Precision, Scalar
 from raybench.job.problems import quote
-from raybench.records import Metric
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
+from raybench.records.metrics import Metric
 
 if TYPE_CHECKING:
     import torch

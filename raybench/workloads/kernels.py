@@ -15,7 +15,7 @@ from pydantic import Field
 from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.job.registry import Answer
-from raybench.records import Metric
+from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:

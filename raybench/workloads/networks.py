@@ -15,7 +15,7 @@ from pydantic import Field
 
 from raybench.errors import UsageError, brief, how_to_install
 from raybench.job.point import Precision
-from raybench.records import Metric
+from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError, apply_precision
 from raybench.workloads.training import (
     OUTPUT_ERROR,

@@ -25,8 +25,10 @@ from pydantic import Field
 
 from raybench.errors import DETAIL_CHARACTERS, UsageError, place_among, shorten_start
 from raybench.job.point import product_of, render, split_arguments
-from raybench.records import Cause, Failure, Samples, Status, Task
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
+from raybench.records.measurement import Failure, Samples
+from raybench.records.status import Cause, Status
+from raybench.records.task import Task
 from raybench.workloads.base import Context, Workload
 
 if TYPE_CHECKING:

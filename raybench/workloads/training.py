@@ -16,7 +16,7 @@ from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import EQUAL, Precision, Scalar
 from raybench.job.registry import Answer
-from raybench.records import Metric
+from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.shapes import LayoutOptions
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from raybench.job.point import Precision, Scalar
 from raybench.job.registry import Answer
-from raybench.records import Metric
+from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, apply_precision, option_defaults
 from raybench.workloads.kernels import memory_gb_s
 from raybench.workloads.shapes import (

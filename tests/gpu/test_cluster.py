@@ -8,7 +8,9 @@ import pytest
 from raybench.hardware.devices import memory_in_use_bytes
 from raybench.job.model import Measure
 from raybench.job.point import Precision
-from raybench.records import Measurement, Status, Task
+from raybench.records.measurement import Measurement
+from raybench.records.status import Status
+from raybench.records.task import Task
 from tests.cluster_contract import failures
 from tests.gpu.gpus import TWO_GPUS, cluster_of
 from tests.local_cluster import choose_workers

@@ -7,7 +7,7 @@ import pytest
 
 from raybench.job.model import Measure
 from raybench.job.point import Precision
-from raybench.records import Task
+from raybench.records.task import Task
 from raybench.results.record_rows import point_row
 from tests.gpu.gpus import GPU, cluster_of, needs_two
 from tests.measured_points import measure_record

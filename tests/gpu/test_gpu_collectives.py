@@ -4,7 +4,7 @@ import pytest
 
 from raybench.job.model import Measure, Span
 from raybench.job.point import Precision
-from raybench.records import Task
+from raybench.records.task import Task
 from raybench.results.record_rows import point_metrics
 from tests.gpu.gpus import GPU, cluster_of, needs_two
 from tests.measured_points import measure_record

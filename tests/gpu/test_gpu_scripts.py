@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from raybench.hardware import nvml
-from raybench.records import Measurement, Status
+from raybench.records.measurement import Measurement
+from raybench.records.status import Status
 from raybench.worker.worker import Worker
 from tests.gpu.gpus import private_ray
 from tests.integration.sweeps import raybench, table

@@ -7,8 +7,9 @@ import pytest
 
 from raybench.job.model import Measure, Span
 from raybench.job.point import Precision
-from raybench.records import Measurement, Task
 from raybench.records.doubts import DoubtKind
+from raybench.records.measurement import Measurement
+from raybench.records.task import Task
 from tests.gpu.gpus import GPU, cluster_of
 from tests.unit.fakes import make_point
 

@@ -4,8 +4,8 @@ import pytest
 
 from raybench.job.model import Measure
 from raybench.job.point import SlowBy
-from raybench.records import Task
 from raybench.records.doubts import DoubtKind
+from raybench.records.task import Task
 from tests.gpu.gpus import TWO_GPUS, cluster_of
 from tests.measured_points import measure_row
 from tests.unit.fakes import make_point

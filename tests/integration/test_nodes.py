@@ -12,7 +12,8 @@ from ray.util import placement_group_table
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.placements import free_devices
 from raybench.cluster.ray_cluster.start import connect
-from raybench.records import Failure, Status
+from raybench.records.measurement import Failure
+from raybench.records.status import Status
 from tests.cluster_contract import failures, run
 from tests.integration.clusters import start_cluster
 from tests.integration.sweeps import wait_for

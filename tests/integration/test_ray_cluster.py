@@ -15,7 +15,7 @@ from raybench.cluster.ray_cluster.pool import start_worker
 from raybench.cluster.ray_cluster.start import Connection, connect
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
-from raybench.records import Task
+from raybench.records.task import Task
 from tests.cluster_contract import PROBE, failures, process_ids
 from tests.integration.clusters import start_cluster
 from tests.integration.sweeps import descendants

@@ -10,8 +10,9 @@ import pytest
 import ray
 from ray import exceptions
 
-from raybench.records import Failure, Measurement, Status
 from raybench.records.doubts import DoubtKind
+from raybench.records.measurement import Failure, Measurement
+from raybench.records.status import Status
 from tests.cluster_contract import PointContract, failures, places, process_ids, run
 from tests.integration.sweeps import wait_for
 

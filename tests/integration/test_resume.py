@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 import raybench
-from raybench.records import RunStatus
+from raybench.records.status import RunStatus
 from raybench.results.reader import read_runs
 from raybench.results.tables import TABLES
 from tests.integration import sweeps

@@ -7,8 +7,9 @@ import pytest
 
 from raybench.job.model import Measure
 from raybench.job.point import SCRIPT
-from raybench.records import Measurement, Task
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import Measurement
+from raybench.records.task import Task
 from tests.cluster_contract import process_ids
 from tests.integration.sweeps import title_of
 from tests.real_scripts import SCRIPTS, make_task

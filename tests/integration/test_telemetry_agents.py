@@ -26,7 +26,8 @@ from raybench.cluster.device_reservation import (
 from raybench.cluster.ray_cluster.nodes import NodeAgents
 from raybench.cluster.ray_cluster.start import HeadMonitor
 from raybench.errors import DevicesInUseError
-from raybench.records import Cause, Failure
+from raybench.records.measurement import Failure
+from raybench.records.status import Cause
 from tests.integration.sweeps import wait_for
 from tests.unit.fakes import make_device, make_measurement
 

@@ -17,17 +17,11 @@ from raybench.health.readings import Reading
 from raybench.health.suite import HealthTest
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import (
-    Breakdown,
-    Device,
-    Measurement,
-    Record,
-    Repetition,
-    RunStatus,
-    Samples,
-    Status,
-)
+from raybench.records.device import Device
 from raybench.records.devices import Finding, Subject, Verdict
+from raybench.records.measurement import Breakdown, Measurement, Repetition, Samples
+from raybench.records.record import Record
+from raybench.records.status import RunStatus, Status
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.results.columns import to_row

@@ -6,7 +6,9 @@ from pathlib import Path
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
-from raybench.records import Answer, Device, Measurement, RankInfo
+from raybench.records.device import Device
+from raybench.records.measurement import Answer, Measurement
+from raybench.records.task import RankInfo
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster, this_process

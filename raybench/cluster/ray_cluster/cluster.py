@@ -21,8 +21,12 @@ from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address, start_o
 from raybench.cluster.ray_cluster.pool import WorkerPool, how_it_died
 from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, end_process, start_guard
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
-from raybench.records import Answer, Cause, Device, Failure, Group, OtherUsers, Status, Task
+from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
+from raybench.records.measurement import Answer, Failure
+from raybench.records.record import OtherUsers
+from raybench.records.status import Cause, Status
+from raybench.records.task import Group, Task
 
 _LOOK_S = 0.2
 _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")

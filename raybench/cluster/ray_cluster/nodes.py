@@ -35,8 +35,10 @@ from raybench.cluster.device_reservation import (
     read_node_use,
 )
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
-from raybench.records import Answer, Device, Measurement, OtherUsers, SpanNs
+from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceSample
+from raybench.records.measurement import Answer, Measurement, SpanNs
+from raybench.records.record import OtherUsers
 
 _TAIL_LINES = 60
 _OUTPUT_BYTES = 32 * 1024  # of each stream in a point

@@ -20,7 +20,7 @@ from ray.util.placement_group import (
 
 from raybench.cluster import timeouts
 from raybench.cluster.ray_cluster.start import ray_nodes
-from raybench.records import DeviceKind
+from raybench.records.device import DeviceKind
 
 # Ray's name of a kind of device.
 RESOURCE = {"cuda": "GPU", "cpu": "CPU"}

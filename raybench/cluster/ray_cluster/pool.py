@@ -37,9 +37,11 @@ from raybench.cluster.ray_cluster.placements import (
 )
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes, why_not_listening
 from raybench.errors import ClusterError, DevicesInUseError, brief, message_of
-from raybench.records import Answer, Device, DeviceKind, Group, RankInfo, Task
+from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions, variables_that_matter
+from raybench.records.measurement import Answer
+from raybench.records.task import Group, RankInfo, Task
 
 _RACK = "rack"
 # Not CUDA_: those say which devices and which files this host has.

@@ -43,7 +43,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from raybench.cluster import reaper, timeouts
 from raybench.errors import ClusterError, UsageError
-from raybench.records import DeviceKind
+from raybench.records.device import DeviceKind
 from raybench.records.environment import set_variables, usable_cores
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "raybench"}

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.rows import ScaledRow, distinguishing_settings
-from raybench.records import Status
+from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, RankTimes, point_name
 from raybench.report.charts.grammar import (

@@ -15,8 +15,8 @@ from raybench.analysis.rows import (
     size_of,
     varying,
 )
-from raybench.records import Status
 from raybench.records.devices import nvlinks
+from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, line_figure
 from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis

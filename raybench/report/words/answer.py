@@ -33,7 +33,7 @@ from raybench.analysis.ranking import (
     share_of_datasheet,
 )
 from raybench.analysis.rows import ScaledRow, is_column
-from raybench.records import Metric
+from raybench.records.metrics import Metric
 from raybench.report import formatting
 from raybench.report.formatting import counted, span
 from raybench.report.point_settings import settings_words, short_name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from raybench.records import Record, Status
+from raybench.records.record import Record
+from raybench.records.status import Status
 from raybench.results.tables import PointRow
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from raybench.records import DeviceKind
+from raybench.records.device import DeviceKind
 from raybench.records.devices import Action, DevicePlace, Finding, Verdict
 from raybench.records.judgement import (
     Blame,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raybench.records import Status
 from raybench.records.doubts import LossesUnknown, NotCompared, NotComparedKind, NotMeasured
+from raybench.records.status import Status
 
 
 def not_compared_words(why: NotCompared) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from raybench.analysis.rows import is_column, varying
 from raybench.analysis.run_data import RunData
 from raybench.job.registry import Answer
-from raybench.records import Metric, RunStatus, Status, TrialKey, by_point
+from raybench.records.metrics import Metric
+from raybench.records.record import TrialKey, by_point
+from raybench.records.status import RunStatus, Status
 from raybench.report import formatting
 from raybench.report.documents import records
 from raybench.report.formatting import counted, span

@@ -15,7 +15,8 @@ from raybench.analysis.ranking import (
 )
 from raybench.analysis.run_data import RunData
 from raybench.job.point import Precision
-from raybench.records import Metric, RunStatus
+from raybench.records.metrics import Metric
+from raybench.records.status import RunStatus
 
 ASKED = "answer: {metric: %s, over: [precision]}\nworkload: {kind: mlp}\n"
 

@@ -8,7 +8,7 @@ from builders import make_row
 from commands import EXAMPLES
 
 from raybench.analysis.prediction import NotPredicted, Unpredictable, predict
-from raybench.records import Status
+from raybench.records.status import Status
 
 PARAMS = {"hidden": "4096", "layers": "8", "bucket_cap_mb": "64", "grad_accumulation": "1"}
 

@@ -12,8 +12,8 @@ from raybench.analysis import references
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.run_data import RunData, load_run_data
 from raybench.errors import UsageError
-from raybench.records import Status
 from raybench.records.doubts import DoubtKind
+from raybench.records.status import Status
 
 H200 = "NVIDIA H200"
 GEMM = references.Quantity(

@@ -10,8 +10,8 @@ from builders import column, make_apart, make_measurement, make_point, make_reco
 
 from raybench.analysis.rounds import Trials, latest_trials, mean_of_rounds, ranks_of_step
 from raybench.analysis.scaling import scaling
-from raybench.records import Status
 from raybench.records.doubts import Doubt, DoubtKind, NotCompared, NotComparedKind
+from raybench.records.status import Status
 from raybench.stats.summary import scatter
 
 BASELINE = {"world_size": 1}

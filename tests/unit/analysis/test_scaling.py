@@ -22,7 +22,6 @@ from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.rows import BY_NAME, setting_order, value_of, varying
 from raybench.analysis.scaling import LOSSES, scaling, shares_of_loss
 from raybench.job.point import Precision
-from raybench.records import Breakdown, Status
 from raybench.records.doubts import (
     Doubt,
     DoubtKind,
@@ -30,6 +29,8 @@ from raybench.records.doubts import (
     NotComparedKind,
     NotMeasured,
 )
+from raybench.records.measurement import Breakdown
+from raybench.records.status import Status
 from raybench.results.breakdown import beyond_local_step
 
 

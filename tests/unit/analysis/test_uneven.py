@@ -12,7 +12,7 @@ from raybench.analysis.rounds import MOST_RANKS, ranks_of_step, ranks_to_show
 from raybench.analysis.scaling import probe_speeds, scaling
 from raybench.analysis.uneven import fleets, gain_over
 from raybench.job.point import Precision
-from raybench.records import Breakdown, RankShare
+from raybench.records.measurement import Breakdown, RankShare
 from raybench.report.sections import SECTIONS
 from raybench.report.words import shares
 from raybench.report.words.shares import fleet_name, verdict

@@ -8,8 +8,8 @@ import pytest
 
 from raybench.analysis.answer import decide
 from raybench.analysis.run_data import load_run_data
-from raybench.records import Status
 from raybench.records.doubts import DoubtKind
+from raybench.records.status import Status
 from raybench.report.documents import Listing, Table
 from raybench.report.point_settings import setting_text
 from raybench.report.run_report import RunReport

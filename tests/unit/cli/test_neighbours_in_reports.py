@@ -13,7 +13,7 @@ from raybench.cluster.device_reservation import (
     read_node_use,
     this_process,
 )
-from raybench.records import Answer
+from raybench.records.measurement import Answer
 from raybench.sweep.loop import RunningAttempt, make_record_of
 from raybench.sweep.scheduler import Attempt
 

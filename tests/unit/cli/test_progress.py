@@ -8,7 +8,7 @@ from rich.console import Console
 
 from raybench.cli.progress import ConsoleListener, PointProgress, show_phase
 from raybench.job.plan import Plan
-from raybench.records import Status
+from raybench.records.status import Status
 from raybench.sweep.loop import PointAdded, PointFinished, PointRetried, PointStarted
 
 PLAN = Plan(points=tuple(make_point(batch_size=2**power) for power in range(40)), warnings=())

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from builders import START, make_device, make_failed, make_point, make_record, open_run, write_run
 
-from raybench.records import Breakdown, ModuleTime, Profile, RegionTime
+from raybench.records.measurement import Breakdown, ModuleTime, Profile, RegionTime
 
 RUNS = ("run-old", "run-new")
 

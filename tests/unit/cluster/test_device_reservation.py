@@ -37,7 +37,7 @@ from raybench.cluster.device_reservation import (
     this_process,
 )
 from raybench.errors import DevicesInUseError
-from raybench.records import HostLoad
+from raybench.records.record import HostLoad
 
 HOLD = """
 import sys, time

@@ -16,7 +16,9 @@ from raybench.cluster.point_end import (
     with_losses,
 )
 from raybench.job.model import Measure
-from raybench.records import Failure, Status, Task
+from raybench.records.measurement import Failure
+from raybench.records.status import Status
+from raybench.records.task import Task
 
 TASK = Task(point=make_point(), settings=Measure(max_seconds=0.1, timeout_s=0.3))
 

@@ -6,7 +6,7 @@ import pytest
 from builders import make_device
 
 from raybench.doctor.checks import Check, Facts, Verdict, check_facts
-from raybench.records import Device
+from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts
 
 VERSIONS = {

@@ -14,8 +14,10 @@ from raybench.doctor.checks import Check, Facts, Verdict
 from raybench.doctor.diagnosis import Diagnosis
 from raybench.errors import ClusterError
 from raybench.job.point import Point
-from raybench.records import Answer, Device, Failure, Measurement, Repetition, Samples, Status
+from raybench.records.device import Device
 from raybench.records.environment import raybench_sha256
+from raybench.records.measurement import Answer, Failure, Measurement, Repetition, Samples
+from raybench.records.status import Status
 
 MS = 1_000_000
 

@@ -12,7 +12,8 @@ from builders import make_device, make_measurement
 
 from raybench.doctor.checks import Check, Facts, Verdict
 from raybench.doctor.diagnosis import judge_transports
-from raybench.records import Cause, Failure
+from raybench.records.measurement import Failure
+from raybench.records.status import Cause
 
 HOST = "raybench: adapters {adapters}\nraybench: memlock {memlock}\n"
 SOCKET = """\

@@ -11,9 +11,11 @@ from raybench.health.check import Examiner, examine, health_job
 from raybench.health.suite import probes
 from raybench.health.verdicts import Judgement, judge
 from raybench.job.point import Point
-from raybench.records import Answer, Cause, Failure, Record, RunStatus
 from raybench.records.devices import Verdict
 from raybench.records.judgement import ProblemKind
+from raybench.records.measurement import Answer, Failure
+from raybench.records.record import Record
+from raybench.records.status import Cause, RunStatus
 from raybench.sweep.loop import LoopCallbacks, PointFinished, PointRetried, SweepSettings, sweep
 from raybench.workloads.kernels import SameBits
 

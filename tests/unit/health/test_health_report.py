@@ -24,8 +24,8 @@ from raybench.health.comparison import FigureChange, trace_figures
 from raybench.health.references import read_findings
 from raybench.health.report import HealthReport, health_figures
 from raybench.health.suite import WAIT_TEST
-from raybench.records import RunStatus
 from raybench.records.devices import Action, Verdict
+from raybench.records.status import RunStatus
 from raybench.report.documents import format_document
 
 RUN = "health-20261122-150000-abcd"

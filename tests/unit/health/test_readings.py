@@ -17,9 +17,11 @@ from raybench.health.readings import (
 )
 from raybench.health.suite import PASS_STAGES, Fleet, Probe, probes, title
 from raybench.job.point import Scalar
-from raybench.records import Breakdown, Cause, Record, Status
 from raybench.records.devices import DeviceFacts, NvLink
 from raybench.records.judgement import LinkErrors, Problem, ProblemKind
+from raybench.records.measurement import Breakdown
+from raybench.records.record import Record
+from raybench.records.status import Cause, Status
 from raybench.workloads.networks import NoMajorityError
 
 

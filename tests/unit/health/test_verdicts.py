@@ -11,7 +11,7 @@ from builders import make_device, make_finding, make_pair, make_readings, make_s
 from raybench.health.readings import Reading
 from raybench.health.suite import COMPUTE_TEST, SUITE, WAIT_TEST, HealthTest, device_subjects
 from raybench.health.verdicts import EXPECTED_TEST, Judgement, judge
-from raybench.records import Device, Status
+from raybench.records.device import Device
 from raybench.records.devices import Action, Verdict
 from raybench.records.judgement import (
     CommandKind,
@@ -22,6 +22,7 @@ from raybench.records.judgement import (
     ReasonKind,
     ValueRange,
 )
+from raybench.records.status import Status
 
 PAIRS = make_test(name="copy 256 MiB", stage="pairs", subjects="pair", unit="GB/s", floor=0.02)
 FACT = make_test(

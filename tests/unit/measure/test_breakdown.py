@@ -18,8 +18,8 @@ from raybench.measure import breakdown, marks
 from raybench.measure.breakdown import Extent, break_down, time_by_wall_clock
 from raybench.measure.instruments import Timer
 from raybench.measure.marks import OptimizerMarks, ScriptMarks, comm_ms, tail_ms
-from raybench.records import WallTimes
 from raybench.records.doubts import NotMeasured
+from raybench.records.measurement import WallTimes
 from raybench.workloads.base import Workload
 
 CPU = torch.device("cpu")

@@ -26,8 +26,8 @@ from docs.examples.sharded import Sharded
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.collectives import Collective, LocalCopies, add_up, replace_collectives
 from raybench.measure.instruments import Timer
-from raybench.records import Breakdown
 from raybench.records.doubts import DoubtKind, NotMeasured
+from raybench.records.measurement import Breakdown
 from raybench.workloads.base import Context, Workload
 
 RANKS = 2

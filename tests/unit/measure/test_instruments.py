@@ -11,7 +11,7 @@ from forked import answers_of_ranks, gloo
 from raybench.job.model import Measure
 from raybench.measure import instruments
 from raybench.measure.phases import measure
-from raybench.records import Measurement, Samples
+from raybench.records.measurement import Measurement, Samples
 from raybench.workloads.base import PartTimes, Workload
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

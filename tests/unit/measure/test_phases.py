@@ -14,8 +14,8 @@ from raybench.hardware.devices import Reading
 from raybench.job.model import Measure
 from raybench.measure import phases, profiling
 from raybench.measure.uneven import Idle
-from raybench.records import Breakdown, Profile
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import Breakdown, Profile
 from raybench.workloads.base import Workload
 from raybench.workloads.networks import Mlp
 

@@ -26,7 +26,7 @@ from raybench.measure.profiling import (
     step_flops,
     tflops_sustained,
 )
-from raybench.records import ModuleTime
+from raybench.records.measurement import ModuleTime
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.language_models import LanguageModel
 from raybench.workloads.networks import Mlp

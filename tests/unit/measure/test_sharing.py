@@ -11,8 +11,8 @@ from forked import answers_of_ranks, gloo
 from raybench.errors import UsageError
 from raybench.job.point import Point, Scalar, SlowBy
 from raybench.measure.uneven import GroupProbe, Idle, StepMaker, UnevenStep, share_out
-from raybench.records import RankShare
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import RankShare
 from raybench.workloads.base import Context, Workload
 
 pytestmark = pytest.mark.alone

@@ -5,7 +5,9 @@ import pickle
 import pytest
 
 from raybench.errors import UsageError
-from raybench.records import Cause, Failure, Metric, combine_ranks
+from raybench.records.measurement import Failure
+from raybench.records.metrics import Metric, combine_ranks
+from raybench.records.status import Cause
 from raybench.results.metrics import relate_to_step
 
 

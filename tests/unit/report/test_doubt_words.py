@@ -7,7 +7,6 @@ from builders import make_row
 
 from raybench.analysis.doubts import DoubtGroup
 from raybench.analysis.rows import ScaledRow
-from raybench.records import Status
 from raybench.records.doubts import (
     Doubt,
     DoubtKind,
@@ -16,6 +15,7 @@ from raybench.records.doubts import (
     NotComparedKind,
     NotMeasured,
 )
+from raybench.records.status import Status
 from raybench.report.words.doubts import (
     MARKS,
     busy_words,

@@ -12,7 +12,7 @@ from commands import EXAMPLES, Answer, run_python
 
 from raybench.analysis.run_data import load_run_data
 from raybench.errors import ResultsError
-from raybench.records import RunStatus, Status
+from raybench.records.status import RunStatus, Status
 from raybench.report.export import csv_text, export_csv, export_github, export_json, export_junit
 
 HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'

@@ -19,8 +19,8 @@ from commands import EXAMPLES
 
 from raybench.analysis.answer import Next, NextCommand, decide
 from raybench.analysis.run_data import RunData, load_run_data
-from raybench.records import Status
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.status import Status
 from raybench.report.documents import Line, format_document
 from raybench.report.run_report import RunReport
 from raybench.report.words.answer import next_command

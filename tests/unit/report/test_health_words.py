@@ -2,7 +2,6 @@
 
 import pytest
 
-from raybench.records import Status
 from raybench.records.judgement import (
     Command,
     CommandKind,
@@ -13,6 +12,7 @@ from raybench.records.judgement import (
     ReasonKind,
     ValueRange,
 )
+from raybench.records.status import Status
 from raybench.report.words import health as words
 
 

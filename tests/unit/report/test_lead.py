@@ -25,8 +25,8 @@ from raybench.analysis.rows import distinguishing_settings, setting, value_of
 from raybench.analysis.run_data import RunData
 from raybench.analysis.scaling import LOSSES
 from raybench.job.point import Precision
-from raybench.records import Status
 from raybench.records.doubts import DoubtKind
+from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.point_settings import short_name
 from raybench.report.run_report import RunReport

@@ -12,8 +12,8 @@ from benchmarks.slim_runs import without_folders
 from raybench.analysis.answer import Next, decide
 from raybench.analysis.ranking import Ranking, Verdict
 from raybench.analysis.run_data import load_run_data
-from raybench.records import RunStatus, Status
 from raybench.records.doubts import DoubtKind
+from raybench.records.status import RunStatus, Status
 
 FOLDER = Path(__file__).parent / "noisy_runs"
 SCALING = "ddp_scaling-20261129-162012-b1f2"

@@ -8,8 +8,8 @@ import pytest
 from builders import make_apart, make_point, make_record, make_steady, write_run
 
 import raybench
-from raybench.records import Breakdown
 from raybench.records.doubts import NotMeasured
+from raybench.records.measurement import Breakdown
 
 TWO = make_point(world_size=2)
 # A step of 10 ms of which 7.8 ms are the ranks' own; the collectives take 1.5 ms.

@@ -38,9 +38,10 @@ from raybench.analysis.rows import ScaledRow, point_rows
 from raybench.analysis.run_data import RunData, load_run_data
 from raybench.health.report import HealthReport
 from raybench.job.rounds import WORTHWHILE
-from raybench.records import Breakdown, Repetition, RunStatus, Status
 from raybench.records.devices import Verdict
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import Breakdown, Repetition
+from raybench.records.status import RunStatus, Status
 from raybench.report import documents, formatting
 from raybench.report.documents import format_document, legend_paragraphs
 from raybench.report.formatting import plain, plain_lines, printable, shorten

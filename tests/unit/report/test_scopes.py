@@ -18,7 +18,7 @@ from builders import (
 
 from raybench.analysis.answer import decide
 from raybench.analysis.run_data import RunData
-from raybench.records import Breakdown, WallTimes
+from raybench.records.measurement import Breakdown, WallTimes
 from raybench.report.formatting import MILLISECONDS
 from raybench.report.run_report import RunReport
 from raybench.report.sections import ranks_of_point

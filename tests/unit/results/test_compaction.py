@@ -9,8 +9,8 @@ import pytest
 from builders import START, make_device, make_failed, make_point, make_record, make_run, write_run
 
 from raybench.errors import ResultsError
-from raybench.records import RunStatus
 from raybench.records.devices import DeviceSample
+from raybench.records.status import RunStatus
 from raybench.results import reader
 from raybench.results.columns import write_part
 from raybench.results.reader import load

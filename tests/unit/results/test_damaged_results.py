@@ -17,7 +17,8 @@ from commands import refusal_of
 
 import raybench
 from raybench.errors import ResultsError, ResultsWarning
-from raybench.records import RegionTime, Status
+from raybench.records.measurement import RegionTime
+from raybench.records.status import Status
 from raybench.results.columns import SCHEMA_VERSION
 from raybench.results.reader import LOCK
 

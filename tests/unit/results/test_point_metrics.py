@@ -7,8 +7,8 @@ import pytest
 from builders import make_device, make_measurement, make_point, make_record, make_samples
 
 from raybench.job.point import Precision
-from raybench.records import Breakdown, Repetition, WallTimes
 from raybench.records.doubts import NotMeasured
+from raybench.records.measurement import Breakdown, Repetition, WallTimes
 from raybench.results import metrics
 from raybench.results.record_rows import point_metrics
 from raybench.stats.outliers import MARK_ERRORS

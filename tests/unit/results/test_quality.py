@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from builders import make_device, make_measure, make_measurement, make_point, make_record, make_row
 
-from raybench.records import Breakdown
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.environment import usable_cores
+from raybench.records.measurement import Breakdown
 from raybench.report import formatting
 from raybench.results.columns import to_row
 from raybench.results.metrics import crowding, half_interval, is_imprecise

@@ -15,8 +15,9 @@ from builders import (
 )
 
 from raybench.job.point import Precision
-from raybench.records import Breakdown, PeakParts, RankShare, Repetition, Status, Traffic
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import Breakdown, PeakParts, RankShare, Repetition, Traffic
+from raybench.records.status import Status
 from raybench.results.columns import SCHEMA_VERSION, from_row, to_row
 from raybench.results.metrics import dense_peak_tflops
 from raybench.results.record_rows import point_row, sample_columns

@@ -26,8 +26,10 @@ from builders import (
 from commands import refusal_of, run_python
 
 from raybench.errors import ResultsError
-from raybench.records import ModuleTime, Profile, RunStatus, Status, TrialKey
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.measurement import ModuleTime, Profile
+from raybench.records.record import TrialKey
+from raybench.records.status import RunStatus, Status
 from raybench.results import reader
 from raybench.results.columns import write_file
 from raybench.results.reader import find_run, load, read_runs, read_table

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from fakes import make_measurement
 
-from raybench.records import Failure, Measurement, Status
+from raybench.records.measurement import Failure, Measurement
+from raybench.records.status import Status
 from raybench.sweep.loop import check_answers
 
 

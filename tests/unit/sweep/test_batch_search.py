@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from jobs import MLP, plan
 from raybench.errors import UsageError
-from raybench.records import Record, Status
+from raybench.records.record import Record
+from raybench.records.status import Status
 from raybench.sweep.scheduler import BatchSearches, check_bounded, next_batch, with_probes
 
 MOST = 2**31 - 1

@@ -26,7 +26,10 @@ from fakes import (
 from raybench.errors import DETAIL_CHARACTERS, ClusterError
 from raybench.job.model import BatchSearch, Measure
 from raybench.job.plan import Plan
-from raybench.records import Failure, Status, Task, TrialKey
+from raybench.records.measurement import Failure
+from raybench.records.record import TrialKey
+from raybench.records.status import Status
+from raybench.records.task import Task
 from raybench.sweep import loop
 from raybench.sweep.scheduler import Attempt, Rounds
 

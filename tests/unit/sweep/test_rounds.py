@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from raybench.job.model import BatchSearch, Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
-from raybench.records import Failure, Status, TrialKey
+from raybench.records.measurement import Failure
+from raybench.records.record import TrialKey
+from raybench.records.status import Status
 from raybench.sweep import loop
 from raybench.sweep.scheduler import Rounds
 from tests.local_cluster import LocalCluster

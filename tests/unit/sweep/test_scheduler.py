@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from jobs import MLP, plan
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
-from raybench.records import Cause
 from raybench.records.doubts import NotCompared, NotComparedKind
+from raybench.records.status import Cause
 from raybench.sweep.loop import sweep
 from raybench.sweep.scheduler import (
     Assign,

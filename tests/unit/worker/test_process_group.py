@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from raybench.job.model import Measure
-from raybench.records import Group, Task
+from raybench.records.task import Group, Task
 from raybench.worker import process_group
 from tests.unit.fakes import ALONE, make_point
 

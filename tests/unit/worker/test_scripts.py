@@ -11,8 +11,10 @@ from fakes import ALONE, make_point
 
 from raybench.job.model import Measure
 from raybench.measure import phases
-from raybench.records import Breakdown, Measurement, Status, Task
 from raybench.records.doubts import DoubtKind, NotMeasured
+from raybench.records.measurement import Breakdown, Measurement
+from raybench.records.status import Status
+from raybench.records.task import Task
 from raybench.worker.worker import Worker
 from raybench.workloads.script import RunningScript
 from tests.script_files import write_script

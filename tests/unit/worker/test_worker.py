@@ -22,9 +22,11 @@ from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.measure.profiling import Counted
-from raybench.records import Failure, Group, Measurement, Status, Task
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.environment import code_of
+from raybench.records.measurement import Failure, Measurement
+from raybench.records.status import Status
+from raybench.records.task import Group, Task
 from raybench.worker.process_group import break_group, serve_store
 from raybench.worker.worker import Worker
 from raybench.workloads.base import apply_precision

@@ -24,8 +24,8 @@ from raybench.job.point import Precision
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.instruments import Timer
 from raybench.measure.marks import BucketMarks
-from raybench.records import Breakdown
 from raybench.records.doubts import NotMeasured
+from raybench.records.measurement import Breakdown
 from raybench.workloads.base import Context, as_workload
 from raybench.workloads.networks import Mlp
 from raybench.workloads.transformer import Transformer

@@ -1,0 +1,73 @@
+"""One device and the worker that owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from raybench.records.metrics import Column
+
+DeviceKind = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device and the worker that owns it. Unknown facts are None, unknown throttle_reasons ().
+
+    index: the device's index on its node, as torch counts with CUDA_DEVICE_ORDER=PCI_BUS_ID; of a
+    CPU worker its number there.
+    uuid: proves that two workers do not share a device; on a CPU "node/process id".
+    ecc_errors: uncorrected ones since the driver was loaded.
+    pcie_link, pcie_link_max: as in "gen5 x16". rack: of its node, as the cluster labels it; empty
+    where it does not.
+    other_processes: with memory on this device, before any worker of this run.
+    disk_free_bytes: where the worker keeps temporary files. shm_free_bytes: of /dev/shm.
+    """
+
+    kind: Annotated[DeviceKind, Column("", "cuda or cpu")]
+    node_id: Annotated[str, Column("", "node")]
+    host: Annotated[str, Column("", "host name")]
+    address: Annotated[str, Column("", "IP address")]
+    rack: Annotated[str, Column("", "of the node, by its label; empty: none")] = ""
+    index: Annotated[int, Column("", "on its node, in PCI order")]
+    uuid: Annotated[str, Column("", "identity")]
+    name: Annotated[str, Column("", "model")]
+    pci_bus_id: Annotated[str | None, Column("", "PCI id")] = None
+    driver_version: Annotated[str | None, Column("", "driver")] = None
+    memory_bytes: Annotated[int | None, Column("bytes", "total")] = None
+    sm_clock_mhz: Annotated[int | None, Column("MHz", "SM clock at the start")] = None
+    sm_clock_max_mhz: Annotated[int | None, Column("MHz", "highest SM clock")] = None
+    memory_clock_mhz: Annotated[int | None, Column("MHz", "memory clock at the start")] = None
+    power_cap_w: Annotated[float | None, Column("W", "power limit")] = None
+    power_cap_default_w: Annotated[float | None, Column("W", "as delivered")] = None
+    topology: Annotated[str | None, Column("", "links to the other devices")] = None
+    temperature_c: Annotated[float | None, Column("degC", "GPU temperature at the start")] = None
+    throttle_reasons: Annotated[
+        tuple[str, ...], Column("", "why clocks are limited at the start")
+    ] = ()
+    ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
+    persistence_mode: Annotated[bool | None, Column("", "driver stays loaded")] = None
+    mig_mode: Annotated[bool | None, Column("", "GPU is partitioned")] = None
+    pcie_link: Annotated[str | None, Column("", "PCIe link at the start")] = None
+    pcie_link_max: Annotated[str | None, Column("", "widest PCIe link")] = None
+    numa_node: Annotated[int | None, Column("", "nearest")] = None
+    other_processes: Annotated[int | None, Column("", "using the device before")] = None
+    disk_free_bytes: Annotated[int | None, Column("bytes", "temporary files")] = None
+    shm_free_bytes: Annotated[int | None, Column("bytes", "/dev/shm")] = None
+    process_id: Annotated[int, Column("", "of the worker")]
+    cpu_count: Annotated[int, Column("", "cores that the worker may keep busy")]
+    niceness: Annotated[int, Column("", "of the worker")]
+    omp_num_threads: Annotated[int, Column("", "of the worker")]
+    versions: Annotated[Mapping[str, str], Column("", "software of the worker")] = field(
+        default_factory=dict
+    )
+    nccl_path: Annotated[str | None, Column("", "file of the NCCL that the worker loaded")] = None
+    environment: Annotated[Mapping[str, str], Column("", "variables of the worker")] = field(
+        default_factory=dict
+    )
+
+    @property
+    def lasting_name(self) -> str:
+        """Its name in every run: the UUID of a GPU, HOST:INDEX of a CPU worker."""
+        return self.uuid if self.kind == "cuda" else f"{self.host}:{self.index}"
