@@ -28,7 +28,7 @@ import torch.distributed as dist
 from raybench.job import registry
 from raybench.job.point import Precision
 from raybench.records.environment import variables_that_matter
-from raybench.stats.summary import step_time
+from raybench.stats.summary import median_step
 from raybench.workloads.base import Context, apply_precision
 
 # As in raybench, shorter steps are timed several at a time.
@@ -62,7 +62,7 @@ def main() -> None:
         answer = {
             # The median over iterations of the slowest rank's step.
             "step_ms": [
-                step_time([times[place] for times, _ in ranks])
+                median_step([times[place] for times, _ in ranks])
                 for place in range(len(spec["steps"]))
             ],
             "seconds": seconds,
@@ -95,7 +95,7 @@ def step_of(
         batch_size=step["batch_size"],
         precision=Precision.FP32,
     )
-    workload = registry.load(step["workload"]["kind"])(context, **params)
+    workload = registry.load_workload(step["workload"]["kind"])(context, **params)
     own: Callable[[], Any] = workload.step
     return own
 

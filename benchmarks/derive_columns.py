@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from raybench.job.model import Measure
 from raybench.job.point import Point
 from raybench.job.source import overrides_in, parse_source
-from raybench.measure.stopping import Progress, StoppingPolicy
+from raybench.measure.stopping import StoppingPolicy, TimingProgress
 from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
 from raybench.records.measurement import Measurement, Repetition, Samples
 from raybench.records.record import Record
@@ -216,7 +216,7 @@ def repetition(steps: pd.DataFrame, inner: int) -> Repetition:
 
 def has_settled(ranks: Sequence[Repetition], is_graph: bool) -> bool | None:
     """Return whether the step time of one build stayed at one level, by today's rule."""
-    progress = Progress(
+    progress = TimingProgress(
         warmup_ns=step_series([one.warmup.step_ns for one in ranks]).tolist(),
         sample_ns=step_series([one.timed.step_ns for one in ranks]).tolist(),
         inner=ranks[0].inner_iterations,

@@ -35,7 +35,7 @@ from raybench.job.model import Job
 from raybench.job.plan import make_plan
 from raybench.records.device import Device
 from raybench.records.devices import DeviceSample
-from raybench.records.measurement import Answer
+from raybench.records.measurement import RankAnswer
 from raybench.records.task import Task
 from raybench.results.writer import RunStore, compact_run
 from raybench.sweep.loop import PointFinished, PointStarted, SweepSettings
@@ -141,7 +141,7 @@ class SimulatedCluster(LocalCluster):
         super().__init__(offered, lambda _: worker)
         self._watch = watch
 
-    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
+    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[RankAnswer, ...]:
         answers = super().run(task, worker_ids)
         self._watch.answered_s = time.process_time()
         return answers

@@ -33,7 +33,9 @@ def main() -> None:
 
 
 def held_out() -> dict[str, Any]:
-    runs = {one: point_rows(reader.load(EXAMPLES, "points", one)) for one in run_ids(EXAMPLES)}
+    runs = {
+        one: point_rows(reader.load_table(EXAMPLES, "points", one)) for one in run_ids(EXAMPLES)
+    }
     rows = [row for run_id, points in runs.items() for row in _hidden(run_id, points)]
     bound = [row for row in rows if not row["point"].startswith(HOST_BOUND)]
     return {"all": _summary(rows), "bound by GPUs": _summary(bound), "points": rows}

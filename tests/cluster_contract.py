@@ -2,7 +2,7 @@
 
 from raybench.cluster import Cluster
 from raybench.job.model import Measure
-from raybench.records.measurement import Answer, Failure, Measurement
+from raybench.records.measurement import Failure, Measurement, RankAnswer
 from raybench.records.record import OtherUsers
 from raybench.records.status import Status
 from raybench.records.task import Task
@@ -18,7 +18,7 @@ def run(
     rank: int = 1,
     workload: str = PROBE,
     **measure: float,
-) -> tuple[Answer, ...]:
+) -> tuple[RankAnswer, ...]:
     """The answers of a small point on these workers, of which one rank has the fault."""
     params = {"fault": fault, "faulty_rank": rank}
     point = make_point(workload=workload, params=params, world_size=len(worker_ids))
@@ -26,7 +26,7 @@ def run(
     return cluster.run(Task(point=point, settings=settings), worker_ids)
 
 
-def failures(answers: tuple[Answer, ...]) -> list[str]:
+def failures(answers: tuple[RankAnswer, ...]) -> list[str]:
     return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
 
 

@@ -16,9 +16,9 @@ from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.hardware.devices import FactReader
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceFacts, DeviceSample
-from raybench.records.measurement import Answer
+from raybench.records.measurement import RankAnswer
 from raybench.records.record import OtherUsers
-from raybench.records.task import Group, RankInfo, Task
+from raybench.records.task import GroupSpec, RankInfo, Task
 
 
 def choose_workers(
@@ -32,7 +32,7 @@ def choose_workers(
 
 
 class InProcessWorker(Protocol):
-    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer: ...
+    def run(self, task: Task, place: RankInfo, group: GroupSpec | None) -> RankAnswer: ...
 
 
 class _RanksInTurn(RunningRanks):
@@ -45,7 +45,7 @@ class _RanksInTurn(RunningRanks):
         self._task = task
         self._left = deque(zip(workers, allocator.assign_ranks(devices), strict=True))
 
-    def answers(self, timeout_s: float) -> Mapping[int, Answer]:
+    def answers(self, timeout_s: float) -> Mapping[int, RankAnswer]:
         worker, place = self._left.popleft()
         return {place.rank: worker.run(self._task, place, None)}
 
@@ -102,7 +102,7 @@ class LocalCluster:
     def restart(self) -> None:
         self._workers = {device.uuid: self._make_worker(device) for device in self._devices}
 
-    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
+    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[RankAnswer, ...]:
         devices = [self._devices[worker_id] for worker_id in worker_ids]
         workers = [self._workers[device.uuid] for device in devices]
         outcome = finish_point(_RanksInTurn(devices, workers, task), task)

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 
 from benchmarks.common import options
-from raybench.hardware.devices import Reading
+from raybench.hardware.devices import DeviceReading
 from raybench.job.model import Measure
 from raybench.measure import instruments, phases
 from raybench.workloads.base import Context, Workload
@@ -40,13 +40,13 @@ class Meter:
         self._update_s = update_s
         self._phase_s = update_s * rng.random()
 
-    def read(self) -> Reading:
+    def read(self) -> DeviceReading:
         """Return the energy as of the last update of the counter."""
         at_s = self.now_s
         if self._update_s:
             updates = (self.now_s + self._phase_s) // self._update_s
             at_s = updates * self._update_s
-        return Reading(time_s=self.now_s, energy_j=POWER_W * at_s)
+        return DeviceReading(time_s=self.now_s, energy_j=POWER_W * at_s)
 
     def now_ns(self) -> int:
         """Return the time in ns."""

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import options
 from raybench.job.model import Measure
-from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
+from raybench.measure.stopping import RESTART, StoppingPolicy, TimingProgress
 from raybench.stats.summary import median_interval
 
 Series = NDArray[np.floating[Any]]
@@ -184,13 +184,15 @@ def look_at(timer: Timer, truth: Callable[[int], float], settings: Measure) -> L
     inner = policy.inner_iterations(warmup, graph=False)
     drifted: list[float] = []
     timed: list[float] = []
-    progress = Progress(warmup_ns=warmup, inner=inner)
+    progress = TimingProgress(warmup_ns=warmup, inner=inner)
     while count := policy.next_timed(progress):
         if count == RESTART:
             drifted, timed = drifted + timed, []
         else:
             timed += timer.time(count, inner)
-        progress = Progress(warmup_ns=warmup, drifted_ns=drifted, sample_ns=timed, inner=inner)
+        progress = TimingProgress(
+            warmup_ns=warmup, drifted_ns=drifted, sample_ns=timed, inner=inner
+        )
     interval, truth_ns = median_interval([timed]), 1e9 * truth(inner)
     return Look(
         bias=float(np.median(timed)) / truth_ns - 1,

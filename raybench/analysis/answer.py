@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from raybench.analysis.doubts import OF_MEMORY, OF_RATIOS, DoubtGroup
 from raybench.analysis.ranking import (
     Candidate,
-    Case,
     NothingMeasured,
+    RankedCase,
     Ranking,
     Values,
     declared,
@@ -34,7 +34,7 @@ from raybench.analysis.rows import (
     find_metric,
     known_settings,
     rows_compared,
-    setting,
+    setting_of,
     setting_order,
     value_of,
     varying,
@@ -42,7 +42,7 @@ from raybench.analysis.rows import (
 )
 from raybench.analysis.run_data import RunData
 from raybench.analysis.scaling import LOSSES, has_causes
-from raybench.analysis.uneven import Fleet, Gain, gain_over
+from raybench.analysis.uneven import Gain, UnevenFleet, gain_over
 from raybench.job.model import answer_of_run
 from raybench.job.registry import Answer
 from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
@@ -188,7 +188,7 @@ class BestShares:
     shares: str | None
     wins: int
     undecided: int
-    fleet: Fleet
+    fleet: UnevenFleet
     # Over the best other shares of `fleet`.
     gain: Gain
     # Each scenario has several rounds.
@@ -259,7 +259,7 @@ class RunAnswer:
     ranked_by: Answer
     metric: Metric | None
     # In the order of their settings.
-    cases: tuple[Case, ...]
+    cases: tuple[RankedCase, ...]
     # Case by case, the best first.
     ordered: tuple[ScaledRow, ...]
     # In the order of their settings.
@@ -311,7 +311,7 @@ class RunAnswer:
         return sorted(self.data.settings, key=lambda name: name not in self.case_settings)
 
     @property
-    def contested(self) -> list[Case]:
+    def contested(self) -> list[RankedCase]:
         """Return the `cases` with two points or more, also those with a clear best."""
         return [case for case in self.cases if len(case.ranked) > 1]
 
@@ -388,7 +388,7 @@ def _ordered(data: RunData, asked: Answer, case_settings: Sequence[str]) -> tupl
     names = list(case_settings) if metric else names
 
     def place(row: ScaledRow) -> tuple[object, ...]:
-        case = [setting_order(setting(row, name)) for name in names]
+        case = [setting_order(setting_of(row, name)) for name in names]
         value = value_of(row, metric) if metric and row.status == "ok" else None
         return case, value is None, (value or 0.0) * (-1 if asked.best == "max" else 1)
 
@@ -420,7 +420,7 @@ def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
     names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
     for row in rows:
         if row.scaling == "weak" and row.batch_size is not None:
-            key = tuple(str(setting(row, name)) for name in names)
+            key = tuple(str(setting_of(row, name)) for name in names)
             series.setdefault(key, []).append(row)
     found = []
     for members in series.values():
@@ -431,7 +431,7 @@ def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
         if fits is not None and is_largest_known(fits, ran_out):
             found.append(
                 LargestBatch(
-                    settings={name: setting(fitting[fits], name) for name in names},
+                    settings={name: setting_of(fitting[fits], name) for name in names},
                     batch_size=fits,
                     ran_out=ran_out,
                     peak_mem_allocated_bytes=fitting[fits].peak_mem_allocated_bytes,
@@ -556,7 +556,7 @@ def _gains(data: RunData) -> Gains:
     baseline = data.run.baseline
     groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows_compared(data.rows):
-        groups.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
+        groups.setdefault(tuple(setting_of(row, name) for name in baseline), []).append(row)
     gains = []
     for values in sorted(groups, key=lambda values: [setting_order(one) for one in values]):
         rows, settings = groups[values], dict(zip(baseline, values, strict=True))
@@ -569,7 +569,7 @@ def _gains(data: RunData) -> Gains:
     return Gains(baseline=baseline, gains=tuple(sorted(gains, key=lambda one: -one.high)))
 
 
-def best_shares(fleets: Sequence[Fleet]) -> BestShares | None:
+def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
     """Return which shares were best most often, and where they gained most; None for no fleets.
 
     Only fleets count in which no other shares may be as good, if any. fleets: all of one run.
@@ -597,7 +597,7 @@ def best_shares(fleets: Sequence[Fleet]) -> BestShares | None:
     )
 
 
-def _over_best_other(fleet: Fleet) -> Gain:
+def _over_best_other(fleet: UnevenFleet) -> Gain:
     others = [other for other in fleet.scenarios.values() if other is not fleet.best]
     return gain_over(fleet.best, max(others, key=lambda other: other.throughput))
 
@@ -675,9 +675,9 @@ def as_data(value: Any) -> Any:
             return value.point_id
         case Metric():
             return value.name
-        case Fleet():
+        case UnevenFleet():
             return {shares: as_data(one.row) for shares, one in value.scenarios.items()}
-        case Case():
+        case RankedCase():
             ranked = [as_data(one) for one in value.ranked]
             return {"settings": value.settings, "verdict": value.verdict, "ranked": ranked}
         case Candidate():

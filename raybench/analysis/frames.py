@@ -92,15 +92,15 @@ def units(table: str) -> dict[str, str]:
     `metrics.NAME` are not in it, but `params`; of `summary` `params_json` and `metrics_json`.
     """
     if table != SCALING:
-        return tables.units(table)
-    of_points = tables.units("points")
+        return tables.column_units(table)
+    of_points = tables.column_units("points")
     return {name: of_points.get(name, "") for name in (*_FROM_POINTS, *_DERIVED)}
 
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
     """Return the rows of `points` by run; among all runs a damaged one is left out."""
     by_run: dict[str, list[PointRow]] = {}
-    for row in point_rows(reader.load(root, "points", run_id)):
+    for row in point_rows(reader.load_table(root, "points", run_id)):
         by_run.setdefault(row.run_id, []).append(row)
     return by_run
 

@@ -14,7 +14,7 @@ from raybench.analysis.rows import (
     ScaledRow,
     is_column,
     known_settings,
-    setting,
+    setting_of,
     setting_order,
     size_of,
     used_settings,
@@ -80,7 +80,7 @@ class Candidate:
         return self.low <= other.high and other.low <= self.high
 
 
-class Verdict(StrEnum):
+class RankingVerdict(StrEnum):
     """What is known of the best point of a case."""
 
     ALONE = "alone"  # no other point competes
@@ -90,7 +90,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class RankedCase:
     """Points that are alike but for the settings that are compared, the best first."""
 
     # The settings that make the case.
@@ -109,13 +109,13 @@ class Case:
         return tuple(other for other in self.ranked[1:] if self.best.may_equal(other))
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RankingVerdict:
         """Return what is known of the best point."""
         if len(self.ranked) == 1:
-            return Verdict.ALONE
+            return RankingVerdict.ALONE
         if self.rivals:
-            return Verdict.UNDECIDED
-        return Verdict.BEST if self.best.is_sure else Verdict.FIRST_IN_THIS_RUN
+            return RankingVerdict.UNDECIDED
+        return RankingVerdict.BEST if self.best.is_sure else RankingVerdict.FIRST_IN_THIS_RUN
 
     @property
     def gain(self) -> float:
@@ -145,7 +145,7 @@ class OverCases:
     """Which setting wins most cases, and the case in which it gains most."""
 
     # With no case decided: the one with the largest gain.
-    case: Case
+    case: RankedCase
     # 0: no case is decided.
     wins: int
     cases: int
@@ -159,14 +159,14 @@ class Ranking:
     kind: ClassVar = "ranking"
     metric: Metric
     is_most_best: bool
-    cases: tuple[Case, ...]
+    cases: tuple[RankedCase, ...]
     # None if only one case has several points.
     over_cases: OverCases | None
     # Those to show as numbers, the best value first.
-    figures: tuple[tuple[Case, Candidate], ...]
+    figures: tuple[tuple[RankedCase, Candidate], ...]
 
     @property
-    def told(self) -> tuple[Case, ...]:
+    def told(self) -> tuple[RankedCase, ...]:
         """Return the cases that a sentence tells."""
         if self.over_cases:
             return (self.over_cases.case,)
@@ -178,7 +178,7 @@ class Ranking:
         # If another setting wins most cases, the sentence is about that.
         if self.over_cases and self.over_cases.wins:
             return False
-        return any(case.verdict is Verdict.UNDECIDED for case in self.told)
+        return any(case.verdict is RankingVerdict.UNDECIDED for case in self.told)
 
     @property
     def has_interval(self) -> bool:
@@ -197,10 +197,10 @@ class Values:
     asks_for_rounds: ClassVar = False
     metric: Metric
     is_most_best: bool
-    cases: tuple[Case, ...]
-    figures: tuple[tuple[Case, Candidate], ...]
-    least: Case
-    most: Case
+    cases: tuple[RankedCase, ...]
+    figures: tuple[tuple[RankedCase, Candidate], ...]
+    least: RankedCase
+    most: RankedCase
     # The sizes of messages or arrays in bytes, ascending.
     sizes: tuple[int, ...]
     is_all_reduce_of_several: bool
@@ -233,7 +233,7 @@ def declared(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
     for workload in dict.fromkeys(row.workload for row in rows):
         declared: Iterable[Any] = ()
         with suppress(KeyError, UsageError):
-            declared = registry.entries(registry.load(workload), "metrics", "name", "unit")
+            declared = registry.entries(registry.load_workload(workload), "metrics", "name", "unit")
         for one in declared:
             if one.name == metric.name:
                 return replace(metric, unit=one.unit, over_step=getattr(one, "over_step", None))
@@ -246,7 +246,7 @@ def make_cases(
     case_settings: Sequence[str],
     compared: Sequence[str],
     is_most_best: bool,
-) -> tuple[Case, ...]:
+) -> tuple[RankedCase, ...]:
     """Return the cases, in each its points: only ok points that have the metric."""
     if metric is None:
         return ()
@@ -265,13 +265,13 @@ def make_cases(
             is_exact=is_exact,
             row=row,
         )
-        key = tuple(setting_order(setting(row, name)) for name in case_settings)
+        key = tuple(setting_order(setting_of(row, name)) for name in case_settings)
         groups.setdefault(key, []).append(one)
     cases = []
     for key in sorted(groups):
         ranked = sorted(groups[key], key=lambda one: one.value, reverse=is_most_best)
         settings = known_settings(groups[key][0].row, case_settings)
-        cases.append(Case(settings=settings, ranked=tuple(ranked), is_most_best=is_most_best))
+        cases.append(RankedCase(settings=settings, ranked=tuple(ranked), is_most_best=is_most_best))
     return tuple(cases)
 
 
@@ -293,7 +293,9 @@ def rounds_to_decide(row: ScaledRow) -> int:
     return WORTHWHILE if row.rounds < WORTHWHILE else 2 * row.rounds
 
 
-def rank(metric: Metric | None, cases: tuple[Case, ...]) -> Ranking | Values | NothingMeasured:
+def rank(
+    metric: Metric | None, cases: tuple[RankedCase, ...]
+) -> Ranking | Values | NothingMeasured:
     """Return the best of each case; of more than three cases, the setting that wins most.
 
     If no case has two points, the range of values, or up to the largest.
@@ -336,7 +338,7 @@ def rank(metric: Metric | None, cases: tuple[Case, ...]) -> Ranking | Values | N
     )
 
 
-def _over_cases(contested: Sequence[Case]) -> OverCases:
+def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
     """Return which setting is the best most often, and where it gains most."""
     # Without a case of several rounds, say which points were the fastest in this run.
     sure = [case for case in contested if case.best.is_sure] or contested
@@ -346,7 +348,7 @@ def _over_cases(contested: Sequence[Case]) -> OverCases:
         case = max(contested, key=lambda one: one.gain)
         return OverCases(case=case, wins=0, cases=len(contested), undecided=undecided)
 
-    def winner(case: Case) -> str:
+    def winner(case: RankedCase) -> str:
         return str(case.best.settings)
 
     wins = Counter(map(winner, decided))
@@ -358,7 +360,7 @@ def _over_cases(contested: Sequence[Case]) -> OverCases:
     return OverCases(case=most, wins=wins[winner(most)], cases=len(contested), undecided=undecided)
 
 
-def _largest_messages(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
+def _largest_messages(cases: Sequence[RankedCase]) -> tuple[list[RankedCase], list[RankedCase]]:
     """Return the cases of all_reduce, or all where there are none, and of these the largest."""
     sums = [one for one in cases if one.best.row.params.get("operation") == "all_reduce"]
     sums = sums or list(cases)

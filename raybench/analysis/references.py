@@ -93,11 +93,11 @@ def _defaults(workload: str) -> Mapping[str, str]:
     """Return the defaults of a workload's parameters as text; none of a user's own class."""
     if workload not in registry.BUILTIN:
         return {}
-    found = registry.parameters(registry.load(workload))
+    found = registry.parameters(registry.load_workload(workload))
     return {one.name: setting_text(one.default) for one in found if one.default is not None}
 
 
-class Measurement(Quantity):
+class MeasuredValue(Quantity):
     """A value that a run measured.
 
     devices: as in `Measured`; "" where the run does not say which devices it was. point_id: "" of a
@@ -218,7 +218,7 @@ def _rounded(value: float) -> float:
 
 
 def reference_files(
-    run: Run, devices: Iterable[Mapping[str, Any]], measured: Iterable[Measurement]
+    run: Run, devices: Iterable[Mapping[str, Any]], measured: Iterable[MeasuredValue]
 ) -> list[ReferenceFile]:
     """Return one file per model, with the reference entries that this run's values give.
 
@@ -233,7 +233,7 @@ def reference_files(
     software = {name: versions[name] for name in ("torch", "cuda", "driver") if versions.get(name)}
     runs = {run.run_id: SourceRun(date=run.started_at.date(), software=software)}
     files: dict[str, ReferenceFile] = {}
-    same: dict[tuple[object, ...], tuple[Measurement, dict[str, list[float]]]] = {}
+    same: dict[tuple[object, ...], tuple[MeasuredValue, dict[str, list[float]]]] = {}
     for value in measured:
         if value.devices:
             _, values = same.setdefault((value.model, value.key, value.fabric), (value, {}))
@@ -367,7 +367,7 @@ SHIPPED = References()
 class Standing:
     """A measured value beside its reference."""
 
-    measured: Measurement
+    measured: MeasuredValue
     entry: Entry
     # The reference was made from values of this run too, so the value is no independent check.
     is_own: bool = False
@@ -436,7 +436,7 @@ def count_within(found: Sequence[Standing]) -> WithinCount:
 
 
 def standings(
-    measured: Iterable[Measurement], references: References, run_id: str
+    measured: Iterable[MeasuredValue], references: References, run_id: str
 ) -> list[Standing]:
     """Return the measurements of a run that have a reference, each with it, in their order."""
     return [

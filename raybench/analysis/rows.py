@@ -281,7 +281,7 @@ class HasSettings(Protocol):
         """Return "weak", "strong" (whenever all ranks share their work), or None: no batch size."""
 
 
-def setting(row: HasSettings, name: str) -> Any:
+def setting_of(row: HasSettings, name: str) -> Any:
     """Return the text of a parameter, else the field of that name; None if there is neither."""
     return row.params[name] if name in row.params else getattr(row, name, None)
 
@@ -325,7 +325,7 @@ def number_of(value: Any) -> float | None:
 
 def is_numeric(rows: Sequence[HasSettings], name: str) -> bool:
     """Return whether `number_of` the setting is not None in all rows; True for no rows."""
-    return all(number_of(setting(row, name)) is not None for row in rows)
+    return all(number_of(setting_of(row, name)) is not None for row in rows)
 
 
 def varying(
@@ -353,7 +353,7 @@ def varying(
     return [
         name
         for name in names
-        if name not in but and (name in always or len({str(setting(r, name)) for r in rows}) > 1)
+        if name not in but and (name in always or len({str(setting_of(r, name)) for r in rows}) > 1)
     ]
 
 
@@ -364,22 +364,22 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
     small messages alone, but their size tells them apart. So are settings that `preset` determines.
     """
     names = varying(rows)
-    presets = {setting(row, "preset") for row in rows} if "preset" in names else set()
+    presets = {setting_of(row, "preset") for row in rows} if "preset" in names else set()
     names = [
         name
         for name in names
         if name == "preset"
         or not presets
-        or len({(setting(r, "preset"), setting(r, name)) for r in rows}) > len(presets)
+        or len({(setting_of(r, "preset"), setting_of(r, name)) for r in rows}) > len(presets)
     ]
     rest = [name for name in names if name not in OPTIONAL]
-    is_enough = len({tuple(str(setting(row, n)) for n in rest) for row in rows}) == len(rows)
+    is_enough = len({tuple(str(setting_of(row, n)) for n in rest) for row in rows}) == len(rows)
     return rest if is_enough else names
 
 
 def known_settings(row: HasSettings, names: Iterable[str]) -> dict[str, Any]:
     """Return name -> value of these settings, without unknown ones."""
-    given = ((name, setting(row, name)) for name in names)
+    given = ((name, setting_of(row, name)) for name in names)
     return {name: value for name, value in given if value is not None and value == value}
 
 
@@ -391,7 +391,7 @@ def used_settings(row: HasSettings, names: Collection[str]) -> dict[str, Any]:
     """
     given = known_settings(row, names)
     degrees = {name: number_of(given.get(name)) or 1 for name in DEGREES if name in names}
-    is_told = degrees and math.prod(degrees.values()) == setting(row, "world_size") > 1
+    is_told = degrees and math.prod(degrees.values()) == setting_of(row, "world_size") > 1
     used = {}
     for name in sorted(given, key=lambda name: name not in (*DEGREES, "world_size")):
         text = str(given[name]).lower()

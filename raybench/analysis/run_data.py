@@ -15,7 +15,7 @@ import pandas as pd
 from raybench.analysis.doubts import DoubtGroup, doubts_of_run
 from raybench.analysis.references import (
     SHIPPED,
-    Measurement,
+    MeasuredValue,
     References,
     Standing,
     impossible_figures,
@@ -28,11 +28,11 @@ from raybench.analysis.rows import (
     batch_column,
     distinguishing_settings,
     point_rows,
-    setting,
+    setting_of,
     typed_rows,
 )
 from raybench.analysis.scaling import scaling
-from raybench.analysis.uneven import Fleet, fleets
+from raybench.analysis.uneven import UnevenFleet, fleets
 from raybench.errors import JobError
 from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
 from raybench.job.source import overrides_in, parse_source
@@ -40,7 +40,7 @@ from raybench.records.doubts import worst_of_each
 from raybench.records.status import Cause, Status
 from raybench.records.text import plain
 from raybench.results import reader
-from raybench.results.tables import PointRow, RegionRow, Run, units
+from raybench.results.tables import PointRow, RegionRow, Run, column_units
 
 
 class Ranks(StrEnum):
@@ -102,8 +102,8 @@ class RunData:
 
     @cached_property
     def standings(self) -> list[Standing]:
-        """Return those `measurements` of `rows` that have a reference, each with it."""
-        return standings(measurements(self.rows), self.references, self.run.run_id)
+        """Return those `measured_values` of `rows` that have a reference, each with it."""
+        return standings(measured_values(self.rows), self.references, self.run.run_id)
 
     @cached_property
     def ranks(self) -> Ranks:
@@ -168,7 +168,7 @@ class RunData:
         return any(batch_column(row) for row in self.rows)
 
     @cached_property
-    def fleets(self) -> Sequence[Fleet]:
+    def fleets(self) -> Sequence[UnevenFleet]:
         """Return the groups of ok points alike but for `shares`, two or more each; may be empty."""
         return fleets(self.rows) if any(row.shares != EQUAL for row in self.rows) else ()
 
@@ -218,9 +218,9 @@ def load_run_data(results: Path, run: str, references: References = SHIPPED) -> 
     return RunData(
         run=reader.read_run(root, run_id),
         folder=root,
-        devices=reader.load(root, "devices", run_id),
-        points=point_rows(reader.load(root, "points", run_id)),
-        region_rows=reader.load(root, "regions", run_id),
+        devices=reader.load_table(root, "devices", run_id),
+        points=point_rows(reader.load_table(root, "points", run_id)),
+        region_rows=reader.load_table(root, "regions", run_id),
         references=references,
     )
 
@@ -239,7 +239,7 @@ _FIGURES = ("busbw_gb_s", "throughput", "memory_gb_s", "achieved_tflops_per_devi
 _BURST = "burst_tflops_per_device"
 
 
-def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterator[Measurement]:
+def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterator[MeasuredValue]:
     """Yield for each row its main rate or step time and, if it has one, its burst rate.
 
     Rows that are not ok, not on GPUs of one model, quick, or had neighbours are left out; controls
@@ -259,11 +259,11 @@ def measurements(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterato
         main = next((name for name in _FIGURES if getattr(row, name)), None)
         for name in filter(None, (main, _BURST)):
             if value := getattr(row, name):
-                yield Measurement(
+                yield MeasuredValue(
                     model=model,
                     of=of,
                     metric=name,
-                    unit=units("points")[name],
+                    unit=column_units("points")[name],
                     fabric="; ".join(row.transports or ()) if row.world_size > 1 else "",
                     value=value,
                     devices=joint.join(uuids) if joint else "",
@@ -278,7 +278,7 @@ def defining_settings(row: PointRow) -> dict[str, str]:
     """
     values: dict[str, Any] = {"workload": row.workload, **row.params}
     for name in OPTIONAL:
-        if (value := setting(row, name)) != RUN_SETTINGS[name].default:
+        if (value := setting_of(row, name)) != RUN_SETTINGS[name].default:
             values[name] = value
     for name in filter(None, ("precision", batch_column(row), "world_size")):
         values[name] = getattr(row, name)

@@ -24,7 +24,7 @@ from raybench.analysis.rows import (
     batch_column,
     number_of,
     point_rows,
-    setting,
+    setting_of,
 )
 from raybench.errors import ResultsError
 from raybench.job.point import RUN_SETTINGS, UNEVEN, Scalar, setting_text
@@ -152,7 +152,7 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
         batch=getattr(row, column) if column else None,
         rounds=len(trials.rounds(row)),
         is_baseline=bool(baseline)
-        and all(_is_same(setting(row, name), value) for name, value in baseline.items()),
+        and all(_is_same(setting_of(row, name), value) for name, value in baseline.items()),
         samples_per_joule=samples_per_joule(of_rounds),
         wall_unsynced_share=wall_ms / of_parts_ms if wall_ms and of_parts_ms else None,
         scatter=None if not mean_ms or sd_ms is None else sd_ms / mean_ms,
@@ -264,7 +264,7 @@ def _differ_in_devices_alone(
     following = {"batch_size", "global_batch_size"} - {batch_column(row)}
     others = [name for name in baseline if name not in _OF_DEVICES and name not in following]
     return "world_size" in baseline and all(
-        _is_same(setting(row, name), setting(base, name)) for name in others
+        _is_same(setting_of(row, name), setting_of(base, name)) for name in others
     )
 
 
@@ -435,7 +435,7 @@ class _OwnSpeeds:
 def _key(row: PointRow) -> tuple[object, ...]:
     """Return all settings of a point but those of its devices, to find a point of one device."""
     names = ("workload", "scaling", *_ALIKE, batch_column(row) or "status")
-    return (*(str(setting(row, name)) for name in names), *sorted(row.params.items()))
+    return (*(str(setting_of(row, name)) for name in names), *sorted(row.params.items()))
 
 
 # What a step is lost to. The shares add up to 1 - efficiency.
@@ -559,7 +559,7 @@ def write_summary(store: RunStore, run: Run) -> None:
     if run.is_health_check:
         return
     try:
-        points = point_rows(reader.load(store.root, "points", run.run_id))
+        points = point_rows(reader.load_table(store.root, "points", run.run_id))
     except ResultsError:
         return  # the report of the run names the damaged file
     store.write_summary(summary_rows(run, points))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from raybench.analysis.rows import EXECUTION, ScaledRow, batch_column, setting
+from raybench.analysis.rows import EXECUTION, ScaledRow, batch_column, setting_of
 from raybench.analysis.scaling import probe_speeds
 from raybench.records.status import Status
 from raybench.results.tables import step_of_parts
@@ -102,7 +102,7 @@ def gain_over(one: Scenario, other: Scenario) -> Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fleet:
+class UnevenFleet:
     """Scenarios whose settings differ in the shares alone: shares, as "by_speed" -> scenario."""
 
     scenarios: Mapping[str, Scenario]
@@ -172,7 +172,7 @@ class Fleet:
         return next((r.crossover_batch for r in rows if r.crossover_batch is not None), None)
 
 
-def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
+def fleets(rows: Sequence[ScaledRow]) -> list[UnevenFleet]:
     """Return the fleets that were measured with at least two kinds of shares.
 
     The fewest devices come first, then the fewest slow ones, then the largest `slow_ratio`. Points
@@ -183,8 +183,8 @@ def fleets(rows: Sequence[ScaledRow]) -> list[Fleet]:
         if row.status is not Status.OK or not row.throughput or not row.step_ms_p50:
             continue
         names = ("workload", "world_size", "scaling", *EXECUTION, batch_column(row) or "status")
-        alike = tuple(str(setting(row, name)) for name in names if name != "shares")
+        alike = tuple(str(setting_of(row, name)) for name in names if name != "shares")
         group = groups.setdefault((*alike, *sorted(row.params.items())), {})
         group[row.shares] = Scenario(row=row, throughput=row.throughput, step_ms=row.step_ms_p50)
-    found = [Fleet(scenarios=group) for group in groups.values() if len(group) > 1]
+    found = [UnevenFleet(scenarios=group) for group in groups.values() if len(group) > 1]
     return sorted(found, key=lambda f: (f.first.world_size, f.slow_count, -f.first.slow_ratio))

@@ -261,7 +261,7 @@ class _Found:
         from raybench.analysis.compare import facts
         from raybench.results import reader
 
-        return facts(self.run, reader.load(self.root, "devices", self.run_id))
+        return facts(self.run, reader.load_table(self.root, "devices", self.run_id))
 
     def points(self, columns: Sequence[str]) -> pd.DataFrame:
         """Return these columns of the run's `points`, all attempts; raises as `read_table` does."""
@@ -497,7 +497,7 @@ def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], 
         last[row.point_id, row.machine] = row.run_id
     ids = {run_id for row, before in steps for run_id in (row.run_id, before)}
     known = {
-        run.run_id: facts(run, reader.load(results, "devices", run.run_id))
+        run.run_id: facts(run, reader.load_table(results, "devices", run.run_id))
         for run in (reader.read_runs(results) if ids else ())
         if run.run_id in ids
     }
@@ -546,7 +546,10 @@ def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind:
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
-    found, points = reader.read_run(root, run_id), point_rows(reader.load(root, "points", run_id))
+    found, points = (
+        reader.read_run(root, run_id),
+        point_rows(reader.load_table(root, "points", run_id)),
+    )
     measured = [row.world_size for row in points if row.status == "ok" and is_on_one_node(row)]
     largest = max(measured, default=0)
     if world_sizes[0] <= largest:

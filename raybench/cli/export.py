@@ -90,7 +90,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
     """
     from raybench.analysis.references import format_references, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
-    from raybench.analysis.run_data import load_run_data, measurements
+    from raybench.analysis.run_data import load_run_data, measured_values
     from raybench.results import reader
 
     files = []
@@ -104,7 +104,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
             measured = check.measurements
         else:
             trials = without_controls(latest_trials(load_run_data(results, name).points))
-            measured = list(measurements(trials, [one["uuid"] for one in devices]))
+            measured = list(measured_values(trials, [one["uuid"] for one in devices]))
         files += reference_files(reader.read_run(root, run_id), devices, measured)
     pooled, names = pool(files), " and ".join(runs)
     if not any(file.quantities for file in pooled):

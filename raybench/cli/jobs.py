@@ -140,7 +140,7 @@ def workloads_command(name: str | None, as_json: bool) -> None:
 
     described: list[dict[str, Any]] = []
     for workload in registry.BUILTIN if name is None else [name]:
-        workload_class = registry.load(workload)
+        workload_class = registry.load_workload(workload)
         doc = (inspect.getdoc(workload_class) or "no description").partition("\n")[0]
         shown = ("name", "type", "default", "is_required", "description")
         parameters = [
@@ -262,7 +262,9 @@ def _metric_meanings(keys: Set[str]) -> Iterator[str]:
             unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{shown}{unit}: {meaning}."
     for workload in registry.BUILTIN:
-        for metric in registry.entries(registry.load(workload), "metrics", "name", "title"):
+        for metric in registry.entries(
+            registry.load_workload(workload), "metrics", "name", "title"
+        ):
             if not keys.isdisjoint((metric.name, metric.title.lower())):
                 meaning = (metric.meaning or metric.description).removesuffix(".")
                 yield f"{metric.name}: {meaning} (metric of {workload})."
@@ -273,7 +275,7 @@ def _parameter_meanings(keys: Set[str]) -> Iterator[str]:
 
     of_workloads: dict[str, list[str]] = {}
     for workload in registry.BUILTIN:
-        for one in registry.parameters(registry.load(workload)):
+        for one in registry.parameters(registry.load_workload(workload)):
             if not keys.isdisjoint((one.name, heading(one.name), one.name.replace("_", " "))):
                 of_workloads.setdefault(f"{one.name}: {one.description}", []).append(workload)
     for text, workloads in of_workloads.items():

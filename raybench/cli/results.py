@@ -93,7 +93,7 @@ def report_command(
     if github:
         append_to_github_summary(format_document(document, kind, width=width()))
     if output is not None or not github:
-        write_document(document, kind, output, lambda: format_page(root, found))
+        write_document(document, kind, output, lambda: page_of(root, found))
     # Last: the report must not be lost with a picture that cannot be drawn or written.
     if chart is not None:
         write_file(chart, _draw(root, found, chart.suffix.lower().removeprefix(".")))
@@ -116,7 +116,7 @@ def _draw(root: Path, found: RunData | HealthReport, kind: str) -> bytes:
         drawn = draw_figure(figures[0], kind, below=found.machine) if figures else None
         why = "nothing was compared"
     else:
-        devices = reader.load(root, "devices", found.run.run_id)
+        devices = reader.load_table(root, "devices", found.run.run_id)
         drawn = draw_main_figure(ChartData(answer=decide(found), devices=devices), kind)
         why = why_no_figure(found)
     if drawn is None:
@@ -124,7 +124,7 @@ def _draw(root: Path, found: RunData | HealthReport, kind: str) -> bytes:
     return drawn
 
 
-def format_page(root: Path, found: RunData | HealthReport) -> str:
+def page_of(root: Path, found: RunData | HealthReport) -> str:
     """Return the HTML page of a run or of a health check of the results folder `root`.
 
     Raises ResultsError where a table of the run cannot be read.
@@ -139,7 +139,7 @@ def format_page(root: Path, found: RunData | HealthReport) -> str:
     from raybench.results import reader
 
     run_id = found.run.run_id
-    devices = reader.load(root, "devices", run_id)
+    devices = reader.load_table(root, "devices", run_id)
     if isinstance(found, HealthReport):
         return format_check(found, devices)
     rows = heat_points(found.rows)
@@ -251,7 +251,7 @@ def show_command(
     document: Document
     if point is None:
         # The latest attempt at each trial, in the order of the first attempts.
-        points = latest_trials(point_rows(reader.load(root, "points", run_id)))
+        points = latest_trials(point_rows(reader.load_table(root, "points", run_id)))
         document = PointList(run_id=run_id, points=points)
     else:
         document = _details(root, run_id, point, references)

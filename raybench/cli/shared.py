@@ -468,10 +468,10 @@ def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rows: a cell for each title. Cells are folded to fit `width()`, but to 10 characters at least,
     and never in the columns `parameter` and `point_id`. So a table may be wider than `width()`.
     """
-    from raybench.report.documents import SETTING_CHARS, Column, Table, render
+    from raybench.report.documents import SETTING_CHARS, Table, TableColumn, render_text
 
     columns = (
-        Column(
+        TableColumn(
             title=title,
             is_text=True,
             min_chars=None if title in ("parameter", "point_id") else SETTING_CHARS,
@@ -479,7 +479,7 @@ def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for title in titles
     )
     table = Table(columns=tuple(columns), rows=tuple(map(tuple, rows)))
-    return render([table], width=width(), color=color())
+    return render_text([table], width=width(), color=color())
 
 
 def make_console() -> Console:

@@ -501,7 +501,7 @@ def _plan_as_text(
     """Return the settings that all points share, a table of the others, and what they need."""
     from raybench.job.plan import varying_settings
     from raybench.job.point import RUN_SETTINGS, UNEVEN
-    from raybench.job.registry import gib
+    from raybench.job.registry import short_gib
 
     def wrapped(lines: Iterable[str]) -> list[str]:
         return [click.wrap_text(one, text_width(), subsequent_indent="  ") for one in lines]
@@ -526,7 +526,7 @@ def _plan_as_text(
             str(number),
             point.point_id,
             *(scalar_text(point.settings.get(name)) for name in varying),
-            gib(needed) if needed else "",
+            short_gib(needed) if needed else "",
         ]
         for number, (point, needed) in enumerate(zip(plan.points, estimates, strict=True), start=1)
     ]
@@ -605,12 +605,12 @@ def _memory_lines(
     plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
 ) -> Iterator[str]:
     """Yield how much memory points need, and what would fit of the first that do not."""
-    from raybench.job.registry import USABLE, explain_oom, gib
+    from raybench.job.registry import USABLE, explain_oom, short_gib
 
     known = [found for found in estimates if found]
     if not known:
         return
-    least, most = gib(min(known)), gib(max(known))
+    least, most = short_gib(min(known)), short_gib(max(known))
     text = f"memory: estimated {most if least == most else f'{least} to {most}'} GiB a device"
     if device_bytes is None:
         yield f"{text}; --device-memory SIZE tells which points do not fit"
@@ -621,7 +621,7 @@ def _memory_lines(
         if found and found > USABLE * device_bytes
     ]
     numbers = ", ".join(f"#{number}" for number, *_ in too_big)
-    fits = f"do not fit into {gib(device_bytes)} GiB, and run all the same: {numbers}"
-    yield f"{text}; {fits if too_big else f'all fit into {gib(device_bytes)} GiB'}"
+    fits = f"do not fit into {short_gib(device_bytes)} GiB, and run all the same: {numbers}"
+    yield f"{text}; {fits if too_big else f'all fit into {short_gib(device_bytes)} GiB'}"
     for number, point, found in too_big[:_MOST_EXPLAINED]:
         yield f"#{number}: {explain_oom(point, found, device_bytes)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from raybench.cluster.allocator import Strategy
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
-from raybench.records.measurement import Answer
+from raybench.records.measurement import RankAnswer
 from raybench.records.record import OtherUsers
 from raybench.records.task import Task
 
@@ -68,7 +68,7 @@ class Cluster(Protocol):
         Changes `devices`, `lost` and `pending`. Raises ClusterError when the cluster is gone.
         """
 
-    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
+    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[RankAnswer, ...]:
         """Run a point; return one answer per rank, in order: a Failure where it fails or hangs.
 
         worker_ids: one of each rank, in rank order; if one is `lost` or cannot start, no rank runs.
@@ -134,7 +134,7 @@ def connect(
     from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster
 
-    joined = start.connect(address, device, wanted, wait_s, end, oversubscribe=oversubscribe)
+    joined = start.connect_ray(address, device, wanted, wait_s, end, oversubscribe=oversubscribe)
     return RayCluster(joined, log, end=end, terms=terms, only=only, models=models)
 
 

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from raybench.cluster import timeouts
 from raybench.records.device import Device
-from raybench.records.measurement import Answer, Failure
+from raybench.records.measurement import Failure, RankAnswer
 from raybench.records.status import Cause, Status
 from raybench.records.task import Task
 
@@ -46,7 +46,7 @@ class RunningRanks(Protocol):
 
     devices: Sequence[Device]
 
-    def answers(self, timeout_s: float) -> Mapping[int, Answer]:
+    def answers(self, timeout_s: float) -> Mapping[int, RankAnswer]:
         """Return rank -> answer for those that came since the last call, in any order.
 
         Waits up to `timeout_s` for the first one; may also return early without one. A rank whose
@@ -78,7 +78,7 @@ class Outcome:
     group_is_gone: the process group of all ranks cannot be used again.
     """
 
-    answers: tuple[Answer, ...]
+    answers: tuple[RankAnswer, ...]
     unfit: frozenset[int]
     group_is_gone: bool
 
@@ -142,7 +142,7 @@ class _Point:
     """
 
     def __init__(self, ranks: RunningRanks) -> None:
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, RankAnswer] = {}
         self.failures: list[Failure] = []
         self.missing = set(range(len(ranks.devices)))
         self._ranks = ranks
@@ -192,7 +192,7 @@ class PointObservation:
     """
 
     world_size: int
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, RankAnswer]
     finished: frozenset[int]
     log_tails: Mapping[int, str]
 
@@ -246,13 +246,13 @@ def _main_thread(log_tail: str) -> list[re.Match[str]]:
     return [match for line in frames.splitlines() if thread and (match := _FRAME.match(line))]
 
 
-def _own_failure(answers: Collection[Answer]) -> Failure | None:
+def _own_failure(answers: Collection[RankAnswer]) -> Failure | None:
     """Return the first failure that is not the loss of a peer; None without one."""
     failures = (answer for answer in answers if isinstance(answer, Failure))
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
 
 
-def cause_of(answers: Collection[Answer]) -> Failure | None:
+def cause_of(answers: Collection[RankAnswer]) -> Failure | None:
     """Return the failure that most likely made the point fail; None if no answer is a failure.
 
     A failure other than the loss of a peer (PeerFailed) comes first; among those by status: oom,
@@ -277,7 +277,7 @@ def _hanging(point: PointObservation) -> list[int]:
     return list(waiting)
 
 
-def after_failure(point: PointObservation) -> tuple[Answer, ...]:
+def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order, of a point that ended before its limit.
 
     A rank keeps its own failure, and a measurement from before it was told to stop. The others get
@@ -316,7 +316,7 @@ def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     )
 
 
-def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
+def after_timeout(point: PointObservation, timeout_s: float) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
     Finished ranks keep a measurement; at least one must be unfinished. To blame are the stuck ranks
@@ -345,13 +345,13 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
 
 def _judge(
     point: PointObservation, guilty: Mapping[int, str], cause: Cause, reason: str, status: Status
-) -> tuple[Answer, ...]:
+) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order.
 
     guilty: message of each rank to blame, which fails for `cause`. The others get PeerFailed with
     this reason and status, but what they finished or failed at by themselves stays.
     """
-    answers: list[Answer] = []
+    answers: list[RankAnswer] = []
     for rank in range(point.world_size):
         answer = point.answers.get(rank)
         if rank not in guilty and answer is not None:
@@ -380,7 +380,7 @@ def _judge(
     return tuple(answers)
 
 
-def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
+def with_losses(answers: Sequence[RankAnswer], reasons: Sequence[str]) -> tuple[RankAnswer, ...]:
     """Return the answers; ranks lost with their node or device fail as NodeLost or WorkerLost.
 
     Only failures that have the status lost or timeout change; detail and output stay. reasons: of

@@ -20,7 +20,7 @@ from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import environment
 from raybench.records.device import Device
-from raybench.records.measurement import Answer, Failure, Measurement
+from raybench.records.measurement import Failure, Measurement, RankAnswer
 from raybench.records.task import Task
 from raybench.report.formatting import counted, some, span
 
@@ -231,7 +231,7 @@ class RankTransports:
 _RankRoute = tuple[int, Route]
 
 
-def judge_transports(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
+def judge_transports(facts: Facts, answers: Sequence[RankAnswer]) -> list[Check]:
     """Return the checks of how data travels: within nodes, then between nodes.
 
     Each is left out if no route is of its kind. On CPU workers there is one check, of gloo's

@@ -168,7 +168,7 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "power_cap_default_w": nvml.watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
         "topology": nvml.ask(_topology, handle),
         "temperature_c": nvml.temperature_c(handle),
-        "throttle_reasons": nvml.throttle_reasons(handle),
+        "throttle_reasons": nvml.current_throttle_reasons(handle),
         "ecc_errors": nvml.ecc_errors(handle),
         "persistence_mode": nvml.flag(nvml.ask(pynvml.nvmlDeviceGetPersistenceMode, handle)),
         "mig_mode": nvml.flag(mig_modes and mig_modes[0]),
@@ -228,7 +228,7 @@ def _free_bytes(folder: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class DeviceReading:
     """The counters of a device at one moment: energy, and for how long clocks were limited.
 
     time_s: of a monotonic clock. energy_j: used since the driver was loaded; None where unknown.
@@ -242,7 +242,7 @@ class Reading:
 
 
 # The readings before and after something, such as a block of steps.
-ReadingSpan = tuple[Reading | None, Reading | None]
+ReadingSpan = tuple[DeviceReading | None, DeviceReading | None]
 
 
 class Counters:
@@ -256,7 +256,7 @@ class Counters:
             # torch has no prefix, NVML has one.
             self._handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
-    def read(self) -> Reading | None:
+    def read(self) -> DeviceReading | None:
         """Return the counters now; None on a CPU, and where NVML does not know the device."""
         if self._handle is None:
             return None
@@ -272,7 +272,7 @@ class Counters:
                 status = nvml.ask(pynvml.nvmlDeviceGetViolationStatus, self._handle, policy)
                 if status is not None:
                     limited_s[reason] = status.violationTime / _NS_PER_S
-        return Reading(
+        return DeviceReading(
             time_s=time.monotonic(),
             energy_j=None if energy_mj is None else energy_mj / _MJ_PER_J,
             limited_s=limited_s,
@@ -280,7 +280,7 @@ class Counters:
 
 
 def wait_until_unlimited(
-    counters: Counters, since: Reading | None, at_most_s: float = _LONGEST_WAIT_S
+    counters: Counters, since: DeviceReading | None, at_most_s: float = _LONGEST_WAIT_S
 ) -> None:
     """Block until nothing has limited the clocks for 0.3 s, or `at_most_s` (3 s at most) is over.
 
@@ -298,7 +298,7 @@ def wait_until_unlimited(
         time.sleep(_LOOK_S)
 
 
-def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str, ...]:
+def throttle_reasons(before: DeviceReading | None, after: DeviceReading | None) -> tuple[str, ...]:
     """Return the reasons that limited the clocks for over 2 % of the time between two readings.
 
     Such as "power_cap" or "thermal_sw"; empty also if a reading is None or counts none. Idling, and
@@ -314,7 +314,7 @@ def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str
     )
 
 
-def is_held_back(before: Reading | None, after: Reading | None) -> bool:
+def is_held_back(before: DeviceReading | None, after: DeviceReading | None) -> bool:
     """Return whether heat or a fault is among the `throttle_reasons`; False if unknown."""
     return not _HEAT_OR_FAULT.isdisjoint(throttle_reasons(before, after))
 
@@ -437,7 +437,7 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
         ecc_errors=nvml.ecc_errors(handle),
         nvlink_tx_bytes=traffic_bytes.get(_NVLINK_TX),
         nvlink_rx_bytes=traffic_bytes.get(_NVLINK_RX),
-        throttle_reasons=nvml.throttle_reasons(handle),
+        throttle_reasons=nvml.current_throttle_reasons(handle),
     )
 
 

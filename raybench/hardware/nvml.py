@@ -123,7 +123,7 @@ def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | floa
     }
 
 
-def throttle_reasons(handle: Any) -> tuple[str, ...]:
+def current_throttle_reasons(handle: Any) -> tuple[str, ...]:
     """Return why the clocks are limited now, as ("power_cap",); empty if they are not, or unknown.
 
     "idle", and "app_clocks" for clocks that an administrator set, are reasons too. One that has no

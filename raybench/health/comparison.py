@@ -24,12 +24,12 @@ from raybench.report.documents import (
     SETTING_CHARS,
     Block,
     Cell,
-    Column,
     ColumnOf,
     Document,
     Line,
     Listing,
     Table,
+    TableColumn,
     Tone,
     make_table,
 )
@@ -149,17 +149,17 @@ def _key(finding: Finding) -> object:
 def _figure_table(changes: Sequence[FigureChange], *columns: ColumnOf[FigureChange]) -> Table:
     """Return a row per figure: test, subject and unit, then the columns, then the verdict."""
     test, subject = (
-        Column(title=title, is_text=True, min_chars=SETTING_CHARS) for title in ("test", "of")
+        TableColumn(title=title, is_text=True, min_chars=SETTING_CHARS) for title in ("test", "of")
     )
     return make_table(
         changes,
         [
             (test, lambda change: change.new.test),
             (subject, lambda change: change.new.subject.name),
-            (Column(title="unit", is_text=True, drop=1), lambda change: change.new.unit),
+            (TableColumn(title="unit", is_text=True, drop=1), lambda change: change.new.unit),
             *columns,
             (
-                Column(title="verdict", is_text=True),
+                TableColumn(title="verdict", is_text=True),
                 lambda change: Cell(text=change.verdict, tone=_TONES.get(change.verdict, "plain")),
             ),
         ],
@@ -231,11 +231,11 @@ class HealthComparison(Document):
             return
         yield _figure_table(
             self.figures[: changed + _MOST_SAME],
-            (Column(title="base"), lambda change: number(change.base, 3)),
-            (Column(title="new"), lambda change: number(change.values[-1], 3)),
-            (Column(title="change"), lambda change: percent(change.relative_change)),
+            (TableColumn(title="base"), lambda change: number(change.base, 3)),
+            (TableColumn(title="new"), lambda change: number(change.values[-1], 3)),
+            (TableColumn(title="change"), lambda change: percent(change.relative_change)),
             (
-                Column(title="slower from", drop=0),
+                TableColumn(title="slower from", drop=0),
                 lambda one: f"{one.limit:.0f}x" if one.limit >= 2 else f"{one.limit - 1:+.0%}",
             ),
         )
@@ -288,10 +288,13 @@ class HealthHistory(Document):
         if self.figures:
             yield _figure_table(
                 self.figures[:_MOST_IN_HISTORY],
-                (Column(title="checks"), lambda change: str(len(change.values))),
-                (Column(title="last"), lambda change: number(change.values[-1], 3)),
-                (Column(title="change"), lambda change: percent(change.relative_change)),
-                (Column(title="by check", is_text=True), lambda change: sparkline(change.values)),
+                (TableColumn(title="checks"), lambda change: str(len(change.values))),
+                (TableColumn(title="last"), lambda change: number(change.values[-1], 3)),
+                (TableColumn(title="change"), lambda change: percent(change.relative_change)),
+                (
+                    TableColumn(title="by check", is_text=True),
+                    lambda change: sparkline(change.values),
+                ),
             )
         if (hidden := len(self.figures) - _MOST_IN_HISTORY) > 0:
             yield Line(text=f"{hidden} more have a history; --json has all", is_apart=True)

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Literal
 
 from raybench.analysis.references import (
-    Measurement,
+    MeasuredValue,
     Quantity,
     References,
     Standing,
@@ -165,7 +165,7 @@ def grade_text(graded: Sequence[Standing]) -> str:
     return " ".join(filter(None, (count_within(graded), told)))
 
 
-def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[Measurement]:
+def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[MeasuredValue]:
     """Return the values of healthy and unknown findings, from which references can be made.
 
     Only of the stages alone, host-links, pairs and together, without tests of all at once, of same
@@ -176,13 +176,13 @@ def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> lis
     return [measured for one in sound for measured in _measured(one, gpus)]
 
 
-def _measured(finding: Finding, gpus: Mapping[str, Device]) -> Iterator[Measurement]:
+def _measured(finding: Finding, gpus: Mapping[str, Device]) -> Iterator[MeasuredValue]:
     """Yield the value of a finding if it is typical of a model of GPU, else nothing."""
     subject, value = finding.subject, finding.value
     test = test_named(finding.test, "cuda")
     is_typical = finding.stage in _STAGES and (test is None or test.is_reference)
     if is_typical and value and subject.uuids and set(subject.uuids) <= set(gpus):
-        yield Measurement(
+        yield MeasuredValue(
             model=subject.model,
             of={"test": finding.test, "where": str(placement_of(subject, gpus))},
             metric=_METRIC,

@@ -13,7 +13,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from raybench.analysis.references import Measurement, Standing
+from raybench.analysis.references import MeasuredValue, Standing
 from raybench.health.cases import Case, cases_of
 from raybench.health.readings import FREE_MEMORY
 from raybench.health.references import grade_text
@@ -35,18 +35,18 @@ from raybench.report.charts.grammar import (
 from raybench.report.documents import (
     SETTING_CHARS,
     Block,
-    Column,
     Document,
     Line,
     Listing,
     Table,
+    TableColumn,
     Tone,
     format_document,
     make_table,
 )
 from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, number, sentence, some
-from raybench.report.page import device_table, render
+from raybench.report.page import device_table, render_template
 from raybench.report.show import Advice, estimate_gains
 from raybench.report.words import health as words
 from raybench.report.words.references import HOW_TO_MAKE
@@ -106,7 +106,7 @@ class HealthReport(Document):
     devices: Sequence[Device]
     findings: Sequence[Finding]
     grades: Mapping[str, Sequence[Standing]] = field(default_factory=dict)
-    measurements: Sequence[Measurement] = ()
+    measurements: Sequence[MeasuredValue] = ()
 
     @cached_property
     def places(self) -> Mapping[str, DevicePlace]:
@@ -376,7 +376,7 @@ def _stage_table(
     for one in findings:
         by_test.setdefault((one.test, one.unit), {})[one.subject.name] = one
     subjects = {one.subject.name: one.subject for one in findings}
-    heads = [Column(title=name, is_text=True) for name in ("test", "unit")]
+    heads = [TableColumn(title=name, is_text=True) for name in ("test", "unit")]
     range_rows = []
     for test, own in by_test.items():
         values = [one.value for one in own.values() if one.value is not None]
@@ -386,8 +386,8 @@ def _stage_table(
     ranges = Table(
         columns=(
             *heads,
-            *(Column(title=name) for name in ("least", "median", "most")),
-            Column(title="stands out", is_text=True, min_chars=SETTING_CHARS),
+            *(TableColumn(title=name) for name in ("least", "median", "most")),
+            TableColumn(title="stands out", is_text=True, min_chars=SETTING_CHARS),
         ),
         rows=tuple(range_rows),
         kind=title,
@@ -395,7 +395,10 @@ def _stage_table(
     if len(subjects) > _MOST_COLUMNS:
         return ranges
     return Table(
-        columns=(*heads, *(Column(title=name) for name in _short_names(subjects.values(), places))),
+        columns=(
+            *heads,
+            *(TableColumn(title=name) for name in _short_names(subjects.values(), places)),
+        ),
         rows=tuple(
             (*test, *(_marked(own[name]) if name in own else "" for name in subjects))
             for test, own in by_test.items()
@@ -476,9 +479,9 @@ def _matrix(pairs: _PairMap) -> Table:
     for start, name in short.items():
         cells = (_marked(found[start, end]) if (start, end) in found else "-" for end in short)
         rows.append((name, *cells))
-    columns = (Column(title=name) for name in short.values())
+    columns = (TableColumn(title=name) for name in short.values())
     return Table(
-        columns=(Column(title="from / to", is_text=True), *columns),
+        columns=(TableColumn(title="from / to", is_text=True), *columns),
         rows=tuple(rows),
         kind=f"Pairs: {pairs.title}",
     )
@@ -533,7 +536,7 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
     devices: the table `devices` of its run; may be empty.
     """
     found, run = list(report._body()), report.run
-    return render(
+    return render_template(
         "health.html",
         report=report,
         run=run,
@@ -689,13 +692,13 @@ def _drawn_values(findings: Iterable[Finding]) -> Table:
     return make_table(
         list(dict.fromkeys(findings)),
         [
-            (Column(title="of", is_text=True), lambda one: one.subject.name),
-            (Column(title="test", is_text=True), lambda one: one.test),
-            (Column(title="value"), lambda one: f"{number(one.value, 3)} {one.unit}".strip()),
+            (TableColumn(title="of", is_text=True), lambda one: one.subject.name),
+            (TableColumn(title="test", is_text=True), lambda one: one.test),
+            (TableColumn(title="value"), lambda one: f"{number(one.value, 3)} {one.unit}".strip()),
             (
-                Column(title="time against similar ones"),
+                TableColumn(title="time against similar ones"),
                 lambda one: "" if one.ratio is None else f"{one.ratio:.3f}",
             ),
-            (Column(title="verdict", is_text=True), lambda one: one.verdict.value),
+            (TableColumn(title="verdict", is_text=True), lambda one: one.verdict.value),
         ],
     )

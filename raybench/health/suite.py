@@ -550,7 +550,7 @@ def _defaults(workload: str) -> Mapping[str, Scalar]:
 
     Parameters without a default are left out.
     """
-    settings = registry.settings(registry.load(workload))
+    settings = registry.settings_of_class(registry.load_workload(workload))
     return {
         name: setting.default
         for name, setting in settings.items()

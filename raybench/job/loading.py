@@ -25,8 +25,8 @@ from raybench.job.point import (
     names_in,
     split_arguments,
 )
-from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
-from raybench.job.registry import Setting, make_setting
+from raybench.job.problems import JobProblem, KeyPath, did_you_mean, key_text, quote, say_unknown
+from raybench.job.registry import PointSetting, make_setting
 from raybench.job.source import YamlSource, parse_source, read_source
 
 MAX_POINTS = 100_000
@@ -41,7 +41,7 @@ _OURS = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
 )
 _OUR_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
-_Settings = Mapping[str, Setting]
+_Settings = Mapping[str, PointSetting]
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
@@ -99,7 +99,7 @@ def _load(source: YamlSource) -> Job:
     return job
 
 
-def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Problem]:
+def _not_below(known: Sequence[JobProblem], found: Sequence[JobProblem]) -> list[JobProblem]:
     """Return the problems found, without those at or below the place of a known problem."""
     paths = {problem.path for problem in known}
     return [
@@ -109,25 +109,25 @@ def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Probl
     ]
 
 
-def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
+def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]:
     """Return what is wrong with the job by its workload, whose module is imported for that.
 
     Gives the job its settings and its class. Where there is no such workload, the one with the
     nearest name is taken. problems: those known already, whose values count as given.
     """
     unsound = [problem.path for problem in problems]
-    found: list[Problem] = []
+    found: list[JobProblem] = []
     try:
-        workload_class = registry.load(job.workload.kind)
+        workload_class = registry.load_workload(job.workload.kind)
         settings, unknown = _add_settings(job, workload_class, unsound)
     except UsageError as error:
-        found.append(Problem(path=("workload", "kind"), message=str(error)))
+        found.append(JobProblem(path=("workload", "kind"), message=str(error)))
         nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
         if not nearest:
             # What every workload has can be checked all the same.
             settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
             return found + _check(job, settings, unsound, is_workload_known=False)
-        workload_class = registry.load(nearest[0])
+        workload_class = registry.load_workload(nearest[0])
         settings, unknown = _add_settings(job, workload_class, unsound)
     job.set_workload(settings, workload_class)
     return [*found, *unknown, *_check(job, settings, unsound)]
@@ -135,39 +135,39 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
 
 def _add_settings(
     job: Job, workload_class: type, unsound: Sequence[KeyPath]
-) -> tuple[dict[str, Setting], list[Problem]]:
+) -> tuple[dict[str, PointSetting], list[JobProblem]]:
     """Return name -> setting of the job's points, and problems of texts that name settings.
 
     They are the settings of the workload, the variables of `env`, and the axes that a script names
     in braces. unsound: as for `_check`. Raises UsageError for parameters that no job could give.
     """
-    settings = registry.settings(workload_class)
+    settings = registry.settings_of_class(workload_class)
     env = dict.fromkeys([*job.env, *_names_in("env", unsound)])
     given = {*job.varied, *env, *_names_in("matrix", unsound)}
     if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
         settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
     problems = list(_check_env_and_script(job, settings))
     variables = {name: make_setting(name, str) for name in env if name not in settings}
-    own: dict[str, Setting] = {}
+    own: dict[str, PointSetting] = {}
     known = settings | variables
     for path, text in _texts(job, getattr(workload_class, "templates", ())):
         try:
             names = names_in(text)
             split_arguments(text)
         except ValueError as error:
-            problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
+            problems.append(JobProblem(path=path, message=f"{error}, given {quote(text)}"))
             continue
         own |= {name: make_setting(name, Scalar) for name in names if name in given - known.keys()}
         for name in names:
             if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
                 message = f"names {{{name}}}, but the job gives no batch size; "
-                problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
+                problems.append(JobProblem(path=path, message=f"{message}put {name} into matrix"))
             elif name in BATCH_SIZES and path[0] == "env" and job.batch_search is not None:
                 message = f"names {{{name}}}, which does not go with matrix.batch_size: auto"
-                problems.append(Problem(path=path, message=f"{message}; list the batch sizes"))
+                problems.append(JobProblem(path=path, message=f"{message}; list the batch sizes"))
             elif name not in known and name not in own:
                 message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
-                problems.append(Problem(path=path, message=message))
+                problems.append(JobProblem(path=path, message=message))
     return known | own, problems
 
 
@@ -187,7 +187,7 @@ def _texts(job: Job, templates: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
     yield from ((path, text) for path, text in found if isinstance(text, str))
 
 
-def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[Problem]:
+def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[JobProblem]:
     """Yield a problem for each variable that no job may set, and for a script that is not there."""
     for name in job.env:
         message = ""
@@ -198,23 +198,23 @@ def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[Problem]:
         elif name in {*settings, *RUN_SETTINGS, "grad_accumulation"}:
             message = "is the name of a setting; a variable cannot have it"
         if message:
-            yield Problem(path=("env", name), at_key=True, message=message)
+            yield JobProblem(path=("env", name), at_key=True, message=message)
     if job.workload.kind != SCRIPT:
         return
     if "path" in job.varied:
         message = "a script cannot be an axis; give one path in workload"
-        yield Problem(path=("workload",), at_key=True, message=message)
+        yield JobProblem(path=("workload",), at_key=True, message=message)
     path = job.workload.parameters.get("path")
     if isinstance(path, str) and path and script_path(job) is None:
         here, there = Path.cwd(), job.folder.absolute()
         places = f"{here}" if here == there else f"{here} nor in {there}"
         message = f"no such file, given {quote(path)}; it is not in {places}"
-        yield Problem(path=("workload", "path"), message=message)
+        yield JobProblem(path=("workload", "path"), message=message)
 
 
 def _check(
     job: Job, settings: _Settings, unsound: Sequence[KeyPath], *, is_workload_known: bool = True
-) -> list[Problem]:
+) -> list[JobProblem]:
     """Return all that is wrong with `job`.
 
     settings: those that a point of its workload has. unsound: paths of wrong values that were taken
@@ -229,11 +229,11 @@ def _check(
         known = job.metrics
         if job.answer.metric not in known:
             message = say_unknown("metric", job.answer.metric, known)
-            problems.append(Problem(path=("answer", "metric"), message=message))
+            problems.append(JobProblem(path=("answer", "metric"), message=message))
         for index, name in enumerate(job.answer.over):
             if name not in settings:
                 message = say_unknown("setting", name, [*_axis_names(job), *settings])
-                problems.append(Problem(path=("answer", "over", index), message=message))
+                problems.append(JobProblem(path=("answer", "over", index), message=message))
     damaged = {path[0] for path in unsound if path}
     # A merge key may have given any axis.
     if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in unsound:
@@ -245,7 +245,7 @@ def _check(
         count = (math.prod(lengths) if lengths else 0) + len(job.include)
         if "matrix" not in damaged and count > MAX_POINTS:
             message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
-            problems.append(Problem(path=("matrix",), message=message))
+            problems.append(JobProblem(path=("matrix",), message=message))
     return problems
 
 
@@ -260,7 +260,9 @@ def _names_in(section: str, paths: Sequence[KeyPath]) -> list[str]:
     return [str(path[1]) for path in paths if path[:1] == (section,) and len(path) > 1]
 
 
-def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> Iterator[Problem]:
+def _check_values(
+    job: Job, settings: _Settings, *, is_workload_known: bool
+) -> Iterator[JobProblem]:
     """Yield a problem for each wrong key or value of a setting, wherever the job gives some."""
     # The path of a part of the job, what it gives, and what a name in it is called.
     groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
@@ -273,7 +275,7 @@ def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> 
     ]
     for path, group, what in groups:
         if not group and path[0] in ("zip", "exclude"):
-            yield Problem(path=path, message="must not be empty")
+            yield JobProblem(path=path, message="must not be empty")
         known = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
         for name, given in group.items():
             place = (*path, name)
@@ -290,7 +292,7 @@ def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> 
                 elif kind == SCRIPT and not is_parameter:
                     message += f"; or name {{{name}}} in args or env"
                 if is_workload_known:
-                    yield Problem(path=place, at_key=True, message=message)
+                    yield JobProblem(path=place, at_key=True, message=message)
                 continue
             several = isinstance(given, tuple)
             for index, value in enumerate(given if isinstance(given, tuple) else (given,)):
@@ -303,10 +305,10 @@ def _check_values(job: Job, settings: _Settings, *, is_workload_known: bool) -> 
                     complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
                 elif place == ("matrix", "batch_size") and isinstance(value, str):
                     complaint += did_you_mean(value.lower(), ["auto"])
-                yield Problem(path=(*place, index) if several else place, message=complaint)
+                yield JobProblem(path=(*place, index) if several else place, message=complaint)
 
 
-def _check_axes(job: Job) -> Iterator[Problem]:
+def _check_axes(job: Job) -> Iterator[JobProblem]:
     """Yield a problem for each axis given twice, of unequal lists, or against a search."""
     fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
     first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
@@ -319,24 +321,24 @@ def _check_axes(job: Job) -> Iterator[Problem]:
         known = first.setdefault(str(path[-1]), path)
         if known != path:
             message = f"also given by {key_text(known)}; keep one of them"
-            yield Problem(path=path, at_key=True, message=message)
+            yield JobProblem(path=path, at_key=True, message=message)
     for number, entry in enumerate(job.zip):
         if len({len(values) for values in entry.values()}) > 1:
             lengths = ", ".join(f"{name} {len(values)}" for name, values in entry.items())
             message = f"the lists of one entry must be of equal length, given {lengths}"
-            yield Problem(path=("zip", number), message=message)
+            yield JobProblem(path=("zip", number), message=message)
     if job.batch_search is not None:
         places: list[KeyPath] = [("include",)] if job.include else []
         for number, entry in enumerate(job.exclude):
             places += [("exclude", number, name) for name in BATCH_SIZES if name in entry]
         places += [("baseline", "batch_size")] if "batch_size" in job.baseline else []
         rule = "does not go with matrix.batch_size: auto, which finds the batch sizes; leave it out"
-        yield from (Problem(path=path, at_key=True, message=rule) for path in places)
+        yield from (JobProblem(path=path, at_key=True, message=rule) for path in places)
 
 
 def _check_what_is_missing(
     job: Job, settings: _Settings, unsound: Sequence[KeyPath]
-) -> Iterator[Problem]:
+) -> Iterator[JobProblem]:
     """Yield a problem for each axis, batch size or parameter that points lack, or have twice."""
     axes = list(dict.fromkeys([*_axis_names(job), *_names_in("matrix", unsound)]))
     fixed = {*job.workload.parameters, *_names_in("workload", unsound)}
@@ -345,14 +347,14 @@ def _check_what_is_missing(
     for path, entry in groups:
         if missing := [name for name in axes if name not in entry and name not in BATCH_SIZES]:
             message = f"must give every axis of the job, lacks {', '.join(missing)}"
-            yield Problem(path=path, message=message)
+            yield JobProblem(path=path, message=message)
     if axes or not groups:
         groups.insert(0, (("matrix",), axes))
     for setting in settings.values():
         in_all = all(setting.name in given for _, given in groups)
         if setting.is_required and setting.name not in fixed and not in_all:
             path = ("workload", setting.name)
-            yield Problem(path=path, at_key=True, message="required, but not given")
+            yield JobProblem(path=path, at_key=True, message="required, but not given")
     if not any(name in settings for name in BATCH_SIZES):
         return
     # All groups of points give batch_size, or all global_batch_size.
@@ -366,4 +368,4 @@ def _check_what_is_missing(
         elif kinds[0] and given[0] not in kinds[0]:
             message = f"has {given[0]}, but {key_text(groups[0][0])} has {kinds[0][0]}"
         if message:
-            yield Problem(path=path, message=message)
+            yield JobProblem(path=path, message=message)

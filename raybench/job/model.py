@@ -40,7 +40,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
 from raybench.job.point import ANY, RUN_SETTINGS, Scalar, Strategy, are_devices
-from raybench.job.problems import KeyPath, Problem, key_text, quote, rule_of, say_unknown
+from raybench.job.problems import JobProblem, KeyPath, key_text, quote, rule_of, say_unknown
 from raybench.job.registry import ANSWER_METRICS, SAMPLES, Answer
 from raybench.job.source import QUICK_SECONDS, YamlSource, parse_source, with_sizes
 
@@ -111,14 +111,14 @@ EnvValues = Annotated[
 ]
 
 
-class Section(BaseModel):
+class JobSection(BaseModel):
     """A mapping of the job file that takes no keys but its own."""
 
     # Built with the job that holds them, and not each by itself before.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class WorkloadSection(Section):
+class WorkloadSection(JobSection):
     """What is timed, and the parameters that all points share."""
 
     model_config = ConfigDict(extra="allow")
@@ -139,7 +139,7 @@ class WorkloadSection(Section):
         return self.__pydantic_extra__
 
 
-class Span(Section):
+class Span(JobSection):
     """A count that raybench chooses between two bounds; equal bounds fix it."""
 
     min: PositiveCount = Field(description="Minimum.")
@@ -162,7 +162,7 @@ def _span(value: object) -> object:
     return {"min": value, "max": value}
 
 
-class BatchSearch(Section):
+class BatchSearch(JobSection):
     """Batch sizes that raybench searches: doubled until memory runs out, then bisected."""
 
     start: PositiveCount = Field(default=64, description="The first batch size.")
@@ -222,7 +222,7 @@ def _measure(value: object) -> object:
     return value
 
 
-class Measure(Section):
+class Measure(JobSection):
     """How long each point is measured."""
 
     warmup: CountOrSpan = Field(
@@ -328,7 +328,7 @@ MeasureOrQuick = Annotated[
 Isolation = Literal["cluster", "node", "device"]
 
 
-class Placement(Section):
+class Placement(JobSection):
     """Which devices work on a point."""
 
     strategy: Strategy = Field(
@@ -365,7 +365,7 @@ Items = Annotated[
 ]
 
 
-class AnswerSection(Section):
+class AnswerSection(JobSection):
     """What the report answers first: the values of a metric, compared over some settings."""
 
     metric: StrictStr = Field(
@@ -394,7 +394,7 @@ class AnswerSection(Section):
 NOT_MEASURED = ("name", "question", "answer", "items", "baseline", "on_error")
 
 
-class Job(Section):
+class Job(JobSection):
     """A job file of raybench: a workload, the axes of the sweep, how to measure."""
 
     version: Annotated[
@@ -463,14 +463,16 @@ class Job(Section):
     # Given by `raybench.job.loading`, not by `validate`: without the source text, folder, explain
     # and error raise AttributeError, without the settings `settings` does.
     _source: YamlSource = PrivateAttr()
-    _settings: dict[str, registry.Setting] = PrivateAttr()
+    _settings: dict[str, registry.PointSetting] = PrivateAttr()
     _workload_class: type = PrivateAttr(default=object)
 
     def set_source(self, source: YamlSource) -> None:
         """Keep the source, for messages, `text` and `folder`."""
         self._source = source
 
-    def set_workload(self, settings: dict[str, registry.Setting], workload_class: type) -> None:
+    def set_workload(
+        self, settings: dict[str, registry.PointSetting], workload_class: type
+    ) -> None:
         """Keep name -> setting, for all that the job can set, and the class of the workload."""
         self._settings, self._workload_class = settings, workload_class
 
@@ -510,7 +512,7 @@ class Job(Section):
         return Path() if self._source.options else Path(self._source.name).parent
 
     @property
-    def settings(self) -> Mapping[str, registry.Setting]:
+    def settings(self) -> Mapping[str, registry.PointSetting]:
         """Name -> setting, for all that the job can set, variables of env too; a point has more."""
         return self._settings
 
@@ -532,11 +534,11 @@ class Job(Section):
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def explain(self, problem: Problem) -> str:
+    def explain(self, problem: JobProblem) -> str:
         """Return the message of `problem` with its place, in one line: see `YamlSource.explain`."""
         return self._source.explain(problem)
 
-    def error(self, problems: Sequence[Problem]) -> JobError:
+    def error(self, problems: Sequence[JobProblem]) -> JobError:
         """Return an error to raise, its text by `YamlSource.explain_all`: at most 50 problems."""
         return JobError(self._source.explain_all(problems))
 
@@ -557,7 +559,7 @@ def job_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
 
 
-def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
+def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[JobProblem]]:
     """Return (job, []), or (None, problems) of the YAML data by the rules that need no workload.
 
     The job still lacks its source and its settings; `load_job` gives both.
@@ -568,7 +570,7 @@ def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
         return None, [_problem(details) for details in error.errors(include_url=False)]
 
 
-def _problem(error: ErrorDetails) -> Problem:
+def _problem(error: ErrorDetails) -> JobProblem:
     """Return an error of pydantic in our words; of an unknown key, where it may belong."""
     path: KeyPath = error["loc"]
     if error["type"] == "extra_forbidden":
@@ -583,8 +585,8 @@ def _problem(error: ErrorDetails) -> Problem:
         places += [f"matrix.{path[-1]}"] * (path[-1] in RUN_SETTINGS)
         if places:
             message = f"unknown key {quote(path[-1])}; did you mean {' or '.join(places)}?"
-        return Problem(path=path, at_key=True, message=message)
-    return Problem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
+        return JobProblem(path=path, at_key=True, message=message)
+    return JobProblem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
 
 
 def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str]) -> Answer:
@@ -610,7 +612,7 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
             data = {key: today[key] for key in asked_today} | data
     workload_class: type = object
     with suppress(KeyError, UsageError):
-        workload_class = registry.load(kind)
+        workload_class = registry.load_workload(kind)
     asked = _valid(AnswerSection, data.get("answer"))
     if asked is None:
         # The first that the class declares over any of the settings that vary.

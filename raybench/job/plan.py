@@ -25,10 +25,10 @@ from raybench.job.point import (
     Precision,
     Scalar,
     device_numbers,
+    fill_in,
     product_of,
-    render,
 )
-from raybench.job.problems import KeyPath, Problem, quote, say_unknown
+from raybench.job.problems import JobProblem, KeyPath, quote, say_unknown
 
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
 
@@ -76,31 +76,31 @@ def make_plan(job: Job) -> Plan:
     return plan
 
 
-def plan_and_problems(job: Job) -> tuple[Plan, list[Problem]]:
+def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
     """Return the plan, and why it must not be run, one problem for each place; [] if it may.
 
     The plan has the points without problems. job: with source and settings, and no mistake in what
     makes points: else KeyError or ValueError. UsageError where a workload's method raises.
     """
     wanted, unused = _not_excluded(job)
-    problems: dict[KeyPath, Problem] = {}
+    problems: dict[KeyPath, JobProblem] = {}
     points: dict[str, Point] = {}
     duplicates: Counter[KeyPath] = Counter()
     for origin, values, size_path in wanted:
         point = _make_point(job, values, origin, size_path)
-        if isinstance(point, Problem):
+        if isinstance(point, JobProblem):
             problems.setdefault(point.path, point)
         elif point.point_id in points:
             duplicates[origin] += 1
         else:
             points[point.point_id] = point
     if not wanted:
-        problems[()] = Problem(path=("exclude",), message="leaves no point to run")
+        problems[()] = JobProblem(path=("exclude",), message="leaves no point to run")
     remarks = [
         *_remarks(job),
-        *(Problem(path=("exclude", n), message="matches no point") for n in unused),
+        *(JobProblem(path=("exclude", n), message="matches no point") for n in unused),
         *(
-            Problem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
+            JobProblem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
             for path, count in duplicates.items()
         ),
     ]
@@ -192,7 +192,7 @@ def _choices(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
 
 def _make_point(
     job: Job, values: Mapping[str, Scalar], origin: KeyPath, size_path: KeyPath
-) -> Point | Problem:
+) -> Point | JobProblem:
     """Return the point with these settings, or why there is none.
 
     origin, size_path: where the job file asks for the point, and where it gives its batch size.
@@ -200,7 +200,7 @@ def _make_point(
     """
     sizes = _batch_sizes(job, values)
     if isinstance(sizes, str):
-        return Problem(path=size_path, message=sizes)
+        return JobProblem(path=size_path, message=sizes)
     batch_size, global_batch_size = sizes
     is_strong = "global_batch_size" in values or registry.shares_work(job.workload_class)
     point = Point(
@@ -217,20 +217,20 @@ def _make_point(
     texts = {name: str(values[name]) for name in sorted(named) if name in values}
     settings = {**point.settings, **texts}
     try:
-        texts = {name: render(text, settings) for name, text in texts.items()}
+        texts = {name: fill_in(text, settings) for name, text in texts.items()}
     except KeyError as error:
-        return Problem(path=origin, message=f"lacks {error.args[0]}, which a text has in braces")
+        return JobProblem(path=origin, message=f"lacks {error.args[0]}, which a text has in braces")
     env = {name: text for name, text in texts.items() if name in job.env}
     if reason := _why_not(point) or registry.why_not(job.workload_class, point.settings):
-        return Problem(path=origin, message=reason)
+        return JobProblem(path=origin, message=reason)
     point = replace(point, env=env)
     if point.workload == SCRIPT:
-        items = render(str(point.params["items_per_step"]), point.settings)
+        items = fill_in(str(point.params["items_per_step"]), point.settings)
         try:
             product_of(items)
         except ValueError as error:
             message = f"{error}, given {quote(items)}"
-            return Problem(path=("workload", "items_per_step"), message=message)
+            return JobProblem(path=("workload", "items_per_step"), message=message)
     return point
 
 
@@ -288,18 +288,18 @@ def _why_not(point: Point) -> str | None:
     return None
 
 
-def _remarks(job: Job) -> Iterator[Problem]:
+def _remarks(job: Job) -> Iterator[JobProblem]:
     """Yield remarks on missing packages, no items_per_step, and limits that end a point early."""
     for package, cure in registry.missing_packages(job.workload_class).items():
         message = f"needs {package} on every worker, and it is not installed here; {cure}"
-        yield Problem(path=("workload", "kind"), message=message)
+        yield JobProblem(path=("workload", "kind"), message=message)
     given = {*job.workload.parameters, *job.varied}
     if job.workload.kind == SCRIPT and "items_per_step" not in given:
         message = (
             "gives no items_per_step, without which there is no throughput and no speed-up; set "
             'it to the samples of a step on one rank, as in items_per_step: "{batch_size}"'
         )
-        yield Problem(path=("workload",), at_key=True, message=message)
+        yield JobProblem(path=("workload",), at_key=True, message=message)
     measure = job.measure
     budget_s = measure.repeats * measure.max_seconds
     if "seconds" in measure.model_fields_set and measure.seconds > measure.timed_s:
@@ -307,20 +307,22 @@ def _remarks(job: Job) -> Iterator[Problem]:
             f"max_seconds, {measure.max_seconds:g}, leaves {measure.timed_s:.3g} s after the "
             "warm-up; raise it"
         )
-        yield Problem(path=("measure", "seconds"), message=message)
+        yield JobProblem(path=("measure", "seconds"), message=message)
     elif measure.timeout_s <= measure.heat_s:
         message = (
             f"a point that heats for {measure.heat_s:g} s is stopped after "
             f"{measure.timeout_s:g} s, before it is timed; raise it"
         )
-        yield Problem(path=("measure", "timeout_s"), message=message)
+        yield JobProblem(path=("measure", "timeout_s"), message=message)
     elif measure.timeout_s <= budget_s + measure.heat_s:
         heat = f" after heat_s, {measure.heat_s:g} s," if measure.heat_s else ""
         message = f"a slow point is stopped before its budget of {budget_s:g} s{heat} is used"
-        yield Problem(path=("measure", "timeout_s"), message=message)
+        yield JobProblem(path=("measure", "timeout_s"), message=message)
 
 
-def _find_no_baseline(baseline: Mapping[str, Scalar], points: Collection[Point]) -> Problem | None:
+def _find_no_baseline(
+    baseline: Mapping[str, Scalar], points: Collection[Point]
+) -> JobProblem | None:
     """Return a problem that names the nearest point where no point has all these; else None."""
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
     if baseline.items() <= nearest.settings.items():
@@ -331,7 +333,7 @@ def _find_no_baseline(baseline: Mapping[str, Scalar], points: Collection[Point])
         f"no point has {{{wanted}}}, so there is no speed-up; the nearest has {{{have}}}; "
         "baseline: {} compares nothing"
     )
-    return Problem(path=("baseline",), message=message)
+    return JobProblem(path=("baseline",), message=message)
 
 
 def select_points(

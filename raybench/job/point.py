@@ -380,7 +380,7 @@ def names_in(text: str) -> list[str]:
     return list(dict.fromkeys(str(name) for name, *_ in fields))
 
 
-def render(text: str, settings: Mapping[str, Scalar]) -> str:
+def fill_in(text: str, settings: Mapping[str, Scalar]) -> str:
     """Return the text with values in place of names in braces; a bool becomes `true` or `false`.
 
     text: one that `names_in` accepts; `{{` becomes `{`. Raises KeyError for a name not in settings.

@@ -32,7 +32,7 @@ _RULES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class JobProblem:
     """One mistake in an input: at the key of `path` where `at_key`, else at its value.
 
     position: where in the text, when `path` cannot tell (a syntax error, a second key).

@@ -102,7 +102,7 @@ RESERVED = frozenset({*RUN_SETTINGS, "kind", "scaling", "workload", "rank", "con
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class PointSetting:
     """One setting of a point: a parameter of its workload, or world_size, precision, ...
 
     type: in words, as `raybench workloads` lists it. default: None where there is none;
@@ -138,7 +138,7 @@ class Setting:
         return accepted
 
 
-def load(kind: str) -> type:
+def load_workload(kind: str) -> type:
     """Return the class of the workload `kind`, of any base (`as_workload`); imports its module.
 
     kind: as of `module_and_class`. The current directory is put first into `sys.path`, as `python
@@ -196,7 +196,7 @@ def _one_line(what: str) -> Iterator[None]:
         raise UsageError(f"{what} cannot be read: {brief(error)}") from error
 
 
-def settings(workload_class: type) -> dict[str, Setting]:
+def settings_of_class(workload_class: type) -> dict[str, PointSetting]:
     """Return name -> setting: `RUN_SETTINGS`, then the parameters of the class.
 
     Batch sizes only if it `takes_batch_size`, `UNEVEN` only if it `weighs_loss`. No variables of
@@ -210,13 +210,13 @@ def settings(workload_class: type) -> dict[str, Setting]:
     return {setting.name: setting for setting in (*run_settings, *parameters(workload_class))}
 
 
-def run_setting(name: str) -> Setting:
+def run_setting(name: str) -> PointSetting:
     """Return the setting of this name in `point.RUN_SETTINGS`. Raises KeyError for another name."""
     declared = RUN_SETTINGS[name]
     return make_setting(name, declared.annotation, declared.default, declared.about.text)
 
 
-def parameters(workload_class: type) -> tuple[Setting, ...]:
+def parameters(workload_class: type) -> tuple[PointSetting, ...]:
     """Return the parameters that a class declares: the keyword-only arguments of its `__init__`.
 
     And those of an unpacked TypedDict. UsageError if a name, type, default or `__init__` is wrong.
@@ -292,7 +292,9 @@ def entries(workload_class: type, name: str, *attributes: str) -> list[Any]:
     return [one for one in listed if all(hasattr(one, name) for name in attributes)]
 
 
-def make_setting(name: str, annotation: Any, default: Any = None, description: str = "") -> Setting:
+def make_setting(
+    name: str, annotation: Any, default: Any = None, description: str = ""
+) -> PointSetting:
     """Return a setting of this type; it is required if the default is PydanticUndefined.
 
     That of grad_accumulation is a Size in any case. The default is not checked. Raises UsageError,
@@ -306,7 +308,7 @@ def make_setting(name: str, annotation: Any, default: Any = None, description: s
     words = _type_in_words(adapter.json_schema())
     if words is None:
         raise UsageError("not a scalar type")
-    return Setting(
+    return PointSetting(
         name=name,
         type=words,
         default=None if default is PydanticUndefined else default,
@@ -384,9 +386,10 @@ def estimate(point: Point, **changes: Scalar) -> int | None:
     """Return the estimated device memory of a rank in bytes; None without an estimate.
 
     None too if the class refuses the point, if its method raises or returns no finite int or float.
-    changes: values in place of the point's settings; no other setting follows. Raises as `load`.
+    changes: values in place of the point's settings; no other setting follows.
+    Raises as `load_workload`.
     """
-    workload_class, settings = load(point.workload), {**point.settings, **changes}
+    workload_class, settings = load_workload(point.workload), {**point.settings, **changes}
     try:
         if why_not(workload_class, settings) is not None:
             return None
@@ -401,10 +404,10 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
 
     Proposed are the largest of the batch halved again and again, and the first other change, that
     by the estimate fit into 93 % of the device and 90 % of `estimate_bytes`. Raises UsageError as
-    `load` and `settings` do.
+    `load_workload` and `settings_of_class` do.
     """
     room_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)
-    known, given = settings(load(point.workload)), point.settings
+    known, given = settings_of_class(load_workload(point.workload)), point.settings
     batch = int(given.get("batch_size", 1))
     batches = [("batch_size", batch >> halved) for halved in range(1, batch.bit_length())]
     changes = [
@@ -417,15 +420,15 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
         for name, value in group:
             needed = estimate(point, **{name: value})
             if needed is not None and needed <= room_bytes:
-                fits.append(f"{name} {setting_text(value)} ({gib(needed)} GiB)")
+                fits.append(f"{name} {setting_text(value)} ({short_gib(needed)} GiB)")
                 break
-    text = f"estimated {gib(estimate_bytes)} of {gib(device_bytes)} GiB"
+    text = f"estimated {short_gib(estimate_bytes)} of {short_gib(device_bytes)} GiB"
     if not fits:
         return f"{text}; by the estimate no single setting makes it fit"
     return f"{text}; what fits by the estimate: {' or '.join(fits)}"
 
 
-def gib(count: float) -> str:
+def short_gib(count: float) -> str:
     """Return bytes in GiB as text with at most three significant digits, without the unit."""
     return f"{float(f'{count / 2**30:.3g}'):g}"  # 1230, and not 1.23e+03
 

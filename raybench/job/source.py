@@ -2,7 +2,7 @@
 
 The YAML is 1.2, cut down to what a job file needs: one document, no anchors, aliases, merge keys
 or tags but YAML's own, so that a text means what it looks like and cannot explode. What is wrong is
-a `Problem`. Sizes such as 4KiB, which may stand in place of bytes, are read here too.
+a `JobProblem`. Sizes such as 4KiB, which may stand in place of bytes, are read here too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from raybench.errors import JobError
-from raybench.job.problems import KeyPath, Position, Problem, key_text, quote
+from raybench.job.problems import JobProblem, KeyPath, Position, key_text, quote
 
 # `measure: quick` stands for `measure: {seconds: 0.5}`, in a file and in an override; in place of
 # a count of iterations, too, which may take hours.
@@ -72,14 +72,14 @@ class YamlSource:
     name: str
     text: str
     data: Any = None
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[JobProblem] = field(default_factory=list)
     is_complete: bool = True
     overrides: dict[KeyPath, str] = field(default_factory=dict)
     options: Mapping[KeyPath, str] = field(default_factory=dict)
     # Of each path the place of its key and that of its value; an entry of a list is its own key.
     _places: dict[KeyPath, tuple[Position, Position]] = field(default_factory=dict)
 
-    def explain(self, problem: Problem) -> str:
+    def explain(self, problem: JobProblem) -> str:
         """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
 
         If options of a command made the text: `--script train.py: message` with the option of the
@@ -96,13 +96,13 @@ class YamlSource:
         line, column = self._position(problem)
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
-    def explain_all(self, problems: Iterable[Problem]) -> str:
+    def explain_all(self, problems: Iterable[JobProblem]) -> str:
         """Return a line per problem, each once, in the order of the file, overrides last.
 
         Of more than 50 lines the 50 first, and how many more there are; "" for no problem.
         """
 
-        def order(problem: Problem) -> tuple[bool, Position]:
+        def order(problem: JobProblem) -> tuple[bool, Position]:
             return self._override_of(problem) is not None, self._position(problem)
 
         lines = list(dict.fromkeys(map(self.explain, sorted(problems, key=order))))
@@ -110,7 +110,7 @@ class YamlSource:
             lines[_MOST_LINES:] = [f"{self.name}: and {len(lines) - _MOST_LINES:,} more"]
         return "\n".join(lines)
 
-    def _override_of(self, problem: Problem) -> str | None:
+    def _override_of(self, problem: JobProblem) -> str | None:
         """Return the `--set` text that gave the value with the problem; None: the file gave it."""
         if problem.position is not None:
             return None
@@ -126,7 +126,7 @@ class YamlSource:
             path = path[:-1]
         return None
 
-    def _position(self, problem: Problem) -> Position:
+    def _position(self, problem: JobProblem) -> Position:
         """Return line and column of a problem; where the file lacks its path, of the key above."""
         if problem.position is not None:
             return problem.position
@@ -201,7 +201,7 @@ class YamlSource:
         return value
 
     def _note(self, path: KeyPath, message: str, at: Position) -> None:
-        self.problems.append(Problem(path=path, position=at, message=message))
+        self.problems.append(JobProblem(path=path, position=at, message=message))
 
 
 def _position(node: Node) -> Position:
@@ -271,7 +271,7 @@ def parse_source(
             kind = {type(None): "an empty file", list: "a list"}.get(type(source.data), "one value")
             rule = f"a job file is a mapping of keys to values, given {kind}"
             message = f"{rule}; `raybench init` writes one to start from"
-            source.problems.insert(0, Problem(message=message))
+            source.problems.insert(0, JobProblem(message=message))
         source.data = {}
     elif source.data.get("measure") == QUICK:
         source.data["measure"] = {"seconds": QUICK_SECONDS}
@@ -306,7 +306,7 @@ def _override(source: YamlSource, text: str) -> str | None:
     is_list = is_list and value.strip()[0] not in "[{\"'"
     tree = parse_yaml(f"[{value}]" if is_list else value, at=path)
     if tree.problems or tree.data is None:
-        problem = tree.problems[0] if tree.problems else Problem(message="no value given")
+        problem = tree.problems[0] if tree.problems else JobProblem(message="no value given")
         is_told = not value.strip() or ", given " in problem.message
         given = "" if is_told else f", given {quote(value)}"
         return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
@@ -354,7 +354,7 @@ def parse_yaml(text: str, name: str = "", at: KeyPath = ()) -> YamlSource:
     return source
 
 
-def _syntax_problem(error: Exception, text: str) -> Problem:
+def _syntax_problem(error: Exception, text: str) -> JobProblem:
     """Return where and why the parser ended, in our words where `_SYNTAX` has them."""
     position, start, reason = (1, 1), 1, str(error)
     if isinstance(error, RecursionError):
@@ -376,7 +376,7 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
     # The messages that are not in `_SYNTAX` name characters alone, but for tokens at their end.
     reason = next(known, reason.partition(", but ")[0])
     is_yaml = isinstance(error, ComposerError)
-    return Problem(position=position, message=reason if is_yaml else f"not YAML: {reason}")
+    return JobProblem(position=position, message=reason if is_yaml else f"not YAML: {reason}")
 
 
 def read_bytes(text: str) -> float | None:

@@ -30,7 +30,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
 from raybench.errors import brief
-from raybench.measure.collectives import Collective, LocalCopies, add_up, replace_collectives
+from raybench.measure.collectives import CollectiveCall, LocalCopies, add_up, replace_collectives
 from raybench.measure.instruments import (
     ScriptTimer,
     Step,
@@ -292,7 +292,7 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
             except Exception as error:
                 errors.append(brief(error))
 
-    seen: list[Collective] = []
+    seen: list[CollectiveCall] = []
     align_ranks(context.device)
     with replace_collectives(LocalCopies(seen)):
         step_alone()

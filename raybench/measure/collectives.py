@@ -36,7 +36,7 @@ Copy = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class CollectiveCall:
     """One call of a collective on one rank.
 
     kind: torch's name, such as all_reduce; also send and recv. ranks: size of its group.
@@ -50,7 +50,7 @@ class Collective:
     copies: Sequence[Copy]
 
 
-def add_up(collectives: Sequence[Collective]) -> tuple[Traffic, ...]:
+def add_up(collectives: Sequence[CollectiveCall]) -> tuple[Traffic, ...]:
     """Return the traffic of a step by kind and size of group, in the order of the first calls."""
     keys = dict.fromkeys((one.kind, one.ranks) for one in collectives)
     return tuple(
@@ -66,7 +66,7 @@ def add_up(collectives: Sequence[Collective]) -> tuple[Traffic, ...]:
 
 
 # Takes the place of a collective, and writes its outputs on this rank alone.
-Handler = Callable[[Collective], Work]
+Handler = Callable[[CollectiveCall], Work]
 
 
 @contextmanager
@@ -97,7 +97,9 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
         given = dict(zip(names, values, strict=False))
         group = ProcessGroup.unbox(given["process_group"])
         kind, message_bytes, copies = _READ[name](given, group.size(), group.rank())
-        call = Collective(kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies)
+        call = CollectiveCall(
+            kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies
+        )
         work = handler(call)
         if not results:
             return None
@@ -171,12 +173,12 @@ class LocalCopies:
     and its clocks rise.
     """
 
-    def __init__(self, seen: list[Collective] | None = None) -> None:
+    def __init__(self, seen: list[CollectiveCall] | None = None) -> None:
         """Make the handler. seen: a list to which each call is appended, without its tensors."""
         self._drawn: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
         self._seen = seen
 
-    def __call__(self, collective: Collective) -> Work:
+    def __call__(self, collective: CollectiveCall) -> Work:
         """Write the outputs of a collective, and return a work that is already complete."""
         if self._seen is not None:
             # Without its tensors, whose memory the step needs back.

@@ -21,7 +21,7 @@ import numpy as np
 from raybench.errors import add_note, brief
 from raybench.hardware.devices import (
     Counters,
-    Reading,
+    DeviceReading,
     ReadingSpan,
     energy_j,
     is_held_back,
@@ -53,7 +53,7 @@ from raybench.measure.instruments import (
     per_step,
     workload_stream,
 )
-from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
+from raybench.measure.stopping import RESTART, StoppingPolicy, TimingProgress
 from raybench.measure.uneven import Idle, gradient_doubt
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.measurement import Breakdown, Measurement, Repetition, Samples, SpanNs
@@ -122,7 +122,7 @@ def measure(
     *,
     began_s: float | None = None,
     profile: bool = False,
-    rested: Reading | None = None,
+    rested: DeviceReading | None = None,
     nccl_choices: NcclChoices = lambda _: (),
 ) -> Measurement:
     """Build, warm up and time the workload for each repeat, and return this rank's Measurement.
@@ -263,7 +263,7 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
 def _kept_of(ended: StepsEndedError, policy: StoppingPolicy) -> Repetition:
     """Return the steps of a script that ended early, and whether they stayed at one level."""
     kept = ended.repetition
-    progress = Progress(warmup_ns=kept.warmup.step_ns, sample_ns=kept.timed.step_ns)
+    progress = TimingProgress(warmup_ns=kept.warmup.step_ns, sample_ns=kept.timed.step_ns)
     return replace(kept, settled=policy.has_settled(progress))
 
 
@@ -307,7 +307,7 @@ def _heat(step: Step, run: _PointRun) -> None:
 
 def _time(
     step: Step, inner: int, warmup_ns: Sequence[float], run: _PointRun
-) -> tuple[_Blocks, _Blocks, Progress]:
+) -> tuple[_Blocks, _Blocks, TimingProgress]:
     """Return samples that turned out to be warm-up, those that count, and the last progress.
 
     All ranks must call it. Blocks are timed until the samples are enough; where they drift they
@@ -324,8 +324,8 @@ def _time(
     lead_ins: list[int] = []
     spans_ns: list[SpanNs] = []
 
-    def progress() -> Progress:
-        return Progress(
+    def progress() -> TimingProgress:
+        return TimingProgress(
             warmup_ns=warmup_ns,
             drifted_ns=_point_ns(drifted),
             sample_ns=_point_ns(timed),
@@ -374,7 +374,7 @@ def _rest(samples: int, expected_ns: Sequence[float], at_most_s: float) -> None:
 
 
 def _energy_of_samples(
-    readings: Sequence[ReadingSpan], lead_ins: int, progress: Progress, *, is_idle: bool
+    readings: Sequence[ReadingSpan], lead_ins: int, progress: TimingProgress, *, is_idle: bool
 ) -> float | None:
     """Return the energy in J of the timed samples, without lead-in samples and pauses."""
     used_j = energy_j(readings)

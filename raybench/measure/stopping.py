@@ -27,7 +27,7 @@ UNSTEADY_CHANGE, UNSTEADY_ERRORS = 0.01, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TimingProgress:
     """The step times of a repeat so far, in ns.
 
     warmup_ns: eager steps, the cold one first. drifted_ns: samples that turned out to be warm-up.
@@ -151,7 +151,7 @@ class StoppingPolicy:
             missing = max(1, _count_in(self.unlimited_s, step_ns[1:]))
         return self._limit(missing, step_ns[1:], left_s, at_least=needed)
 
-    def next_timed(self, progress: Progress) -> int:
+    def next_timed(self, progress: TimingProgress) -> int:
         """Return how many samples the next timed block (at most 5 s, or one) has; 0 ends the phase.
 
         RESTART: the samples so far were warm-up; move them to `drifted_ns` and ask again. The
@@ -169,7 +169,7 @@ class StoppingPolicy:
         at_least = max(0, settings.fewest_samples - done)
         return self._limit(wanted - done, progress.expected_ns, left_s, at_least=at_least)
 
-    def has_settled(self, progress: Progress) -> bool | None:
+    def has_settled(self, progress: TimingProgress) -> bool | None:
         """Return whether the step time stayed at one level; None where `level_change` is None.
 
         Only the last two thirds of the steps that count there are compared.
@@ -177,7 +177,7 @@ class StoppingPolicy:
         change = progress.level_change()
         return None if change is None else not change.exceeds(UNSTEADY_CHANGE, UNSTEADY_ERRORS)
 
-    def lead_in(self, progress: Progress) -> int:
+    def lead_in(self, progress: TimingProgress) -> int:
         """Return how many untimed samples to run at the beginning of a block, 2 or 0.
 
         The device's queue is empty then. 0 if a sample is expected to take more than 0.25 s, by the
@@ -215,7 +215,7 @@ class StoppingPolicy:
         fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fits))
 
-    def _owed_warmup(self, progress: Progress) -> int:
+    def _owed_warmup(self, progress: TimingProgress) -> int:
         """Return how many loops must still warm up a workload with steps below 1 ms; else 0."""
         owed_s = self.settings.least_warmup_s - progress.warm_s
         is_complete = owed_s <= (1 - self.nearly) * self.settings.timed_s
@@ -223,7 +223,7 @@ class StoppingPolicy:
             return 0
         return self._at_most(_count_in(owed_s, progress.expected_ns))
 
-    def _samples_wanted(self, progress: Progress) -> int:
+    def _samples_wanted(self, progress: TimingProgress) -> int:
         """Return how many samples are to be timed in all, however long they take."""
         if self.settings.iterations:
             return self.settings.iterations
@@ -233,7 +233,7 @@ class StoppingPolicy:
     def _at_most(self, count: int) -> int:
         return min(count, self.settings.iterations or self.most_samples)
 
-    def _is_drift(self, progress: Progress, left_s: float) -> bool:
+    def _is_drift(self, progress: TimingProgress, left_s: float) -> bool:
         """Return whether the samples drift and the budget allows as many again."""
         is_fixed = self.settings.warmup.is_fixed or self.settings.iterations
         return not is_fixed and progress.timed_s <= left_s and _drifts(progress.level_change())

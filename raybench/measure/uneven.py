@@ -222,7 +222,7 @@ def _doubts(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> Iter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class SpeedProbe:
     """The measured speed of one rank's device.
 
     speed: with the emulation, by steps of several sizes, with a line through them.
@@ -243,7 +243,7 @@ class GroupProbe:
     all ranks and among the fast ones, by steps of equal shares on devices that are not slowed.
     """
 
-    probes: tuple[Probe, ...]
+    probes: tuple[SpeedProbe, ...]
     are_fast: tuple[bool, ...]
     exchange_s: float
     fast_exchange_s: float
@@ -354,7 +354,7 @@ class StepMaker:
             fast_exchange_s=fast_exchange_s,
         )
 
-    def _probe(self) -> Probe:
+    def _probe(self) -> SpeedProbe:
         """Return this device's speed by steps of several sizes, on this rank alone.
 
         With its emulation, and without for `slow_ratio`. Sizes that do not fit the memory are left
@@ -385,7 +385,7 @@ class StepMaker:
             most = max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
         steps = tuple(own_s.items())
         fixed_s, item_s = fit_line(steps)
-        return Probe(
+        return SpeedProbe(
             speed=DeviceSpeed(fixed_s=fixed_s, items_per_s=1 / item_s, most=most, steps=steps),
             equal_s=full_s[self.equal_items],
             slow_ratio=statistics.median(full_s[n] / s for n, s in steps) if is_slow else None,

@@ -322,4 +322,4 @@ class Failure:
         return cls(rank=rank, status=cause.status, error_type=cause, message=message, **more)
 
 
-Answer = Measurement | Failure
+RankAnswer = Measurement | Failure

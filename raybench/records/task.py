@@ -25,7 +25,7 @@ class RankInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class GroupSpec:
     """A process group to be formed: its own name in the store, never used twice.
 
     Keys left behind by an earlier group make gloo fail to connect, so no prefix is reused.

@@ -13,13 +13,13 @@ from raybench.analysis.rows import (
     distinguishing_settings,
     is_numeric,
     rows_compared,
-    setting,
+    setting_of,
     setting_order,
     varying,
     with_most_ranks,
 )
 from raybench.report import formatting
-from raybench.report.documents import WIDTH, Column, Table
+from raybench.report.documents import WIDTH, Table, TableColumn
 from raybench.report.point_settings import setting_text, short_name
 from raybench.report.words import answer as words
 
@@ -128,11 +128,11 @@ def _list(
     ranks, unit = answer.data.ranks, formatting.unit_of(answer.data.rows)
     shown = sorted(values, key=lambda value: -value.order)[:MOST_ROWS]
     columns = [
-        Column(title="", is_text=True),
-        Column(title=words.value_name(answer)),
-        Column(title="±"),
-        Column(title=f"step {unit.name}"),
-        Column(title=f"{answer.asked.items}/s"),
+        TableColumn(title="", is_text=True),
+        TableColumn(title=words.value_name(answer)),
+        TableColumn(title="±"),
+        TableColumn(title=f"step {unit.name}"),
+        TableColumn(title=f"{answer.asked.items}/s"),
     ]
     rows = []
     for value in shown:
@@ -199,12 +199,12 @@ def _layout(values: Sequence[AnswerValue], name: str, others: Sequence[str]) -> 
     cells: dict[tuple[str, ...], dict[str, AnswerValue]] = {}
 
     def place(value: AnswerValue) -> list[object]:
-        return [setting_order(setting(value.row, other)) for other in others]
+        return [setting_order(setting_of(value.row, other)) for other in others]
 
     for value in sorted(values, key=place):
-        key = tuple(str(setting(value.row, other)) for other in others)
-        cells.setdefault(key, {})[str(setting(value.row, name))] = value
-    heads = dict.fromkeys(str(setting(value.row, name)) for value in values)
+        key = tuple(str(setting_of(value.row, other)) for other in others)
+        cells.setdefault(key, {})[str(setting_of(value.row, name))] = value
+    heads = dict.fromkeys(str(setting_of(value.row, name)) for value in values)
     ordered = tuple(sorted(heads, key=setting_order))
     return _Layout(column=name, others=tuple(others), cells=cells, heads=ordered)
 
@@ -220,20 +220,20 @@ def _table(answer: RunAnswer, layout: _Layout, heading: str) -> Table:
         first = next(iter(cells.values()))
         texts = [cells[text].text if text in cells else "" for text in layout.heads]
         rows.append((_label(first.row, layout.others, ranks), *texts))
-    columns = [Column(title="", is_text=True), *(Column(title=head) for head in heads)]
+    columns = [TableColumn(title="", is_text=True), *(TableColumn(title=head) for head in heads)]
     return Table(columns=tuple(columns), rows=tuple(rows), kind=heading)
 
 
 def _label(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
     """Return the settings of a row; `plain` tells that all its switches are off."""
-    switches = {str(setting(row, name)).lower() for name in names} & {"true", "false"}
+    switches = {str(setting_of(row, name)).lower() for name in names} & {"true", "false"}
     label = short_name(row, names, ranks)
     return f"{label}, plain" if switches == {"false"} and label != "plain" else label
 
 
 def _head(row: ScaledRow, name: str, ranks: str) -> str:
     """Return a value as the head of a column: words speak for themselves, numbers have a name."""
-    value = setting(row, name)
+    value = setting_of(row, name)
     is_word = isinstance(value, str) and not is_numeric([row], name)
     return setting_text(row, name) if is_word else short_name(row, [name], ranks)
 

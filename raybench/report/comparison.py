@@ -26,7 +26,7 @@ from raybench.analysis.compare import (
 from raybench.analysis.rows import (
     EXECUTION,
     distinguishing_settings,
-    setting,
+    setting_of,
     setting_order,
     varying,
 )
@@ -337,7 +337,9 @@ class Comparison(Document):
             formatting.heading(name)
             for name in varying([*lone["new"], *lone["base"]], params_first=True)
             if all(lone.values())
-            and set.isdisjoint(*({str(setting(r, name)) for r in rows} for rows in lone.values()))
+            and set.isdisjoint(
+                *({str(setting_of(r, name)) for r in rows} for rows in lone.values())
+            )
         ]
         return words.lone_points(len(lone["new"]), len(lone["base"]), apart)
 
@@ -441,7 +443,7 @@ def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
     place = _ORDER.index(row.verdict) if row.verdict in _ORDER else len(_ORDER)
     has_changed = row.verdict != SAME and row.ratio is not None and row.verdict is not None
     size = -abs(_change_of(row)) if has_changed else 0
-    return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, "batch")))
+    return (place, size, *(setting_order(setting_of(row, name)) for name in (*_NAMES, "batch")))
 
 
 def percent(relative: float | None) -> str:

@@ -93,7 +93,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     title: its head, with the unit where the title of the table does not name it. meaning: sentences
@@ -121,7 +121,7 @@ class Table:
     the columns. narrower: what a terminal shows instead if this table does not fit its width.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
     subject: str = ""
     kind: str = ""
@@ -159,12 +159,12 @@ class Legend:
 
 Block = Line | Listing | Table | Legend
 # A column, and the function that writes the cell of an item in it.
-ColumnOf = tuple[Column, Callable[[T], str | Cell]]
+ColumnOf = tuple[TableColumn, Callable[[T], str | Cell]]
 
 
 def column(title: str, cell: Callable[[T], str | Cell], **facts: Any) -> ColumnOf[T]:
     """Return (Column, cell) for `make_table`. cell: makes a row's cell. facts: fields of Column."""
-    return Column(title=title, **facts), cell
+    return TableColumn(title=title, **facts), cell
 
 
 def text_of(cell: str | Cell) -> str:
@@ -212,8 +212,10 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
         yield " ".join(": ".join(filter(None, entry)) for entry in legend)
 
 
-def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int | None) -> Column:
-    """Return the column of a metric. unit: of times. drop: as of `Column`.
+def metric_column(
+    metric: Metric, unit: Unit, words: dict[str, str], drop: int | None
+) -> TableColumn:
+    """Return the column of a metric. unit: of times. drop: as of `TableColumn`.
 
     words: name -> text that replaces {name} in its meaning; a {name} without a text stays there.
     With a text for "items", as "samples", the column of the throughput has the title "samples/s".
@@ -223,7 +225,7 @@ def metric_column(metric: Metric, unit: Unit, words: dict[str, str], drop: int |
         meaning = meaning.replace(f"{{{name}}}", word)
     is_rate = metric.name == "throughput" and "items" in words
     heading = f"{metric.title} {unit.name}" if metric.format == "time" else metric.title
-    return Column(
+    return TableColumn(
         title=f"{words['items']}/s" if is_rate else heading,
         meaning=meaning.removesuffix("."),
         drop=drop,
@@ -257,7 +259,7 @@ def format_document(
 ) -> str:
     """Return the document as text that ends in a line break.
 
-    kind: "json", "md" or "terminal". width, color: as of `render`, for "terminal" alone.
+    kind: "json", "md" or "terminal". width, color: as of `render_text`, for "terminal" alone.
     """
     if kind == "json":
         return format_object(**document.members())
@@ -265,7 +267,7 @@ def format_document(
         heading = [f"## {escape(document.title)}"] if document.title else []
         return "\n\n".join([*heading, *_markdown(document.blocks())]) + "\n"
     head = [Line(text=document.title, tone=document.tone)] if document.title else []
-    return render([*head, *document.blocks()], width=width, color=color)
+    return render_text([*head, *document.blocks()], width=width, color=color)
 
 
 def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
@@ -381,7 +383,7 @@ _STYLES: dict[Tone, str] = {
 }
 
 
-def render(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) -> str:
+def render_text(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) -> str:
     """Return the blocks as text that ends in a line break, folded to `width`, or 100 if less.
 
     Without colour it has no escape sequence. Lines with `is_whole` and tables may be wider.
@@ -531,7 +533,7 @@ def _min_widths(table: Table) -> list[int]:
     return widths
 
 
-def _head(column: Column, texts: Iterable[str]) -> list[str]:
+def _head(column: TableColumn, texts: Iterable[str]) -> list[str]:
     """Return the lines of a column's head.
 
     The head of a setting is folded between its words, `activation_` and `checkpointing`, where it

@@ -25,7 +25,7 @@ from raybench.report.words.doubts import doubt_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
 from raybench.report.words.run import machine
-from raybench.results.tables import Run, units
+from raybench.results.tables import Run, column_units
 
 if TYPE_CHECKING:
     from raybench.analysis.run_data import RunData
@@ -195,7 +195,7 @@ def export_json(data: RunData) -> str:
     return format_object(
         run=asdict(data.run),
         devices=records(data.devices),
-        units=units("points"),
+        units=column_units("points"),
         points=list(map(vars, data.rows)),
     )
 

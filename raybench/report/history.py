@@ -16,13 +16,13 @@ from raybench.report.comparison import percent
 from raybench.report.documents import (
     SETTING_CHARS,
     Block,
-    Column,
     ColumnOf,
     Document,
     Legend,
     Line,
     Listing,
     Table,
+    TableColumn,
     make_table,
 )
 from raybench.report.formatting import counted, plain, some
@@ -150,19 +150,21 @@ def _table_of_points(series: Sequence[Series]) -> Table:
         return percent(rows[-1].level_ms / rows[0].level_ms - 1) if has_step else ""
 
     columns: list[ColumnOf[Series]] = [
-        (Column(title="point", is_text=True), lambda rows: rows[-1].point_id),
+        (TableColumn(title="point", is_text=True), lambda rows: rows[-1].point_id),
         *((column, lambda rows, cell=cell: cell(rows[-1])) for column, cell in settings),
-        (Column(title="runs"), lambda rows: str(len(rows))),
+        (TableColumn(title="runs"), lambda rows: str(len(rows))),
         (
-            Column(title="last ms", meaning="the step time in the newest run"),
+            TableColumn(title="last ms", meaning="the step time in the newest run"),
             lambda rows: formatting.number(rows[-1].step_ms_p50),
         ),
         (
-            Column(title="change", meaning="from the first level of the step time to the last"),
+            TableColumn(
+                title="change", meaning="from the first level of the step time to the last"
+            ),
             change,
         ),
         (
-            Column(title="by run", meaning="one bar per run; higher is slower", is_text=True),
+            TableColumn(title="by run", meaning="one bar per run; higher is slower", is_text=True),
             _bars,
         ),
     ]
@@ -172,16 +174,16 @@ def _table_of_points(series: Sequence[Series]) -> Table:
 def _table_of_runs(rows: Series) -> Table:
     """Return a row for each run of one point, in order of time."""
     unit = formatting.unit_of(rows)
-    run = Column(title="run", is_text=True, min_chars=SETTING_CHARS * 3)
+    run = TableColumn(title="run", is_text=True, min_chars=SETTING_CHARS * 3)
     columns: list[ColumnOf[HistoryRow]] = [
-        (Column(title="started", is_text=True), lambda row: formatting.when(row.started_at)),
+        (TableColumn(title="started", is_text=True), lambda row: formatting.when(row.started_at)),
         (run, lambda row: row.run_id),
-        (Column(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
+        (TableColumn(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
         (
-            Column(title=f"level {unit.name}", meaning=_LEVEL),
+            TableColumn(title=f"level {unit.name}", meaning=_LEVEL),
             lambda row: formatting.time_in(unit, row.level_ms),
         ),
-        (Column(title="change", meaning=_CHANGE), lambda row: percent(row.step)),
+        (TableColumn(title="change", meaning=_CHANGE), lambda row: percent(row.step)),
     ]
     return make_table(rows, columns)
 

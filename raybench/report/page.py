@@ -26,7 +26,7 @@ from raybench.analysis.rows import (
     SCALING,
     ScaledRow,
     is_numeric,
-    setting,
+    setting_of,
     value_of,
     varying,
     workload_metrics,
@@ -41,11 +41,11 @@ from raybench.report.comparison import Comparison
 from raybench.report.documents import (
     MARKS_TITLE,
     Cell,
-    Column,
     ColumnOf,
     Line,
     Listing,
     Table,
+    TableColumn,
     legend_paragraphs,
     make_table,
     metric_column,
@@ -96,7 +96,7 @@ def format_page(data: ChartData) -> str:
         "job file's SHA-256": run.job_sha256,
         "nodes lost": ", ".join(found.lost_nodes),
     }
-    return render(
+    return render_template(
         "page.html",
         counts=of_run.counts(found),
         course=of_run.course(found),
@@ -139,7 +139,7 @@ def format_comparison(comparison: Comparison) -> str:
     lines = [one for one in found if isinstance(one, Line)]
     tables = [one for one in found if isinstance(one, Table)]
     runs = [line for line in lines if line.text in comparison.runs]
-    return render(
+    return render_template(
         "comparison.html",
         title=comparison.title,
         name=f"{comparison.new[-1].job_name}: compared",
@@ -155,7 +155,7 @@ def format_comparison(comparison: Comparison) -> str:
     )
 
 
-def render(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Return the HTML of a template of html/, with the style, script and policy of all pages.
 
     template: its file name there. values: the other names that it uses, written on one line and
@@ -248,10 +248,10 @@ def device_table(devices: pd.DataFrame) -> Table:
             return formatting.size(float(value))
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    columns: list[ColumnOf[Any]] = [
-        (Column(title=_HEADS[name], is_text=True), lambda row, name=name: text(name, row[name]))  # type: ignore[misc]
-        for name in used
-    ]
+    columns: list[ColumnOf[Any]] = []
+    for name in used:
+        head = TableColumn(title=_HEADS[name], is_text=True)
+        columns.append((head, lambda row, name=name: text(name, row[name])))  # type: ignore[misc]
     return make_table(ordered[used].to_dict("records"), columns)
 
 
@@ -263,20 +263,20 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
     width_meaning = "half of the 95 % interval of the step time, relative to it. "
     columns: list[ColumnOf[ScaledRow]] = [
         (
-            Column(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
+            TableColumn(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
             lambda row: str(row.point_id),
         ),
         *(
             _setting_column(rows, name, data.ranks)
             for name in sorted(varying(rows), key=lambda name: is_numeric(rows, name))
         ),
-        (Column(title="step", meaning=of_run.step_meaning(data)), _step),
+        (TableColumn(title="step", meaning=of_run.step_meaning(data)), _step),
         (
-            Column(title="±", meaning=width_meaning + of_run.plus_minus(data)),
+            TableColumn(title="±", meaning=width_meaning + of_run.plus_minus(data)),
             lambda row: _with_sort(step_uncertainty(row), half_width, 4),
         ),
         (
-            Column(title=MARKS_TITLE, meaning=of_run.marks_meaning(data)),
+            TableColumn(title=MARKS_TITLE, meaning=of_run.marks_meaning(data)),
             lambda row: Cell(text=marks(row), hint="; ".join(map(mark_words, marks(row)))),
         ),
         *(_metric_column(metric, column_words) for metric in metrics),
@@ -294,7 +294,7 @@ def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnO
     [(column, text)] = setting_columns(rows, [name], ranks)
 
     def cell(row: ScaledRow) -> Cell:
-        value = setting(row, name)
+        value = setting_of(row, name)
         sort = str(value) if name.endswith("_bytes") and value is not None else ""
         return Cell(text=text_of(text(row)), sort=sort)
 

@@ -15,12 +15,12 @@ from raybench.analysis.rows import (
     HasSettings,
     is_numeric,
     known_settings,
-    setting,
+    setting_of,
     used_settings,
     varying,
 )
 from raybench.report import formatting
-from raybench.report.documents import SETTING_CHARS, Column, ColumnOf
+from raybench.report.documents import SETTING_CHARS, ColumnOf, TableColumn
 from raybench.workloads.base import builtin_class
 
 _WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
@@ -70,7 +70,7 @@ def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
 
 def _preset_words(row: HasSettings) -> str:
     """Return a model's preset with what other parameters change of it: `175b (8 layers)`."""
-    built_in = builtin_class(str(setting(row, "workload")))
+    built_in = builtin_class(str(setting_of(row, "workload")))
     return built_in.preset_words(row.params) if built_in else row.params["preset"]
 
 
@@ -78,7 +78,7 @@ def setting_text(row: HasSettings, name: str) -> str:
     """Return the value of a setting as a table shows it, such as `175b (8 layers)`."""
     if name == "preset" and name in row.params:
         return _preset_words(row)
-    return formatting.setting(name, setting(row, name))
+    return formatting.setting(name, setting_of(row, name))
 
 
 def setting_columns(
@@ -101,13 +101,13 @@ def setting_columns(
             return formatting.settings({name: text for name, text in texts.items() if text})
 
         # A workload is never folded.
-        workload = Column(title="workload", is_text=True, is_setting=True)
+        workload = TableColumn(title="workload", is_text=True, is_setting=True)
         others = replace(workload, title="settings", min_chars=SETTING_CHARS)
         return [(workload, lambda row: str(row.workload)), (others, own)]
     chosen = varying(rows, params_first=True) if names is None else names
     return [
         (
-            Column(
+            TableColumn(
                 title=ranks if ranks and name == "world_size" else formatting.heading(name),
                 is_text=not is_numeric(rows, name),
                 is_setting=True,

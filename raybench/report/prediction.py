@@ -12,12 +12,12 @@ from raybench.analysis.rows import EXECUTION, varying
 from raybench.report import formatting
 from raybench.report.documents import (
     Block,
-    Column,
     ColumnOf,
     Document,
     Legend,
     Line,
     Listing,
+    TableColumn,
     make_table,
 )
 from raybench.report.formatting import counted, span
@@ -93,24 +93,24 @@ class Forecast(Document):
         columns: list[ColumnOf[Prediction]] = [
             *((column, lambda one, cell=cell: cell(point(one))) for column, cell in settings),
             (
-                Column(title="step ms", meaning="the predicted step time"),
+                TableColumn(title="step ms", meaning="the predicted step time"),
                 lambda one: formatting.number(one.step_ms),
             ),
-            (Column(title="±", meaning=_HALF), lambda one: f"{one.half_interval:.0%}"),
+            (TableColumn(title="±", meaning=_HALF), lambda one: f"{one.half_interval:.0%}"),
             (
-                Column(title="from", meaning="the lower end of the 95 % interval, in ms"),
+                TableColumn(title="from", meaning="the lower end of the 95 % interval, in ms"),
                 lambda one: formatting.number(one.step_ms_low),
             ),
             (
-                Column(title="to", meaning="the upper end of the 95 % interval, in ms"),
+                TableColumn(title="to", meaning="the upper end of the 95 % interval, in ms"),
                 lambda one: formatting.number(one.step_ms_high),
             ),
             (
-                Column(title="exposed comm", meaning=_COMM),
+                TableColumn(title="exposed comm", meaning=_COMM),
                 lambda one: formatting.number(one.comm_exposed_ms),
             ),
             (
-                Column(title="efficiency", meaning=_EFFICIENCY.format(base=base)),
+                TableColumn(title="efficiency", meaning=_EFFICIENCY.format(base=base)),
                 lambda one: formatting.percent(one.efficiency),
             ),
         ]

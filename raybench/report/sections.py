@@ -27,17 +27,17 @@ from raybench.analysis.rows import (
     workload_metrics,
 )
 from raybench.analysis.scaling import has_causes
-from raybench.analysis.uneven import Fleet, Scenario, gain_over
+from raybench.analysis.uneven import Scenario, UnevenFleet, gain_over
 from raybench.job.point import EQUAL
 from raybench.records.doubts import DoubtKind
 from raybench.records.metrics import Metric
 from raybench.report import formatting
 from raybench.report.documents import (
     MARKS_TITLE,
-    Column,
     ColumnOf,
     Listing,
     Table,
+    TableColumn,
     column,
     make_table,
     metric_column,
@@ -105,21 +105,23 @@ def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
     apart = dict.fromkeys(name for fleet in found for name in shares.apart(fleet, found))
     settings = setting_columns([fleet.first for fleet in found], list(apart), ranks)
 
-    def in_first(cell: Callable[[Fleet], str]) -> Callable[[tuple[Fleet, Scenario]], str]:
+    def in_first(
+        cell: Callable[[UnevenFleet], str],
+    ) -> Callable[[tuple[UnevenFleet, Scenario]], str]:
         return lambda line: cell(line[0]) if line[1].row is line[0].first else ""
 
-    def over_equal(line: tuple[Fleet, Scenario]) -> str:
+    def over_equal(line: tuple[UnevenFleet, Scenario]) -> str:
         equal = line[0].scenarios.get(EQUAL)
         return shares.gain(gain_over(line[1], equal)) if equal and line[1] is not equal else ""
 
-    def predicted(line: tuple[Fleet, Scenario]) -> str:
+    def predicted(line: tuple[UnevenFleet, Scenario]) -> str:
         step_ms = line[1].row.predicted_step_ms
         return "" if step_ms is None else f"{step_ms / line[1].step_ms - 1:+.1%}"
 
     slow = in_first(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}")
     lines = [(fleet, one) for fleet in found for one in fleet.scenarios.values()]
     items = answer.asked.items
-    columns: list[ColumnOf[tuple[Fleet, Scenario]]] = [
+    columns: list[ColumnOf[tuple[UnevenFleet, Scenario]]] = [
         *((one, in_first(lambda f, of=cell: str(of(f.first)))) for one, cell in settings),  # type: ignore[misc]
         column(
             "speed",
@@ -234,7 +236,7 @@ def _table_of_points(
     """
     names = answer.table_settings
     if any(name in DEGREES for name in names):
-        layout = Column(title="layout", is_text=True, is_setting=True, min_chars=20)
+        layout = TableColumn(title="layout", is_text=True, is_setting=True, min_chars=20)
         settings: list[ColumnOf[ScaledRow]] = [
             (layout, lambda row: short_name(row, names, answer.data.ranks))
         ]

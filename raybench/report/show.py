@@ -36,10 +36,10 @@ from raybench.report.words.reasons import not_measured_words
 from raybench.report.words.references import standing_text
 from raybench.results.tables import (
     Run,
+    column_units,
     is_of_first_round,
     is_slowed_by_one_rank,
     step_of_parts,
-    units,
 )
 from raybench.stats.shares import fast_devices
 
@@ -292,7 +292,7 @@ class PointDetails(Document):
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         """Yield each column that holds a value, with its text, then the workload's own metrics."""
-        unit_of = units("points")
+        unit_of = column_units("points")
         for name, value in vars(self.row).items():
             text = _value(value, unit_of.get(name, ""))
             if name == "precision" and self.is_precision_unknown:

@@ -292,7 +292,7 @@ def entries_of(folder: Path) -> list[os.DirEntry[str]]:
 
     Sorted by name. Raises ResultsError where it cannot be listed.
     """
-    with one_line(folder, "read", "make it readable, or move it elsewhere"):
+    with os_errors_in_one_line(folder, "read", "make it readable, or move it elsewhere"):
         try:
             with os.scandir(folder) as entries:
                 found = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
@@ -448,7 +448,7 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
 
 
 def write_part(path: Path, table: str, whole: pa.Table) -> None:
-    """Write rows as a part of a table; replaces and raises as `write_file` does.
+    """Write rows as a part of a table; replaces and raises as `replace_file` does.
 
     whole: with the schema of `tables.schema`, its metadata too. Dictionaries and statistics cost a
     part more than they save, as does compressing one row.
@@ -468,17 +468,17 @@ def write_part(path: Path, table: str, whole: pa.Table) -> None:
     # In memory: to a file, Arrow makes many small writes, and it wraps the errors.
     sink = pa.BufferOutputStream()
     pq.write_table(whole, sink, **options)
-    write_file(path, sink.getvalue())
+    replace_file(path, sink.getvalue())
 
 
-def write_file(path: Path, content: pa.Buffer | bytes) -> None:
+def replace_file(path: Path, content: pa.Buffer | bytes) -> None:
     """Write a file whole, in place of an older one: no reader sees half of it. Does not sync it.
 
     A link to a file is replaced. Written to are a device, a pipe or a link to one, and whatever is
     in /dev, as /dev/stdout. Makes its folder. Raises ResultsError where it cannot be written.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with one_line(path):
+    with os_errors_in_one_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and (path.parent == Path("/dev") or not path.is_file()):
             path.write_bytes(content)
@@ -494,12 +494,12 @@ def write_file(path: Path, content: pa.Buffer | bytes) -> None:
 
 def delete_file(path: Path) -> None:
     """Delete a file, if it is there. Raises ResultsError where it cannot be deleted."""
-    with one_line(path, "deleted", "delete it yourself"):
+    with os_errors_in_one_line(path, "deleted", "delete it yourself"):
         path.unlink(missing_ok=True)
 
 
 @contextmanager
-def one_line(
+def os_errors_in_one_line(
     path: Path, done: str = "written", remedy: str = "choose another folder"
 ) -> Iterator[None]:
     """Raise ResultsError, in one line that names `path`, for an OSError inside the block.

@@ -145,7 +145,7 @@ def step_columns(record: Record) -> StepColumns:
 
 def typical_step_ms(record: Record) -> float:
     """Return the median step of a measured point in ms; ValueError if ranks' counts differ."""
-    return stats.step_time([m.step_ns for m in record.measurements]) / NS_PER_MS
+    return stats.median_step([m.step_ns for m in record.measurements]) / NS_PER_MS
 
 
 def mean_step_ms(record: Record) -> float:

@@ -236,7 +236,7 @@ OF_RANK = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.(?:txt|json\.gz)")
 _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
-def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
+def load_table(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
     """Return a table as a frame: nulls for `isna` to find (numbers: NaN), maps dicts, lists arrays.
 
     Empty where a run has no rows. run_id: as `find_run` takes it; None or "": all runs. table: one
@@ -253,7 +253,7 @@ def read_table(
     """Return one stored table as an Arrow table, its rows by run_id and name of the part.
 
     columns: names of those to read, None for all; raises KeyError for an unknown one. run_id: as of
-    `load`. Raises ResultsError as `load` does, and warns as it does.
+    `load_table`. Raises ResultsError as `load_table` does, and warns as it does.
     """
     import pyarrow as pa
 
@@ -428,7 +428,7 @@ def _read_stored_run(root: Path, run_id: str) -> Run:
 def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
     """Return run_id -> settings of its baseline points, as text; of one run, or of all for None.
 
-    A run without its own has {}, one without a row is left out. Raises ResultsError as `load` does.
+    A run without its own has {}, one without a row is left out. Raises as `load_table`.
     """
     rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
     return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}

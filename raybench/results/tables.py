@@ -333,7 +333,7 @@ TABLES: Mapping[str, tuple[TableColumn, ...]] = {
 OF_POINTS = ("points", "samples", "modules", "regions")
 
 
-def units(table: str) -> dict[str, str]:
+def column_units(table: str) -> dict[str, str]:
     """Return column -> unit ("" for none), in order; raises KeyError for an unknown table."""
     return {column.name: column.unit for column in TABLES[table]}
 

@@ -35,11 +35,11 @@ from raybench.results.columns import (
     TABLE_NAMES,
     attempts_in,
     delete_file,
-    one_line,
+    os_errors_in_one_line,
     parts_of,
     read_parts,
+    replace_file,
     to_row,
-    write_file,
     write_part,
 )
 from raybench.results.reader import LATEST, LOCK, LOGS, OF_RANK, read_run
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 # No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
 # all digits, or readers take it for a number.
 _RUN_ID = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
-_UNFINISHED = re.compile(r"\..+\.(parquet|txt|gz)\.\d+")  # as `write_file` names them
+_UNFINISHED = re.compile(r"\..+\.(parquet|txt|gz)\.\d+")  # as `replace_file` names them
 _READERS_S = 1.0  # a reader that tests the lock of a run has it for far less
 _WRITTEN = ("points", "samples", "devices", "runs")
 
@@ -86,7 +86,7 @@ class RunStore:
         if store._folder("runs").joinpath("run.parquet").exists():
             raise ResultsError(f"{root}: run {run.run_id} is already there; choose another run_id")
         for table in _WRITTEN:
-            with one_line(store._folder(table)):
+            with os_errors_in_one_line(store._folder(table)):
                 store._folder(table).mkdir(parents=True, exist_ok=True)
         store.write_run(run)
         return store
@@ -146,11 +146,11 @@ class RunStore:
             for measurement in record.measurements:
                 if profile := measurement.profile:
                     trace = self.traces / f"{name}-rank{measurement.rank}.json.gz"
-                    write_file(trace, profile.trace)
+                    replace_file(trace, profile.trace)
             for rank, output in enumerate(record.outputs):
                 if output:
                     log = self._folder(LOGS) / f"{name}-rank{rank}.txt"
-                    write_file(log, f"{output}\n".encode("utf-8", "replace"))
+                    replace_file(log, f"{output}\n".encode("utf-8", "replace"))
         # The row of a point last: it says that all else is there.
         for table in ("samples", "modules", "regions", "points"):
             if found := [tables[table] for *_, tables in made if table in tables]:
@@ -252,7 +252,7 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
             if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
                 raise ResultsError(f"{path}: a link that leads out of {root}; remove it")
     path = root / "runs" / run_id / LOCK
-    with one_line(path):
+    with os_errors_in_one_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
     with file:
@@ -281,7 +281,7 @@ def _claim_run(root: Path, run_id: str) -> Iterator[None]:
     """Hold a run by a file that only one process can create."""
     path = root / "runs" / run_id / f"{LOCK}.held"
     holder = f"process {os.getpid()} on {socket.gethostname()}"
-    with one_line(path):
+    with os_errors_in_one_line(path):
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(holder)
@@ -308,7 +308,7 @@ def _check_run_id(run_id: str) -> None:
 
 def check_writable(root: Path) -> None:
     """Raise ResultsError if `root` is no folder that the user may write or make. Writes nothing."""
-    with one_line(root):
+    with os_errors_in_one_line(root):
         paths = (root, *root.absolute().parents)  # a link that leads nowhere is there too
         nearest = next(path for path in paths if path.is_symlink() or path.exists())
         if not nearest.is_dir():
@@ -434,7 +434,7 @@ def _put_together(table: str, parts: Sequence[Path], whole: pa.Table, name: str)
     merged = {MERGED: "/".join(part.name for part in others).encode()}
     write_part(path, table, whole.replace_schema_metadata(schema(table).metadata | merged))
     # fsync first: a power cut would otherwise lose the rows of all parts.
-    with one_line(path), path.open("rb") as file:
+    with os_errors_in_one_line(path), path.open("rb") as file:
         os.fsync(file.fileno())
     for part in others:
         delete_file(part)

@@ -146,7 +146,7 @@ def level_change(step_ns: Sequence[float]) -> LevelChange | None:
     )
 
 
-def step_time(ranks: Sequence[ArrayLike]) -> float:
+def median_step(ranks: Sequence[ArrayLike]) -> float:
     """Return a point's step time: the median of `step_series`. Unit and errors are as there."""
     return float(np.median(step_series(ranks)))
 

@@ -30,7 +30,7 @@ from raybench.job.registry import estimate, explain_oom
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
 from raybench.records.environment import Code
-from raybench.records.measurement import Answer, Failure, Measurement, Samples
+from raybench.records.measurement import Failure, Measurement, RankAnswer, Samples
 from raybench.records.record import OtherUsers, Record, TrialKey, by_point
 from raybench.records.status import Cause, Status
 from raybench.records.task import Task
@@ -399,7 +399,7 @@ class RunningAttempt:
     # Start by the monotonic clock: the wall clock may be set back meanwhile.
     started_s: float = field(default_factory=time.monotonic)
     neighbours: dict[str, None] = field(default_factory=dict)
-    outcome: tuple[Answer, ...] | BaseException = ()
+    outcome: tuple[RankAnswer, ...] | BaseException = ()
     duration_s: float = 0.0
     others: OtherUsers = field(default_factory=OtherUsers)
 
@@ -556,7 +556,7 @@ def _doubts_of_hosts(others: OtherUsers) -> Iterator[Doubt]:
         yield Doubt(kind=DoubtKind.UNKNOWN_USERS, subject=host)
 
 
-def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
+def check_answers(answers: Sequence[RankAnswer]) -> tuple[RankAnswer, ...]:
     """Return the answers of a point's ranks in their order, a Failure for one that cannot be kept.
 
     If none is a Failure so far, all become one where ranks timed unequal numbers of steps, or most

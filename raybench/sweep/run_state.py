@@ -43,7 +43,7 @@ from raybench.sweep.scheduler import Rounds, with_probes
 _MOST_DIFFERENCES = 5
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """Shows the events of a sweep while they come; a context manager."""
 
     def __enter__(self) -> Self: ...
@@ -63,7 +63,7 @@ class Listener(Protocol):
     def waiting(self, what: str) -> AbstractContextManager[object]:
         """Return a context that shows `what`, as "connecting to Ray", at least on a terminal."""
 
-    def progress(self, plan: Plan, trials: int) -> Progress:
+    def progress(self, plan: Plan, trials: int) -> ProgressDisplay:
         """Return the progress of a sweep of `plan`. trials: how many it runs, as far as known."""
 
     def show_cursor(self) -> None:

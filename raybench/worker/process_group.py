@@ -35,7 +35,7 @@ from raybench.errors import UsageError
 from raybench.hardware.nccl_log import choices, parse
 from raybench.measure.instruments import align_ranks, any_rank
 from raybench.records.environment import set_variables
-from raybench.records.task import Group, RankInfo, Task
+from raybench.records.task import GroupSpec, RankInfo, Task
 
 # The driver's deadline ends a point; torch's own must not come before it, nor never.
 _TIMEOUT_MARGIN_S = 60.0
@@ -68,15 +68,15 @@ class ProcessGroup:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._is_nccl = device, device.type == "cuda"
-        self._group: Group | None = None
+        self._group: GroupSpec | None = None
         self._ours: dist.ProcessGroup | None = None
         self._store: TCPStore | None = None
-        self._ended: set[Group | None] = set()
-        self._broken: Group | None = None
+        self._ended: set[GroupSpec | None] = set()
+        self._broken: GroupSpec | None = None
         self._lock = threading.Lock()
         self.nccl_file = NcclFile()
 
-    def join(self, task: Task, rank_info: RankInfo, group: Group | None) -> None:
+    def join(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> None:
         """End the current group and form `group`, if it is another; set torchrun's variables.
 
         The current group ends on all its ranks. All ranks of `group` must call this; it waits for
@@ -108,11 +108,11 @@ class ProcessGroup:
                     return
                 time.sleep(_FREE_WAIT_S)
 
-    def is_broken(self, group: Group | None) -> bool:
+    def is_broken(self, group: GroupSpec | None) -> bool:
         """Return whether `group` is the last that another rank or the driver broke while joined."""
         return group is not None and group == self._broken
 
-    def _form(self, group: Group, task: Task, rank_info: RankInfo) -> None:
+    def _form(self, group: GroupSpec, task: Task, rank_info: RankInfo) -> None:
         """Meet all ranks in the store and make the group torch's default one, as `join`."""
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
@@ -201,7 +201,7 @@ class ProcessGroup:
             if group in _world.pg_map:
                 dist.destroy_process_group(group)
 
-    def _watch_for_end(self, group: Group) -> None:
+    def _watch_for_end(self, group: GroupSpec) -> None:
         """Start a thread that waits until the group is left, or broken by another or the driver.
 
         Broken, it is noted as such, and NCCL's is ended at once.
@@ -224,7 +224,7 @@ class ProcessGroup:
 
         threading.Thread(target=wait, name="raybench-abort", daemon=True).start()
 
-    def _take_down(self, group: Group) -> None:
+    def _take_down(self, group: GroupSpec) -> None:
         """End the group on this rank, from any thread, and have the others end it."""
         with self._lock:
             if self._store is None or self._group != group:
@@ -250,16 +250,16 @@ class ProcessGroup:
                 self._store.set(_abort_key(self._group), end)
 
 
-def break_group(store: TCPStore, group: Group) -> None:
+def break_group(store: TCPStore, group: GroupSpec) -> None:
     """Tell all ranks of `group`, in its store, to end it, without waiting; gloo's only note it."""
     store.set(_abort_key(group), _BROKEN)
 
 
-def _abort_key(group: Group) -> str:
+def _abort_key(group: GroupSpec) -> str:
     return f"{group.name}/abort"
 
 
-def set_torchrun_variables(rank_info: RankInfo, group: Group | None) -> None:
+def set_torchrun_variables(rank_info: RankInfo, group: GroupSpec | None) -> None:
     """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun does.
 
     With a group MASTER_ADDR and MASTER_PORT too; without one, those that are set stay.

@@ -67,7 +67,7 @@ _COMPILER_CONFIGS = (
 )
 
 
-class Setting(NamedTuple):
+class ProcessSetting(NamedTuple):
     """A setting of the process, or of the thread that calls its functions; `write` may raise.
 
     read: returns a value that compares equal while nothing has changed. write: sets such a value.
@@ -78,33 +78,35 @@ class Setting(NamedTuple):
     write: Callable[[Any], object]
 
 
-def settings() -> Iterator[Setting]:
+def process_settings() -> Iterator[ProcessSetting]:
     """Yield what `ProcessState.restore` puts back, in its order; TF32 and generators are not."""
     cuda, has_cache = backends.cuda, torch.is_autocast_cache_enabled
     deterministic = torch.get_deterministic_debug_mode
     yield from (
         # The timers first: the signal of a timer may come while the rest is put back.
-        Setting("interval timer", _timers, _set_timers),
-        Setting("signal handler", _signal_handlers, _set_signal_handlers),
-        Setting("signal mask", _signal_mask, _set_signal_mask),
-        Setting("environment", lambda: dict(os.environ), _set_environment),
-        Setting("working directory", _working_directory, os.chdir),
+        ProcessSetting("interval timer", _timers, _set_timers),
+        ProcessSetting("signal handler", _signal_handlers, _set_signal_handlers),
+        ProcessSetting("signal mask", _signal_mask, _set_signal_mask),
+        ProcessSetting("environment", lambda: dict(os.environ), _set_environment),
+        ProcessSetting("working directory", _working_directory, os.chdir),
         # None, since a default of "cpu" costs time in each call of torch.
-        Setting(
+        ProcessSetting(
             "default device",
             torch.get_default_device,
             lambda one: torch.set_default_device(None if one.type == "cpu" else one),
         ),
-        Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-        Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
-        Setting("deterministic algorithms", deterministic, torch.set_deterministic_debug_mode),
-        Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-        Setting("autocast cache", has_cache, torch.set_autocast_cache_enabled),
-        Setting("autocast nesting", _autocast_nesting, _set_autocast_nesting),
-        Setting("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-        Setting("math attention", cuda.math_sdp_enabled, cuda.enable_math_sdp),
-        Setting("cuDNN attention", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-        Setting(
+        ProcessSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        ProcessSetting("number of threads", torch.get_num_threads, torch.set_num_threads),
+        ProcessSetting(
+            "deterministic algorithms", deterministic, torch.set_deterministic_debug_mode
+        ),
+        ProcessSetting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        ProcessSetting("autocast cache", has_cache, torch.set_autocast_cache_enabled),
+        ProcessSetting("autocast nesting", _autocast_nesting, _set_autocast_nesting),
+        ProcessSetting("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        ProcessSetting("math attention", cuda.math_sdp_enabled, cuda.enable_math_sdp),
+        ProcessSetting("cuDNN attention", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        ProcessSetting(
             "memory-efficient attention",
             cuda.mem_efficient_sdp_enabled,
             cuda.enable_mem_efficient_sdp,
@@ -115,14 +117,14 @@ def settings() -> Iterator[Setting]:
             ("autocast", torch.is_autocast_enabled, torch.set_autocast_enabled),
             ("autocast dtype", torch.get_autocast_dtype, torch.set_autocast_dtype),
         ):
-            yield Setting(f"{name} on {kind}", partial(get, kind), partial(put, kind))
+            yield ProcessSetting(f"{name} on {kind}", partial(get, kind), partial(put, kind))
     for library, (owner, names) in _ATTRIBUTES.items():
         for name in names:
             read, write = partial(getattr, owner, name), partial(setattr, owner, name)
-            yield Setting(f"{library} {name}", read, write)
+            yield ProcessSetting(f"{library} {name}", read, write)
     for name in _COMPILER_CONFIGS:
         config: Any = sys.modules[name]
-        yield Setting(name, config.get_config_copy, partial(_set_config, config))
+        yield ProcessSetting(name, config.get_config_copy, partial(_set_config, config))
 
 
 def _timers() -> list[tuple[bool, float]]:
@@ -210,7 +212,7 @@ class ProcessState:
     """Settings and device memory of a process when this was made; threads, children at `begin`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._before = [(setting, setting.read()) for setting in settings()]
+        self._before = [(setting, setting.read()) for setting in process_settings()]
         self._device = device
         self._reserved_bytes = self._release_memory()
         self.begin()
@@ -220,7 +222,7 @@ class ProcessState:
         self._threads, self._children = _threads(), _children()
 
     def restore(self) -> tuple[str, ...]:
-        """Put `settings` back and forget compiled code; return what a workload left behind.
+        """Put `process_settings` back and forget compiled code; return what a workload left behind.
 
         Call it on the thread of the workload, when that is closed and no longer referred to. Each
         is a noun phrase: of a setting that cannot be put back, of threads or of child processes

@@ -26,7 +26,7 @@ from raybench.errors import (
     place_among,
     traceback_of,
 )
-from raybench.hardware.devices import Counters, Reading, describe_device
+from raybench.hardware.devices import Counters, DeviceReading, describe_device
 from raybench.job import registry
 from raybench.job.point import SCRIPT, Point, Precision, Scalar
 from raybench.measure import phases
@@ -36,9 +36,9 @@ from raybench.measure.uneven import GroupProbe, UnevenStep, share_out
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.environment import Code, code_here, differing, raybench_sha256
-from raybench.records.measurement import Answer, Failure, Measurement
+from raybench.records.measurement import Failure, Measurement, RankAnswer
 from raybench.records.status import Cause, Status
-from raybench.records.task import Group, RankInfo, Task
+from raybench.records.task import GroupSpec, RankInfo, Task
 from raybench.worker import state
 from raybench.worker.process_group import (
     GroupGoneError,
@@ -77,14 +77,14 @@ class Worker:
         self._flops: dict[object, Counted] = {}
         self._group_probes: dict[object, GroupProbe] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
-        self._rested: Reading | None = None
+        self._rested: DeviceReading | None = None
         self._code: dict[str, Code | None] = {}
         self._address = "127.0.0.1"
         self._is_new = True
         self._script: RunningScript | None = None
         # Ids of the processes of the scripts of a point.
         self._ended: set[int] = set()
-        load()
+        preload()
         self._enter_device()
         torch.zeros(1, device=self._device)
         if kind == "cuda":
@@ -106,7 +106,7 @@ class Worker:
         self._address = address
         return describe_device(self._device, self._index, node_id=node_id, address=address)
 
-    def run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
+    def run(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> RankAnswer:
         """Run the point as this rank, clean up, and return the answer.
 
         All ranks of `group` must call it; None for one rank. Another one than the last point's ends
@@ -130,9 +130,9 @@ class Worker:
         """Leave the group, if any; all its members must be alive and idle, and call it too."""
         self._group.leave()
 
-    def _run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
+    def _run(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> RankAnswer:
         """Run the point and clean up, as `run`; never raises for what a workload does."""
-        answer: Answer
+        answer: RankAnswer
         is_gone = False
         try:
             self._enter_device()
@@ -193,7 +193,7 @@ class Worker:
         # they would be missing in all later ones.
         if workload not in self._code:
             set_torchrun_variables(rank_info, None)
-            registry.load(workload)
+            registry.load_workload(workload)
             self._state = ProcessState(self._device)
             self._state.begin()
             _freeze()
@@ -213,7 +213,7 @@ class Worker:
             "differs; let all nodes have the same files, and leave them alone while a sweep runs"
         )
 
-    def _measure(self, task: Task, rank_info: RankInfo, group: Group | None) -> Measurement:
+    def _measure(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> Measurement:
         """Join the group, build the workload, measure it, and return what this rank measured.
 
         Raises whatever the workload raises, and GroupGoneError where another rank has failed.
@@ -230,7 +230,7 @@ class Worker:
             **point.execution,
             seed=task.seed,
         )
-        workload_class: Any = as_workload(registry.load(point.workload))
+        workload_class: Any = as_workload(registry.load_workload(point.workload))
 
         def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
             # The same for each repeat.
@@ -285,7 +285,7 @@ class Worker:
             worker_reusable=done.profile is None,
         )
 
-    def _start_script(self, context: Context, task: Task, group: Group | None) -> RunningScript:
+    def _start_script(self, context: Context, task: Task, group: GroupSpec | None) -> RunningScript:
         """Start the script of a point; all ranks must call it. Raises as `RunningScript`."""
         # Its process writes its stack when the time is up; this one only waits for it.
         faulthandler.cancel_dump_traceback_later()
@@ -304,7 +304,7 @@ class Worker:
         point: Point,
         part: UnevenStep | None,
         context: Context,
-        group: Group | None,
+        group: GroupSpec | None,
     ) -> dict[str, Any]:
         """Return the fields `flops_per_step` and `breakdown` of the measurement.
 
@@ -324,7 +324,7 @@ class Worker:
             params, shares = (part.params, part.shares) if part else (point.params, None)
             key = (group, point.workload, tuple(params.items()), point.batch_size, shares)
             if key not in self._flops:
-                workload_class: Any = as_workload(registry.load(point.workload))
+                workload_class: Any = as_workload(registry.load_workload(point.workload))
                 self._flops[key] = step_flops(workload_class, params, context)
             counted = self._flops[key]
         breakdown = done.breakdown
@@ -340,7 +340,7 @@ class Worker:
             self._rested = now
 
 
-def load() -> None:
+def preload() -> None:
     """Load what a Worker needs before it has a device; also called by each Worker.
 
     Hashes raybench's files, and excludes all objects of now from Python's garbage collections.

@@ -511,7 +511,7 @@ def as_workload(workload_class: type) -> type[Workload]:
 
 def builtin_class(kind: str) -> type[Workload] | None:
     """Return the class of a built-in workload, None for another kind. Raises as `registry.load`."""
-    return as_workload(registry.load(kind)) if kind in registry.BUILTIN else None
+    return as_workload(registry.load_workload(kind)) if kind in registry.BUILTIN else None
 
 
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:

@@ -161,7 +161,7 @@ class SingleBlock(nn.Module):
         return out
 
 
-class Dit(nn.Module):
+class DitModel(nn.Module):
     """Maps the tokens of a noisy image to their velocities, both (image tokens, channels)."""
 
     def __init__(self, shape: DitShape, attend: Attend) -> None:
@@ -344,7 +344,7 @@ class Steps:
                 return lambda: torch.cat(block(text, image, time, *turned))
             joint = torch.cat((text, image))
             return lambda: block(joint, time, *turned)
-        model = self._make_module(Dit, generator)
+        model = self._make_module(DitModel, generator)
         noise = draw(pixels, shape.channels)
         text = parallel.shard(draw(self.text_tokens, shape.text_width))
         pooled, guidance = draw(1, shape.pooled_width), torch.full((1, 1), 3.5, **options)

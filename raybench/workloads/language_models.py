@@ -192,7 +192,7 @@ class Block(nn.Module):
         if isinstance(shape, LlamaShape):
             self.attention, self.mlp = Attention(shape), GatedMlp(shape)
         else:
-            self.attention, self.mlp = JointAttention(shape), Mlp(shape)
+            self.attention, self.mlp = JointAttention(shape), GptMlp(shape)
         self._checkpointing: Checkpointing = checkpointing
         self._region = region
 
@@ -284,8 +284,8 @@ class JointAttention(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self._heads = shape.heads
-        self.joint = Linear(shape.width, 3 * shape.width)
-        self.output = Linear(shape.width, shape.width)
+        self.joint = SplitBiasLinear(shape.width, 3 * shape.width)
+        self.output = SplitBiasLinear(shape.width, shape.width)
 
     def forward(self, x: Tensor, rotation: None, cache: KeyValueCache | None = None) -> Tensor:
         """Return causal attention's output, (batch, length, width) as x. rotation: not used.
@@ -319,13 +319,13 @@ class GatedMlp(nn.Module):
         return out
 
 
-class Mlp(nn.Module):
+class GptMlp(nn.Module):
     """The MLP of GPT-2: two layers with GELU between, the first to four times the width."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        self.up = Linear(shape.width, 4 * shape.width)
-        self.down = Linear(4 * shape.width, shape.width)
+        self.up = SplitBiasLinear(shape.width, 4 * shape.width)
+        self.down = SplitBiasLinear(4 * shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the MLP's output, (batch, length, width) as x."""
@@ -333,7 +333,7 @@ class Mlp(nn.Module):
         return out
 
 
-class Linear(nn.Linear):
+class SplitBiasLinear(nn.Linear):
     """A linear layer whose bias is added apart where code is compiled for a single row.
 
     Inductor makes a reduction of the product of a matrix with one row, fused with what follows; but

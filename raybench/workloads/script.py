@@ -24,7 +24,7 @@ import psutil
 from pydantic import Field
 
 from raybench.errors import DETAIL_CHARACTERS, UsageError, place_among, shorten_start
-from raybench.job.point import product_of, render, split_arguments
+from raybench.job.point import fill_in, product_of, split_arguments
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
 from raybench.records.measurement import Failure, Samples
 from raybench.records.status import Cause, Status
@@ -146,7 +146,7 @@ class RunningScript(Workload):
         """
         given, settings = task.point.params, task.point.settings
         file = task.code.script if task.code else None
-        items = product_of(render(str(given["items_per_step"]), settings))
+        items = product_of(fill_in(str(given["items_per_step"]), settings))
         if items is not None:
             self.items_per_step = items
         # It lives as long as the ranks of the script may ask for it.
@@ -165,7 +165,7 @@ class RunningScript(Workload):
         self.peaks: tuple[int | None, int | None] = None, None
         options = json.dumps({"step_of": self._step_of, "timeout_s": timeout_s})
         path = Path(file.path if file else str(given["path"])).absolute()
-        arguments = split_arguments(render(str(given["args"]), settings))
+        arguments = split_arguments(fill_in(str(given["args"]), settings))
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

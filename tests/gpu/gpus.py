@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.start import connect
+from raybench.cluster.ray_cluster.start import connect_ray
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, apply_precision
 
@@ -22,7 +22,7 @@ TWO_GPUS = [*GPU, needs_two]
 @contextmanager
 def private_ray(count):
     """Start so many workers, each with a GPU."""
-    cluster = RayCluster(connect("local", "cuda", wanted=count))
+    cluster = RayCluster(connect_ray("local", "cuda", wanted=count))
     try:
         cluster.start(count, "pack")
         yield cluster

@@ -16,7 +16,7 @@ from raybench.cluster.device_reservation import (
     this_process,
 )
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.start import connect
+from raybench.cluster.ray_cluster.start import connect_ray
 from raybench.hardware import nvml
 from tests.gpu.gpus import needs_two
 from tests.integration.sweeps import raybench, sweep_command, table, write_text
@@ -44,7 +44,7 @@ _IS_THERE_S = 30.0
 def test_another_sweep_and_another_process_on_the_gpu_are_told(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
     terms = ReservationTerms(holder=this_process("run mine"), shared=True)
-    cluster = RayCluster(connect("local", "cuda", wanted=1), terms=terms)
+    cluster = RayCluster(connect_ray("local", "cuda", wanted=1), terms=terms)
     try:
         cluster.start(1, "pack")
         [device] = cluster.devices

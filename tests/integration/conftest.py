@@ -77,13 +77,13 @@ class _Workers:
 
     def on(self, address: str) -> RayCluster:
         from raybench.cluster.ray_cluster.cluster import RayCluster
-        from raybench.cluster.ray_cluster.start import connect
+        from raybench.cluster.ray_cluster.start import connect_ray
 
         if self._cluster is None:
             # A rank that comes out of its collective may first have to read from the disk what it
             # has not needed before.
             self._patch.setattr("raybench.cluster.timeouts.ABORT_S", 10.0)
-            self._cluster = RayCluster(connect(address, "cpu", wanted=3))
+            self._cluster = RayCluster(connect_ray(address, "cpu", wanted=3))
             self._cluster.start(3, "pack")
         return self._cluster
 

@@ -11,7 +11,7 @@ from ray.util import placement_group_table
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.placements import free_devices
-from raybench.cluster.ray_cluster.start import connect
+from raybench.cluster.ray_cluster.start import connect_ray
 from raybench.records.measurement import Failure
 from raybench.records.status import Status
 from tests.cluster_contract import failures, run
@@ -55,7 +55,7 @@ def told():
 @pytest.fixture
 def cluster(head, node, told):
     """A worker on the head, and two on the other node."""
-    joined = RayCluster(connect(head.address, "cpu", wanted=3), told.append)
+    joined = RayCluster(connect_ray(head.address, "cpu", wanted=3), told.append)
     joined.start(3, "pack")
     yield joined
     joined.close()
@@ -116,7 +116,7 @@ def asked_for():
 
 
 def test_a_lost_node_is_waited_for_anew(head, node, told):
-    cluster = RayCluster(connect(head.address, "cpu", wanted=3, wait_s=WAIT_S), told.append)
+    cluster = RayCluster(connect_ray(head.address, "cpu", wanted=3, wait_s=WAIT_S), told.append)
     try:
         cluster.start(3, "pack")
         time.sleep(WAIT_S)
@@ -144,7 +144,7 @@ def test_a_lost_node_is_waited_for_anew(head, node, told):
 
 
 def test_a_refused_late_worker_gives_its_device_back(head, told):
-    connection = connect(head.address, "cpu", wanted=2, wait_s=120)
+    connection = connect_ray(head.address, "cpu", wanted=2, wait_s=120)
     cluster = RayCluster(connection, told.append, models={"another CPU"})
     node = None
     try:
@@ -171,7 +171,7 @@ def test_a_refused_late_worker_gives_its_device_back(head, told):
 
 @pytest.mark.long
 def test_a_node_that_comes_late_gets_workers_and_a_frozen_one_that_answers_again_too(head, told):
-    cluster = RayCluster(connect(head.address, "cpu", wanted=3, wait_s=120), told.append)
+    cluster = RayCluster(connect_ray(head.address, "cpu", wanted=3, wait_s=120), told.append)
     node = None
     try:
         cluster.start(3, "pack")

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from raybench.cluster.ray_cluster.nodes import NodeAgent, start_on_node
-from raybench.cluster.ray_cluster.start import connect
+from raybench.cluster.ray_cluster.start import connect_ray
 from tests.integration.fault_runs import environment
 from tests.integration.sweeps import begin, descendants, sweep_command, wait_for, write_text
 
@@ -24,7 +24,7 @@ time.sleep(600)
 @pytest.fixture
 def raylet():
     """The process of a private Ray that was told of one CPU."""
-    connect("local", "cpu", wanted=1)
+    connect_ray("local", "cpu", wanted=1)
     yield ray._private.worker._global_node.all_processes["raylet"][0].process.pid
     ray.shutdown()
 

@@ -12,7 +12,7 @@ import ray
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.placements import free_devices, hold_devices
 from raybench.cluster.ray_cluster.pool import start_worker
-from raybench.cluster.ray_cluster.start import Connection, connect
+from raybench.cluster.ray_cluster.start import Connection, connect_ray
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records.task import Task
@@ -128,7 +128,7 @@ def test_ray_keeps_the_gpu_of_a_dead_worker_for_its_next_process():
     ray.shutdown()
     host = start_cluster(num_cpus=2, num_gpus=2)
     try:
-        connect(host.address, "cuda", wanted=2)
+        connect_ray(host.address, "cuda", wanted=2)
         (node_id,) = free_devices("cuda")
         slots = hold_devices("cuda", {node_id: 2})
         workers = [start_worker("cuda", slot) for slot in slots]

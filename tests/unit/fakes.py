@@ -7,7 +7,7 @@ from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records.device import Device
-from raybench.records.measurement import Answer, Measurement
+from raybench.records.measurement import Measurement, RankAnswer
 from raybench.records.task import RankInfo
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.scheduler import Rounds
@@ -44,14 +44,14 @@ def make_measurement(rank: int = 0, step_ns: tuple[int, ...] = (1_000_000,) * 6)
 class ScriptedWorker:
     """A worker that answers with what `script(point, rank)` returns or raises."""
 
-    def __init__(self, script: Callable[[Point, int], Answer]) -> None:
+    def __init__(self, script: Callable[[Point, int], RankAnswer]) -> None:
         self._script = script
 
-    def run(self, task, place, group) -> Answer:
+    def run(self, task, place, group) -> RankAnswer:
         return self._script(task.point, place.rank)
 
 
-def make_cluster(devices: list[Device], script: Callable[[Point, int], Answer]) -> LocalCluster:
+def make_cluster(devices: list[Device], script: Callable[[Point, int], RankAnswer]) -> LocalCluster:
     return LocalCluster(devices, lambda _: ScriptedWorker(script))
 
 
@@ -64,7 +64,7 @@ class ChangingCluster(LocalCluster):
     def __init__(
         self,
         devices: list[Device],
-        script: Callable[[Point, int], Answer],
+        script: Callable[[Point, int], RankAnswer],
         late: list[Device] | None = None,
     ) -> None:
         super().__init__(devices, lambda _: ScriptedWorker(script))
@@ -96,7 +96,7 @@ def measured(_, rank):
     return make_measurement(rank)
 
 
-def make_started(devices: list[Device], script: Callable[[Point, int], Answer] = measured):
+def make_started(devices: list[Device], script: Callable[[Point, int], RankAnswer] = measured):
     """A cluster with a worker on each device."""
     cluster = make_cluster(devices, script)
     cluster.start(len(devices), "pack")

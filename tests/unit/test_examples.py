@@ -14,9 +14,9 @@ from commands import EXAMPLES, REPOSITORY
 from raybench.analysis.answer import decide
 from raybench.analysis.run_data import load_run_data
 from raybench.cli.health import load_health
-from raybench.cli.results import format_page
-from raybench.health.report import format_page as format_health_page
+from raybench.cli.results import page_of
 from raybench.health.report import health_figures
+from raybench.health.report import page_of as format_health_page
 from raybench.report.charts import ChartData, draw_main_figure
 from raybench.report.charts.grammar import draw_figure
 from raybench.report.documents import format_document
@@ -78,13 +78,13 @@ def test_the_committed_health_check_is_what_the_tables_say_today():
     assert (REPORTS / "health.md").read_text() == today, AGAIN
     drawn = draw_figure(health_figures(report)[0], "svg", below=report.machine)
     assert marks((REPORTS / "health.svg").read_text()) == marks(drawn.decode()), AGAIN
-    today = format_health_page(report, reader.load(EXAMPLES, "devices", RUNS["health"]))
+    today = format_health_page(report, reader.load_table(EXAMPLES, "devices", RUNS["health"]))
     assert visible((REPORTS / "health.html").read_text()) == visible(today), AGAIN
 
 
 @pytest.mark.parametrize("job", CHARTS)
 def test_the_committed_charts_show_what_the_tables_say_today(job):
-    devices = reader.load(EXAMPLES, "devices", RUNS[job])
+    devices = reader.load_table(EXAMPLES, "devices", RUNS[job])
     data = ChartData(answer=decide(load_run_data(EXAMPLES, RUNS[job])), devices=devices)
     today = draw_main_figure(data, "svg")
     found = marks(CHARTS[job].read_text())
@@ -94,7 +94,7 @@ def test_the_committed_charts_show_what_the_tables_say_today(job):
 
 def test_the_committed_page_says_what_the_tables_say_today():
     committed = PAGE.read_text()
-    today = format_page(EXAMPLES, load_run_data(EXAMPLES, RUNS["ddp_scaling"]))
+    today = page_of(EXAMPLES, load_run_data(EXAMPLES, RUNS["ddp_scaling"]))
     assert visible(committed) == visible(today), AGAIN
     assert committed.count("<svg") == today.count("<svg"), AGAIN
 

@@ -23,10 +23,10 @@ from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, end_proc
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
-from raybench.records.measurement import Answer, Failure
+from raybench.records.measurement import Failure, RankAnswer
 from raybench.records.record import OtherUsers
 from raybench.records.status import Cause, Status
-from raybench.records.task import Group, Task
+from raybench.records.task import GroupSpec, Task
 
 _LOOK_S = 0.2
 _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
@@ -79,7 +79,7 @@ class RayCluster(WorkerPool):
                 self._groups.start()
             super().start(count, strategy)
 
-    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
+    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[RankAnswer, ...]:
         """Run the point and return one answer per rank, and raise, as `Cluster.run`.
 
         If a worker is lost before or cannot be started, no rank runs, and each has a Failure.
@@ -93,7 +93,7 @@ class RayCluster(WorkerPool):
                 self._points -= 1
                 self._point_ended.notify_all()
 
-    def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[Answer, ...]:
+    def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[RankAnswer, ...]:
         """Make workers and group fit for the point, run it, and replace what it has spoiled."""
         self._check_open()
         workers = [self[worker_id] for worker_id in worker_ids]
@@ -229,7 +229,7 @@ class _RunningActors(RunningRanks):
         self._abort, self._check_open = abort, check_open
         self._looked_s = time.monotonic()
 
-    def answers(self, timeout_s: float) -> Mapping[int, Answer]:
+    def answers(self, timeout_s: float) -> Mapping[int, RankAnswer]:
         # One by one: `ray.get` of all of them would show one failure and hide the others.
         calls, look_every_s = list(self._waiting), timeouts.POINT_LOOKS_AT_NODES_EVERY_S
         ready, _ = ray.wait(calls, num_returns=1, timeout=min(timeout_s, look_every_s))
@@ -237,7 +237,7 @@ class _RunningActors(RunningRanks):
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         self._check_open()
         ranks = {self._waiting.pop(call): call for call in ready}
-        came: dict[int, Answer] = {
+        came: dict[int, RankAnswer] = {
             rank: _answer_of(call, rank, self.devices[rank]) for rank, call in ranks.items()
         }
         if time.monotonic() < self._looked_s + look_every_s:
@@ -265,10 +265,10 @@ class _RunningActors(RunningRanks):
         return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)
 
 
-def _answer_of(ref: Any, rank: int, device: Device) -> Answer:
+def _answer_of(ref: Any, rank: int, device: Device) -> RankAnswer:
     """Return the answer of a rank's ended call; a Failure where it raised or its process died."""
     try:
-        answer: Answer = ray.get(ref)
+        answer: RankAnswer = ray.get(ref)
     except ray.exceptions.RayError as error:
         told = click.unstyle(str(error))  # Ray colours its text for a terminal
         is_dead = isinstance(error, ray.exceptions.RayActorError | ray.exceptions.NodeDiedError)
@@ -323,7 +323,7 @@ class _Store:
     def endpoint(self) -> tuple[str, int]:
         return self._store.host, self._store.port
 
-    def break_group(self, group: Group) -> None:
+    def break_group(self, group: GroupSpec) -> None:
         self._break_group(self._store, group)
 
 
@@ -336,7 +336,7 @@ class _ProcessGroups:
     def __init__(self, pool: WorkerPool, monitor: HeadMonitor) -> None:
         self._pool = pool
         self._monitor = monitor
-        self._groups: dict[tuple[int, ...], Group] = {}
+        self._groups: dict[tuple[int, ...], GroupSpec] = {}
         self._store: Any = None
         self._epochs = itertools.count()
         self._lock = threading.RLock()
@@ -345,7 +345,7 @@ class _ProcessGroups:
         """Start the store ahead of `join`, which else does and waits for it. Call it once."""
         self._store = start_on_node(_Store, ray.get_runtime_context().get_node_id())
 
-    def join(self, worker_ids: tuple[int, ...]) -> Group | None:
+    def join(self, worker_ids: tuple[int, ...]) -> GroupSpec | None:
         """Return the process group of exactly these workers, in rank order; None for one worker.
 
         The workers leave all other groups, and may be lost by that: see `leave`. A new group only
@@ -362,7 +362,7 @@ class _ProcessGroups:
                 return None
             address, port = endpoint
             name = f"group-{next(self._epochs)}"
-            self._groups[worker_ids] = Group(name=name, store_address=address, store_port=port)
+            self._groups[worker_ids] = GroupSpec(name=name, store_address=address, store_port=port)
             return self._groups[worker_ids]
 
     def leave(self, worker_ids: Sequence[int]) -> None:
@@ -391,7 +391,7 @@ class _ProcessGroups:
             for members in self._with(worker_ids):
                 del self._groups[members]
 
-    def abort(self, group: Group | None) -> None:
+    def abort(self, group: GroupSpec | None) -> None:
         """Tell the members, if the store lives, to abort the group. Does not wait or `forget`."""
         store = self._store  # another thread may find that it died
         if group is not None and store is not None:

@@ -37,7 +37,7 @@ from raybench.cluster.device_reservation import (
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceSample
-from raybench.records.measurement import Answer, Measurement, SpanNs
+from raybench.records.measurement import Measurement, RankAnswer, SpanNs
 from raybench.records.record import OtherUsers
 
 _TAIL_LINES = 60
@@ -500,7 +500,9 @@ class NodeAgents:
             for device in devices
         )
 
-    def complete(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
+    def complete(
+        self, answers: Sequence[RankAnswer], devices: Sequence[Device]
+    ) -> list[RankAnswer]:
         """Return copies of the answers, each with what its worker wrote since its last answer.
 
         Or, just after its agent was restarted, since its start. Measurements also get the SM clocks
@@ -524,7 +526,7 @@ class NodeAgents:
                 ended[here[0].node_id],
             ),
         )
-        completed: list[Answer] = []
+        completed: list[RankAnswer] = []
         for answer, device in zip(answers, devices, strict=True):
             outputs, clocks = read.get(device.node_id, ({}, {}))
             answer = replace(answer, output=outputs.get(device.process_id, ""))

@@ -40,8 +40,8 @@ from raybench.errors import ClusterError, DevicesInUseError, brief, message_of
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions, variables_that_matter
-from raybench.records.measurement import Answer
-from raybench.records.task import Group, RankInfo, Task
+from raybench.records.measurement import RankAnswer
+from raybench.records.task import GroupSpec, RankInfo, Task
 
 _RACK = "rack"
 # Not CUDA_: those say which devices and which files this host has.
@@ -589,10 +589,10 @@ class _Worker:
         reaper.reap_orphans_of_worker()
         gc.disable()  # the collections in between are a sixth of the time of these imports
         from raybench.worker.process_group import choose_interface
-        from raybench.worker.worker import load
+        from raybench.worker.worker import preload
 
         choose_interface(node_address())
-        load()
+        preload()
         gc.enable()
 
     def attach_device(
@@ -619,7 +619,7 @@ class _Worker:
         device = self._worker.identity(node_id=node_id, address=node_address())
         return device if only is None or device.lasting_name in only else None
 
-    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
+    def run(self, task: Task, place: RankInfo, group: GroupSpec | None) -> RankAnswer:
         return self._worker.run(task, place, group)
 
     def leave(self) -> None:

@@ -92,7 +92,7 @@ class Connection:
     folder: Path | None = None
 
 
-def connect(
+def connect_ray(
     address: str,
     device: Literal["auto", "cuda", "cpu"],
     wanted: int,
@@ -222,7 +222,7 @@ def _why_no_head(address: str, option: str) -> str | None:
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """Return Ray's dict of each node, with `NodeID` and `Alive`, dead ones too; after `connect`."""
+    """Return Ray's dict of each node, dead ones too; after `connect_ray`."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 

@@ -20,7 +20,7 @@ from raybench.analysis.answer import RATIOS, RunAnswer
 from raybench.analysis.rows import (
     ScaledRow,
     distinguishing_settings,
-    setting,
+    setting_of,
     setting_order,
     varying,
 )
@@ -158,7 +158,7 @@ def why_no_figure(data: RunData) -> str:
 def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[ScaledRow]:
     """Return points sorted by `distinguishing_settings`; settings named in `last` vary fastest."""
     names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
-    return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
+    return sorted(rows, key=lambda row: [setting_order(setting_of(row, name)) for name in names])
 
 
 def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
@@ -297,12 +297,12 @@ def _panels_and_lines(
     """
     apart = varying(rows, over)
     of_lines = [name for name in apart if name in lines_by]
-    if len({tuple(str(setting(r, name)) for name in apart) for r in rows}) <= _FEW_LINES:
+    if len({tuple(str(setting_of(r, name)) for name in apart) for r in rows}) <= _FEW_LINES:
         of_lines = apart
     of_panels = [name for name in apart if name not in of_lines]
     groups: dict[str, list[tuple[str, ScaledRow]]] = {}
     for row in rows:
         title = settings_words(row, of_panels, ranks)
         groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
-    by_size = sorted(rows, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
+    by_size = sorted(rows, key=lambda row: [setting_order(setting_of(row, n)) for n in of_lines])
     return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))

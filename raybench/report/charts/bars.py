@@ -9,7 +9,7 @@ from raybench.analysis.rows import (
     ScaledRow,
     distinguishing_settings,
     is_numeric,
-    setting,
+    setting_of,
     setting_order,
     varying,
 )
@@ -36,7 +36,7 @@ from raybench.report.charts.grammar import (
     bar_panels,
 )
 from raybench.report.charts.lines import speed_up_words, time_figure
-from raybench.report.documents import Column, ColumnOf, make_table
+from raybench.report.documents import ColumnOf, TableColumn, make_table
 from raybench.report.formatting import counted
 from raybench.report.point_settings import settings_words
 from raybench.report.words.answer import (
@@ -134,7 +134,7 @@ def _gains_figure(data: ChartData) -> Figure | None:
     if not compared or "world_size" in baseline or data.answer.largest_batches:
         return None
     names, apart = list(baseline), varying(compared, tuple(baseline))
-    compared.sort(key=lambda row: [setting_order(setting(row, n)) for n in (*names, *apart)])
+    compared.sort(key=lambda row: [setting_order(setting_of(row, n)) for n in (*names, *apart)])
     lines = list(dict.fromkeys(line_name(row, apart, ranks) for row in compared))
     drawn = lines[:MOST_LINES]
     against = formatting.words_of_settings(baseline, ranks)
@@ -260,23 +260,23 @@ def parts_figure(data: ChartData) -> Figure | None:
         return formatting.part(ms, formatting.MILLISECONDS)
 
     columns: list[ColumnOf[ScaledRow]] = [
-        (Column(title="point", is_text=True), lambda row: str(row.point_id)),
+        (TableColumn(title="point", is_text=True), lambda row: str(row.point_id)),
         (
-            Column(title="settings", is_text=True),
+            TableColumn(title="settings", is_text=True),
             lambda row: settings_words(row, names, data.ranks),
         ),
         (
-            Column(title="step of round 1 ms" if has_rounds else "step ms"),
+            TableColumn(title="step of round 1 ms" if has_rounds else "step ms"),
             lambda row: formatting.number(step_of_parts(row)),
         ),
         *(
-            (Column(title=f"{title} ms"), lambda row, name=name: part(row, name))
+            (TableColumn(title=f"{title} ms"), lambda row, name=name: part(row, name))
             for name, (title, _) in _PARTS.items()
         ),
         # Against perfect scaling.
         *(
             (
-                Column(title=f"lost: {CAUSES[name]}"),
+                TableColumn(title=f"lost: {CAUSES[name]}"),
                 lambda row, name=name: formatting.percent(getattr(row, name)),
             )
             for name in LOSSES

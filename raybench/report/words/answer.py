@@ -23,10 +23,10 @@ from raybench.analysis.answer import (
 from raybench.analysis.doubts import busy_group
 from raybench.analysis.ranking import (
     Candidate,
-    Case,
+    RankedCase,
     Ranking,
+    RankingVerdict,
     Values,
-    Verdict,
     follows_step_time,
     is_speed,
     rounds_to_decide,
@@ -338,7 +338,7 @@ def _ask(rounds: int) -> str:
     return f"More rounds may decide: `--set measure.rounds={rounds}`."
 
 
-def case_name(answer: RunAnswer, case: Case) -> str:
+def case_name(answer: RunAnswer, case: RankedCase) -> str:
     """Return the settings that make a case, in words; "" where no setting makes cases."""
     return settings_words(case.best.row, tuple(case.settings), answer.data.ranks)
 
@@ -378,7 +378,7 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     case = over.case if over else found.told[0]
     best = candidate_name(answer, case.best)
     noun = metric_noun(found.metric, answer.asked.items)
-    if case.verdict is Verdict.UNDECIDED or (over and not over.wins):
+    if case.verdict is RankingVerdict.UNDECIDED or (over and not over.wins):
         # More rounds do not change the memory.
         ask = [] if answer.is_of_memory else [_ask(rounds_to_decide(case.best.row))]
         if over:
@@ -391,7 +391,7 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     won = _won(found, case)
     if not over and formatting.ratio(case.gain) == "1.00":
         return [f"{best} and {candidate_name(answer, case.ranked[1])} differ by less than 0.5 %."]
-    is_sure = case.verdict is Verdict.BEST
+    is_sure = case.verdict is RankingVerdict.BEST
     of_run = "" if is_sure else " in this run"
     often = _where_won(answer, won, over.cases) if over else ""
     following = candidate_name(answer, case.ranked[1])
@@ -424,7 +424,7 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     return sentences
 
 
-def _won(found: Ranking, case: Case) -> list[Case]:
+def _won(found: Ranking, case: RankedCase) -> list[RankedCase]:
     """Return the decided cases in which the same settings are the best as in `case`."""
     return [
         one
@@ -433,7 +433,7 @@ def _won(found: Ranking, case: Case) -> list[Case]:
     ]
 
 
-def _where_won(answer: RunAnswer, won: Sequence[Case], count: int) -> str:
+def _where_won(answer: RunAnswer, won: Sequence[RankedCase], count: int) -> str:
     """Return ` with 1 GPU, 2 GPUs and 4 GPUs`; where several settings make cases ` in 3 of 4`."""
     names = answer.case_settings
     if len(names) != 1 or len(won) > _MOST_NAMED:

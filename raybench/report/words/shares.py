@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from raybench.analysis.answer import BestShares
 from raybench.analysis.rows import varying
-from raybench.analysis.uneven import Fleet, Gain, gain_over
+from raybench.analysis.uneven import Gain, UnevenFleet, gain_over
 from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST
 from raybench.report import formatting
 from raybench.report.formatting import counted, interval_words, share_words
 from raybench.report.point_settings import settings_words
 
 
-def best_shares(found: BestShares, fleets: Sequence[Fleet], ranks: str) -> list[str]:
+def best_shares(found: BestShares, fleets: Sequence[UnevenFleet], ranks: str) -> list[str]:
     """Return sentences on which shares are the best, where they gain most, and what is open."""
     cases, name = len(fleets), fleet_name(found.fleet, ranks, fleets)
     if found.shares is None:
@@ -55,7 +55,7 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
+def fleet_name(fleet: UnevenFleet, ranks: str, fleets: Sequence[UnevenFleet] = ()) -> str:
     """Return `1 of 2 GPUs at 48 % speed`, as devices were probed, or `2 GPUs, none slow`.
 
     The settings follow that tell it from others in `fleets` (which include it) for which this is
@@ -65,20 +65,20 @@ def fleet_name(fleet: Fleet, ranks: str, fleets: Sequence[Fleet] = ()) -> str:
     return ", ".join(filter(None, (_slow_devices(fleet, ranks), more)))
 
 
-def _slow_devices(fleet: Fleet, ranks: str) -> str:
+def _slow_devices(fleet: UnevenFleet, ranks: str) -> str:
     all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
     how = "slowed to" if fleet.first.slow_ratio < 1 else "at"
     slow = f"{count} of {all_} {how} {share_words(fleet.probe_ratio)} speed"
     return slow if count else f"{all_}, none slow"
 
 
-def apart(fleet: Fleet, fleets: Sequence[Fleet]) -> list[str]:
+def apart(fleet: UnevenFleet, fleets: Sequence[UnevenFleet]) -> list[str]:
     """Return the settings that tell a fleet from those whose devices are said to be the same."""
     alike = [one for one in fleets if _slow_devices(one, "") == _slow_devices(fleet, "")]
     return varying([one.first for one in alike], ("shares",))
 
 
-def verdict(fleet: Fleet) -> str:
+def verdict(fleet: UnevenFleet) -> str:
     """Return sentences: the best shares and what they gain, others that may be as good.
 
     Then, where known, the shares predicted to be best, if neither best nor as good; and, unless

@@ -8,8 +8,8 @@ from raybench.analysis.answer import Gains, LargestBatches, MainLoss, Next, Spee
 from raybench.analysis.ranking import (
     NothingMeasured,
     Ranking,
+    RankingVerdict,
     Values,
-    Verdict,
     follows_step_time,
     is_speed,
 )
@@ -60,10 +60,10 @@ def test_the_gain_of_each_setting_is_a_range():
 @pytest.mark.parametrize(
     ("metric", "steps_ms", "verdict"),
     [
-        ("throughput", (8.0, 4.0), Verdict.FIRST_IN_THIS_RUN),
-        ("throughput", (8.0, 8.0), Verdict.UNDECIDED),
+        ("throughput", (8.0, 4.0), RankingVerdict.FIRST_IN_THIS_RUN),
+        ("throughput", (8.0, 8.0), RankingVerdict.UNDECIDED),
         # Memory is the same in each start.
-        ("peak_mem_allocated_bytes", (8.0, 4.0), Verdict.BEST),
+        ("peak_mem_allocated_bytes", (8.0, 4.0), RankingVerdict.BEST),
     ],
 )
 def test_a_case_has_a_verdict(metric, steps_ms, verdict):
@@ -73,9 +73,9 @@ def test_a_case_has_a_verdict(metric, steps_ms, verdict):
     assert isinstance(answer.found, Ranking)
     [case] = answer.cases
     assert case.verdict is verdict
-    assert answer.found.asks_for_rounds == (verdict is Verdict.UNDECIDED)
+    assert answer.found.asks_for_rounds == (verdict is RankingVerdict.UNDECIDED)
     # Memory needs no rounds.
-    is_open = verdict is Verdict.UNDECIDED or answer.is_of_memory
+    is_open = verdict is RankingVerdict.UNDECIDED or answer.is_of_memory
     assert answer.single_starts == (0 if is_open else 2)
 
 

@@ -480,7 +480,7 @@ def test_environments_are_told_apart_by_what_differs(tmp_path, base, new, told):
         both = (of_device, of_device | {"memory_bytes": None})
         write(tmp_path, name, [], [make_device(0, **one) for one in both], **of_run)
     runs = reader.read_runs(tmp_path)
-    known = [facts(run, reader.load(tmp_path, "devices", run.run_id)) for run in runs]
+    known = [facts(run, reader.load_table(tmp_path, "devices", run.run_id)) for run in runs]
     assert [(one.kind, one.name, one.base, one.new) for one in changes(*known)] == told
 
 
@@ -522,7 +522,7 @@ def test_a_history_keeps_other_devices_apart(tmp_path):
             make_point(world_size=1), step_ms=step_ms, devices=(device,), started_at=started_at
         )
         write(tmp_path, f"run{day}", [one], [device], started_at=started_at)
-    found = history(point_rows(reader.load(tmp_path, "points")))
+    found = history(point_rows(reader.load_table(tmp_path, "points")))
     assert column(found, "machine") == [0] * 6 + [1] * 6
     assert set(column(found, "step")) == {None}
 

@@ -30,7 +30,7 @@ def file_of(run, uuids, values, host="alpha", day=1):
     ]
     started = make_run(run).started_at.replace(day=day)
     measured = [
-        references.Measurement(**GEMM.model_dump(), model=H200, devices=uuid, value=value)
+        references.MeasuredValue(**GEMM.model_dump(), model=H200, devices=uuid, value=value)
         for uuid, starts in zip(uuids, values, strict=True)
         for value in starts
     ]
@@ -82,7 +82,7 @@ def test_pairs_count_as_groups_on_their_hosts():
             {"uuid": uuid, "host": "vm", "index": index, "versions": {}, "driver_version": "580.1"}
             for uuid, index in zip(uuids, indices, strict=True)
         ]
-        pair = references.Measurement(
+        pair = references.MeasuredValue(
             **GEMM.model_dump(), model=H200, devices="+".join(uuids), value=380.0
         )
         files += references.reference_files(make_run(run), rows, [pair])

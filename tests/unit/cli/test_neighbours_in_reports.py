@@ -13,7 +13,7 @@ from raybench.cluster.device_reservation import (
     read_node_use,
     this_process,
 )
-from raybench.records.measurement import Answer
+from raybench.records.measurement import RankAnswer
 from raybench.sweep.loop import RunningAttempt, make_record_of
 from raybench.sweep.scheduler import Attempt
 
@@ -39,7 +39,7 @@ def other_sweep(tmp_path, monkeypatch):
         process.kill()
 
 
-def host_bound_answers(batch_size: int) -> tuple[Answer, ...]:
+def host_bound_answers(batch_size: int) -> tuple[RankAnswer, ...]:
     point = make_point(batch_size=batch_size)
     return make_apart([8.0], 8.0, idle_ms=4.0, point=point).measurements
 

@@ -117,7 +117,7 @@ def test_a_path_too_long_for_sockets_is_passed_over(tmp_path, monkeypatch):
 @pytest.mark.parametrize("address", ["a..b:80", "127.0.0.1:²"])
 def test_a_malformed_address_is_an_error_of_the_user(address):
     with pytest.raises((UsageError, ClusterError), match=f"--address {address}: "):
-        start.connect(address, "cpu", 1)
+        start.connect_ray(address, "cpu", 1)
 
 
 @contextmanager

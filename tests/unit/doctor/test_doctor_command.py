@@ -16,7 +16,7 @@ from raybench.errors import ClusterError
 from raybench.job.point import Point
 from raybench.records.device import Device
 from raybench.records.environment import raybench_sha256
-from raybench.records.measurement import Answer, Failure, Measurement, Repetition, Samples
+from raybench.records.measurement import Failure, Measurement, RankAnswer, Repetition, Samples
 from raybench.records.status import Status
 
 MS = 1_000_000
@@ -40,7 +40,7 @@ def is_probe(point: Point) -> bool:
     return point.workload.endswith(":TransportProbe")
 
 
-def answers(point: Point, rank: int) -> Answer:
+def answers(point: Point, rank: int) -> RankAnswer:
     assert is_probe(point) or (point.workload, point.batch_size) == ("collective", None)
     return measured(point, rank)
 
@@ -79,7 +79,7 @@ def test_the_first_collective_and_the_bandwidth_are_told():
 
 
 def test_a_failed_collective_fails_with_the_message_of_the_rank_that_caused_it():
-    def script(point: Point, rank: int) -> Answer:
+    def script(point: Point, rank: int) -> RankAnswer:
         if rank == 2:
             return Failure(
                 rank=2, status=Status.ERROR, error_type="WrongResultError", message="off by one"

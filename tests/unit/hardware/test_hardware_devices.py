@@ -16,8 +16,8 @@ import torch
 from raybench.hardware import devices, nvml
 from raybench.hardware.devices import (
     Counters,
+    DeviceReading,
     FactReader,
-    Reading,
     Sampler,
     clocks_within,
     describe_device,
@@ -156,8 +156,8 @@ def test_the_version_is_that_of_the_loaded_nccl(monkeypatch):
     assert (described().versions["nccl"], described().nccl_path) == ("2.30.0", library.path)
 
 
-def reading(time_s: float, energy: float | None = None, **limited_s: float) -> Reading:
-    return Reading(time_s=time_s, energy_j=energy, limited_s=limited_s)
+def reading(time_s: float, energy: float | None = None, **limited_s: float) -> DeviceReading:
+    return DeviceReading(time_s=time_s, energy_j=energy, limited_s=limited_s)
 
 
 def test_a_reading_is_in_joules_and_seconds(monkeypatch):
@@ -220,10 +220,10 @@ class Limited:
     def _sleep(self, duration_s: float) -> None:
         self.now_s += duration_s
 
-    def read(self) -> Reading:
+    def read(self) -> DeviceReading:
         return reading(self.now_s, power_cap=self._limited_s(self.now_s))
 
-    def waited_s(self, since: Reading | None, **more: float) -> float:
+    def waited_s(self, since: DeviceReading | None, **more: float) -> float:
         began_s = self.now_s
         wait_until_unlimited(self, since, **more)
         return self.now_s - began_s

@@ -35,14 +35,14 @@ def test_fields_that_the_driver_does_not_know_are_left_out(monkeypatch):
 )
 def test_throttle_reasons_have_names_and_a_new_one_its_bit(monkeypatch, bits, reasons):
     FakeNvml(nvmlDeviceGetCurrentClocksEventReasons=bits).install(monkeypatch)
-    assert nvml.throttle_reasons("handle") == reasons
+    assert nvml.current_throttle_reasons("handle") == reasons
 
 
 def test_an_old_driver_tells_reasons_and_temperature_under_their_old_names(monkeypatch):
     FakeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetTemperature=41).install(
         monkeypatch
     )
-    assert nvml.throttle_reasons("handle") == ("power_cap",)
+    assert nvml.current_throttle_reasons("handle") == ("power_cap",)
     assert nvml.temperature_c("handle") == 41.0
 
 

@@ -13,7 +13,7 @@ from raybench.health.verdicts import Judgement, judge
 from raybench.job.point import Point
 from raybench.records.devices import Verdict
 from raybench.records.judgement import ProblemKind
-from raybench.records.measurement import Answer, Failure
+from raybench.records.measurement import Failure, RankAnswer
 from raybench.records.record import Record
 from raybench.records.status import Cause, RunStatus
 from raybench.sweep.loop import LoopCallbacks, PointFinished, PointRetried, SweepSettings, sweep
@@ -44,7 +44,7 @@ def verdicts(examiner: Examiner) -> dict[tuple[str, str], Judgement]:
     return {(one.subject.name, one.test.name): one for one in found}
 
 
-def measure(point: Point, rank: int) -> Answer:
+def measure(point: Point, rank: int) -> RankAnswer:
     return replace(
         fakes.make_measurement(rank),
         flops_per_step=1e9,
@@ -68,7 +68,7 @@ def test_each_probe_is_run_in_three_passes_in_the_same_workers():
 
 
 def test_after_devices_are_lost_in_turn_the_others_are_checked_without_them():
-    def script(point: Point, rank: int) -> Answer:
+    def script(point: Point, rank: int) -> RankAnswer:
         if {"memory": 4, "launch": 3}.get(point.workload) == point.world_size and rank == 0:
             cluster.gone.add(4 - point.world_size)
             return Failure.of(Cause.WORKER_LOST, rank=rank, message="gone")

@@ -14,7 +14,7 @@ from raybench.errors import JobError
 from raybench.job.loading import load_job
 from raybench.job.model import Measure, answer_of_run
 from raybench.job.registry import ANSWER_METRICS, BUILTIN, Answer
-from raybench.job.registry import load as load_class
+from raybench.job.registry import load_workload as load_class
 from raybench.results.tables import TABLES
 
 JOB = MLP + "matrix:\n  batch_size: [64]\n"

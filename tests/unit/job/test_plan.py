@@ -23,9 +23,9 @@ from raybench.job.point import (
     Precision,
     SlowBy,
     choose_devices,
+    fill_in,
     names_in,
     product_of,
-    render,
     split_arguments,
 )
 from raybench.job.registry import estimate, explain_oom
@@ -277,7 +277,7 @@ OTHER: dict[str, Any] = {
 
 
 def test_run_settings_are_checked_by_what_is_declared_at_the_fields_of_a_point():
-    settings = registry.settings(registry.load("mlp"))
+    settings = registry.settings_of_class(registry.load_workload("mlp"))
     assert list(RUN_SETTINGS) == list(settings)[: len(RUN_SETTINGS)]
     for name, declared in RUN_SETTINGS.items():
         assert settings[name].description == declared.about.text
@@ -366,8 +366,8 @@ def test_other_braces_are_refused_with_what_to_write(text):
 
 def test_values_are_written_as_on_a_command_line():
     settings = {"a": 1e-3, "b": True, "c": "x y", "unused": 0}
-    assert render("{a} {b} {c} {{}}", settings) == "0.001 true x y {}"
-    assert split_arguments(render("--c '{c}' \\\n {c}", settings)) == ["--c", "x y", "x", "y"]
+    assert fill_in("{a} {b} {c} {{}}", settings) == "0.001 true x y {}"
+    assert split_arguments(fill_in("--c '{c}' \\\n {c}", settings)) == ["--c", "x y", "x", "y"]
 
 
 def test_items_are_a_product_of_whole_numbers():

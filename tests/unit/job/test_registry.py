@@ -57,11 +57,13 @@ def module(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", registry.BUILTIN)
 def test_every_built_in_workload_loads_and_declares_its_parameters(name):
-    workload_class = registry.load(name)
+    workload_class = registry.load_workload(name)
     parameters = registry.parameters(workload_class)
     trains = getattr(workload_class, "takes_batch_size", True) and name != SCRIPT
     assert ("grad_accumulation" in {parameter.name for parameter in parameters}) is trains
-    assert ("batch_size" in registry.settings(workload_class)) is (trains or name == SCRIPT)
+    assert ("batch_size" in registry.settings_of_class(workload_class)) is (
+        trains or name == SCRIPT
+    )
     assert all(parameter.description for parameter in parameters)
     assert [parameter.name for parameter in parameters if parameter.is_required] == (
         ["path"] if name == SCRIPT else []
@@ -80,7 +82,9 @@ def test_parameters_have_name_type_default_and_description_and_say_what_they_tak
     assert found["label"].complaint("").startswith("cannot be checked: IndexError: string index")
     assert found["label"].complaint("!") == "cannot be checked: SystemExit: !"
     assert found["grad_accumulation"].type == "integer >= 1"
-    either = registry.settings(registry.load("transformer"))["activation_checkpointing"]
+    either = registry.settings_of_class(registry.load_workload("transformer"))[
+        "activation_checkpointing"
+    ]
     assert either.complaint("ful").startswith("must be 'none', 'selective' or 'full', given 'ful'")
     assert either.complaint(3) == "must be true or false, given 3"
     # So that ids agree.
@@ -99,7 +103,7 @@ def test_parameters_have_name_type_default_and_description_and_say_what_they_tak
     ],
 )
 def test_a_workload_that_is_none_is_refused_with_the_reason(kind, message):
-    assert message in refusal_of(UsageError, registry.load, kind)
+    assert message in refusal_of(UsageError, registry.load_workload, kind)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,7 @@ def test_a_workload_that_is_none_is_refused_with_the_reason(kind, message):
     ],
 )
 def test_a_module_that_fails_to_import_is_one_line(module, text, message):
-    assert message in refusal_of(UsageError, registry.load, f"{module(text)}:Mine")
+    assert message in refusal_of(UsageError, registry.load_workload, f"{module(text)}:Mine")
 
 
 @pytest.mark.parametrize(
@@ -132,14 +136,14 @@ def test_a_module_that_fails_to_import_is_one_line(module, text, message):
 )
 def test_parameters_that_no_job_could_give_are_refused(module, arguments, message):
     name = module(f"class Mine:\n    def __init__({arguments}): ...\n    def step(self): ...\n")
-    mine = registry.load(f"{name}:Mine")
+    mine = registry.load_workload(f"{name}:Mine")
     assert message in refusal_of(UsageError, registry.parameters, mine)
 
 
 def test_what_a_module_prints_when_it_is_imported_is_on_stderr(module, capfd):
     name = module("print('by print')\nclass Mine:\n    def step(self): ...\n")
     print("before")
-    registry.load(f"{name}:Mine")
+    registry.load_workload(f"{name}:Mine")
     print("after")
     said = capfd.readouterr()
     assert said.out == "before\nafter\n"

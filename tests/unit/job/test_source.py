@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.errors import JobError
-from raybench.job.problems import Problem
+from raybench.job.problems import JobProblem
 from raybench.job.source import MAX_FILE_BYTES, parse_yaml, read_source
 
 
@@ -73,17 +73,17 @@ def test_a_bad_override_is_named_as_it_was_given(file, override, message):
 
 def test_what_lacks_in_a_section_that_an_override_made_is_located_at_the_override(file):
     source = read_source(file, ["measure.warmup.min=5", "matrix.batch_size=1"])
-    lacks = Problem(path=("measure", "warmup", "max"), at_key=True, message="required")
+    lacks = JobProblem(path=("measure", "warmup", "max"), at_key=True, message="required")
     assert source.explain(lacks) == "--set measure.warmup.min=5: measure.warmup.max: required"
-    of_the_file = Problem(path=("matrix", "other"), at_key=True, message="no")
+    of_the_file = JobProblem(path=("matrix", "other"), at_key=True, message="no")
     assert source.explain(of_the_file) == "job.yaml:2:1: matrix.other: no"
 
 
 def test_a_problem_of_an_overridden_value_is_located_at_the_override(file):
     source = read_source(file, ["matrix.batch_size=1,0", "new.key=1"])
-    below = Problem(path=("matrix", "batch_size", 1), message="no")
-    above = Problem(path=("new",), at_key=True, message="no")
-    elsewhere = Problem(path=("name",), message="no")
+    below = JobProblem(path=("matrix", "batch_size", 1), message="no")
+    above = JobProblem(path=("new",), at_key=True, message="no")
+    elsewhere = JobProblem(path=("name",), message="no")
     assert source.explain_all([below, above, elsewhere]).splitlines() == [
         "job.yaml:1:7: name: no",
         "--set new.key=1: new: no",
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path):
 def test_a_byte_order_mark_does_not_shift_the_columns(file):
     file.write_bytes(b"\xef\xbb\xbfname: x\n")
     source = read_source(file, ())
-    assert source.explain(Problem(path=("name",), message="no")) == "job.yaml:1:7: name: no"
+    assert source.explain(JobProblem(path=("name",), message="no")) == "job.yaml:1:7: name: no"
     assert source.text == "name: x\n"
 
 

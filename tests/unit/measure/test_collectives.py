@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from docs.examples.sharded import Sharded
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.collectives import Collective, LocalCopies, add_up, replace_collectives
+from raybench.measure.collectives import CollectiveCall, LocalCopies, add_up, replace_collectives
 from raybench.measure.instruments import Timer
 from raybench.records.doubts import DoubtKind, NotMeasured
 from raybench.records.measurement import Breakdown
@@ -243,7 +243,7 @@ def test_what_only_a_peer_has_is_random_and_integers_are_0(dtype, is_random):
     outputs = [torch.ones(64).to(dtype) for _ in range(2)]
     copies = LocalCopies()
     for output in outputs:
-        copies(Collective(kind="recv", ranks=2, message_bytes=64, copies=[(output, None)]))
+        copies(CollectiveCall(kind="recv", ranks=2, message_bytes=64, copies=[(output, None)]))
     first, second = (output.float() for output in outputs)
     assert first.equal(second)
     assert (len(first.unique()) > 8) is is_random
@@ -251,6 +251,6 @@ def test_what_only_a_peer_has_is_random_and_integers_are_0(dtype, is_random):
     # What others would add is not zero either where this rank has nothing.
     output, source = torch.ones(64), torch.zeros(64)
     for kind in ("all_gather", "reduce_scatter"):
-        copies(Collective(kind=kind, ranks=2, message_bytes=64, copies=[(output, source)]))
+        copies(CollectiveCall(kind=kind, ranks=2, message_bytes=64, copies=[(output, source)]))
         assert output.count_nonzero() == (64 if kind == "reduce_scatter" else 0)
     assert output.abs().max() < 0.1

@@ -10,7 +10,7 @@ import pytest
 import torch
 from builders import make_context
 
-from raybench.hardware.devices import Reading
+from raybench.hardware.devices import DeviceReading
 from raybench.job.model import Measure
 from raybench.measure import phases, profiling
 from raybench.measure.uneven import Idle
@@ -276,9 +276,11 @@ class Limited:
     def __init__(self, clock: list[int], limited_s: Callable[[float], dict[str, float]]) -> None:
         self._clock, self._limited_s = clock, limited_s
 
-    def read(self) -> Reading:
+    def read(self) -> DeviceReading:
         time_s = self._clock[0] / 1e9
-        return Reading(time_s=time_s, energy_j=100 * time_s, limited_s=self._limited_s(time_s))
+        return DeviceReading(
+            time_s=time_s, energy_j=100 * time_s, limited_s=self._limited_s(time_s)
+        )
 
 
 def by_power(time_s: float) -> dict[str, float]:
@@ -389,10 +391,10 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
 
 def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(clock, monkeypatch):
     done: list[str] = []
-    rested = Reading(time_s=-9.0)
+    rested = DeviceReading(time_s=-9.0)
     monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_power))
 
-    def wait(counters: Limited, since: Reading, at_most_s: float) -> None:
+    def wait(counters: Limited, since: DeviceReading, at_most_s: float) -> None:
         assert since == rested
         done.append("waited")
         time.sleep(0.02)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.simulations.looks import NOISES, Cell, Look, looks
 from raybench.job.model import Measure, Span
-from raybench.measure.stopping import RESTART, Progress, StoppingPolicy
+from raybench.measure.stopping import RESTART, StoppingPolicy, TimingProgress
 
 MS = 1_000_000
 S = 1000 * MS
@@ -35,8 +35,8 @@ def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
     assert chosen.next_warmup(climbing[:60]) == 0
 
 
-def course(sample_ns=(), warmup_ns=(S,), **changes) -> Progress:
-    return Progress(sample_ns=sample_ns, warmup_ns=warmup_ns, **changes)
+def course(sample_ns=(), warmup_ns=(S,), **changes) -> TimingProgress:
+    return TimingProgress(sample_ns=sample_ns, warmup_ns=warmup_ns, **changes)
 
 
 WARM = [S] + [10 * MS] * 100

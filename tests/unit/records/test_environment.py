@@ -88,7 +88,7 @@ def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(project, tmp_p
 
 @pytest.mark.parametrize("kind", registry.BUILTIN)
 def test_a_built_in_workload_is_made_of_its_neighbours_and_not_of_all_of_raybench(kind):
-    module = registry.load(kind).__module__
+    module = registry.load_workload(kind).__module__
     files = code_of(module).workload
     assert f"{module.replace('.', '/')}.py" in files
     assert "raybench/workloads/base.py" in files

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.analysis.answer import decide
-from raybench.analysis.rows import distinguishing_settings, setting, value_of
+from raybench.analysis.rows import distinguishing_settings, setting_of, value_of
 from raybench.analysis.run_data import RunData
 from raybench.analysis.scaling import LOSSES
 from raybench.job.point import Precision
@@ -268,7 +268,7 @@ def groups(answer):
     compared = [n for n in distinguishing_settings(summary.rows) if n not in cases]
     for row in summary.rows:
         if row.status == "ok" and value_of(row, metric) is not None:
-            key = tuple(str(setting(row, name)) for name in cases)
+            key = tuple(str(setting_of(row, name)) for name in cases)
             name = short_name(row, compared, summary.ranks)
             known.setdefault(key, []).append((value_of(row, metric), name))
     return list(known.values())

@@ -7,7 +7,7 @@ from commands import EXAMPLES
 from raybench.analysis.answer import decide
 from raybench.analysis.rows import with_most_ranks
 from raybench.analysis.run_data import load_run_data
-from raybench.report.documents import Column, Legend, Table, render
+from raybench.report.documents import Legend, Table, TableColumn, render_text
 from raybench.report.point_settings import settings_words, short_name
 from raybench.report.run_report import RunReport
 from raybench.report.words.causes import causes_of
@@ -46,12 +46,14 @@ def test_a_head_is_either_a_time_or_a_share(run):
 
 
 def table(title, cell, meaning):
-    return Table(columns=(Column(title=title, meaning=meaning),), rows=((cell,),))
+    return Table(columns=(TableColumn(title=title, meaning=meaning),), rows=((cell,),))
 
 
 def test_legend_stands_below_its_table_and_once():
     step = table("step ms", "1.0", "median time of one step")
-    lines = render([step, table("rows/s", "7", "rows per second"), step, Legend()]).splitlines()
+    lines = render_text(
+        [step, table("rows/s", "7", "rows per second"), step, Legend()]
+    ).splitlines()
     assert [line for line in lines if line] == [
         "step ms",
         "    1.0",
@@ -65,7 +67,7 @@ def test_legend_stands_below_its_table_and_once():
 
 
 def test_no_legend_without_its_place():
-    text = render([table("step ms", "1.0", "median time of one step")])
+    text = render_text([table("step ms", "1.0", "median time of one step")])
     assert "Median" not in text
 
 

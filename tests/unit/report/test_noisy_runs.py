@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.slim_runs import without_folders
 from raybench.analysis.answer import Next, decide
-from raybench.analysis.ranking import Ranking, Verdict
+from raybench.analysis.ranking import Ranking, RankingVerdict
 from raybench.analysis.run_data import load_run_data
 from raybench.records.doubts import DoubtKind
 from raybench.records.status import RunStatus, Status
@@ -93,7 +93,7 @@ def test_crowded_workers_leave_the_winner_open():
     ranking = decide(data).found
     assert isinstance(ranking, Ranking)
     (case,) = ranking.cases
-    assert case.verdict is Verdict.UNDECIDED
+    assert case.verdict is RankingVerdict.UNDECIDED
     assert len(case.rivals) == 3
     (drift,) = [group for group in data.doubts if group.worst.kind is DoubtKind.DRIFT]
     assert (drift.count, drift.worst.subject) == (2, "round 1 with 4")

@@ -51,7 +51,7 @@ from raybench.report.show import AdviceList, PointDetails, PointList, RunList, a
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.run import counts, machine
 from raybench.results.columns import SCHEMA_VERSION
-from raybench.results.reader import load
+from raybench.results.reader import load_table
 from raybench.results.writer import RunStore
 
 MS = 1_000_000
@@ -524,7 +524,7 @@ def reported(root, rounds, control_ms=10.0):
             )
             store.write_records([(10 * number + 9, control)])
     store.write_devices(control.devices if rounds > 1 else record.devices)
-    devices, points = (load(root, table, "run-a") for table in ("devices", "points"))
+    devices, points = (load_table(root, table, "run-a") for table in ("devices", "points"))
     return RunData(run=run, devices=devices, points=point_rows(points))
 
 

@@ -13,7 +13,7 @@ from raybench.records.devices import DeviceSample
 from raybench.records.status import RunStatus
 from raybench.results import reader
 from raybench.results.columns import write_part
-from raybench.results.reader import load
+from raybench.results.reader import load_table
 from raybench.results.tables import TABLES
 from raybench.results.writer import clear_leftovers, compact_points, compact_run, hold_run
 
@@ -41,7 +41,7 @@ def store(tmp_path):
 
 
 def rows(store):
-    return {table: reader.load(store.root, table, RUN) for table in TABLES}
+    return {table: reader.load_table(store.root, table, RUN) for table in TABLES}
 
 
 def assert_same(found, expected):
@@ -76,7 +76,7 @@ def test_points_alone_are_put_together_and_the_rest_with_them_later(store):
 
 @pytest.mark.parametrize("of", [(RUN,), ()], ids=["a run", "all runs"])
 def test_a_reader_has_all_rows_of_a_run_that_is_compacted_meanwhile(store, monkeypatch, of):
-    before, read_parts = reader.load(store.root, "points", *of), reader.read_parts
+    before, read_parts = reader.load_table(store.root, "points", *of), reader.read_parts
 
     def late(*given):
         monkeypatch.undo()
@@ -84,7 +84,7 @@ def test_a_reader_has_all_rows_of_a_run_that_is_compacted_meanwhile(store, monke
         return read_parts(*given)
 
     monkeypatch.setattr(reader, "read_parts", late)
-    pd.testing.assert_frame_equal(reader.load(store.root, "points", *of), before)
+    pd.testing.assert_frame_equal(reader.load_table(store.root, "points", *of), before)
 
 
 def test_the_samples_of_an_attempt_are_found(store):
@@ -208,7 +208,7 @@ def single(tmp_path):
 
 
 def sampled(single):
-    return set(load(single.root, "samples", RUN)["point_id"])
+    return set(load_table(single.root, "samples", RUN)["point_id"])
 
 
 def rows_of(single, index):

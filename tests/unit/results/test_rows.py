@@ -21,7 +21,7 @@ from raybench.records.status import Status
 from raybench.results.columns import SCHEMA_VERSION, from_row, to_row
 from raybench.results.metrics import dense_peak_tflops
 from raybench.results.record_rows import point_row, sample_columns
-from raybench.results.tables import TABLES, Run, schema, units
+from raybench.results.tables import TABLES, Run, column_units, schema
 
 MS = 1_000_000
 
@@ -334,12 +334,16 @@ def test_a_schema_tells_its_table_and_version_and_of_each_column_what_it_is(tabl
     for column, field in zip(TABLES[table], schema(table), strict=True):
         assert not pa.types.is_null(field.type)
         assert 0 < len(field.metadata[b"description"]) <= 60
-        assert field.metadata.get(b"unit", b"").decode() == column.unit == units(table)[field.name]
+        assert (
+            field.metadata.get(b"unit", b"").decode()
+            == column.unit
+            == column_units(table)[field.name]
+        )
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_unit_in_a_name_is_the_unit_of_the_column(table):
-    for name, unit in units(table).items():
+    for name, unit in column_units(table).items():
         told = [meant for suffix, meant in SUFFIXES.items() if name.endswith(suffix)]
         assert not told or unit in told, name
 

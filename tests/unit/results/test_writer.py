@@ -31,8 +31,8 @@ from raybench.records.measurement import ModuleTime, Profile
 from raybench.records.record import TrialKey
 from raybench.records.status import RunStatus, Status
 from raybench.results import reader
-from raybench.results.columns import write_file
-from raybench.results.reader import find_run, load, read_runs, read_table
+from raybench.results.columns import replace_file
+from raybench.results.reader import find_run, load_table, read_runs, read_table
 from raybench.results.record_rows import point_metrics
 from raybench.results.tables import TABLES, schema
 from raybench.results.writer import RunStore, check_writable, hold_run
@@ -60,7 +60,7 @@ def part_of(results, table, run_id="run-old"):
 @pytest.mark.parametrize("table", ["runs", "points", "samples", "devices"])
 def test_pandas_and_load_read_the_same(results, table):
     plain = pd.read_parquet(results / table)
-    ours = load(results, table)
+    ours = load_table(results, table)
     scalar = [c.name for c in TABLES[table] if not c.kind.startswith(("map", "list"))]
     names = ("run_id", "point_id", "rank", "is_warmup", "iteration")
     key = [name for name in names if name in plain]
@@ -91,17 +91,17 @@ def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_en
 
 
 def test_a_half_written_dot_file_is_seen_by_no_reader(results):
-    before = len(load(results, "points"))
+    before = len(load_table(results, "points"))
     part = part_of(results, "points")
     (part.parent / f".{part.name}.77").write_bytes(part.read_bytes()[:200])
-    assert len(load(results, "points")) == before
+    assert len(load_table(results, "points")) == before
     assert {len(read(results / "points")) for read in (pd.read_parquet, pq.read_table)} == {before}
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    write_file(tmp_path / "pipe", b"text")
+    replace_file(tmp_path / "pipe", b"text")
     assert os.read(pipe, 9) == b"text"
 
 
@@ -165,7 +165,7 @@ def test_a_part_that_goes_while_its_folder_is_read_is_no_error(results, monkeypa
     listed = part_of(results, "samples")
     monkeypatch.setattr(reader, "parts_of", lambda *_: [listed])
     listed.unlink()
-    assert load(results, "samples").empty
+    assert load_table(results, "samples").empty
 
 
 def test_some_columns_of_a_table_are_read_alone(results):
@@ -241,7 +241,7 @@ def test_a_part_that_cannot_be_written_is_one_line(results):
 def test_a_damaged_part_is_named_in_one_line(results, damaged):
     path = part_of(results, "samples")
     path.write_bytes(damaged(path.read_bytes()))
-    told = refusal_of(ResultsError, load, results, "samples", "run-old")
+    told = refusal_of(ResultsError, load_table, results, "samples", "run-old")
     assert told.startswith(f"{path}: not a Parquet file, or a damaged one")
 
 
@@ -249,10 +249,10 @@ def test_a_foreign_parquet_file_is_named(results):
     path = results / "points" / "run-old" / "foreign.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     with pytest.raises(ResultsError, match=r"foreign\.parquet: not a part of the table points"):
-        load(results, "points", "run-old")
+        load_table(results, "points", "run-old")
     shutil.copy(part_of(results, "samples"), path)
     with pytest.raises(ResultsError, match="not a part of the table points"):
-        load(results, "points", "run-old")
+        load_table(results, "points", "run-old")
 
 
 def test_a_part_of_an_older_schema_gets_nulls_and_one_of_a_newer_is_cut(results):
@@ -261,7 +261,7 @@ def test_a_part_of_an_older_schema_gets_nulls_and_one_of_a_newer_is_cut(results)
     older = part.drop_columns(["energy_j", "scaling"])
     newer = older.append_column("of_tomorrow", pa.array(["x"]))
     pq.write_table(newer.replace_schema_metadata(part.schema.metadata), path)
-    points = load(results, "points", "run-old")
+    points = load_table(results, "points", "run-old")
     assert list(points.columns) == schema("points").names
     assert points["scaling"].isna().sum() == 1
 
@@ -273,17 +273,17 @@ def test_columns_that_no_longer_fit_are_one_line_with_the_file(results):
     wrong = part.set_column(place, "world_size", pa.array(["many"]))
     pq.write_table(wrong.replace_schema_metadata(part.schema.metadata), path)
     with pytest.raises(ResultsError, match="its column world_size does not fit"):
-        load(results, "points", "run-old")
+        load_table(results, "points", "run-old")
 
 
 def test_an_unknown_table_and_a_folder_that_is_missing_or_a_file_are_one_line(tmp_path):
     (tmp_path / "file").touch()
     for message, call, *given in (
-        ("got 'point'; did you mean 'points'?", load, tmp_path, "point"),
+        ("got 'point'; did you mean 'points'?", load_table, tmp_path, "point"),
         ("no runs yet; `raybench sweep JOB` makes one", find_run, tmp_path, "latest"),
-        ("no such folder of results", load, tmp_path / "nowhere", "points"),
+        ("no such folder of results", load_table, tmp_path / "nowhere", "points"),
         ("File name too long", read_runs, Path("x" * 5000)),
-        ("file: a file, not a folder of results", load, tmp_path / "file", "points"),
+        ("file: a file, not a folder of results", load_table, tmp_path / "file", "points"),
     ):
         told = refusal_of(ResultsError, call, *given)
         assert message in told
@@ -295,14 +295,14 @@ def test_an_unknown_table_and_a_folder_that_is_missing_or_a_file_are_one_line(tm
 )
 def test_a_run_is_found_by_id_prefix_and_latest(results, text, run_id):
     assert find_run(results, text) == (results, run_id)
-    assert set(load(results, "points", text)["run_id"]) == {run_id}
+    assert set(load_table(results, "points", text)["run_id"]) == {run_id}
 
 
 @pytest.mark.parametrize("path", ["runs/run-old", "points/run-old/", "runs/run-old/run.parquet"])
 def test_a_path_finds_a_run_in_its_results_and_in_others_too(results, path):
     for root in (results, results / "nowhere"):
         assert find_run(root, f"{results}/{path}") == (results, "run-old")
-    assert set(load(results, "points", f"{results}/{path}")["run_id"]) == {"run-old"}
+    assert set(load_table(results, "points", f"{results}/{path}")["run_id"]) == {"run-old"}
 
 
 @pytest.mark.parametrize(
@@ -389,11 +389,11 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])
     assert [record.status for record in kept] == [Status.ERROR, Status.OK]
-    points = load(tmp_path, "points").set_index("batch_size")
+    points = load_table(tmp_path, "points").set_index("batch_size")
     assert points["status"].tolist() == ["error", "ok"]
     assert points.loc[1, "error_type"] == "ArithmeticError"
     assert "which is its bug: ArithmeticError: a bug of ours" in points.loc[1, "error_message"]
-    assert set(load(tmp_path, "samples")["point_id"]) == {good.point.point_id}
+    assert set(load_table(tmp_path, "samples")["point_id"]) == {good.point.point_id}
 
 
 def test_what_is_no_text_for_utf8_is_kept_as_far_as_it_goes(tmp_path):
@@ -407,9 +407,9 @@ def test_what_is_no_text_for_utf8_is_kept_as_far_as_it_goes(tmp_path):
     records = [replace(record, measurements=(profiled,), doubts=(doubt,)), failed]
     devices = [make_device(0, environment={"\udcff": "1"})]
     write_run(tmp_path, "run-a", records, devices, environment={"A": "\udcff"})
-    assert load(tmp_path, "modules")["module"].tolist() == ["a?"]
-    assert dict(load(tmp_path, "runs")["environment"].iloc[0]) == {"A": "?"}
-    points = load(tmp_path, "points").set_index("world_size")
+    assert load_table(tmp_path, "modules")["module"].tolist() == ["a?"]
+    assert dict(load_table(tmp_path, "runs")["environment"].iloc[0]) == {"A": "?"}
+    points = load_table(tmp_path, "points").set_index("world_size")
     assert points.loc[2, [*told]].tolist() == ["bad ? text"] * 3
     assert [one["subject"] for one in points.loc[1, "doubts"]] == ["bad ? text"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from raybench.job.model import Measure
-from raybench.records.task import Group, Task
+from raybench.records.task import GroupSpec, Task
 from raybench.worker import process_group
 from tests.unit.fakes import ALONE, make_point
 
@@ -20,7 +20,7 @@ TASK = Task(point=make_point(), settings=Measure(warmup=1, iterations=1))
 def groups():
     store = process_group.serve_store("127.0.0.1")
     yield [
-        Group(name=f"group-{number}", store_address=store.host, store_port=store.port)
+        GroupSpec(name=f"group-{number}", store_address=store.host, store_port=store.port)
         for number in range(4)
     ]
     del store

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from fakes import ALONE, make_point
 from state_changes import SET_BEFORE_EACH_BUILD, STATE_CHANGES, seen
 
-from raybench.hardware.devices import Reading
+from raybench.hardware.devices import DeviceReading
 from raybench.job import registry
 from raybench.job.model import Measure
 from raybench.job.point import Precision
@@ -26,7 +26,7 @@ from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.environment import code_of
 from raybench.records.measurement import Failure, Measurement
 from raybench.records.status import Status
-from raybench.records.task import Group, Task
+from raybench.records.task import GroupSpec, Task
 from raybench.worker.process_group import break_group, serve_store
 from raybench.worker.worker import Worker
 from raybench.workloads.base import apply_precision
@@ -63,7 +63,7 @@ def host():
 
 
 def make_group(host, name="group-0"):
-    return Group(name=name, store_address=host.host, store_port=host.port)
+    return GroupSpec(name=name, store_address=host.host, store_port=host.port)
 
 
 def make_task(workload="mlp", **measure):
@@ -294,7 +294,7 @@ def test_a_worker_that_has_loaded_other_code_measures_nothing_and_names_node_and
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "edited_workload_x.py"
     module.write_text("class W:\n    def __init__(self, context): ...\n    def step(self): pass\n")
-    registry.load("edited_workload_x:W")
+    registry.load_workload("edited_workload_x:W")
     task = replace(make_task("edited_workload_x:W"), code=code_of("edited_workload_x"))
     worker = Worker("cpu", 0)
     measured(task, worker)
@@ -445,7 +445,7 @@ def test_a_device_rests_from_the_end_of_the_last_point_in_which_its_clocks_were_
     class Counters:
         def read(self):
             number = next(readings)
-            return Reading(time_s=number, limited_s={"power_cap": number * limited_each_s})
+            return DeviceReading(time_s=number, limited_s={"power_cap": number * limited_each_s})
 
     def watched(*given, **named):
         rested.append(named["rested"])

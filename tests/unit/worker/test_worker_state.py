@@ -12,10 +12,10 @@ import pytest
 import torch
 from state_changes import STATE_CHANGES
 
-from raybench.worker.state import ProcessState, settings
+from raybench.worker.state import ProcessState, process_settings
 
 CPU = torch.device("cpu")
-SETTINGS = {setting.name: setting for setting in settings()}
+SETTINGS = {setting.name: setting for setting in process_settings()}
 
 
 @pytest.fixture
