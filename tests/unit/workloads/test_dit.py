@@ -24,7 +24,7 @@ from raybench.workloads.attention import (
     use_kernel,
 )
 from raybench.workloads.base import WrongResultError, parameter_count
-from raybench.workloads.dit import DitModel
+from raybench.workloads.dit import Dit
 from raybench.workloads.dit_model import AttentionOperator, SingleBlock, rotation
 from raybench.workloads.dit_model import DitModel as Model
 from raybench.workloads.shapes import DIT_PRESETS
@@ -39,7 +39,7 @@ def test_the_operations_of_a_step_are_those_that_are_counted(scope):
     flops = DIT_PRESETS["tiny"].flops(scope, text=512, image=4096)
     params = {"preset": "tiny", "scope": scope}
     # As torch executes them, whatever the class declares.
-    assert step_flops(DitModel, params, make_context(seed=3)).flops == flops
+    assert step_flops(Dit, params, make_context(seed=3)).flops == flops
 
 
 def test_flux_has_the_sizes_that_it_is_known_by():
@@ -111,7 +111,7 @@ def test_a_kernel_that_the_device_lacks_is_refused_in_one_line():
 def test_all_kernels_compute_the_same():
     outputs = []
     for changes in ({}, {"attention": "math"}):
-        workload = DitModel(make_context(seed=3), **TINY, **changes)
+        workload = Dit(make_context(seed=3), **TINY, **changes)
         workload.step()
         outputs.append(workload.output)
     torch.testing.assert_close(outputs[0], outputs[1])
@@ -133,8 +133,8 @@ def test_attention_over_ranks_is_one_operator_of_a_compiled_block():
 
 
 def test_a_loop_takes_steps_along_the_velocities(monkeypatch):
-    once, thrice = (DitModel(make_context(seed=3), **TINY, scope="loop", steps=n) for n in (1, 3))
-    forward = DitModel(make_context(seed=3), **TINY)
+    once, thrice = (Dit(make_context(seed=3), **TINY, scope="loop", steps=n) for n in (1, 3))
+    forward = Dit(make_context(seed=3), **TINY)
     for workload in (once, thrice, forward):
         workload.step()
     assert thrice.flops_per_step == 3 * forward.flops_per_step
