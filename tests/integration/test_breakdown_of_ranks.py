@@ -68,6 +68,7 @@ def test_workers_are_as_before_after_an_uneven_point(three_workers):
         assert answer.items_per_step == 32
 
 
+@pytest.mark.long
 def test_another_class_of_the_users_has_new_processes_and_the_same_class_keeps_its_own(cluster):
     used = []
     for workload, worker_ids in ((OTHER, [0]), (PROBE, [0, 1, 2]), (PROBE, [0, 1, 2])):

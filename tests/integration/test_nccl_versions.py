@@ -3,6 +3,8 @@
 import json
 import os
 
+import pytest
+
 from tests.integration.sweeps import cpu_sweep, raybench, table, write_text
 from tests.nccl_files import compile_nccl
 
@@ -14,6 +16,7 @@ measure: {warmup: 2, iterations: 20, max_seconds: 1}
 """
 
 
+@pytest.mark.long
 def test_compare_names_the_change_of_the_loaded_nccl(tmp_path):
     write_text(tmp_path, JOB)
     libraries = {

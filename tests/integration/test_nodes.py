@@ -115,6 +115,7 @@ def asked_for():
     return sum(group["state"] == "PENDING" for group in placement_group_table().values())
 
 
+@pytest.mark.long
 def test_a_lost_node_is_waited_for_anew(head, node, told):
     cluster = RayCluster(connect_ray(head.address, "cpu", wanted=3, wait_s=WAIT_S), told.append)
     try:

@@ -68,9 +68,9 @@ def kill(process, program):
 HARMS = [
     (fill, 2, ["ok"], 0.0),
     (lambda sweep, _: sweep.kill(), -signal.SIGKILL, ["ok"], 0.0),
-    (lambda sweep, _: kill(sweep, "gcs_server"), 3, ["ok", "lost"], None),
 ]
 RARER_HARMS = [
+    (lambda sweep, _: kill(sweep, "gcs_server"), 3, ["ok", "lost"], None),
     (lambda sweep, _: sweep.terminate(), 130, ["ok", "cancelled"], 0.0),
     (lambda sweep, _: kill(sweep, "/raylet/raylet"), 3, ["ok", "cancelled", "lost"], None),
 ]

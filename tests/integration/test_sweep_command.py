@@ -293,6 +293,7 @@ measure: {warmup: 2, iterations: 30, breakdown: false}
 """
 
 
+@pytest.mark.long
 def test_a_workload_that_prints_much_fills_no_disk(tmp_path):
     (tmp_path / "printing.py").write_text(PRINTING)
     write_text(tmp_path, PRINTING_JOB)
