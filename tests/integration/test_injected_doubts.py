@@ -47,7 +47,7 @@ class Doubtful:
         elif self._fault == "wide":
             wait_ms = 4.0 * math.exp(2 * self._noise.gauss(0, 1))
         elif self._fault == "slow_rank" and self._rank == 1:
-            wait_ms = 24.0
+            wait_ms = 96.0
         elif self._fault == "late_in_turn" and self._steps % 3 == self._rank:
             wait_ms = 24.0
         elif self._fault == "parts_exceed":
