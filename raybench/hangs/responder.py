@@ -1,0 +1,116 @@
+"""Makes the process of a rank answer from outside while its main thread is stuck.
+
+Two memory files, which `processes.py` finds and opens through /proc/PID/fd:
+
+* STACKS, to which faulthandler writes the stack of the rank's thread on a signal. Its handler is
+  plain C: it works while C code holds the interpreter lock. A stopped process does not run it.
+* ANSWERS, to which a thread of this process writes torch's flight recorder when a byte arrives in a
+  pipe. The thread sleeps in `read` until then. It needs the interpreter lock.
+
+torch's own pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) would answer without the interpreter lock, but
+only for NCCL, and it needs a lock too for Python's stacks; of the ways to hang, only C code that
+never gives the lock back would gain by it, and there the stack tells enough.
+
+Processes of scripts load this file alone: it imports nothing of raybench and no torch.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+STACKS = "raybench-hang-stacks"
+ANSWERS = "raybench-hang-answers"
+# Where in ANSWERS: facts on this process, the head of the last answer, its body. The first two are
+# JSON, each written by one call and filled up with zeros.
+FACTS_AT, HEAD_AT, BODY_AT = 0, 512, 1024
+# A request is a number; an odd one asks for the lines of the calls too. For these torch imports its
+# compiler, which may take ten seconds on a busy host.
+REQUEST_BYTES = 8
+# torch's dumps: of NCCL's groups, in builds for CUDA, and of the other ones.
+_DUMPS = ("_dump_nccl_trace", "_dump_fr_trace")
+# Real-time signals after this number; lower ones are the C library's. Programs use few of them.
+_FIRST_SIGNAL = 9
+
+
+class Responder:
+    """The answers of this process; one lives as long as the process."""
+
+    def __init__(self) -> None:
+        """Let the calling thread's stack be read from outside; starts no thread."""
+        self._stacks = os.memfd_create(STACKS)
+        self._answers = os.memfd_create(ANSWERS)
+        self._thread_id = threading.get_native_id()
+        self._pipe: int | None = None
+        self._signal = self._register()
+        self._write_facts()
+
+    def serve(self) -> None:
+        """Start the thread that dumps the flight recorder on request."""
+        self._pipe, self._keeps_pipe_open = os.pipe()
+        threading.Thread(target=self._answer, name="raybench-hangs", daemon=True).start()
+        self._write_facts()
+
+    def watch_this_thread(self) -> None:
+        """Show the stack of the calling thread from now on."""
+        self._thread_id = threading.get_native_id()
+        self._write_facts()
+
+    def _register(self) -> int | None:
+        """Return the signal that writes a stack; None where all are taken."""
+        for number in range(signal.SIGRTMIN + _FIRST_SIGNAL, signal.SIGRTMAX + 1):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                # One thread only: the frames of the others change while they are read.
+                faulthandler.register(number, file=self._stacks, all_threads=False)
+                return number
+        return None
+
+    def _write_facts(self) -> None:
+        facts = {
+            "pid": os.getpid(),
+            "thread": self._thread_id,
+            "signal": self._signal,
+            "pipe": self._pipe,
+        }
+        self._write(FACTS_AT, facts)
+
+    def _write(self, place: int, value: dict[str, Any]) -> None:
+        data = json.dumps(value).encode()
+        os.pwrite(self._answers, data.ljust(HEAD_AT - FACTS_AT, b"\0"), place)
+
+    def _answer(self) -> None:
+        assert self._pipe is not None
+        while True:
+            request = int.from_bytes(os.read(self._pipe, REQUEST_BYTES), "little")
+            # Whatever a version of torch raises: an answer without a dump says so.
+            with suppress(Exception):
+                self._dump(request)
+
+    def _dump(self, request: int) -> None:
+        """Write the dumps, and then their head, which completes the answer."""
+        sizes, error, place = {}, "", BODY_AT
+        torch_part = sys.modules.get("torch._C._distributed_c10d")
+        for name in _DUMPS:
+            dump = getattr(torch_part, name, None)
+            if dump is None:
+                continue
+            try:
+                data = dump(
+                    includeCollectives=True,
+                    includeStackTraces=bool(request % 2),
+                    onlyActive=False,
+                )
+            except Exception as raised:
+                error = repr(raised)[:200]
+                continue
+            os.pwrite(self._answers, data, place)
+            sizes[name], place = len(data), place + len(data)
+        answer = {"request": request, "now_ns": time.time_ns(), "sizes": sizes, "error": error}
+        self._write(HEAD_AT, answer)

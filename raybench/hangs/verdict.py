@@ -1,0 +1,433 @@
+"""Which rank hangs and why, from the evidence of all ranks. Pure.
+
+Nobody is blamed where the evidence fits several ranks, or where all ranks do the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from raybench.hangs.evidence import Evidence, RankEvidence, RecorderState
+from raybench.hangs.history import Key, key_of, predict
+from raybench.hangs.ras import RasRank, RasReport
+from raybench.hangs.recorder import Call, CallShape, Stage
+from raybench.hangs.stacks import Frame, Wait
+from raybench.records import DeviceKind
+
+# Collectives whose inputs may have another size on each rank.
+_UNEVEN = (
+    "all_gather",
+    "all_to_all",
+    "alltoall",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "coalesced",
+)
+_EVEN = ("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor")
+# Ranks disagree just before they hang; older differences had no consequence.
+_NEAR = 32
+
+
+class HangCause(StrEnum):
+    """Why a point makes no progress."""
+
+    DIED = "died"
+    STOPPED = "stopped"
+    # It waits in code of its own, while others wait for it in a collective.
+    SLEEPS = "sleeps"
+    WAITS_FOR_LOCK = "waits_for_lock"
+    WAITS_FOR_DATA = "waits_for_data"
+    # It is elsewhere, while others wait for it in a collective.
+    NOT_ENTERED = "not_entered"
+    # It has left out a collective that the others have entered, and entered a later one.
+    SKIPPED = "skipped"
+    OTHER_COLLECTIVE = "other_collective"
+    OTHER_SIZE = "other_size"
+    OTHER_TYPE = "other_type"
+    # It waits for its device, or has entered the collective, which its device has not begun.
+    DEVICE_BUSY = "device_busy"
+    # All ranks have entered the collective, which does not end: the network or a device.
+    NOT_FINISHED = "not_finished"
+    UNKNOWN = "unknown"
+
+
+_CAUSE_OF_WAIT = {
+    Wait.SLEEP: HangCause.SLEEPS,
+    Wait.LOCK: HangCause.WAITS_FOR_LOCK,
+    Wait.DATA: HangCause.WAITS_FOR_DATA,
+    Wait.DEVICE: HangCause.DEVICE_BUSY,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangVerdict:
+    """Which rank hangs, and why."""
+
+    cause: HangCause
+    # None where no single rank is to blame; so are the next four.
+    rank: int | None = None
+    host: str | None = None
+    device_kind: DeviceKind | None = None
+    device_index: int | None = None
+    # Of the process that runs the rank: the script's, where there is one.
+    pid: int | None = None
+    # Other ranks of which the same is known.
+    also: tuple[int, ...] = ()
+    # In which the others wait; None where that is not known.
+    collective: str | None = None
+    # Of the collective among the calls of its group.
+    number: int | None = None
+    # Where the rank is in the user's code, as `train.py:88`; None without a stack.
+    line: str | None = None
+    waiting_ranks: tuple[int, ...] = ()
+    # Where the ranks called different collectives: what this rank called, and the others.
+    called: CallShape | None = None
+    expected: CallShape | None = None
+
+
+def judge(evidence: Evidence, before: Evidence | None, least_wait_s: float) -> HangVerdict | None:
+    """Return the verdict; None where the ranks go on, or nothing sets one apart.
+
+    Args:
+        before: an earlier look at the same ranks; None if there was none.
+        least_wait_s: a rank waits in a collective after so long.
+    """
+    if before is not None and _has_moved(evidence, before):
+        return None
+    judges: Sequence[Callable[[], HangVerdict | None]] = (
+        lambda: _of_processes(evidence.ranks, least_wait_s),
+        lambda: _of_recorder(evidence.ranks, least_wait_s),
+        lambda: _of_ras(evidence),
+        lambda: _of_stacks(evidence.ranks),
+    )
+    found = (judge() for judge in judges)
+    return next((verdict for verdict in found if verdict is not None), None)
+
+
+def _has_moved(now: Evidence, before: Evidence) -> bool:
+    """Return whether any rank has entered or finished a collective between two looks."""
+    for new, old in zip(now.ranks, before.ranks, strict=True):
+        if new.recorder is not old.recorder:
+            continue
+        if _progress(new) != _progress(old):
+            return True
+    return False
+
+
+def _progress(rank: RankEvidence) -> Mapping[str, tuple[int, int]]:
+    """Return group -> (last call, calls that are not done)."""
+    groups = {call.group for call in rank.recording.calls}
+    return {
+        group: (rank.recording.last_number(group), len(rank.recording.pending(group)))
+        for group in groups
+    }
+
+
+# ---- processes
+
+
+def _of_processes(ranks: Sequence[RankEvidence], least_wait_s: float) -> HangVerdict | None:
+    """Return the verdict where processes have died or are stopped."""
+    for cause, guilty in (
+        (HangCause.DIED, [rank for rank in ranks if rank.process.has_ended]),
+        (HangCause.STOPPED, [rank for rank in ranks if rank.process.is_stopped]),
+    ):
+        if guilty:
+            others = [rank for rank in ranks if rank not in guilty]
+            waiting = [(rank, call) for rank in others if (call := _first_wait(rank, least_wait_s))]
+            call = waiting[0][1] if waiting else None
+            return _blame(cause, guilty, [rank for rank, _ in waiting], call)
+    return None
+
+
+def _first_wait(rank: RankEvidence, least_wait_s: float) -> Call | None:
+    """Return the earliest call in which the rank waits, of any group."""
+    pending = (call for call in rank.recording.calls if call.stage is not Stage.DONE)
+    return next((call for call in pending if call.age_s >= least_wait_s), None)
+
+
+# ---- flight recorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GroupState:
+    """Where the ranks of a process group are in its calls."""
+
+    name: str
+    members: tuple[RankEvidence, ...]
+    # The earliest call that is not done, and who waits in it or a later one.
+    number: int
+    waiting: tuple[RankEvidence, ...]
+    call: Call
+    # Members that have entered an earlier call at most.
+    behind: tuple[RankEvidence, ...]
+
+
+def _of_recorder(ranks: Sequence[RankEvidence], least_wait_s: float) -> HangVerdict | None:
+    """Return the verdict by the calls that the ranks have entered."""
+    states = list(_group_states(ranks, least_wait_s))
+    for state in states:
+        if (verdict := _disagreement(state)) is not None:
+            return verdict
+    waiting = {rank.rank for state in states for rank in state.waiting}
+    for state in states:
+        # Who waits in another group is late for the sake of that one.
+        guilty = [rank for rank in state.behind if rank.rank not in waiting]
+        if guilty and len(guilty) < len(state.members):
+            return _not_entered(guilty, state)
+    for state in states:
+        if not state.behind:
+            return _all_entered(state)
+    if states:
+        state = states[0]
+        return _blame(HangCause.UNKNOWN, (), state.waiting, state.call)
+    return None
+
+
+def _group_states(ranks: Sequence[RankEvidence], least_wait_s: float) -> Iterator[_GroupState]:
+    """Yield each group in whose calls ranks wait."""
+    names = dict.fromkeys(call.group for rank in ranks for call in rank.recording.calls)
+    for name in names:
+        told = [rank.recording.members.get(name) for rank in ranks]
+        known = next((members for members in told if members), None)
+        members = tuple(
+            rank
+            for rank in ranks
+            if (rank.rank in known if known else _knows(rank, name) or not _is_read(rank))
+        )
+        waits = {}
+        for rank in members:
+            pending = [c for c in rank.recording.pending(name) if c.age_s >= least_wait_s]
+            if pending:
+                waits[rank.rank] = min(pending, key=lambda call: call.number)
+        if not waits or len(members) < 2:
+            continue
+        number = min(call.number for call in waits.values())
+        yield _GroupState(
+            name=name,
+            members=members,
+            number=number,
+            waiting=tuple(rank for rank in members if rank.rank in waits),
+            call=next(call for call in waits.values() if call.number == number),
+            behind=tuple(rank for rank in members if _is_behind(rank, name, number)),
+        )
+
+
+def _is_read(rank: RankEvidence) -> bool:
+    return rank.recorder is RecorderState.ON
+
+
+def _knows(rank: RankEvidence, group: str) -> bool:
+    return any(call.group == group for call in rank.recording.calls)
+
+
+def _is_behind(rank: RankEvidence, group: str, number: int) -> bool:
+    """Return whether the rank has not entered the call; without its recorder, by its stack."""
+    if _is_read(rank):
+        return rank.recording.last_number(group) < number
+    # It did not answer, as its interpreter lock is held: its own code runs.
+    is_silent = rank.recorder is RecorderState.NO_ANSWER
+    return is_silent and rank.wait not in (Wait.PEERS, Wait.DEVICE)
+
+
+def _not_entered(guilty: Sequence[RankEvidence], state: _GroupState) -> HangVerdict:
+    """Return the verdict on ranks that are elsewhere while others wait in a collective."""
+    cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
+    waiting = [rank for rank in state.waiting if rank not in guilty]
+    return _blame(cause, guilty, waiting, state.call)
+
+
+def _all_entered(state: _GroupState) -> HangVerdict:
+    """Return the verdict where all members have entered the call, which is not done."""
+    stages = {}
+    for rank in state.members:
+        calls = [call for call in rank.recording.calls if call.group == state.name]
+        stages[rank.rank] = next(c.stage for c in calls if c.number == state.number)
+    late = [rank for rank in state.members if stages[rank.rank] is Stage.ENTERED]
+    if 0 < len(late) < len(state.members):
+        others = [rank for rank in state.members if rank not in late]
+        return _blame(HangCause.DEVICE_BUSY, late, others, state.call)
+    return _blame(HangCause.NOT_FINISHED, (), state.members, state.call)
+
+
+def _disagreement(state: _GroupState) -> HangVerdict | None:
+    """Return the verdict where members called different collectives under the same number."""
+    calls = {
+        rank.rank: {c.number: c for c in rank.recording.calls if c.group == state.name}
+        for rank in state.members
+        if _is_read(rank)
+    }
+    known = {rank: numbers for rank, numbers in calls.items() if numbers}
+    if len(known) < 2:
+        return None
+    first = max(max(min(numbers) for numbers in known.values()), state.number - _NEAR)
+    last = min(max(numbers) for numbers in known.values())
+    for number in range(first, last + 1):
+        there = {rank: numbers[number] for rank, numbers in known.items() if number in numbers}
+        shapes = {_comparable(call.shape) for call in there.values()}
+        if len(shapes) > 1:
+            return _who_disagrees(state, there, known)
+    return None
+
+
+def _comparable(shape: CallShape) -> CallShape:
+    """Return the part of a shape that must be the same on all ranks."""
+    is_even = shape.operation in _EVEN or not shape.operation.endswith(_UNEVEN)
+    # A broadcast of objects is received in a tensor of another shape and the same size.
+    sizes = ((_elements(shape),),) if is_even else ()
+    return CallShape(operation=shape.operation, sizes=sizes, dtypes=shape.dtypes if is_even else ())
+
+
+def _elements(shape: CallShape) -> int:
+    total = 0
+    for sizes in shape.sizes:
+        product = 1
+        for size in sizes:
+            product *= size
+        total += product
+    return total
+
+
+def _who_disagrees(
+    state: _GroupState, there: Mapping[int, Call], calls: Mapping[int, Mapping[int, Call]]
+) -> HangVerdict:
+    """Return the verdict on a number under which ranks called different collectives."""
+    by_shape = Counter(_comparable(call.shape) for call in there.values())
+    (usual, count), *_ = by_shape.most_common()
+    prediction = None
+    if count <= len(there) / 2:
+        # As many for as against: the pattern of their common calls decides.
+        number = next(iter(there.values())).number
+        prediction = predict(_common(calls, number))
+        if prediction is None:
+            return _blame(HangCause.OTHER_COLLECTIVE, (), state.members, state.call)
+        usual = _comparable(prediction.key[0])
+    odd = [rank for rank, call in there.items() if _comparable(call.shape) != usual]
+    if len(odd) == len(there):
+        return _blame(HangCause.OTHER_COLLECTIVE, (), state.members, state.call)
+    guilty = [rank for rank in state.members if rank.rank in odd]
+    called = there[guilty[0].rank]
+    normal = next(call for rank, call in there.items() if rank not in odd)
+    others = [rank for rank in state.members if rank not in guilty]
+    if _has_skipped(called, normal, calls):
+        return _blame(HangCause.SKIPPED, guilty, others, normal)
+    cause = HangCause.OTHER_COLLECTIVE
+    if called.shape.operation == normal.shape.operation:
+        is_type = called.shape.dtypes != normal.shape.dtypes
+        cause = HangCause.OTHER_TYPE if is_type else HangCause.OTHER_SIZE
+    return _blame(cause, guilty, others, normal, called)
+
+
+def _common(calls: Mapping[int, Mapping[int, Call]], number: int) -> list[Key]:
+    """Return the calls before the number that all ranks made alike, without a gap."""
+    history: list[Key] = []
+    first = max(min(numbers) for numbers in calls.values())
+    for earlier in range(first, number):
+        there = [numbers[earlier] for numbers in calls.values() if earlier in numbers]
+        if len(there) < len(calls) or len({_comparable(call.shape) for call in there}) > 1:
+            history.clear()
+            continue
+        history.append(key_of(there[0]))
+    return history
+
+
+def _has_skipped(called: Call, normal: Call, calls: Mapping[int, Mapping[int, Call]]) -> bool:
+    """Return whether the pattern has what the rank called after what the others called."""
+    history = _common(calls, normal.number)
+    prediction = predict(history)
+    if prediction is not None and prediction.key == key_of(normal):
+        return key_of(called) in prediction.following
+    return False
+
+
+# ---- RAS, and stacks alone
+
+
+def _of_ras(evidence: Evidence) -> HangVerdict | None:
+    """Return the verdict by the counts of NCCL's own service, where there is no recorder."""
+    if not isinstance(evidence.ras, RasReport) or any(map(_is_read, evidence.ranks)):
+        return None
+    by_pid = {rank.process.pid: rank for rank in evidence.ranks}
+    for communicator in evidence.ras.communicators:
+        answered = [rank for rank in communicator.ranks if not rank.is_missing]
+        silent = [by_pid[r.pid] for r in communicator.ranks if r.is_missing and r.pid in by_pid]
+        if silent and answered:
+            others = [by_pid[rank.pid] for rank in answered if rank.pid in by_pid]
+            cause = _CAUSE_OF_WAIT.get(silent[0].wait, HangCause.NOT_ENTERED)
+            return _blame(cause, silent, others, None)
+        if (verdict := _fewest_launched(answered, by_pid)) is not None:
+            return verdict
+    return None
+
+
+def _fewest_launched(
+    answered: Sequence[RasRank], by_pid: Mapping[int, RankEvidence]
+) -> HangVerdict | None:
+    """Return the verdict on ranks that have launched fewer collectives of a kind."""
+    kinds = dict.fromkeys(kind for rank in answered for kind in rank.launched)
+    for kind in kinds:
+        counts = [rank.launched.get(kind, 0) for rank in answered]
+        if min(counts) == max(counts):
+            continue
+        late = [rank for rank in answered if rank.launched.get(kind, 0) < max(counts)]
+        guilty = [by_pid[rank.pid] for rank in late if rank.pid in by_pid]
+        others = [by_pid[r.pid] for r in answered if r not in late and r.pid in by_pid]
+        if guilty and others:
+            cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
+            number = min(counts) + 1
+            return _blame(cause, guilty, others, None, named=(_words_of_nccl(kind), number))
+    return None
+
+
+def _words_of_nccl(kind: str) -> str:
+    """Return torch's name of a collective: `AllReduce` becomes `all_reduce`."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in kind).lstrip("_")
+
+
+def _of_stacks(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
+    """Return the verdict where only stacks are known: some ranks wait for peers, others do not."""
+    if any(map(_is_read, ranks)) or any(not rank.stack for rank in ranks):
+        return None
+    waiting = [rank for rank in ranks if rank.wait in (Wait.PEERS, Wait.DEVICE)]
+    guilty = [rank for rank in ranks if rank not in waiting]
+    if not waiting or not guilty:
+        return None
+    cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
+    return _blame(cause, guilty, waiting, None)
+
+
+def _blame(
+    cause: HangCause,
+    guilty: Sequence[RankEvidence],
+    waiting: Sequence[RankEvidence],
+    call: Call | None,
+    called: Call | None = None,
+    *,
+    named: tuple[str, int] | None = None,
+) -> HangVerdict:
+    """Return the verdict on the first of `guilty`; nobody is blamed where there is none."""
+    first = guilty[0] if guilty else None
+    line: Frame | None = first.line if first else None
+    if called is not None:
+        line = called.place or line
+    if call is not None:
+        named = call.shape.operation, call.number
+    return HangVerdict(
+        cause=cause,
+        rank=first.rank if first else None,
+        host=first.place.host if first else None,
+        device_kind=first.place.device_kind if first else None,
+        device_index=first.place.device_index if first else None,
+        pid=first.process.pid if first else None,
+        also=tuple(rank.rank for rank in guilty[1:]),
+        collective=named[0] if named else None,
+        number=named[1] if named else None,
+        line=str(line) if line else None,
+        waiting_ranks=tuple(rank.rank for rank in waiting),
+        called=called.shape if called else None,
+        expected=call.shape if call and called else None,
+    )

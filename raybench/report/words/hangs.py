@@ -1,0 +1,67 @@
+"""Which rank hangs and why, in words."""
+
+from __future__ import annotations
+
+from raybench.hangs.recorder import CallShape
+from raybench.hangs.verdict import HangCause, HangVerdict
+from raybench.report.formatting import counted
+
+
+def hang(verdict: HangVerdict) -> str:
+    """Return on one line which rank hangs, why, and where it is."""
+    what = f"{verdict.collective} {verdict.number}" if verdict.collective else "a collective"
+    waits = ""
+    if count := len(verdict.waiting_ranks):
+        waits = f", in which {counted(count, 'rank')} {'waits' if count == 1 else 'wait'}"
+    if verdict.rank is None:
+        return _WITHOUT_RANK[verdict.cause].format(what=what, waits=waits)
+    where = f"; it is at {verdict.line}" if verdict.line else ""
+    called, expected = _shape(verdict.called), _shape(verdict.expected)
+    said = _WITH_RANK[verdict.cause].format(
+        what=what,
+        waits=waits,
+        where=where,
+        at=f" at {verdict.line}" if verdict.line else "",
+        called=called,
+        expected=expected,
+    )
+    also = f" (so do ranks {', '.join(map(str, verdict.also))})" if verdict.also else ""
+    return f"{_name(verdict)} {said}{also}"
+
+
+# Of ranks; {what}: all_reduce 118. {waits}: who waits in it. {where}, {at}: the line.
+_WITH_RANK = {
+    HangCause.DIED: "has died before it entered {what}{waits}",
+    HangCause.STOPPED: "is stopped (SIGSTOP or a debugger), and has not entered {what}{waits}",
+    HangCause.SLEEPS: "sleeps{at}, and has not entered {what}{waits}",
+    HangCause.WAITS_FOR_LOCK: "waits for a lock{at}, and has not entered {what}{waits}",
+    HangCause.WAITS_FOR_DATA: "waits for its data loader{at}, and has not entered {what}{waits}",
+    HangCause.NOT_ENTERED: "has not entered {what}{waits}{where}",
+    HangCause.SKIPPED: "has skipped {what}{waits}{where}",
+    HangCause.OTHER_COLLECTIVE: "called {called}{at} where others called {expected} as {what}",
+    HangCause.OTHER_SIZE: "called {called}{at} where others called {expected} as {what}",
+    HangCause.OTHER_TYPE: "called {called}{at} where others called {expected} as {what}",
+    HangCause.DEVICE_BUSY: "has a device that still runs earlier work and has not begun "
+    "{what}{waits}{where}",
+}
+_WITHOUT_RANK = {
+    HangCause.NOT_FINISHED: "all ranks have entered {what}, which does not finish: check the "
+    "network and the devices",
+    HangCause.OTHER_COLLECTIVE: "the ranks called different collectives as {what}",
+    HangCause.UNKNOWN: "no rank is known to hang; the last known collective is {what}{waits}",
+}
+
+
+def _name(verdict: HangVerdict) -> str:
+    device = "GPU" if verdict.device_kind == "cuda" else "worker"
+    place = f"{verdict.host}, {device} {verdict.device_index}, pid {verdict.pid}"
+    return f"rank {verdict.rank} ({place})"
+
+
+def _shape(shape: CallShape | None) -> str:
+    """Return a collective with its type and size: "all_reduce of 4096 float"."""
+    if shape is None:
+        return "another collective"
+    sizes = " + ".join("x".join(map(str, sizes)) or "1" for sizes in shape.sizes)
+    types = "/".join(dict.fromkeys(shape.dtypes)).lower()
+    return f"{shape.operation} of {sizes} {types}" if sizes else shape.operation
