@@ -5,7 +5,7 @@ Collected on the host of the ranks, from outside their processes and without the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -140,13 +140,7 @@ def read_load(place: RankPlace) -> DeviceLoad:
     )
 
 
-def ask_ras(
-    address: tuple[str, int], pids: Mapping[int, int], timeout_s: float
-) -> RasReport | NoRas:
-    """Return what NCCL's service at the address tells of these processes.
-
-    Args:
-        pids: rank -> process.
-    """
+def ask_ras(address: tuple[str, int], pids: Collection[int], timeout_s: float) -> RasReport | NoRas:
+    """Return what NCCL's service at the address tells of these processes."""
     answer = ras.ask(address, timeout_s)
-    return answer if isinstance(answer, NoRas) else ras.read(answer, set(pids.values()))
+    return answer if isinstance(answer, NoRas) else ras.read(answer, pids)

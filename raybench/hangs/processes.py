@@ -106,7 +106,8 @@ class _Question:
     def __init__(self, pid: int, *, with_places: bool) -> None:
         self._responding = _Responding.find(pid)
         self._facts = read_facts(pid, self._responding.thread if self._responding else None)
-        self._stack, self._dumps = "", None
+        self._stack = ""
+        self._dumps: Dumps | None = None
         self._request = time.time_ns() // 2 * 2 + with_places
         self._is_asked = self._waits_for_stack = self._waits_for_dumps = False
         # A stopped process would only answer once it goes on.
@@ -177,7 +178,8 @@ class _Responding:
         if number is None or not _catches(self._pid, number):
             return False
         # To the thread that runs the rank, which need not be the main one.
-        return ctypes.CDLL(None).tgkill(self._pid, self.thread, number) == 0
+        failed: int = ctypes.CDLL(None).tgkill(self._pid, self.thread, number)
+        return not failed
 
     def ask_dumps(self, request: int) -> bool:
         """Write the request to the pipe; return whether an answer will follow."""

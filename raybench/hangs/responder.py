@@ -4,6 +4,7 @@ Two memory files, which `processes.py` finds and opens through /proc/PID/fd:
 
 * STACKS, to which faulthandler writes the stack of the rank's thread on a signal. Its handler is
   plain C: it works while C code holds the interpreter lock. A stopped process does not run it.
+  System calls go on after it, but for a few, such as `poll` and C's `sleep`, which end early.
 * ANSWERS, to which a thread of this process writes torch's flight recorder when a byte arrives in a
   pipe. The thread sleeps in `read` until then. It needs the interpreter lock.
 
