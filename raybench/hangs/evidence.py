@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from raybench.hangs import processes, ras, recorder, stacks
 from raybench.hangs.processes import Dumps, NoAnswer, ProcessFacts
 from raybench.hangs.ras import NoRas, RasReport
 from raybench.hangs.recorder import Recording
 from raybench.hangs.stacks import Frame, Wait
-from raybench.records import DeviceKind
+
+if TYPE_CHECKING:
+    from raybench.records import DeviceKind
 
 
 class RecorderState(StrEnum):

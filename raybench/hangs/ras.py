@@ -69,7 +69,6 @@ class RasReport:
 def ask(address: tuple[str, int], timeout_s: float) -> str | NoRas:
     """Return the JSON text of the service, or why there is none. Takes at most `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
-    why = NoRas.REFUSED
     while (left_s := deadline_s - time.monotonic()) > 0:
         try:
             with socket.create_connection(address, timeout=min(left_s, _GREETING_S)) as connection:
@@ -79,8 +78,8 @@ def ask(address: tuple[str, int], timeout_s: float) -> str | NoRas:
         except _OldServerError:
             return NoRas.TOO_OLD
         except OSError:  # a time-out too
-            why = NoRas.SILENT
-    return why
+            continue
+    return NoRas.SILENT
 
 
 class _OldServerError(Exception):

@@ -9,13 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from raybench.hangs.evidence import Evidence, RankEvidence, RecorderState
 from raybench.hangs.history import Key, key_of, predict
 from raybench.hangs.ras import RasRank, RasReport
 from raybench.hangs.recorder import Call, CallShape, Stage
 from raybench.hangs.stacks import Frame, Wait
-from raybench.records import DeviceKind
+
+if TYPE_CHECKING:
+    from raybench.records import DeviceKind
 
 # Collectives whose inputs may have another size on each rank.
 _UNEVEN = (

@@ -157,10 +157,12 @@ def test_a_stopped_process_is_passed_over():
 
 
 def test_silence_ends_at_the_deadline():
-    began_s = time.monotonic()
     with serving(silent=99) as server:
-        assert ras.ask(server.address, 1.0) is NoRas.SILENT
-    assert time.monotonic() - began_s < 3
+        began_s = time.monotonic()
+        answer = ras.ask(server.address, 1.0)
+        # As long as it takes on a busy machine; without a deadline it would be for ever.
+        assert time.monotonic() - began_s < 30
+    assert answer is NoRas.SILENT
 
 
 def test_an_old_service_is_not_asked_for_status():
