@@ -17,7 +17,7 @@ from raybench.hangs.recorder import Recording
 from raybench.hangs.stacks import Frame, Wait
 
 if TYPE_CHECKING:
-    from raybench.records import DeviceKind
+    from raybench.records.device import DeviceKind
 
 
 class RecorderState(StrEnum):

@@ -18,7 +18,7 @@ from raybench.hangs.recorder import Call, CallShape, Stage
 from raybench.hangs.stacks import Frame, Wait
 
 if TYPE_CHECKING:
-    from raybench.records import DeviceKind
+    from raybench.records.device import DeviceKind
 
 # Collectives whose inputs may have another size on each rank.
 _UNEVEN = (
