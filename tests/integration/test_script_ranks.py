@@ -99,8 +99,8 @@ def test_a_rank_that_hangs_is_named_with_its_line(cluster, tmp_path):
     before = process_ids(cluster)
     text = "steps(8)\nif rank == 1: time.sleep(1000)\nsteps(10**9)"
     began_s = time.monotonic()
-    first, second = run(cluster, tmp_path, text, timeout_s=2.0, max_seconds=1.0)
-    assert time.monotonic() - began_s < 15 + SLACK_S
+    first, second = run(cluster, tmp_path, text, timeout_s=6.0, max_seconds=1.0)
+    assert time.monotonic() - began_s < 19 + SLACK_S
     assert (first.error_type, second.error_type) == ("PeerFailed", "Timeout")
     assert "at train.py:" in second.message
     assert "rank 0 waited in a collective" in second.message
