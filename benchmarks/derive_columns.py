@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raybench.conversion import BYTES_PER_GB, MS_PER_S
 from raybench.job.model import Measure
 from raybench.job.point import Point
 from raybench.job.source import overrides_in, parse_source
@@ -30,7 +31,7 @@ from raybench.records.status import Status
 from raybench.results.breakdown import beyond_local_step
 from raybench.results.columns import from_row, to_row, write_part
 from raybench.results.doubts import OF_COLUMNS, column_doubts
-from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, step_columns
+from raybench.results.metrics import step_columns
 from raybench.results.reader import read_run
 from raybench.results.tables import PointRow, schema
 from raybench.stats.summary import step_series

@@ -33,8 +33,8 @@ from raybench.analysis.rounds import (
     without_controls,
 )
 from raybench.analysis.rows import EXECUTION
+from raybench.conversion import MS_PER_S
 from raybench.records.status import Status
-from raybench.results.metrics import MS_PER_S
 from raybench.results.tables import PointRow, Run, step_of_parts, why_no_breakdown
 from raybench.stats.levels import find_steps
 from raybench.stats.summary import Scatter, scatter

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ruamel.yaml import YAML
 
 from raybench.analysis.rows import ScaledRow
+from raybench.conversion import MS_PER_S
 from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import setting_text
@@ -31,7 +32,7 @@ from raybench.job.problems import key_text, rule_of
 from raybench.records.devices import is_time
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.status import Status
-from raybench.results.metrics import MS_PER_S, dense_peak_tflops, memory_peak_gb_s
+from raybench.results.metrics import dense_peak_tflops, memory_peak_gb_s
 from raybench.results.tables import Run
 
 # A range reaches at least so far to both sides, beside the noise of starts: a few devices of one

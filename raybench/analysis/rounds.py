@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raybench.conversion import NS_PER_MS
 from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
 from raybench.records.status import Status
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.columns import TableColumn, columns_of
-from raybench.results.metrics import NS_PER_MS, half_interval
+from raybench.results.metrics import half_interval
 from raybench.results.tables import PointRow, RegionRow, step_of_parts, why_no_breakdown
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from raybench.analysis.rows import (
     point_rows,
     setting_of,
 )
+from raybench.conversion import MS_PER_S
 from raybench.errors import ResultsError
 from raybench.job.point import RUN_SETTINGS, UNEVEN, Scalar, setting_text
 from raybench.records.doubts import (
@@ -41,7 +42,6 @@ from raybench.records.status import Status
 from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.doubts import NORMAL_LIMITS, OF_MEAN, column_doubts
-from raybench.results.metrics import MS_PER_S
 from raybench.results.tables import (
     PointRow,
     Run,

@@ -25,6 +25,7 @@ from raybench.cli.shared import (
     write_file,
     write_result,
 )
+from raybench.conversion import MIB
 from raybench.errors import ResultsError, UsageError
 from raybench.report import formatting
 
@@ -346,9 +347,6 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     )
 
 
-_MIB = 2**20
-
-
 @click.command("compact")
 @click.argument("run", shell_complete=complete_run)
 @results_option
@@ -370,5 +368,5 @@ def compact_command(run: str, results: Path) -> None:
         return
     write_result(
         f"{run_id}: {done.parts_before} parts are now {done.parts_after}, "
-        f"{done.bytes_before / _MIB:.1f} MiB now {done.bytes_after / _MIB:.1f}\n"
+        f"{done.bytes_before / MIB:.1f} MiB now {done.bytes_after / MIB:.1f}\n"
     )

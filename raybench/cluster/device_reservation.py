@@ -34,6 +34,7 @@ from typing import NamedTuple, Protocol
 import psutil
 
 from raybench.cluster import reaper, timeouts
+from raybench.conversion import KIB
 from raybench.errors import DevicesInUseError
 from raybench.records.device import Device
 from raybench.records.record import HostLoad, OtherUsers
@@ -44,7 +45,7 @@ CPU = "cpu"
 FOLDER_VARIABLE = "RAYBENCH_LOCK_DIR"
 # Not TMPDIR: users have each their own.
 _FOLDER = Path("/tmp/raybench-locks")
-_MOST_BYTES = 64 * 1024
+_MOST_BYTES = 64 * KIB
 _PAUSE_S = 0.05
 _TURN_S = 5.0
 # What a file in the folder may be the lock of.

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pynvml
 
+from raybench.conversion import KIB, MJ_PER_J, NS_PER_S
 from raybench.hardware import nvml
 from raybench.hardware.nccl_library import loaded_nccl
 from raybench.records.device import Device
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 # NVML gives sets of NUMA nodes as words of 64 bits.
 _NODE_WORDS = 4
-_NS_PER_S = 1e9
-_MJ_PER_J = 1e3
 # Limits for a smaller share of the time belong to a ramp-up, not to the measurement.
 _LIMITED_SHARE = 0.02
 # After a limit, wait until none has acted for so long, but not longer than the second figure; the
@@ -57,7 +56,6 @@ _HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
 # short pause between two blocks the counter rarely moves, so the energy that one block lacks is
 # counted in the next block.
 _SHORTEST_ENERGY_S = 2.0
-_BYTES_PER_KIB = 1024
 # A reading of the clock takes some 30 us.
 _CLOCK_PERIOD_S = 0.1
 # Half an hour of readings.
@@ -263,7 +261,7 @@ class Counters:
         energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         counted = nvml.field_values(self._handle, tuple(nvml.LIMITED_NS_FIELDS))
         limited_s = {
-            reason: counted[field] / _NS_PER_S
+            reason: counted[field] / NS_PER_S
             for field, reason in nvml.LIMITED_NS_FIELDS.items()
             if field in counted
         }
@@ -271,10 +269,10 @@ class Counters:
             if reason not in limited_s:
                 status = nvml.ask(pynvml.nvmlDeviceGetViolationStatus, self._handle, policy)
                 if status is not None:
-                    limited_s[reason] = status.violationTime / _NS_PER_S
+                    limited_s[reason] = status.violationTime / NS_PER_S
         return DeviceReading(
             time_s=time.monotonic(),
-            energy_j=None if energy_mj is None else energy_mj / _MJ_PER_J,
+            energy_j=None if energy_mj is None else energy_mj / MJ_PER_J,
             limited_s=limited_s,
         )
 
@@ -403,7 +401,7 @@ def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) ->
     begin_ns, end_ns = spans_ns[-1]
     near = [(max(begin_ns - at_ns, at_ns - end_ns), mhz) for at_ns, mhz in clocks]
     away_ns, mhz = min(near, default=(math.inf, 0))
-    return (mhz,) if away_ns <= _CLOCK_PERIOD_S * _NS_PER_S else ()
+    return (mhz,) if away_ns <= _CLOCK_PERIOD_S * NS_PER_S else ()
 
 
 def memory_in_use_bytes() -> dict[str, int]:
@@ -421,7 +419,7 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory(handle)
     sent = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
-    traffic_bytes = {field: int(kib) * _BYTES_PER_KIB for field, kib in sent.items()}
+    traffic_bytes = {field: int(kib) * KIB for field, kib in sent.items()}
     return DeviceSample(
         node_id=device.node_id,
         index=device.index,

@@ -27,6 +27,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from raybench.conversion import GIB
 from raybench.errors import UsageError, brief
 from raybench.job.point import (
     BATCH_SIZES,
@@ -430,7 +431,7 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
 
 def short_gib(count: float) -> str:
     """Return bytes in GiB as text with at most three significant digits, without the unit."""
-    return f"{float(f'{count / 2**30:.3g}'):g}"  # 1230, and not 1.23e+03
+    return f"{float(f'{count / GIB:.3g}'):g}"  # 1230, and not 1.23e+03
 
 
 _SCALAR_TYPES = ("integer", "number", "boolean", "string", "null")

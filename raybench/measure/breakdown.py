@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from raybench.conversion import NS_PER_MS
 from raybench.errors import brief
 from raybench.measure.collectives import CollectiveCall, LocalCopies, add_up, replace_collectives
 from raybench.measure.instruments import (
@@ -107,7 +108,6 @@ _WALL_METHODS = {
 # The first step with another hook, and two that fill the queue of the device.
 _SCRIPT_LEAD_IN = 3
 
-_NS_PER_MS = 1e6
 # Untimed samples before each block; where the step changes, one step runs before these.
 _LEAD_IN_SAMPLES = 2
 # Fewer have no spread.
@@ -154,7 +154,7 @@ class _Instrumented:
             block = self.timer.time_block(
                 loop, samples, self.context.parts, lead_in=_LEAD_IN_SAMPLES
             )
-        return [ns / self.extent.inner / _NS_PER_MS for ns in block.step_ns]
+        return [ns / self.extent.inner / NS_PER_MS for ns in block.step_ns]
 
     def time_marked(self, marks: RegionMarks | BucketMarks) -> list[float]:
         """Return the durations of `extent.steps` samples in ms per step; all ranks must call it.
@@ -255,8 +255,8 @@ def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> Wall
         wait()
         done_ns.append(time.perf_counter_ns() - start_ns)
     return WallTimes(
-        unsynced_ms=statistics.median(issued_ns) / _NS_PER_MS,
-        synced_ms=statistics.median(done_ns) / _NS_PER_MS,
+        unsynced_ms=statistics.median(issued_ns) / NS_PER_MS,
+        synced_ms=statistics.median(done_ns) / NS_PER_MS,
     )
 
 
@@ -455,8 +455,8 @@ def time_queued_steps(
     # Not always: an idling device cools, and would then compute faster than in the timed steps.
     hold_ms = 0.0 if issue_ms < _AHEAD_SHARE * local_ms else _HOLD_MARGIN * issue_ms
     # Of all ranks: a step may communicate in its own way, so all run equally many.
-    (longest_ns,) = max_over_ranks([round(hold_ms * _NS_PER_MS)], device)
-    if longest_ns > _LONGEST_HOLD_MS * _NS_PER_MS:
+    (longest_ns,) = max_over_ranks([round(hold_ms * NS_PER_MS)], device)
+    if longest_ns > _LONGEST_HOLD_MS * NS_PER_MS:
         return None
     mark, spans = make_marker(device), []
     with around(), optimizer.watching():
@@ -503,7 +503,7 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
 
     def time_steps() -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
         samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_SCRIPT_LEAD_IN)
-        return tuple(ns / _NS_PER_MS for ns in samples.step_ns), script.parts
+        return tuple(ns / NS_PER_MS for ns in samples.step_ns), script.parts
 
     why: NotMeasured | None = None
     error = ""

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from raybench.conversion import NS_PER_MS
 from raybench.errors import UsageError
 from raybench.records.measurement import Failure, Repetition, Samples
 from raybench.records.status import Cause
@@ -35,7 +36,6 @@ from raybench.workloads.script import RunningScript, ScriptEndedError, ScriptFai
 
 Step = Callable[[], None]
 
-_NS_PER_MS = 1_000_000
 # DistributedDataParallel times its first ten iterations with events that it waits for; torch's
 # notes ask for eleven before a capture. The cold iteration is one more.
 EAGER_ITERATIONS = 12
@@ -94,10 +94,10 @@ class Timer:
         if events:
             torch.cuda.synchronize()
             step_ns = tuple(
-                round(event.elapsed_time(following) * _NS_PER_MS)
+                round(event.elapsed_time(following) * NS_PER_MS)
                 for event, following in pairwise(events)
             )
-            since_ns = [round(events[0].elapsed_time(event) * _NS_PER_MS) for event in events[:-1]]
+            since_ns = [round(events[0].elapsed_time(event) * NS_PER_MS) for event in events[:-1]]
             starts_ns = [marks_ns[0] + ns for ns in since_ns]
         names = sorted({name for iteration_ns in spent_ns for name in iteration_ns})
         return Samples(

@@ -30,6 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from raybench.conversion import NS_PER_MS
 from raybench.records.doubts import NotMeasured
 from raybench.records.measurement import PeakParts, RegionTime
 from raybench.workloads.base import count_compiled_frames
@@ -55,7 +56,7 @@ def make_marker(device: torch.device) -> Callable[[], Mark]:
 def elapsed_ms(start: Mark, end: Mark) -> float:
     """Return the ms between two marks of a device, which must be done with the work up to `end`."""
     if isinstance(start, int) and isinstance(end, int):
-        return (end - start) / 1e6
+        return (end - start) / NS_PER_MS
     assert isinstance(start, torch.cuda.Event)
     assert isinstance(end, torch.cuda.Event)
     between_ms: float = start.elapsed_time(end)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from raybench.conversion import NS_PER_S
 from raybench.errors import add_note, brief
 from raybench.hardware.devices import (
     Counters,
@@ -68,9 +69,8 @@ from raybench.workloads.base import (
 from raybench.workloads.script import RunningScript
 
 T = TypeVar("T")
-_NS_PER_S = 1e9
 # Limits of one block of steps that heat the device.
-_HEATING_BLOCK_NS, _MOST_HEATING_STEPS = 1e9, 1000
+_HEATING_BLOCK_NS, _MOST_HEATING_STEPS = NS_PER_S, 1000
 # Blocks of iterations: this rank's samples, and the durations in ns on each rank.
 _Blocks = list[tuple[Samples, list[list[int]]]]
 # Runs a step, and describes what NCCL ran for its collectives.
@@ -294,7 +294,7 @@ def _heat(step: Step, run: _PointRun) -> None:
     step_ns: Sequence[int] = ()
 
     def wanted() -> int:
-        left_ns = _NS_PER_S * (run.policy.settings.heat_s + began_s - time.monotonic())
+        left_ns = NS_PER_S * (run.policy.settings.heat_s + began_s - time.monotonic())
         typical_ns = max(1.0, statistics.median(step_ns or [left_ns]))
         # The ranks meet between blocks, and a CUDA event stands between any two steps.
         block_ns = min(left_ns, _HEATING_BLOCK_NS)
@@ -370,7 +370,7 @@ def _rest(samples: int, expected_ns: Sequence[float], at_most_s: float) -> None:
     """Leave the device idle while the other ranks run their samples."""
     # Without this the next collective would begin now, and NCCL would spin on the idle device.
     if expected_ns:
-        time.sleep(min(at_most_s, samples * statistics.median(expected_ns) / _NS_PER_S))
+        time.sleep(min(at_most_s, samples * statistics.median(expected_ns) / NS_PER_S))
 
 
 def _energy_of_samples(

@@ -35,6 +35,7 @@ from torch.profiler import ProfilerActivity, schedule
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from raybench.conversion import FLOP_PER_TFLOP, MS_PER_S
 from raybench.errors import UsageError, brief, mentions, message_of
 from raybench.job.point import Precision, Scalar
 from raybench.job.registry import ranks_per_item
@@ -53,8 +54,6 @@ _WARMUP_PRODUCTS = 3
 # 670 later). Steps run for seconds, so they are compared with the later rate.
 _SETTLE_MS, _MEASURE_MS = 200.0, 200.0
 _FEWEST_PRODUCTS = 3
-_MS_PER_S = 1e3
-_FLOP_PER_TFLOP = 1e12
 
 
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
@@ -396,8 +395,8 @@ def tflops_sustained(
         if precision is Precision.FLOAT8 and torch.cuda.get_device_capability(device) < (8, 9):
             continue
         with suppress(torch.OutOfMemoryError):
-            product_s = statistics.median(_product_times_ms(device, precision)) / _MS_PER_S
-            found[precision] = _FLOP_PER_PRODUCT / product_s / _FLOP_PER_TFLOP
+            product_s = statistics.median(_product_times_ms(device, precision)) / MS_PER_S
+            found[precision] = _FLOP_PER_PRODUCT / product_s / FLOP_PER_TFLOP
         # Not inside: there the error still holds the frames that hold the matrices.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

@@ -11,12 +11,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from raybench.conversion import NS_PER_S
 from raybench.job.model import ENOUGH_SAMPLES, Measure
 from raybench.stats.summary import LevelChange, level_change, student_t
 
 # In place of a number of samples: those timed so far were warm-up.
 RESTART = -1
-_NS_PER_S = 1e9
 
 # The step time drifts if its level changes by more than this share, and by more than so many
 # standard errors. Noise of 1 % does so in 1 of 3 looks, which costs the time of one look; a drift
@@ -44,12 +44,12 @@ class TimingProgress:
     @property
     def warm_s(self) -> float:
         """Seconds of warm-up steps and drifted samples so far, without the cold step."""
-        return (sum(self.warmup_ns[1:]) + self.inner * sum(self.drifted_ns)) / _NS_PER_S
+        return (sum(self.warmup_ns[1:]) + self.inner * sum(self.drifted_ns)) / NS_PER_S
 
     @property
     def timed_s(self) -> float:
         """Seconds of the timed samples so far."""
-        return self.inner * sum(self.sample_ns) / _NS_PER_S
+        return self.inner * sum(self.sample_ns) / NS_PER_S
 
     @property
     def expected_ns(self) -> Sequence[float]:
@@ -144,7 +144,7 @@ class StoppingPolicy:
             elif _drifts(level_change(step_ns[1:])):
                 more = max(done + 1, round(done * self.warmup_growth))
                 wanted = min(max(span.max, least), more)
-        left_s = settings.most_warmup_s - sum(step_ns[1:]) / _NS_PER_S
+        left_s = settings.most_warmup_s - sum(step_ns[1:]) / NS_PER_S
         needed = max(0, at_least - done)
         missing = max(needed, wanted - done)
         if is_limited and missing <= 0 and not span.is_fixed:
@@ -202,7 +202,7 @@ class StoppingPolicy:
 
         step_ns: of earlier steps, each on its slowest rank. Raises StatisticsError for none.
         """
-        budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S
+        budget_ns = self.settings.max_seconds * self.breakdown_share * NS_PER_S
         fits = int(budget_ns / self.breakdown_variants / max(1.0, statistics.median(step_ns)))
         return min(self.max_breakdown_steps, max(self.min_breakdown_steps, fits))
 
@@ -211,7 +211,7 @@ class StoppingPolicy:
 
         At most 100, at least `breakdown_steps`. step_ns, and what it raises: as there.
         """
-        budget_ns = self.settings.max_seconds * self.breakdown_share * _NS_PER_S / 2
+        budget_ns = self.settings.max_seconds * self.breakdown_share * NS_PER_S / 2
         fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fits))
 
@@ -250,7 +250,7 @@ class StoppingPolicy:
             return 0
         if not expected_ns:
             return 1 if left_s > 0 else min(1, at_least)
-        iteration_s = max(1.0, statistics.median(expected_ns)) / _NS_PER_S
+        iteration_s = max(1.0, statistics.median(expected_ns)) / NS_PER_S
         fits = max(at_least, int(left_s / iteration_s))
         return min(missing, fits, max(1, int(self.max_block_s / iteration_s)))
 
@@ -264,4 +264,4 @@ def _count_in(seconds: float, expected_ns: Sequence[float]) -> int:
     """Return how many iterations fill so many seconds, rounded up; 0 if `expected_ns` is empty."""
     if not expected_ns:
         return 0
-    return math.ceil(seconds * _NS_PER_S / max(1.0, statistics.fmean(expected_ns)))
+    return math.ceil(seconds * NS_PER_S / max(1.0, statistics.fmean(expected_ns)))

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
+from raybench.conversion import MS_PER_S, NS_PER_S
 from raybench.errors import UsageError
 from raybench.job.point import (
     BY_ACCUMULATION,
@@ -69,8 +70,6 @@ _MEMORY_SHARE = 0.9
 # A larger difference of gradients is no rounding. In lower precisions than fp32 it is larger: loss
 # weights are rounded to the format of the losses.
 _FP32_TOLERANCE, _LOOSE_TOLERANCE = 1e-4, 0.03
-_NS_PER_S = 1e9
-_MS_PER_S = 1e3
 
 
 class Idle(Workload):
@@ -149,11 +148,11 @@ def share_out(
     probe = group_probe.probes[rank]
     share = RankShare(
         items=shares[rank],
-        fixed_ms=probe.speed.fixed_s * _MS_PER_S,
+        fixed_ms=probe.speed.fixed_s * MS_PER_S,
         items_per_s=probe.speed.items_per_s,
         slow_ratio=probe.slow_ratio,
-        exchange_ms=exchange_s * _MS_PER_S,
-        predicted_step_ms=(max(own_s) + exchange_s) * _MS_PER_S,
+        exchange_ms=exchange_s * MS_PER_S,
+        predicted_step_ms=(max(own_s) + exchange_s) * MS_PER_S,
         crossover_batch=crossover_batch(
             [one.speed for one in group_probe.probes],
             group_probe.are_fast,
@@ -432,7 +431,7 @@ class StepMaker:
                 step_ns = block_ns(min(_MOST_STEPS, max(_FEWEST_STEPS, fits)))
             if device.type == "cuda":
                 peak_bytes = torch.cuda.max_memory_allocated(device)
-        return step_ns / _NS_PER_S, peak_bytes
+        return step_ns / NS_PER_S, peak_bytes
 
     def _time_exchange(self, members: Sequence[bool], equal_s: Sequence[float]) -> float:
         """Return the seconds that communication adds to a step of equal shares at full speed.

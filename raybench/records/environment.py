@@ -26,7 +26,7 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from raybench import __version__
+from raybench.version import __version__
 
 # The newest minor version of torch that the tests have run with.
 _TESTED_TORCH = (2, 13)

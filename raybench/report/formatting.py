@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
+from raybench.conversion import GIB
 from raybench.records.metrics import Metric
 from raybench.records.status import Status
 from raybench.records.text import plain as plain
@@ -186,7 +187,7 @@ def percent(value: float | None) -> str:
 
 def gib(value: float | None) -> str:
     """Return bytes in GiB with two decimals, without the unit; "" for None."""
-    return f"{value / 2**30:.2f}" if has_value(value) else ""
+    return f"{value / GIB:.2f}" if has_value(value) else ""
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:

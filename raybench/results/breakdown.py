@@ -13,10 +13,11 @@ from itertools import chain
 from statistics import median
 from typing import Annotated, Any
 
+from raybench.conversion import BYTES_PER_GB, MS_PER_S, NS_PER_MS
 from raybench.records.doubts import NotMeasured
 from raybench.records.measurement import Breakdown, Measurement, Traffic
 from raybench.records.metrics import Column
-from raybench.results.metrics import BYTES_PER_GB, MS_PER_S, NS_PER_MS, data_wait_ms
+from raybench.results.metrics import data_wait_ms
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
     NEARLY_ALL,

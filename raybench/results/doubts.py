@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from raybench.conversion import MS_PER_S
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured, worst_of_each
 from raybench.records.record import Record
 from raybench.results.breakdown import HOST_BOUND_SHARE
@@ -64,7 +65,7 @@ def _doubts_of_record(row: PointRow, record: Record, measure: Measure) -> Iterat
     repetitions = measurements[0].repetitions
     steps = sum(len(one.timed.step_ns) * one.inner_iterations for one in repetitions)
     # Of a repeat.
-    timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / 1000
+    timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / MS_PER_S
     if measure.is_quick:
         yield Doubt(kind=DoubtKind.QUICK, value=timed_s)
     elif measure.iterations is None and timed_s < _NEARLY * measure.seconds:

@@ -17,6 +17,7 @@ from typing import Annotated
 
 from ruamel.yaml import YAML
 
+from raybench.conversion import BYTES_PER_GB, FLOP_PER_TFLOP, MS_PER_S, NS_PER_MS
 from raybench.job.point import SCRIPT
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind
@@ -25,13 +26,9 @@ from raybench.records.metrics import Column, OverStep, combine_ranks
 from raybench.records.record import Record
 from raybench.stats import summary as stats
 
-NS_PER_MS = 1e6
 # A step time that is known worse than this, to either side, is no measure for others.
 WIDEST_INTERVAL = 0.10
 _ENOUGH_SAMPLES = 10
-MS_PER_S = 1e3
-BYTES_PER_GB = 1e9
-_FLOP_PER_TFLOP = 1e12
 # Power limits act after some ten milliseconds.
 _BURST_MS, _BURST_STEPS = 30.0, 3
 
@@ -279,7 +276,7 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
     algbw, factor = _rate(sent, step_s, BYTES_PER_GB), measurements[0].busbw_factor
     flops = combine_ranks("max", [m.flops_per_step for m in measurements])
     by_model = combine_ranks("max", [m.model_flops_per_step for m in measurements])
-    achieved = _rate(flops, step_s, _FLOP_PER_TFLOP)
+    achieved = _rate(flops, step_s, FLOP_PER_TFLOP)
     product = combine_ranks("min", [m.gemm_tflops for m in measurements])
     burst_ms = _burst_ms(measurements) if record.point.batch_size is None else None
     # Of the slowest model; not on CPUs, and only where the peaks of all models are known.
@@ -290,9 +287,9 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
         throughput=_rate(items or None, step_s),
         achieved_tflops_per_device=achieved,
         gemm_tflops_per_device=product,
-        burst_tflops_per_device=_rate(flops, (burst_ms or 0.0) / MS_PER_S, _FLOP_PER_TFLOP),
+        burst_tflops_per_device=_rate(flops, (burst_ms or 0.0) / MS_PER_S, FLOP_PER_TFLOP),
         mfu_pct=_percent(achieved, peak),
-        mfu_6n_pct=_percent(_rate(by_model, step_s, _FLOP_PER_TFLOP), peak),
+        mfu_6n_pct=_percent(_rate(by_model, step_s, FLOP_PER_TFLOP), peak),
         gemm_share_pct=_percent(achieved, product),
         algbw_gb_s=algbw,
         busbw_gb_s=algbw * factor if algbw is not None and factor is not None else None,
@@ -336,8 +333,8 @@ def relate_to_step(
     if how is None or value is None:
         return value
     if how == "seconds":
-        return value * mean_ms / 1e3
-    over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / 1e3)
+        return value * mean_ms / MS_PER_S
+    over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / MS_PER_S)
     return over / under if under else None
 
 

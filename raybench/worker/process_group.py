@@ -31,6 +31,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from raybench.conversion import MIB
 from raybench.errors import UsageError
 from raybench.hardware.nccl_log import choices, parse
 from raybench.measure.instruments import align_ranks, any_rank
@@ -49,7 +50,7 @@ _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
 # The values of a group's abort key.
 _BROKEN, _LEFT = "broken", "left"
 # NCCL's log: a communicator of a thousand ranks may write so much; more is not read.
-_MOST_LOG_BYTES = 4 * 2**20
+_MOST_LOG_BYTES = 4 * MIB
 _CONNECTIONS, _CHOICES = "INIT,NET", "TUNING"
 _c10d: Any = dist.distributed_c10d
 _world: Any = _c10d._world

@@ -30,11 +30,13 @@ import torch._dynamo
 from torch import backends
 from torch.utils.data._utils import signal_handling
 
+from raybench.conversion import MIB
+
 _GRACE_S = 0.5
 _POLL_S = 0.01
 _SHOWN = 3
 # torch's allocator takes memory for small blocks from the device in segments of 2 MiB.
-_SMALL_SEGMENT_BYTES = 2 * 2**20
+_SMALL_SEGMENT_BYTES = 2 * MIB
 _ATTRIBUTES = {
     "cuDNN": (backends.cudnn, ("enabled", "benchmark", "deterministic")),
     "cuBLAS": (
@@ -256,7 +258,7 @@ class ProcessState:
                 shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
                 left.append(f"{len(names)} {one if len(names) == 1 else many} ({shown})")
         if held_bytes := self.held_bytes():
-            left.append(f"{held_bytes / 2**20:,.0f} MiB of device memory")
+            left.append(f"{held_bytes / MIB:,.0f} MiB of device memory")
         return tuple(left)
 
     def held_bytes(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from raybench.conversion import BYTES_PER_GB, GIB, MIB
 from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.job.registry import Answer
@@ -228,7 +229,7 @@ _CHECKED_AT_A_TIME = 2**24
 # How often a result may be rounded: an error of an epsilon of the operands each, at most.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
 # On a GPU far above the caches. A CPU is slower, so that its arrays are smaller.
-_ARRAY_BYTES = {"cuda": 2**30, "cpu": 2**25}
+_ARRAY_BYTES = {"cuda": GIB, "cpu": 32 * MIB}
 
 
 class Memory(Workload):
@@ -340,7 +341,7 @@ def memory_gb_s(context: Context) -> float | None:
     del triad, timer
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
-    return moved / step_s / 1e9
+    return moved / step_s / BYTES_PER_GB
 
 
 class HostCopy(Workload):

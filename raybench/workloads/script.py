@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 from pydantic import Field
 
+from raybench.conversion import MIB
 from raybench.errors import DETAIL_CHARACTERS, UsageError, place_among, shorten_start
 from raybench.job.point import fill_in, product_of, split_arguments
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
@@ -300,7 +301,7 @@ class RunningScript(Workload):
             read = b""  # where it has ended, what it has started may hold its end of the socket
             if sources[0] in ready:
                 with suppress(ConnectionResetError):
-                    read = self._socket.recv(1 << 20)
+                    read = self._socket.recv(MIB)
             if not read:
                 select.select([self._handle], [], [], _END_S)
                 return self._end_of({"code": self._process.poll(), "samples": None})

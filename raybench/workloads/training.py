@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from raybench.conversion import MIB
 from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import EQUAL, Precision, Scalar
@@ -74,7 +75,7 @@ _ONLY_FOR_TRAINING = {
     *LayoutOptions.__annotations__,
 }
 # cuBLAS and cuBLASLt take 32 MiB each on Hopper.
-_WORKSPACES_BYTES = 64 * 2**20
+_WORKSPACES_BYTES = 64 * MIB
 
 
 class Model(Workload):

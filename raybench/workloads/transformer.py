@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
+from raybench.conversion import BYTES_PER_GB
 from raybench.job.point import Precision, Scalar
 from raybench.job.registry import Answer
 from raybench.records.metrics import Metric
@@ -418,7 +419,9 @@ class Transformer(Model):
             self.memory_bytes = weights + cache.memory.nbytes
             if self.triad_gb_s is not None:
                 # The time that the bytes would take over that of the step.
-                self.bandwidth_share_pct = 100 * self.memory_bytes / (self.triad_gb_s * 1e9)
+                self.bandwidth_share_pct = (
+                    100 * self.memory_bytes / (self.triad_gb_s * BYTES_PER_GB)
+                )
             tokens = tokens[:, length:].contiguous()
         if compile and device.type != "meta":
             # Else Inductor leaves products with one row to cuBLAS, and makes several kernels of the

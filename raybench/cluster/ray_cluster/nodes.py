@@ -35,23 +35,24 @@ from raybench.cluster.device_reservation import (
     read_node_use,
 )
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
+from raybench.conversion import GIB, KIB, MIB
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceSample
 from raybench.records.measurement import Measurement, RankAnswer, SpanNs
 from raybench.records.record import OtherUsers
 
 _TAIL_LINES = 60
-_OUTPUT_BYTES = 32 * 1024  # of each stream in a point
+_OUTPUT_BYTES = 32 * KIB  # of each stream in a point
 # A log that takes more of the disk keeps its end alone.
-_MOST_LOG_BYTES = 8 * 1024**2
-_LOG_END_BYTES = 1024**2
+_MOST_LOG_BYTES = 8 * MIB
+_LOG_END_BYTES = MIB
 _LOOK_AT_LOGS_EVERY_S = 1.0
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE of linux/falloc.h
 # Lines that Ray writes between those of the worker.
 _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
 # Less than any CUDA context has, more than the driver keeps for itself.
-_FREE_WITHIN_BYTES = 256 * 1024**2
+_FREE_WITHIN_BYTES = 256 * MIB
 # NVML lists an ended process for some seconds. The system does not reuse its id that soon.
 _LISTED_S = 60.0
 
@@ -465,7 +466,7 @@ class NodeAgents:
             used = [(gpu, size) for gpu, size in sizes if size > _FREE_WITHIN_BYTES]
             if not used or time.monotonic() > deadline_s:
                 return tuple(
-                    f"{size / 1024**3:.1f} GiB of cuda:{gpu.index} on {gpu.host} are not free "
+                    f"{size / GIB:.1f} GiB of cuda:{gpu.index} on {gpu.host} are not free "
                     f"{timeout_s:g} s after its worker ended"
                     for gpu, size in used
                 )

@@ -42,6 +42,7 @@ from ray._private.services import find_node_ids
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from raybench.cluster import reaper, timeouts
+from raybench.conversion import MIB
 from raybench.errors import ClusterError, UsageError
 from raybench.records.device import DeviceKind
 from raybench.records.environment import set_variables, usable_cores
@@ -66,9 +67,9 @@ _RAYS_FOLDER = "r"
 _SOCKET_PATH_BYTES = 107
 _FOLDER_BYTES = len("/raybench-12345678/r")
 _RAYS_SOCKET_BYTES = len("/session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store")
-_OBJECT_STORE_BYTES = 256 * 1024**2
+_OBJECT_STORE_BYTES = 256 * MIB
 # Ray's own logs: its default is 512 MB, five times over, for each process.
-_LOG_BYTES = 8 * 1024**2
+_LOG_BYTES = 8 * MIB
 _LOG_BACKUPS = 1
 # Methods of Ray's node, each of which starts a program.
 _UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")

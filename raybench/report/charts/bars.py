@@ -14,6 +14,7 @@ from raybench.analysis.rows import (
     varying,
 )
 from raybench.analysis.scaling import LOSSES
+from raybench.conversion import GIB
 from raybench.report import formatting
 from raybench.report.charts import (
     Chart,
@@ -85,7 +86,7 @@ def _ranking_figure(data: ChartData) -> Figure | None:
         return None
     items = answer.asked.items
     noun, names = metric_noun(metric, items), varying([one.row for _, one in every])
-    of_unit, unit = (2**30, "GiB") if metric.format == "gib" else (1, metric.unit)
+    of_unit, unit = (GIB, "GiB") if metric.format == "gib" else (1, metric.unit)
     along = f"{noun}, {unit}" if unit in ("ms", "GiB") else noun
     bars = []
     for case, one in every[:_MOST_RANKED]:

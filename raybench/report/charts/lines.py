@@ -15,6 +15,7 @@ from raybench.analysis.rows import (
     size_of,
     varying,
 )
+from raybench.conversion import GIB
 from raybench.records.devices import nvlinks
 from raybench.records.status import Status
 from raybench.report import formatting
@@ -27,7 +28,6 @@ from raybench.results.metrics import memory_peak_gb_s, nvlink_peak_gb_s
 _ROOM = 34
 # Small messages are often replayed from a graph and large ones not: one line all the same.
 _OVER = (SIZE, *OPTIONAL)
-_GIB = 2**30
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
@@ -254,10 +254,10 @@ def memory_figure(data: ChartData) -> Figure | None:
     if all(row.status != Status.OOM for row in data.rows):
         return None
     sizes = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()
-    size = min(sizes, default=0) / _GIB
+    size = min(sizes, default=0) / GIB
     return _over_batch(
         data,
-        lambda row: row.peak_mem_allocated_bytes and row.peak_mem_allocated_bytes / _GIB,
+        lambda row: row.peak_mem_allocated_bytes and row.peak_mem_allocated_bytes / GIB,
         anchor="memory",
         title="Memory by batch size",
         note="Peak memory allocated on the device that needs most.",

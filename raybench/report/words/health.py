@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
+from raybench.conversion import GIB
 from raybench.records.device import DeviceKind
 from raybench.records.devices import Action, DevicePlace, Finding, Verdict
 from raybench.records.judgement import (
@@ -20,8 +21,6 @@ from raybench.records.judgement import (
     ValueRange,
 )
 from raybench.report.formatting import counted, number, some, span
-
-_GIB = 2**30
 
 
 def device_name(place: DevicePlace) -> str:
@@ -71,7 +70,7 @@ def _other_failed(said: Problem) -> str:
 
 
 def _no_room(said: Problem) -> str:
-    free, needed = said.value / _GIB, said.limit / _GIB
+    free, needed = said.value / GIB, said.limit / GIB
     return f"no room: {free:.1f} GiB of its memory are free, the test needs {needed:.1f}"
 
 
