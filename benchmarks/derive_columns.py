@@ -32,8 +32,9 @@ from raybench.results.breakdown import beyond_local_step
 from raybench.results.columns import from_row, to_row, write_part
 from raybench.results.doubts import OF_COLUMNS, column_doubts
 from raybench.results.metrics import step_columns
+from raybench.results.point_row import PointRow
 from raybench.results.reader import read_run
-from raybench.results.tables import PointRow, schema
+from raybench.results.tables import schema
 from raybench.stats.summary import step_series
 
 POLICY = StoppingPolicy(settings=Measure())

@@ -19,8 +19,8 @@ from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.rows import point_rows
 from raybench.records.status import Status
 from raybench.results import reader
+from raybench.results.point_row import PointRow
 from raybench.results.reader import run_ids
-from raybench.results.tables import PointRow
 
 EXAMPLES = REPOSITORY / "results" / "examples"
 # Trains 1,025 parameters: its steps of a millisecond wait for Python, not for the GPU.

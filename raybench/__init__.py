@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench.analysis.frames import load, units
-    from raybench.job.registry import Answer
+    from raybench.job.answer import Answer
     from raybench.records.metrics import Metric
     from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
 
@@ -40,7 +40,7 @@ __all__ = [
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
-    "raybench.job.model": ("Answer",),
+    "raybench.job.answer": ("Answer",),
     "raybench.records.metrics": ("Metric",),
     "raybench.workloads.base": ("Context", "DdpOptions", "Workload", "WrongResultError"),
     # For the parameters of a workload.

@@ -4,8 +4,8 @@ from raybench.cluster import Cluster
 from raybench.records.measurement import Measurement
 from raybench.records.record import Record
 from raybench.records.task import Task
+from raybench.results.point_row import PointRow
 from raybench.results.record_rows import point_row
-from raybench.results.tables import PointRow
 from tests.unit.builders import make_record
 
 

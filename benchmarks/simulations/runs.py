@@ -42,8 +42,9 @@ from benchmarks.store_scale import records
 from raybench.analysis.compare import compare
 from raybench.job.model import Measure
 from raybench.results.columns import to_row
+from raybench.results.point_row import PointRow
 from raybench.results.record_rows import point_row
-from raybench.results.tables import PointRow, schema
+from raybench.results.tables import schema
 from raybench.results.writer import RunStore
 
 STARTS = (0.005, 0.015, 0.03)

@@ -43,13 +43,13 @@ from raybench.analysis.rows import (
 from raybench.analysis.run_data import RunData
 from raybench.analysis.scaling import LOSSES, has_causes
 from raybench.analysis.uneven import Gain, UnevenFleet, gain_over
+from raybench.job.answer import Answer
 from raybench.job.model import answer_of_run
-from raybench.job.registry import Answer
 from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE, is_largest_known
 from raybench.records.doubts import DoubtKind, LossesUnknown, NotCompared
 from raybench.records.metrics import Metric
 from raybench.records.status import RunStatus, Status
-from raybench.results.tables import PointRow, is_slowed_by_one_rank
+from raybench.results.point_row import PointRow, is_slowed_by_one_rank
 
 # Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.
 RATIOS = ("speed_up", "efficiency")

@@ -35,7 +35,8 @@ from raybench.analysis.rounds import (
 from raybench.analysis.rows import EXECUTION
 from raybench.conversion import MS_PER_S
 from raybench.records.status import Status
-from raybench.results.tables import PointRow, Run, step_of_parts, why_no_breakdown
+from raybench.results.point_row import PointRow, step_of_parts, why_no_breakdown
+from raybench.results.tables import Run
 from raybench.stats.levels import find_steps
 from raybench.stats.summary import Scatter, scatter
 

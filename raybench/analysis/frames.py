@@ -13,7 +13,8 @@ from raybench.errors import ResultsError
 from raybench.job.problems import did_you_mean
 from raybench.results import reader, tables
 from raybench.results.columns import to_row
-from raybench.results.tables import TABLES, PointRow
+from raybench.results.point_row import PointRow
+from raybench.results.tables import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -29,7 +29,7 @@ from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.rows import EXECUTION, batch_column
 from raybench.records.status import Status
 from raybench.results.metrics import half_interval, is_imprecise
-from raybench.results.tables import PointRow, why_no_breakdown
+from raybench.results.point_row import PointRow, why_no_breakdown
 from raybench.stats.summary import student_t
 from raybench.workloads.base import parameter_count
 

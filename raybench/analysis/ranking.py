@@ -24,10 +24,11 @@ from raybench.analysis.run_data import RunData
 from raybench.analysis.scaling import half_widths, samples_per_joule
 from raybench.errors import UsageError
 from raybench.job import registry
+from raybench.job.declarations import declared_entries
 from raybench.job.rounds import WORTHWHILE
 from raybench.records.metrics import Metric
 from raybench.results.metrics import memory_peak_gb_s
-from raybench.results.tables import PointRow
+from raybench.results.point_row import PointRow
 
 _TIMES = ("step_ms_p50", "step_ms_mean")
 # Rates in disguise, as shares of a peak.
@@ -233,7 +234,7 @@ def declared(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
     for workload in dict.fromkeys(row.workload for row in rows):
         declared: Iterable[Any] = ()
         with suppress(KeyError, UsageError):
-            declared = registry.entries(registry.load_workload(workload), "metrics", "name", "unit")
+            declared = declared_entries(registry.load_workload(workload), "metrics", "name", "unit")
         for one in declared:
             if one.name == metric.name:
                 return replace(metric, unit=one.unit, over_step=getattr(one, "over_step", None))

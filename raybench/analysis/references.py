@@ -29,6 +29,7 @@ from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import setting_text
 from raybench.job.problems import key_text, rule_of
+from raybench.job.settings import parameters_of_class
 from raybench.records.devices import is_time
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.status import Status
@@ -94,7 +95,7 @@ def _defaults(workload: str) -> Mapping[str, str]:
     """Return the defaults of a workload's parameters as text; none of a user's own class."""
     if workload not in registry.BUILTIN:
         return {}
-    found = registry.parameters(registry.load_workload(workload))
+    found = parameters_of_class(registry.load_workload(workload))
     return {one.name: setting_text(one.default) for one in found if one.default is not None}
 
 

@@ -22,7 +22,8 @@ from raybench.records.status import Status
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.columns import TableColumn, columns_of
 from raybench.results.metrics import half_interval
-from raybench.results.tables import PointRow, RegionRow, step_of_parts, why_no_breakdown
+from raybench.results.point_row import PointRow, step_of_parts, why_no_breakdown
+from raybench.results.tables import RegionRow
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,7 @@ from raybench.records.doubts import Doubt, LossesUnknown, NotCompared
 from raybench.records.metrics import Column, Metric
 from raybench.records.status import Status
 from raybench.results.columns import columns_of
-from raybench.results.tables import PointRow
+from raybench.results.point_row import PointRow
 
 if TYPE_CHECKING:
     import pandas as pd

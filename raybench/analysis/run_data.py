@@ -40,7 +40,8 @@ from raybench.records.doubts import worst_of_each
 from raybench.records.status import Cause, Status
 from raybench.records.text import plain
 from raybench.results import reader
-from raybench.results.tables import PointRow, RegionRow, Run, column_units
+from raybench.results.point_row import PointRow
+from raybench.results.tables import RegionRow, Run, column_units
 
 
 class Ranks(StrEnum):

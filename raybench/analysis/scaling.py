@@ -42,13 +42,8 @@ from raybench.records.status import Status
 from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN
 from raybench.results.doubts import NORMAL_LIMITS, OF_MEAN, column_doubts
-from raybench.results.tables import (
-    PointRow,
-    Run,
-    SummaryRow,
-    step_of_parts,
-    why_no_breakdown,
-)
+from raybench.results.point_row import PointRow, step_of_parts, why_no_breakdown
+from raybench.results.tables import Run, SummaryRow
 from raybench.stats.outliers import slowest_and_other
 from raybench.stats.summary import scatter
 

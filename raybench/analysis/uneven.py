@@ -15,7 +15,7 @@ from typing import Any
 from raybench.analysis.rows import EXECUTION, ScaledRow, batch_column, setting_of
 from raybench.analysis.scaling import probe_speeds
 from raybench.records.status import Status
-from raybench.results.tables import step_of_parts
+from raybench.results.point_row import step_of_parts
 from raybench.stats.shares import fast_devices
 
 

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from raybench.job.point import Point
     from raybench.records.devices import Finding
     from raybench.report.comparison import Comparison
-    from raybench.results.tables import PointRow, Run
+    from raybench.results.point_row import PointRow
+    from raybench.results.tables import Run
 
 REGRESSION, UNCLEAR = "regression", "unclear"
 _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes

@@ -137,6 +137,7 @@ def workloads_command(name: str | None, as_json: bool) -> None:
     import inspect
 
     from raybench.job import registry
+    from raybench.job.settings import parameters_of_class
 
     described: list[dict[str, Any]] = []
     for workload in registry.BUILTIN if name is None else [name]:
@@ -145,7 +146,7 @@ def workloads_command(name: str | None, as_json: bool) -> None:
         shown = ("name", "type", "default", "is_required", "description")
         parameters = [
             {key: getattr(parameter, key) for key in shown}
-            for parameter in registry.parameters(workload_class)
+            for parameter in parameters_of_class(workload_class)
         ]
         described.append({"name": workload, "doc": doc, "parameters": parameters})
     if as_json:
@@ -252,6 +253,7 @@ def _metric_meanings(keys: Set[str]) -> Iterator[str]:
     """Yield the meanings of columns, and of the metrics of built-in workloads."""
     from raybench.analysis.rows import BY_NAME
     from raybench.job import registry
+    from raybench.job.declarations import declared_entries
 
     for metric in BY_NAME.values():
         if not keys.isdisjoint((metric.name, metric.title.lower(), metric.heading.lower())):
@@ -262,7 +264,7 @@ def _metric_meanings(keys: Set[str]) -> Iterator[str]:
             unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{shown}{unit}: {meaning}."
     for workload in registry.BUILTIN:
-        for metric in registry.entries(
+        for metric in declared_entries(
             registry.load_workload(workload), "metrics", "name", "title"
         ):
             if not keys.isdisjoint((metric.name, metric.title.lower())):
@@ -272,10 +274,11 @@ def _metric_meanings(keys: Set[str]) -> Iterator[str]:
 
 def _parameter_meanings(keys: Set[str]) -> Iterator[str]:
     from raybench.job import registry
+    from raybench.job.settings import parameters_of_class
 
     of_workloads: dict[str, list[str]] = {}
     for workload in registry.BUILTIN:
-        for one in registry.parameters(registry.load_workload(workload)):
+        for one in parameters_of_class(registry.load_workload(workload)):
             if not keys.isdisjoint((one.name, heading(one.name), one.name.replace("_", " "))):
                 of_workloads.setdefault(f"{one.name}: {one.description}", []).append(workload)
     for text, workloads in of_workloads.items():

@@ -448,7 +448,7 @@ def _print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = 
     says which points are estimated not to fit; None: it does not. Raises ResultsError where stdout
     cannot be written.
     """
-    from raybench.job.registry import estimate
+    from raybench.job.memory import estimate
 
     for warning in plan.warnings:
         click.echo(printable(f"{warning} (warning)"), err=True)
@@ -499,9 +499,9 @@ def _plan_as_text(
     job: Job, plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
 ) -> str:
     """Return the settings that all points share, a table of the others, and what they need."""
+    from raybench.job.memory import short_gib
     from raybench.job.plan import varying_settings
     from raybench.job.point import RUN_SETTINGS, UNEVEN
-    from raybench.job.registry import short_gib
 
     def wrapped(lines: Iterable[str]) -> list[str]:
         return [click.wrap_text(one, text_width(), subsequent_indent="  ") for one in lines]
@@ -605,7 +605,7 @@ def _memory_lines(
     plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
 ) -> Iterator[str]:
     """Yield how much memory points need, and what would fit of the first that do not."""
-    from raybench.job.registry import USABLE, explain_oom, short_gib
+    from raybench.job.memory import USABLE, explain_oom, short_gib
 
     known = [found for found in estimates if found]
     if not known:

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from raybench.job import registry
 from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
+from raybench.job.settings import settings_of_class
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import (
     Action,
@@ -550,7 +551,7 @@ def _defaults(workload: str) -> Mapping[str, Scalar]:
 
     Parameters without a default are left out.
     """
-    settings = registry.settings_of_class(registry.load_workload(workload))
+    settings = settings_of_class(registry.load_workload(workload))
     return {
         name: setting.default
         for name, setting in settings.items()

@@ -26,7 +26,7 @@ from raybench.job.point import (
     split_arguments,
 )
 from raybench.job.problems import JobProblem, KeyPath, did_you_mean, key_text, quote, say_unknown
-from raybench.job.registry import PointSetting, make_setting
+from raybench.job.settings import PointSetting, make_setting, run_setting, settings_of_class
 from raybench.job.source import YamlSource, parse_source, read_source
 
 MAX_POINTS = 100_000
@@ -125,7 +125,7 @@ def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]
         nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
         if not nearest:
             # What every workload has can be checked all the same.
-            settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
+            settings = {name: run_setting(name) for name in RUN_SETTINGS}
             return found + _check(job, settings, unsound, is_workload_known=False)
         workload_class = registry.load_workload(nearest[0])
         settings, unknown = _add_settings(job, workload_class, unsound)
@@ -141,7 +141,7 @@ def _add_settings(
     They are the settings of the workload, the variables of `env`, and the axes that a script names
     in braces. unsound: as for `_check`. Raises UsageError for parameters that no job could give.
     """
-    settings = registry.settings_of_class(workload_class)
+    settings = settings_of_class(workload_class)
     env = dict.fromkeys([*job.env, *_names_in("env", unsound)])
     given = {*job.varied, *env, *_names_in("matrix", unsound)}
     if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):

@@ -39,9 +39,11 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
+from raybench.job.answer import ANSWER_METRICS, SAMPLES, Answer
+from raybench.job.declarations import declared_entries
 from raybench.job.point import ANY, RUN_SETTINGS, Scalar, Strategy, are_devices
 from raybench.job.problems import JobProblem, KeyPath, key_text, quote, rule_of, say_unknown
-from raybench.job.registry import ANSWER_METRICS, SAMPLES, Answer
+from raybench.job.settings import PointSetting
 from raybench.job.source import QUICK_SECONDS, YamlSource, parse_source, with_sizes
 
 
@@ -463,16 +465,14 @@ class Job(JobSection):
     # Given by `raybench.job.loading`, not by `validate`: without the source text, folder, explain
     # and error raise AttributeError, without the settings `settings` does.
     _source: YamlSource = PrivateAttr()
-    _settings: dict[str, registry.PointSetting] = PrivateAttr()
+    _settings: dict[str, PointSetting] = PrivateAttr()
     _workload_class: type = PrivateAttr(default=object)
 
     def set_source(self, source: YamlSource) -> None:
         """Keep the source, for messages, `text` and `folder`."""
         self._source = source
 
-    def set_workload(
-        self, settings: dict[str, registry.PointSetting], workload_class: type
-    ) -> None:
+    def set_workload(self, settings: dict[str, PointSetting], workload_class: type) -> None:
         """Keep name -> setting, for all that the job can set, and the class of the workload."""
         self._settings, self._workload_class = settings, workload_class
 
@@ -503,7 +503,7 @@ class Job(JobSection):
     @property
     def metrics(self) -> list[str]:
         """The names of metrics that `answer.metric` can have, those of the workload first."""
-        own = registry.entries(self._workload_class, "metrics", "name", "unit")
+        own = declared_entries(self._workload_class, "metrics", "name", "unit")
         return [*(one.name for one in own), *ANSWER_METRICS]
 
     @property
@@ -512,7 +512,7 @@ class Job(JobSection):
         return Path() if self._source.options else Path(self._source.name).parent
 
     @property
-    def settings(self) -> Mapping[str, registry.PointSetting]:
+    def settings(self) -> Mapping[str, PointSetting]:
         """Name -> setting, for all that the job can set, variables of env too; a point has more."""
         return self._settings
 
@@ -618,14 +618,14 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
         # The first that the class declares over any of the settings that vary.
         declared = (
             one
-            for one in registry.entries(workload_class, "answers", "metric", "over")
+            for one in declared_entries(workload_class, "answers", "metric", "over")
             if not one.over or not set(one.over).isdisjoint(varying)
         )
         answer = next(declared, Answer(metric="speed_up", over=("world_size",)))
     else:
         # Of a metric of the workload's own by its unit: less is better of what costs.
         best = ANSWER_METRICS.get(asked.metric, "max")
-        for own in registry.entries(workload_class, "metrics", "name", "unit"):
+        for own in declared_entries(workload_class, "metrics", "name", "unit"):
             if own.name == asked.metric:
                 best = "min" if own.unit in ("s", "ms", "us", "ns", "bytes", "J") else "max"
         answer = Answer(metric=asked.metric, over=asked.over, best=asked.best or best)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from raybench.errors import UsageError
-from raybench.job import registry
+from raybench.job.declarations import missing_packages, ranks_per_item, shares_work, why_not
 from raybench.job.model import BatchSearch, Job
 from raybench.job.point import (
     BATCH_SIZES,
@@ -202,7 +202,7 @@ def _make_point(
     if isinstance(sizes, str):
         return JobProblem(path=size_path, message=sizes)
     batch_size, global_batch_size = sizes
-    is_strong = "global_batch_size" in values or registry.shares_work(job.workload_class)
+    is_strong = "global_batch_size" in values or shares_work(job.workload_class)
     point = Point(
         workload=job.workload.kind,
         params={name: values[name] for name in sorted(values.keys() - {*RUN_SETTINGS, *job.env})},
@@ -221,7 +221,7 @@ def _make_point(
     except KeyError as error:
         return JobProblem(path=origin, message=f"lacks {error.args[0]}, which a text has in braces")
     env = {name: text for name, text in texts.items() if name in job.env}
-    if reason := _why_not(point) or registry.why_not(job.workload_class, point.settings):
+    if reason := _why_not(point) or why_not(job.workload_class, point.settings):
         return JobProblem(path=origin, message=reason)
     point = replace(point, env=env)
     if point.workload == SCRIPT:
@@ -237,13 +237,13 @@ def _make_point(
 def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, int | None] | str:
     """Return batch_size and global_batch_size, or what is wrong with the one that is given.
 
-    Both None where none is given. Raises UsageError as `registry.ranks_per_item` does.
+    Both None where none is given. Raises UsageError as `ranks_per_item` does.
     """
     if not any(name in values for name in BATCH_SIZES):
         return None, None
     world_size, accumulation = int(values["world_size"]), int(values.get("grad_accumulation", 1))
     # Each has a batch of its own.
-    groups = max(1, world_size // registry.ranks_per_item(job.workload_class, values))
+    groups = max(1, world_size // ranks_per_item(job.workload_class, values))
     share = groups * accumulation
     if "global_batch_size" in values:
         global_batch_size = int(values["global_batch_size"])
@@ -290,7 +290,7 @@ def _why_not(point: Point) -> str | None:
 
 def _remarks(job: Job) -> Iterator[JobProblem]:
     """Yield remarks on missing packages, no items_per_step, and limits that end a point early."""
-    for package, cure in registry.missing_packages(job.workload_class).items():
+    for package, cure in missing_packages(job.workload_class).items():
         message = f"needs {package} on every worker, and it is not installed here; {cure}"
         yield JobProblem(path=("workload", "kind"), message=message)
     given = {*job.workload.parameters, *job.varied}

@@ -137,7 +137,7 @@ class About:
 class Execution:
     """How steps are executed, whatever the workload.
 
-    A new setting of this kind is a field here and a column of `results.tables.PointColumns`. Jobs
+    A new setting is a field here and a column of `results.point_row.PointColumns`. Jobs
     can then set it and filter by it, ids have it, reports name it, and workloads read it.
     """
 

@@ -30,8 +30,8 @@ from raybench.hardware.devices import (
     throttle_reasons,
     wait_until_unlimited,
 )
+from raybench.job.declarations import shares_work
 from raybench.job.model import Measure
-from raybench.job.registry import shares_work
 from raybench.measure import profiling
 from raybench.measure.breakdown import Extent, break_down, break_down_script
 from raybench.measure.instruments import (

@@ -37,8 +37,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.conversion import FLOP_PER_TFLOP, MS_PER_S
 from raybench.errors import UsageError, brief, mentions, message_of
+from raybench.job.declarations import ranks_per_item
 from raybench.job.point import Precision, Scalar
-from raybench.job.registry import ranks_per_item
 from raybench.measure.breakdown import hook_setter
 from raybench.measure.instruments import Step, align_ranks
 from raybench.measure.marks import Mark, elapsed_ms, make_marker

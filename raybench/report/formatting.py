@@ -20,7 +20,8 @@ from raybench.records.text import plain as plain
 from raybench.records.text import printable as printable
 
 if TYPE_CHECKING:
-    from raybench.results.tables import PointRow, Run
+    from raybench.results.point_row import PointRow
+    from raybench.results.tables import Run
 
 
 # All that `str.splitlines` takes for the end of a line, and tabs.

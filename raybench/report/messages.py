@@ -17,7 +17,7 @@ from raybench.report.point_settings import short_name
 from raybench.report.words.doubts import MARKS, doubt_advice, doubt_words, drift_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
-from raybench.results.tables import PointRow
+from raybench.results.point_row import PointRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ from raybench.report.formatting import counted, span
 from raybench.report.point_settings import setting_columns
 from raybench.report.words import prediction as words
 from raybench.report.words.prediction import not_predicted
-from raybench.results.tables import PointRow, Run
+from raybench.results.point_row import PointRow
+from raybench.results.tables import Run
 
 _HALF = "half of the 95 % interval of the step time, divided by the step time"
 _COMM = "communication that computation does not hide, in ms"

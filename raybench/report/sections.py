@@ -54,7 +54,7 @@ from raybench.report.words import shares
 from raybench.report.words.causes import causes_of
 from raybench.report.words.reasons import losses_unknown_words
 from raybench.report.words.references import HOW_TO_MAKE, count_within, standing_text
-from raybench.results.tables import (
+from raybench.results.point_row import (
     PointRow,
     is_of_first_round,
     is_slowed_by_one_rank,

@@ -34,13 +34,8 @@ from raybench.report.words.doubts import doubt_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_measured_words
 from raybench.report.words.references import standing_text
-from raybench.results.tables import (
-    Run,
-    column_units,
-    is_of_first_round,
-    is_slowed_by_one_rank,
-    step_of_parts,
-)
+from raybench.results.point_row import is_of_first_round, is_slowed_by_one_rank, step_of_parts
+from raybench.results.tables import Run, column_units
 from raybench.stats.shares import fast_devices
 
 if TYPE_CHECKING:
@@ -49,8 +44,9 @@ if TYPE_CHECKING:
     from raybench.analysis.answer import RunAnswer
     from raybench.analysis.references import Standing
     from raybench.records.metrics import Metric
+    from raybench.results.point_row import PointRow
     from raybench.results.reader import RankLog
-    from raybench.results.tables import PointRow, RegionRow
+    from raybench.results.tables import RegionRow
 
 
 # A model has hundreds of modules; the table `modules` holds the rest.

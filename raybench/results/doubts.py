@@ -14,7 +14,7 @@ from raybench.records.doubts import Doubt, DoubtKind, NotMeasured, worst_of_each
 from raybench.records.record import Record
 from raybench.results.breakdown import HOST_BOUND_SHARE
 from raybench.results.metrics import WIDEST_INTERVAL, half_interval, is_imprecise
-from raybench.results.tables import PointRow, is_slowed_by_one_rank, why_no_breakdown
+from raybench.results.point_row import PointRow, is_slowed_by_one_rank, why_no_breakdown
 from raybench.stats.outliers import MARK_SHARE, borne_out_ms
 
 if TYPE_CHECKING:

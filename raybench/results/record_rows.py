@@ -21,7 +21,8 @@ from raybench.results.metrics import (
     relate_to_step,
     step_columns,
 )
-from raybench.results.tables import PointRow, storable
+from raybench.results.point_row import PointRow
+from raybench.results.tables import storable
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure

@@ -9,25 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from raybench.job.point import RUN_SETTINGS, Scalar
+from raybench.job.point import Scalar
 from raybench.records.device import Device
 from raybench.records.devices import DeviceSample, Finding
-from raybench.records.doubts import Doubt, DoubtKind
-from raybench.records.measurement import ModuleTime, RankMetrics
+from raybench.records.measurement import ModuleTime
 from raybench.records.metrics import Column
 from raybench.records.status import RunStatus, Status
-from raybench.results.breakdown import PartColumns
 from raybench.results.columns import TableColumn, arrow_schema, columns_of
-from raybench.results.metrics import ConditionColumns, MemoryColumns, RateColumns, StepColumns
-from raybench.stats.outliers import borne_out_ms, stands_out
+from raybench.results.point_row import AttemptKey, PointRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-# The parts come from other steps than the step time: by so much they may exceed it.
-_MOST_PARTS = 1.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,164 +76,6 @@ class Run:
     def is_health_check(self) -> bool:
         """Return whether `raybench health` made the run; its results are the table `health`."""
         return self.argv[1:2] == ("health",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttemptKey:
-    """The columns that identify an attempt: run, point, and its number."""
-
-    run_id: Annotated[str, Column("", "id of the run")]
-    point_id: Annotated[str, Column("", "id of the point")]
-    attempt: Annotated[int, Column("", "counts from 1, over all rounds")]
-
-
-def _setting_column(name: str) -> Column:
-    """Return the column of a setting as RUN_SETTINGS has it; KeyError for another name."""
-    about = RUN_SETTINGS[name].about
-    return Column(about.unit, about.column)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointColumns(AttemptKey):
-    """Which point it is, where it ran, and how the attempt ended."""
-
-    round: Annotated[int | None, Column("", "counts from 1; null: one round")] = None
-    control_of: Annotated[int | None, Column("", "world_size of the block that it ends")] = None
-    status: Annotated[Status, Column("", "ok, oom, error, timeout, lost, skipped, cancelled")]
-    error_type: Annotated[str | None, Column("", "class of the exception")] = None
-    error_message: Annotated[str | None, Column("", "why it is not ok")] = None
-    error_rank: Annotated[int | None, Column("", "rank that failed first")] = None
-    error_host: Annotated[str | None, Column("", "host of that rank")] = None
-    error_device: Annotated[str | None, Column("", "its device, as in cuda:3")] = None
-    error_detail: Annotated[str | None, Column("", "end of its traceback or log")] = None
-    started_at: Annotated[datetime, Column("UTC", "start")]
-    duration_s: Annotated[float | None, Column("s", "of the whole attempt")] = None
-    workload: Annotated[str, Column("", "name or class")] = ""
-    params: Annotated[
-        Mapping[str, str], Column("", "parameters of the workload and variables of env, as text")
-    ] = field(default_factory=dict)
-    env: Annotated[Mapping[str, str], Column("", "variables that the job set")] = field(
-        default_factory=dict
-    )
-    workload_sha256: Annotated[str | None, Column("", "its source")] = None
-    raybench_sha256: Annotated[str | None, Column("", "raybench's source")] = None
-    backend: Annotated[str | None, Column("", "null for 1 rank")] = None
-    device_type: Annotated[str | None, Column("", "cuda or cpu")] = None
-    device_name: Annotated[str | None, Column("", "model")] = None
-    world_size: Annotated[int, _setting_column("world_size")] = 1
-    node_count: Annotated[int | None, Column("", "nodes used")] = None
-    precision: Annotated[str, _setting_column("precision")] = "fp32"
-    scaling: Annotated[Literal["weak", "strong"] | None, Column("", "weak or strong")] = None
-    cuda_graph: Annotated[bool, _setting_column("cuda_graph")] = False
-    shares: Annotated[str, _setting_column("shares")] = "equal"
-    slow_ratio: Annotated[float, _setting_column("slow_ratio")] = 1.0
-    slow_count: Annotated[int, _setting_column("slow_count")] = 1
-    slow_by: Annotated[str, _setting_column("slow_by")] = "compute"
-    devices: Annotated[str, _setting_column("devices")] = "any"
-    strategy: Annotated[str, _setting_column("strategy")] = "pack"
-    batch_size: Annotated[int | None, _setting_column("batch_size")] = None
-    global_batch_size: Annotated[int | None, _setting_column("global_batch_size")] = None
-    grad_accumulation: Annotated[int | None, Column("", "passes per step")] = None
-    models_by_rank: Annotated[
-        tuple[str, ...] | None, Column("", "models of the devices, in rank order")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointRow(
-    MemoryColumns,
-    PartColumns,
-    ConditionColumns,
-    RateColumns,
-    StepColumns,
-    RankMetrics,
-    PointColumns,
-):
-    """A row of `points`: an attempt at a point, or the mean of its rounds.
-
-    None: not known, or the metric does not apply.
-    """
-
-    # How an uneven step is shared out, and what probes found of each device beforehand.
-    share_by_rank: Annotated[
-        tuple[int, ...] | None, Column("samples", "of a step, where shares are uneven")
-    ] = None
-    fixed_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "of a step, by a probe of the device alone")
-    ] = None
-    speed_by_rank: Annotated[
-        tuple[float, ...] | None, Column("samples/s", "of further samples, by the probe")
-    ] = None
-    slow_ratio_by_rank: Annotated[
-        tuple[float | None, ...] | None, Column("", "measured, of emulated devices; null: none")
-    ] = None
-    exchange_ms: Annotated[
-        float | None, Column("ms", "what an exchange adds to a balanced step")
-    ] = None
-    predicted_step_ms: Annotated[
-        float | None, Column("ms", "longest own step and the exchange")
-    ] = None
-    crossover_batch: Annotated[
-        float | None, Column("samples", "global; above it by_speed beats fast")
-    ] = None
-    workload_metrics: Annotated[
-        Mapping[str, float] | None, Column("", "those that the workload declares")
-    ] = None
-    workload_headings: Annotated[
-        Mapping[str, str] | None, Column("", "their headings, with the units")
-    ] = None
-    doubts: Annotated[
-        tuple[Doubt, ...] | None, Column("", "reasons to doubt the numbers; null: unknown")
-    ] = None
-    neighbours: Annotated[tuple[str, ...], Column("", "points, runs and processes beside it")] = ()
-    node_neighbours: Annotated[
-        tuple[str, ...], Column("", "runs and processes on other devices of its nodes")
-    ] = ()
-    crowded: Annotated[bool | None, Column("", "CPU workers share cores")] = None
-    quick: Annotated[bool | None, Column("", "a short look: at most 0.5 s were to be timed")] = None
-
-
-def step_of_parts(row: PointRow) -> float | None:
-    """Return the step in ms to which the parts of a row add up: the median of their round."""
-    return row.step_ms_p50 if row.parts_step_ms is None else row.parts_step_ms
-
-
-def is_of_first_round(row: PointRow) -> bool:
-    """Return whether the parts of a row are of its first round, and its step of all rounds."""
-    return row.parts_step_ms is not None and row.parts_step_ms != row.step_ms_p50
-
-
-def why_no_breakdown(row: PointRow) -> Doubt | None:
-    """Return a doubt if the parts of a point's step must not be shown; None if they may.
-
-    They must not if compute, optimizer, host gap, exposed communication and on a CPU data together,
-    or local step or wait alone, exceed the median step of their round by more than 10 %. What is
-    unknown counts as 0. None too without a step time.
-    """
-    step_ms = step_of_parts(row)
-    # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
-    # the host may wait for data while the device computes.
-    parts_ms = [row.compute_ms, row.optimizer_ms, row.host_gap_ms, row.comm_exposed_ms]
-    data_ms = row.data_ms if row.device_type == "cpu" else 0.0
-    sum_ms = sum(ms or 0.0 for ms in (*parts_ms, data_ms))
-    longest_ms = max(sum_ms, row.local_step_ms or 0.0, row.wait_ms or 0.0)
-    if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
-        return None
-    return Doubt(kind=DoubtKind.NO_BREAKDOWN, value=longest_ms / step_ms, limit=_MOST_PARTS)
-
-
-def is_slowed_by_one_rank(row: PointRow) -> bool:
-    """Return whether one rank is slower than the others by its own steps; False if unknown.
-
-    By `stands_out` of the `borne_out_ms`: more than 2 % of the step and three standard errors. In
-    the mean of several rounds the rank is what they name most often, which may be none, and the
-    excess their mean. A breakdown that contradicts the step counts too: see `why_no_breakdown`.
-    """
-    excess_ms, step_ms = row.straggler_ms, step_of_parts(row)
-    if row.slowest_rank is None or excess_ms is None or not step_ms:
-        return False
-    excess_ms = borne_out_ms(excess_ms, row.unexplained_ms)
-    return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

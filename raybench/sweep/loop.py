@@ -23,10 +23,10 @@ from raybench.errors import (
     shorten,
     shorten_start,
 )
+from raybench.job.memory import estimate, explain_oom
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.job.problems import quote
-from raybench.job.registry import estimate, explain_oom
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
 from raybench.records.environment import Code

@@ -46,6 +46,7 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.job import registry
+from raybench.job.declarations import declared_entries
 from raybench.job.point import Execution, Precision, Scalar
 from raybench.job.problems import quote
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
     from torch.nn.parallel import DistributedDataParallel
 
-    from raybench.job.registry import Answer
+    from raybench.job.answer import Answer
 
 
 class WrongResultError(Exception):
@@ -635,7 +636,7 @@ def own_metrics(workload: Workload) -> dict[Metric, float]:
     value than a real number from -1e30 to 1e30: NaN, True, a Decimal, a tensor.
     """
     values = {}
-    for metric in registry.entries(type(workload), "metrics", "name", "over_step"):
+    for metric in declared_entries(type(workload), "metrics", "name", "over_step"):
         if (value := getattr(workload, metric.name, None)) is None:
             continue
         number = _plain(value)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.registry import Answer
+from raybench.job.answer import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from raybench.job.registry import Answer
+from raybench.job.answer import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.shapes import DIT_PRESETS
 from raybench.workloads.training import AttentionKernel

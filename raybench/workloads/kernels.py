@@ -14,8 +14,8 @@ from pydantic import Field
 
 from raybench.conversion import BYTES_PER_GB, GIB, MIB
 from raybench.errors import UsageError
+from raybench.job.answer import Answer
 from raybench.job.point import Precision
-from raybench.job.registry import Answer
 from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, Workload, WrongResultError
 

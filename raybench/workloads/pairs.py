@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.job.registry import Answer
+from raybench.job.answer import Answer
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.collective import check_ranks, exchange
 

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from raybench.conversion import MIB
 from raybench.errors import UsageError
-from raybench.job import registry
+from raybench.job.answer import Answer
 from raybench.job.point import EQUAL, Precision, Scalar
-from raybench.job.registry import Answer
+from raybench.job.settings import parameters_of_class
 from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.shapes import LayoutOptions
@@ -329,7 +329,7 @@ def _training_defaults(workload_class: type[Model]) -> Mapping[str, Scalar | Non
     """Return the defaults of those parameters of a class that only training has, by name."""
     return {
         one.name: one.default
-        for one in registry.parameters(workload_class)
+        for one in parameters_of_class(workload_class)
         if one.name in _ONLY_FOR_TRAINING
     }
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from pydantic import Field
 
 from raybench.conversion import BYTES_PER_GB
+from raybench.job.answer import Answer
 from raybench.job.point import Precision, Scalar
-from raybench.job.registry import Answer
 from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, apply_precision, option_defaults
 from raybench.workloads.kernels import memory_gb_s

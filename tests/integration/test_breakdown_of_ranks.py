@@ -8,7 +8,7 @@ from raybench.job.model import Measure
 from raybench.records.doubts import DoubtKind
 from raybench.records.measurement import Failure
 from raybench.records.task import Task
-from raybench.results.tables import is_slowed_by_one_rank
+from raybench.results.point_row import is_slowed_by_one_rank
 from tests.cluster_contract import PROBE, failures, process_ids, run
 from tests.measured_points import measure_row
 from tests.unit.fakes import make_point

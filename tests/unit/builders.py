@@ -25,8 +25,9 @@ from raybench.records.status import RunStatus, Status
 from raybench.report.documents import format_document
 from raybench.report.run_report import RunReport
 from raybench.results.columns import to_row
+from raybench.results.point_row import PointRow
 from raybench.results.record_rows import point_row
-from raybench.results.tables import PointRow, Run
+from raybench.results.tables import Run
 from raybench.results.writer import RunStore
 from raybench.workloads.base import Context, Workload, WrongResultError
 

@@ -48,7 +48,7 @@ from raybench.report.words.answer import (
     unknown_losses,
 )
 from raybench.report.words.causes import CAUSES
-from raybench.results.tables import is_of_first_round, is_slowed_by_one_rank, step_of_parts
+from raybench.results.point_row import is_of_first_round, is_slowed_by_one_rank, step_of_parts
 
 _MOST_RANKED = 12
 # Panels have scales of their own where the longest bar of one would be shorter, of all bars.

@@ -10,7 +10,7 @@ from raybench.records.doubts import Doubt, DoubtKind
 from raybench.report import formatting
 from raybench.report.formatting import counted, share_words
 from raybench.results.breakdown import write_time
-from raybench.results.tables import PointRow
+from raybench.results.point_row import PointRow
 from raybench.stats.outliers import NEARLY_ALL
 
 # The marks in tables, in their order there, each with its word and its meaning.

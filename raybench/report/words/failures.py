@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raybench.records.record import Record
 from raybench.records.status import Status
-from raybench.results.tables import PointRow
+from raybench.results.point_row import PointRow
 
 
 def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:

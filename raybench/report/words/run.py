@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from raybench.analysis.rows import is_column, varying
 from raybench.analysis.run_data import RunData
-from raybench.job.registry import Answer
+from raybench.job.answer import Answer
 from raybench.records.metrics import Metric
 from raybench.records.record import TrialKey, by_point
 from raybench.records.status import RunStatus, Status

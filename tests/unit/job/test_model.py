@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from jobs import HEAD, MLP, load, places_of, plan, problems_of
 from raybench.errors import JobError
+from raybench.job.answer import ANSWER_METRICS, Answer
 from raybench.job.loading import load_job
 from raybench.job.model import Measure, answer_of_run
-from raybench.job.registry import ANSWER_METRICS, BUILTIN, Answer
+from raybench.job.registry import BUILTIN
 from raybench.job.registry import load_workload as load_class
 from raybench.results.tables import TABLES
 

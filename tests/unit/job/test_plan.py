@@ -13,6 +13,7 @@ from jobs import HEAD, MLP, load, plan, problems_of
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
 from raybench.job.loading import load_job
+from raybench.job.memory import estimate, explain_oom
 from raybench.job.model import BatchSearch
 from raybench.job.plan import Plan, make_plan, script_path, select_points, varying_settings
 from raybench.job.point import (
@@ -28,7 +29,7 @@ from raybench.job.point import (
     product_of,
     split_arguments,
 )
-from raybench.job.registry import estimate, explain_oom
+from raybench.job.settings import settings_of_class
 from raybench.results.record_rows import point_row
 from raybench.results.tables import TABLES
 from raybench.workloads.base import Context
@@ -277,7 +278,7 @@ OTHER: dict[str, Any] = {
 
 
 def test_run_settings_are_checked_by_what_is_declared_at_the_fields_of_a_point():
-    settings = registry.settings_of_class(registry.load_workload("mlp"))
+    settings = settings_of_class(registry.load_workload("mlp"))
     assert list(RUN_SETTINGS) == list(settings)[: len(RUN_SETTINGS)]
     for name, declared in RUN_SETTINGS.items():
         assert settings[name].description == declared.about.text

@@ -15,6 +15,7 @@ from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.model import answer_of_run
 from raybench.job.point import SCRIPT
+from raybench.job.settings import parameters_of_class, settings_of_class
 
 if TYPE_CHECKING:
     from raybench.workloads.base import Context
@@ -58,12 +59,10 @@ def module(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", registry.BUILTIN)
 def test_every_built_in_workload_loads_and_declares_its_parameters(name):
     workload_class = registry.load_workload(name)
-    parameters = registry.parameters(workload_class)
+    parameters = parameters_of_class(workload_class)
     trains = getattr(workload_class, "takes_batch_size", True) and name != SCRIPT
     assert ("grad_accumulation" in {parameter.name for parameter in parameters}) is trains
-    assert ("batch_size" in registry.settings_of_class(workload_class)) is (
-        trains or name == SCRIPT
-    )
+    assert ("batch_size" in settings_of_class(workload_class)) is (trains or name == SCRIPT)
     assert all(parameter.description for parameter in parameters)
     assert [parameter.name for parameter in parameters if parameter.is_required] == (
         ["path"] if name == SCRIPT else []
@@ -71,7 +70,7 @@ def test_every_built_in_workload_loads_and_declares_its_parameters(name):
 
 
 def test_parameters_have_name_type_default_and_description_and_say_what_they_take():
-    found = {parameter.name: parameter for parameter in registry.parameters(Declared)}
+    found = {parameter.name: parameter for parameter in parameters_of_class(Declared)}
     assert list(found) == list(inspect.signature(Declared).parameters)[1:]
     assert (found["width"].type, found["width"].default) == ("integer > 0", 8)
     assert found["width"].description == "Width of it."
@@ -82,9 +81,7 @@ def test_parameters_have_name_type_default_and_description_and_say_what_they_tak
     assert found["label"].complaint("").startswith("cannot be checked: IndexError: string index")
     assert found["label"].complaint("!") == "cannot be checked: SystemExit: !"
     assert found["grad_accumulation"].type == "integer >= 1"
-    either = registry.settings_of_class(registry.load_workload("transformer"))[
-        "activation_checkpointing"
-    ]
+    either = settings_of_class(registry.load_workload("transformer"))["activation_checkpointing"]
     assert either.complaint("ful").startswith("must be 'none', 'selective' or 'full', given 'ful'")
     assert either.complaint(3) == "must be true or false, given 3"
     # So that ids agree.
@@ -137,7 +134,7 @@ def test_a_module_that_fails_to_import_is_one_line(module, text, message):
 def test_parameters_that_no_job_could_give_are_refused(module, arguments, message):
     name = module(f"class Mine:\n    def __init__({arguments}): ...\n    def step(self): ...\n")
     mine = registry.load_workload(f"{name}:Mine")
-    assert message in refusal_of(UsageError, registry.parameters, mine)
+    assert message in refusal_of(UsageError, parameters_of_class, mine)
 
 
 def test_what_a_module_prints_when_it_is_imported_is_on_stderr(module, capfd):

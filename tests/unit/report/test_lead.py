@@ -32,7 +32,7 @@ from raybench.report.point_settings import short_name
 from raybench.report.run_report import RunReport
 from raybench.report.words.answer import lead
 from raybench.results.breakdown import BREAKDOWN
-from raybench.results.tables import PointRow
+from raybench.results.point_row import PointRow
 
 ON_ONE = {"world_size": 1}
 OVER_FP32 = {"precision": "fp32"}

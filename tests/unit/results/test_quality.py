@@ -12,8 +12,8 @@ from raybench.records.measurement import Breakdown
 from raybench.report import formatting
 from raybench.results.columns import to_row
 from raybench.results.metrics import crowding, half_interval, is_imprecise
+from raybench.results.point_row import is_slowed_by_one_rank, why_no_breakdown
 from raybench.results.record_rows import point_row
-from raybench.results.tables import is_slowed_by_one_rank, why_no_breakdown
 from raybench.stats.outliers import MARK_SHARE
 
 

@@ -7,8 +7,8 @@ import torch
 from builders import make_context
 from commands import REPOSITORY
 
-from raybench.job import registry
 from raybench.job.point import USUAL_PRECISIONS, Precision
+from raybench.job.settings import parameters_of_class
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.instruments import Timer
 
@@ -45,7 +45,7 @@ def test_the_class_of_the_tutorial_runs_and_is_checked_by_its_types():
     names: dict[str, Any] = {}
     exec(rest.partition("```")[0], names)
     shortest = names["Attention"]
-    assert [setting.name for setting in registry.parameters(shortest)] == ["heads", "seq_len"]
+    assert [setting.name for setting in parameters_of_class(shortest)] == ["heads", "seq_len"]
     for device in ("cpu", "meta"):
         context = make_context(device=torch.device(device), batch_size=2, precision=Precision.BF16)
         workload = shortest(context, heads=2, seq_len=8)

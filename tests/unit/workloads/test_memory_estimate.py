@@ -11,6 +11,7 @@ from commands import EXAMPLES
 
 import raybench
 from raybench.job import registry
+from raybench.job.settings import settings_of_class
 
 # The memory of gradients that NCCL had not yet given back was in the peak of some points of several
 # ranks: the same point had it in one run and not in another, and a step that was watched not.
@@ -34,7 +35,7 @@ def value_of(text: str) -> object:
 
 
 def settings_of(row: Mapping[str, Any], workload_class: type) -> dict[str, Any]:
-    kinds = registry.settings_of_class(workload_class)
+    kinds = settings_of_class(workload_class)
     usual = {name: kind.default for name, kind in kinds.items()}
     given = {name: row[name] for name in usual if name in row and pd.notna(row[name])}
     params = {name: value_of(text) for name, text in dict(row["params"]).items()}
@@ -66,9 +67,7 @@ def test_an_estimate_is_within_a_fifth_of_what_was_measured(workload, least):
 
 def estimate_gib(**settings: Any) -> float:
     workload_class = registry.load_workload("transformer")
-    usual = {
-        name: kind.default for name, kind in registry.settings_of_class(workload_class).items()
-    }
+    usual = {name: kind.default for name, kind in settings_of_class(workload_class).items()}
     same = {"precision": "bf16", "seq_len": 4096, "batch_size": 1, "world_size": 1}
     return workload_class.estimate_memory({**usual, **same, **settings}) / 2**30
 
@@ -102,9 +101,7 @@ def test_layouts_of_eight_billion_parameters_are_estimated_within_a_fifth(settin
 
 def test_what_runs_forward_only_or_in_a_graph_is_not_estimated():
     workload_class = registry.load_workload("mlp")
-    usual = {
-        name: kind.default for name, kind in registry.settings_of_class(workload_class).items()
-    }
+    usual = {name: kind.default for name, kind in settings_of_class(workload_class).items()}
     for change in ({"mode": "inference"}, {"cuda_graph": True}):
         asked = {**usual, "batch_size": 1, **change}
         assert workload_class.estimate_memory(asked) is None

@@ -13,8 +13,8 @@ from commands import REPOSITORY, refusal_of
 from torch import nn
 
 from raybench.errors import UsageError
-from raybench.job import registry
 from raybench.job.point import Precision
+from raybench.job.settings import settings_of_class
 from raybench.workloads.base import Context
 from raybench.workloads.networks import Linear, ResNet, load_batches
 from raybench.workloads.training import Batch, slices
@@ -114,7 +114,7 @@ def test_a_batch_of_more_rows_than_there_are_is_one_clear_line():
     ],
 )
 def test_plan_refuses_what_has_no_loader_or_no_graph(given, rule):
-    usual = {name: setting.default for name, setting in registry.settings_of_class(Linear).items()}
+    usual = {name: setting.default for name, setting in settings_of_class(Linear).items()}
     assert rule in (Linear.why_not({**usual, **given}) or "")
     assert Linear.why_not({**usual, "data": given["data"]}) is None
 

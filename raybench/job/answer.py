@@ -1,0 +1,49 @@
+"""What the runs of a workload or a job answer."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from raybench.errors import UsageError
+
+Best = Literal["max", "min"]
+
+# Columns of `points` and `scaling` that an answer can be, and which of their values is the best.
+ANSWER_METRICS: Mapping[str, Best] = {
+    **dict.fromkeys(("speed_up", "efficiency", "throughput", "batch_size"), "max"),
+    **dict.fromkeys(("step_ms_p50", "step_ms_p99", "first_step_ms", "compiled_step_ms"), "min"),
+    **dict.fromkeys(("compute_ms", "comm_exposed_ms", "straggler_ms", "data_ms"), "min"),
+    **dict.fromkeys(("wall_unsynced_share", "optimizer_ms", "host_gap_ms"), "min"),
+    **dict.fromkeys(("peak_mem_allocated_bytes", "energy_j"), "min"),
+    **dict.fromkeys(("achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct"), "max"),
+    **dict.fromkeys(("gemm_share_pct", "algbw_gb_s", "busbw_gb_s", "memory_gb_s"), "max"),
+    "samples_per_joule": "max",
+}
+SAMPLES = "samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a run answers.
+
+    Raises:
+        UsageError: `over` is not a tuple, or `best` is neither max nor min.
+    """
+
+    # A column of the table `points` or `scaling`, or a metric that the workload declares.
+    metric: str
+    # Settings whose values are compared; empty: all settings that vary.
+    over: tuple[str, ...] = ()
+    # Whether the largest or the smallest value wins.
+    best: Best = "max"
+    # What a step finishes, in the plural, such as "tokens".
+    items: str = SAMPLES
+    # The question of the job file; empty if the job asks none.
+    question: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.over, tuple) or self.best not in typing.get_args(Best):
+            raise UsageError(f"Answer {self.metric}: over must be a tuple, best max or min")

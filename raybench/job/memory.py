@@ -1,0 +1,82 @@
+"""Estimate the memory of a point, and advise what makes it fit; no estimate skips a point."""
+
+from __future__ import annotations
+
+import math
+
+from raybench.conversion import GIB
+from raybench.errors import UsageError
+from raybench.job.declarations import call_if_declared, why_not
+from raybench.job.point import Point, Scalar, setting_text
+from raybench.job.registry import load_workload
+from raybench.job.settings import settings_of_class
+
+# Share of the device's memory that a point can use; the driver, NCCL and fragmentation take the
+# rest.
+USABLE = 0.93
+# After a point ran out of memory, the estimate was too low: a proposal must need a tenth less.
+_LESS = 0.9
+# Settings that need less memory, the cheapest in time first.
+_CHANGES: tuple[tuple[str, Scalar], ...] = (
+    ("fused_optimizer", True),
+    ("precision", "bf16"),
+    ("gradient_as_bucket_view", True),
+    ("dp_shard", -1),
+    ("activation_checkpointing", "selective"),
+    ("activation_checkpointing", "full"),
+    ("optimizer_dtype", "bf16"),
+)
+
+
+def estimate(point: Point, **changes: Scalar) -> int | None:
+    """Return the estimated device memory of a rank in bytes; None if the class gives no estimate.
+
+    Args:
+        changes: values that replace settings of the point.
+
+    Raises:
+        UsageError: the workload cannot be loaded.
+    """
+    workload_class, settings = load_workload(point.workload), {**point.settings, **changes}
+    try:
+        if why_not(workload_class, settings) is not None:
+            return None
+        count = call_if_declared(workload_class, "estimate_memory", settings)
+    except UsageError:
+        return None
+    return round(count) if isinstance(count, int | float) and math.isfinite(count) else None
+
+
+def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
+    """Return a sentence with the estimate of a point that does not fit, and changes that fit.
+
+    Proposed are the largest batch that fits, halved repeatedly, and the cheapest other setting.
+
+    Raises:
+        UsageError: the workload cannot be loaded.
+    """
+    free_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)
+    settings, given = settings_of_class(load_workload(point.workload)), point.settings
+    batch = int(given.get("batch_size", 1))
+    batches = [("batch_size", batch >> halved) for halved in range(1, batch.bit_length())]
+    changes = [
+        (name, value)
+        for name, value in _CHANGES
+        if name in settings and given.get(name) != value and settings[name].complaint(value) is None
+    ]
+    fits = []
+    for group in (batches, changes):
+        for name, value in group:
+            needed = estimate(point, **{name: value})
+            if needed is not None and needed <= free_bytes:
+                fits.append(f"{name} {setting_text(value)} ({short_gib(needed)} GiB)")
+                break
+    text = f"estimated {short_gib(estimate_bytes)} of {short_gib(device_bytes)} GiB"
+    if not fits:
+        return f"{text}; by the estimate no single setting makes it fit"
+    return f"{text}; what fits by the estimate: {' or '.join(fits)}"
+
+
+def short_gib(count: float) -> str:
+    """Return bytes in GiB with at most three significant digits, without the unit."""
+    return f"{float(f'{count / GIB:.3g}'):g}"  # 1230, and not 1.23e+03
