@@ -1,13 +1,11 @@
-"""Where a series of values, one per run, changes its level. Pure.
+"""Find the runs at which a series of step times changes its level.
 
 Candidates come from binary segmentation (A. J. Scott, M. Knott, "A cluster analysis method for
-grouping means in the analysis of variance", Biometrics 30(3), 1974). The weakest candidate is then
+grouping means in the analysis of variance", Biometrics 30(3), 1974). The weakest candidate is
 removed until every remaining step is larger than chance explains.
 
-Runs of neighbouring days resemble each other, so n runs say less about a level than n independent
-ones. The memory is the correlation of neighbouring residuals, and a t test with the effective
-sample size takes it into account (H. von Storch, F. W. Zwiers, "Statistical Analysis in Climate
-Research", 1999, section 6.6).
+Runs of neighbouring days are correlated. The t test therefore uses the effective sample size (H.
+von Storch, F. W. Zwiers, "Statistical Analysis in Climate Research", 1999, section 6.6).
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-# The chance that a series of independent normal values without a step shows one.
-# docs/explanation/statistics.md has the simulated shares for runs with a memory.
+# Probability of a false step in a series of independent normal values.
+# docs/explanation/statistics.md has the simulated probability for correlated runs.
 FALSE_STEPS = 0.005
-# Shortest level: one or two slow runs are no new level.
+# Shortest level: one or two slow runs are outliers.
 LEAST_RUNS = 3
-# Each further ten runs allow one more candidate.
+# Every ten runs allow another candidate.
 _RUNS_PER_CANDIDATE = 10
 # Lower bound of the noise, for runs that agree to the last digit.
 _LEAST_SD = 1e-6
@@ -32,12 +30,12 @@ Floats = NDArray[np.float64]
 
 
 def find_steps(values: Floats, within: float, threshold: float) -> list[int]:
-    """Return the indices at which a new level begins, ascending.
+    """Return the ascending indices at which a new level begins.
 
     Args:
         values: logarithms of step times, one per run, in the order of time.
-        within: standard deviation of a value by the samples of its run alone; 0 if unknown.
-        threshold: smaller relative changes are no steps, 0.015 for 1.5 %.
+        within: standard deviation of a value, estimated from the samples of its run; 0 if unknown.
+        threshold: smaller relative changes are ignored, 0.015 for 1.5 %.
     """
     places = _candidates(values)
     while places:
@@ -58,7 +56,6 @@ def find_steps(values: Floats, within: float, threshold: float) -> list[int]:
 
 
 def _candidates(values: Floats) -> list[int]:
-    """Return the places whose steps explain most of the variance, ascending."""
     most = 1 + len(values) // _RUNS_PER_CANDIDATE
     places: list[int] = []
     while len(places) < most:
@@ -72,7 +69,7 @@ def _candidates(values: Floats) -> list[int]:
 
 
 def _with_short_levels(values: Floats, places: list[int]) -> list[int]:
-    """Return the places whose step would fit better with a level of one run, or of two."""
+    """Return the places where a level of one or two runs would fit better."""
     ends = [0, *places, len(values)]
     short = []
     for place, first, end in zip(places, ends[:-2], ends[2:], strict=True):
@@ -97,16 +94,16 @@ def _best_split(values: Floats, first: int, end: int, least: int = LEAST_RUNS) -
 
 
 def _noise(values: Floats, places: list[int], within: float) -> tuple[float, float]:
-    """Return the standard deviation of one independent run, and its degrees of freedom."""
+    """Return the standard deviation of an independent run, and its degrees of freedom."""
     levels = np.split(values, places)
     residuals = np.concatenate([level - level.mean() for level in levels])
     squares = float((residuals**2).sum())
     memory = float((residuals[1:] * residuals[:-1]).sum()) / squares if squares else 0.0
-    # Each fitted mean hides (1 + 3 memory) / n of the memory: M. G. Kendall, "Note on bias in the
+    # Correct the bias, (1 + 3 memory) / n for each fitted mean: M. G. Kendall, "Note on bias in the
     # estimation of autocorrelation", Biometrika 41, 1954.
     memory += len(levels) * (1 + 3 * memory) / len(values)
     memory = min(max(memory, 0.0), _MOST_MEMORY)
-    # Runs with a memory count as fewer independent runs.
+    # Correlated runs count as fewer independent runs.
     inflation = (1 + memory) / (1 - memory)
     degrees = len(values) - len(levels)
     sd = max(math.sqrt(squares / degrees), within, _LEAST_SD)
@@ -114,7 +111,6 @@ def _noise(values: Floats, places: list[int], within: float) -> tuple[float, flo
 
 
 def _changes(values: Floats, places: list[int]) -> Floats:
-    """Return the change of level at each place."""
     return np.diff([level.mean() for level in np.split(values, places)])
 
 
@@ -126,8 +122,8 @@ def _strengths(values: Floats, places: list[int], sd: float) -> Floats:
 
 
 def _chance(strength: float, degrees: float, runs: int) -> float:
-    """Return an upper bound of the probability that noise makes such a step in the series."""
+    """Return an upper bound of the probability that noise causes such a step."""
     from scipy.special import stdtr
 
-    # Bonferroni: the step could have been at any place.
+    # Bonferroni: the step could have been at any of the places.
     return 2 * float(stdtr(degrees, -strength)) * (runs - 1)

@@ -1,10 +1,8 @@
-"""Which ranks of a point, and which devices, links or nodes of a fleet, are slow. Pure.
+"""Find slow ranks of a point, and slow devices, links or nodes of a fleet.
 
-Ranks are compared by their steps without communication, else by the timed ones
-(`find_straggler`): docs/explanation/numbers.md has the rule, docs/results.md its trials. The
-subjects of a health test (devices, links or nodes) are compared with the median of their peers in
-the same pass (`compare_peers`), few with the fastest (`compare_few`): device 0 may itself be the
-slow one. docs/explanation/health.md has that rule.
+Ranks are compared by their steps without communication, or else by the timed steps
+(docs/explanation/numbers.md). The subjects of a health test are compared with the median of their
+peers, or a few subjects with the fastest (docs/explanation/health.md).
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from numpy.typing import NDArray
 
 from raybench.stats.summary import student_t
 
-# A rank's steps in blocks that lie apart in time, in ms.
+# Steps of a rank in ms, in blocks that lie apart in time.
 Blocks = Sequence[Sequence[float]]
 
 # A rank is called slow where its excess is larger than both of these.
 MARK_SHARE = 0.02
 MARK_ERRORS = 3.0
-# From this share on, a sentence may call a part of an excess all of it.
+# A part of an excess from this share on is reported as all of it.
 NEARLY_ALL = 0.75
-# The chance that noise alone puts one of two ranks beyond three standard errors: 0.27 %.
+# Probability that noise alone puts one of two ranks beyond three standard errors: 0.27 %.
 _CHANCE = 2 * NormalDist().cdf(-MARK_ERRORS)
-# The same for hosts whose pace wanders, where three errors would hide too much.
+# A larger probability for hosts, whose pace wanders: three errors would hide too much.
 _CHANCE_OF_HOSTS = 0.01
 # Standard error of a median of normal samples over that of their mean: sqrt(pi / 2).
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
@@ -39,44 +37,47 @@ _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 # efficiency of the latter (P. J. Rousseeuw, C. Croux, J. Am. Stat. Assoc. 88(424), 1993).
 _MAD_FACTOR, _MAD_EFFICIENCY = 1.4826, 0.37
 _FEW_STEPS = 6
-# Three steps, of which one may be a stall.
+# A part has three steps, so that its median ignores one stall.
 _MOST_PARTS, _LEAST_OF_A_PART = 6, 3
-# The windows must fit into 30 timed steps. Without this error, a rank is named in 8 % of the clean
-# points of two hosts that wander by 3 % (benchmarks/simulations/stragglers.py).
+# The windows must fit into 30 timed steps. Without this error, 8 % of the clean points of two hosts
+# that wander by 3 % would report a rank (benchmarks/simulations/stragglers.py).
 _WINDOWS, _LEAST_OF_A_WINDOW = 8, 3
-# A few seconds of steps show only a part of a wander with a memory of one second, and a step that
-# waits for the latest host wanders less than each host. By simulation, docs/results.md.
+# A few seconds of steps underestimate how a host wanders. The factor comes from a simulation,
+# docs/results.md.
 _UNSEEN = 1.3
-# Fewer ranks do not show how far ranks differ.
+# Fewer ranks do not show how much ranks differ.
 _ENOUGH_RANKS = 6
-# One in so many ranks may be slow together with the slowest one, as ranks of one host are. The
+# One in eight ranks may be slow together with the slowest rank, such as ranks of one host. The
 # standard deviation of normal values without their largest eighth is smaller by the factor.
 _MAY_BE_SLOW, _TRUNCATED = 8, 1.22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """The slowest rank compared with another one, whether it stands out or not.
+    """The slowest rank compared with another rank, whether it stands out or not.
 
-    rank: the one with the largest median step. other: the one with the lower median of all other
-    medians. Both are places in the list given, which are not ranks if it leaves ranks out.
-    excess_ms: median of `rank` less that of `other`. error_ms: its standard error.
+    Ranks are indices of the list that was compared, which may leave ranks out.
     """
 
+    # The rank with the largest median step.
     rank: int
+    # The rank with the lower median of all other medians.
     other: int
+    # Median of `rank` minus median of `other`.
     excess_ms: float
+    # Standard error of `excess_ms`.
     error_ms: float
 
 
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
-    """Return the slowest rank beside a typical one; None below two ranks, or two steps of a rank.
+    """Compare the slowest rank with a typical rank; None for fewer than two ranks or steps.
 
-    ranks: for each rank, in rank order, its steps in ms, in blocks. The error is the largest of
-    three: that of two medians of independent steps; from nine steps of each rank on that of two
-    whose pace wanders, by the scatter of up to six parts of the steps; two thirds of the amount by
-    which the excess is smaller in the part where it is smallest, so that a rank stands out only if
-    half of its excess is there in every part.
+    The standard error is the largest of three estimates: for independent steps, for steps that
+    wander (from nine steps on), and two thirds of the difference between the excess and the
+    smallest excess of any part. The third one demands half of the excess in every part.
+
+    Args:
+        ranks: the steps of each rank in ms, in blocks.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
     if len(series) < 2 or min(map(len, series)) < 2:
@@ -85,12 +86,12 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
     slow, peer = series[rank], series[other]
     excess_ms = median(slow) - median(peer)
     parts = max(1, min(_MOST_PARTS, min(map(len, series)) // _LEAST_OF_A_PART))
-    by_part = [[median(part) for part in _separate(steps, parts)] for steps in series]
+    by_part = [list(map(median, _separate(steps, parts))) for steps in series]
     wandering_ms = 0.0
     if parts > 2:
-        # A host is slower for tenths of a second and faster again, each on its own: neighbouring
-        # steps are more alike than independent ones. numpy: statistics.variance takes 0.1 ms a
-        # rank. The median over ranks, so that one stall among many does not hide a slow rank.
+        # The pace of a host changes within tenths of a second, so neighbouring steps are
+        # correlated. numpy: statistics.variance takes 0.1 ms a rank. Median over ranks: one stall
+        # must not hide a slow rank.
         typical = float(np.median(np.var(by_part, axis=1, ddof=1)))
         reach = student_t(len(by_part) * (parts - 1), 1 - _CHANCE)
         wandering_ms = reach / MARK_ERRORS * math.sqrt(2 * typical / parts)
@@ -104,9 +105,10 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
 
 
 def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
-    """Return (rank of the largest value, rank of the lower median of all other values).
+    """Return the index of the largest value and of the lower median of all other values.
 
-    A rank is an index of `medians`. Raises ValueError for fewer than two values.
+    Raises:
+        ValueError: fewer than two values.
     """
     if len(medians) < 2:
         raise ValueError("one rank has no others")
@@ -116,30 +118,27 @@ def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
 
 
 def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
-    """Return whether a rank's excess is above both 2 % of the step and three standard errors.
-
-    excess_ms: of own steps by `borne_out_ms`, of timed ones as it is. step_ms: the point's median.
-    """
+    """Return whether an excess is above both 2 % of the step and three standard errors."""
     return excess_ms > max(MARK_SHARE * step_ms, MARK_ERRORS * error_ms)
 
 
 def borne_out_ms(excess_ms: float, rest_ms: float | None) -> float:
-    """Return the part of an excess that the timed steps confirm, in ms; it can be below 0.
+    """Return the part of an excess that the timed steps confirm; it may be negative.
 
-    If the slowest rank's own step is longer than a whole timed step, the difference is subtracted.
-    rest_ms: the timed step less its parts; None (unknown) subtracts nothing.
+    Args:
+        rest_ms: the timed step minus its parts; None if unknown.
     """
     return excess_ms + min(0.0, rest_ms or 0.0)
 
 
 def median_error(steps: Sequence[float]) -> float:
-    """Return the standard error of the median of steps, by their median absolute deviation.
+    """Return the standard error of the median, by the median absolute deviation.
 
-    For two to five steps by their standard deviation if that is larger. 0 if more than half of six
-    or more are equal, and for one step, whose error is unknown. StatisticsError for no steps.
+    For two to five steps the standard deviation is used if it is larger. The error of one step is
+    unknown, and returned as 0.
     """
     middle = median(steps)
-    # Larger for few steps: C. Croux, P. J. Rousseeuw, "Time-efficient algorithms for two highly
+    # Correct for few steps: C. Croux, P. J. Rousseeuw, "Time-efficient algorithms for two highly
     # robust estimators of scale", Computational Statistics 1, 1992.
     few = len(steps) / (len(steps) - 0.8)
     deviation = few * _MAD_FACTOR * median(abs(ms - middle) for ms in steps)
@@ -149,11 +148,13 @@ def median_error(steps: Sequence[float]) -> float:
 
 
 def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
-    """Return the ms that a step takes longer because now one and now another rank is late.
+    """Return how much longer a step takes because different ranks are late at different times.
 
-    Median over steps of the maximum over ranks, less the largest of the ranks' medians; at least 0.
-    None for fewer than two ranks, and if a rank has no steps or another number of them. ranks: as
-    for `find_straggler`, the n-th steps of all ranks being one step of the point.
+    This is the median over steps of the maximum over ranks, minus the largest median of a rank.
+    None for fewer than two ranks, and for unequal numbers of steps.
+
+    Args:
+        ranks: as for `find_straggler`; the n-th steps of all ranks are one step of the point.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
     counts = {len(steps) for steps in series}
@@ -164,15 +165,16 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
 
 
 def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
-    """Return an error in ms: by chance alone the slowest host is late by up to three times it.
+    """Return a standard error in ms that includes how the pace of a host wanders.
 
-    A host's pace wanders within a second, by more than its few local steps show. Six ranks or more
-    show by their own steps how far they differ: the slowest has to stand out of the others, without
-    their slowest eighth, by Student's t for their number (F. E. Grubbs, "Procedures for detecting
-    outlying observations in samples", Technometrics 11(1), 1969). For fewer ranks it is the
-    largest of the series' errors, each by the medians of eight parts, with a larger t for more
-    ranks, and 0 for a series below 24 steps. ranks: as for `find_straggler`, one or more, each with
-    steps. step_series_ms: the point's step times, a series per repeat.
+    Six or more ranks show by their local steps how much they differ: Grubbs' test (F. E. Grubbs,
+    "Procedures for detecting outlying observations in samples", Technometrics 11(1), 1969), without
+    the slowest eighth. For fewer ranks the error comes from the scatter of the timed steps; it is 0
+    below 24 steps.
+
+    Args:
+        ranks: as for `find_straggler`.
+        step_series_ms: the step times of the point, a series per repeat.
     """
     if len(ranks) < _ENOUGH_RANKS:
         confidence = 1 - 2 * _CHANCE / len(ranks)
@@ -185,11 +187,7 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
 
 
 def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
-    """Return a third of what chance may make of the difference of two paces that wander like this.
-
-    By Student's t at `confidence`, two-sided, times 1.3. In the unit of the steps; 0 below 24
-    steps. From the variance of the medians of parts, less that of independent steps.
-    """
+    """Return one third of the difference that chance explains between two equally noisy hosts."""
     if len(steps) < _WINDOWS * _LEAST_OF_A_WINDOW:
         return 0.0
     windows = _separate(steps, _WINDOWS)
@@ -200,7 +198,6 @@ def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
 
 
 def _separate(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
-    """Return the steps cut into `parts` consecutive parts of nearly equal length, in order."""
     ends = [len(steps) * part // parts for part in range(parts + 1)]
     return [steps[start:end] for start, end in pairwise(ends)]
 
@@ -208,59 +205,58 @@ def _separate(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-# Fewer peers have no spread that could be estimated.
+# The spread of fewer peers cannot be estimated.
 LEAST_ALIKE = 4
-# A subject is slow that takes longer by more than both of these.
+# A slow subject takes longer than its peers by more than both of these.
 SLOW_SHARE = 0.05
 SLOW_SIGMAS = 3.5
-# A subject is bad that takes more than so many times as long as its peers.
+# A bad subject takes more than 1.5 times as long as its peers.
 BAD_RATIO = 1.5
-# The share of healthy fleets in which a subject is called slow by chance.
+# Share of healthy fleets in which a subject is called slow by chance.
 FALSE_ALARMS = 0.005
-# Among few peers, a subject is slow that takes longer than the fastest by more than both of these:
-# a share, and so many floors of the test.
+# Among few peers, a slow subject takes longer than the fastest by more than both: 10 %, and seven
+# times the floor of the test.
 _FEW_SHARE, _FEW_FLOORS = 0.1, 7
-# The smallest faster group with which the rest is compared: a share, and a number of subjects.
+# Smallest faster group that can be the reference: a share, and a number of subjects.
 _LEAST_SHARE, _LEAST_OF_A_GROUP = 0.1, 2
-# The documented floor of a test weighs as much as a spread with so many degrees of freedom: with
-# eight subjects the estimate alone is off by half.
+# The floor of a test weighs as much as a spread with ten degrees of freedom: the estimate from
+# eight subjects alone is off by half.
 _FLOOR_DEGREES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The subjects of one test compared with their peers; arrays have an entry for each subject.
+    """The subjects of one test compared with their peers; arrays have an entry for each subject."""
 
-    is_reference: the subjects whose median all are compared with: all, or the faster group of a
-    fleet that falls into two. sigma: the spread of their values, as a share of the median. limit:
-    how much worse than the median is too much, as a share of it. ratios: its time over its peers',
-    median over passes; above 1 is slower, NaN where no pass has a value. is_beyond: whether it is
-    worse by more, in the median and in each pass with a value. p_values: one-sided, NaN as above.
-    """
-
+    # Time over the time of the peers, median over passes; NaN without a value.
     ratios: Floats
+    # Spread of the values, relative to the median.
     sigma: float
+    # Largest excess over the median that is accepted, relative to the median.
     limit: float
+    # Whether the excess is above `limit` in the median and in each pass.
     is_beyond: Bools
+    # One-sided; NaN without a value.
     p_values: Floats
+    # Subjects whose median is the reference: all, or the faster group of a divided fleet.
     is_reference: Bools
 
     @property
     def is_divided(self) -> bool:
-        """Whether the subjects fall into two groups, so that their median says little."""
+        """Whether the subjects fall into two groups, so that their median is not typical."""
         return not bool(self.is_reference.all())
 
 
 def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
-    """Return how each subject compares with the median of its peers, pass by pass.
+    """Compare each subject with the median of its peers, pass by pass.
 
-    values: [passes, subjects], NaN where a pass has none; at least LEAST_ALIKE subjects must have
-    one (fewer: `compare_few`). is_time: they are times, else rates. floor: the noise of a healthy
-    device, as a share above 0; a smaller spread counts as this, that of few is drawn to it.
+    If the subjects fall into two groups, all are compared with the faster group: many causes make a
+    device slower, none makes it faster.
 
-    If the subjects fall into two groups that lie apart by more than the limit, each of at least two
-    and a tenth of them, all are compared with the faster one: many things make a device slower than
-    it can be, and nothing makes it faster.
+    Args:
+        values: [passes, subjects], NaN for a missing value; at least `LEAST_ALIKE` subjects.
+        is_time: whether values are times; else they are rates.
+        floor: relative noise of a healthy device, above 0; a smaller spread is replaced by it.
     """
     shares = values / _median(values, axis=1)[:, None]
     ratios = _as_times(_median(shares, axis=0), is_time)
@@ -286,38 +282,38 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
 
 
 def find_slow(tests: Sequence[Peers]) -> list[Bools]:
-    """Return for each test a mask of its subjects: those that are slow, and not by chance.
+    """Return for each test a mask of the slow subjects.
 
-    Controls the false discovery rate over all tests and subjects (Benjamini and Hochberg 1995): at
-    most about FALSE_ALARMS of healthy fleets as noisy as the floor have one called slow.
+    Controls the false discovery rate over all tests and subjects (Benjamini and Hochberg 1995):
+    about `FALSE_ALARMS` of healthy fleets have a subject called slow.
     """
     from scipy.stats import false_discovery_control
 
     if not tests:
         return []
-    p_values = np.concatenate([one.p_values for one in tests])
-    is_known = ~np.isnan(p_values)
+    p_values = np.concatenate([peers.p_values for peers in tests])
+    has_value = ~np.isnan(p_values)
     rates = np.ones_like(p_values)
-    if is_known.any():
-        rates[is_known] = false_discovery_control(p_values[is_known])
-    ends = np.cumsum([len(one.p_values) for one in tests])[:-1]
-    return [
-        one.is_beyond & (own <= FALSE_ALARMS)
-        for one, own in zip(tests, np.split(rates, ends), strict=True)
-    ]
+    if has_value.any():
+        rates[has_value] = false_discovery_control(p_values[has_value])
+    ends = np.cumsum([len(peers.p_values) for peers in tests])[:-1]
+    by_test = zip(tests, np.split(rates, ends), strict=True)
+    return [peers.is_beyond & (test_rates <= FALSE_ALARMS) for peers, test_rates in by_test]
 
 
 def compare_few(
     values: Floats, *, is_time: bool, floor: float, bad_ratio: float = BAD_RATIO
 ) -> tuple[Floats, Bools]:
-    """Return each subject's time over that of the fastest, and a mask of the slow subjects.
+    """Return the time of by_pass subject over the fastest, and a mask of the slow subjects.
 
-    For fewer than `LEAST_ALIKE` subjects, whose median and spread say nothing. values: [passes,
-    subjects], NaN without a value. is_time: they are times, else rates. floor: the noise of a
-    healthy device, as a share. A subject without a value has the ratio NaN and is not slow.
-    A subject is slow if its ratio is above a limit in the median of the passes, and above the limit
-    times 1 - floor in each pass where it and the fastest have values. The limit is `bad_ratio` if
-    that is above BAD_RATIO, else the larger of 1.1 and 1 + 7 * floor, but at most `bad_ratio`.
+    For fewer than `LEAST_ALIKE` subjects, whose median says little. A subject is slow if its ratio
+    exceeds the limit in the median of the passes and, less `floor`, in by_pass pass.
+
+    Args:
+        values: [passes, subjects], NaN for a missing value.
+        is_time: whether values are times; else they are rates.
+        floor: relative noise of a healthy device.
+        bad_ratio: limit if above `BAD_RATIO`; else the upper bound of the usual limit.
     """
     times = _as_times(values, is_time)
     typical = _median(times, axis=0)
@@ -325,53 +321,48 @@ def compare_few(
         return typical, np.zeros(len(typical), dtype=np.bool_)
     fastest = int(np.nanargmin(typical))
     ratios = np.asarray(typical / typical[fastest])
-    each = times / times[:, [fastest]]
-    least = np.where(np.isnan(each), np.inf, each).min(axis=0)
+    by_pass = times / times[:, [fastest]]
+    least = np.where(np.isnan(by_pass), np.inf, by_pass).min(axis=0)
     usual = min(bad_ratio, 1 + max(_FEW_SHARE, _FEW_FLOORS * floor))
     limit = bad_ratio if bad_ratio > BAD_RATIO else usual
     return ratios, (ratios > limit) & (least > limit * (1 - floor))
 
 
 def _as_times(values: Floats, is_time: bool) -> Floats:
-    """Return times for values that are times or rates; a rate of 0 gives infinity."""
     with np.errstate(divide="ignore"):
         return values if is_time else np.asarray(1.0 / values)
 
 
 def _median(values: Floats, axis: int) -> Floats:
-    """Return the median without NaN; NaN where there is no value, without a warning of numpy."""
+    """Return the median without NaN; NaN if there is no value."""
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return np.asarray(np.nanmedian(values, axis=axis))
 
 
 def _spread(values: Floats, floor: float) -> float:
-    """Return the standard deviation as a share of the median; `floor` at least.
-
-    By the median absolute deviation, shrunk towards the floor where there are few values.
-    """
-    known = values[np.isfinite(values)]
-    if not len(known):
+    """Return the relative standard deviation, by the MAD, shrunk towards the floor."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
         return floor
-    middle = np.median(known)
-    deviation = _MAD_FACTOR * float(np.median(np.abs(known - middle)) / middle)
-    degrees = _MAD_EFFICIENCY * (len(known) - 1)
+    middle = np.median(finite)
+    deviation = _MAD_FACTOR * float(np.median(np.abs(finite - middle)) / middle)
+    degrees = _MAD_EFFICIENCY * (len(finite) - 1)
     total = _FLOOR_DEGREES * floor**2 + degrees * deviation**2
     return max(floor, float(np.sqrt(total / (_FLOOR_DEGREES + degrees))))
 
 
 def _fast_group(ratios: Floats, floor: float) -> Bools:
-    """Return a mask of the faster group of a fleet that falls into two; all True where it does not.
+    """Return a mask of the faster group of a divided fleet; all True if it is not divided.
 
-    They are divided at the first gap, from the fast end, that is wider than the limit of the group
-    before it. ratios: times over those of peers; an unknown one, NaN, is not in the faster group.
+    The division is the first gap, from the fast end, that exceeds the limit of the group before it.
     """
     order = np.argsort(ratios)  # NaN last
-    known = ratios[order][: int(np.isfinite(ratios).sum())]
-    least = max(_LEAST_OF_A_GROUP, int(np.ceil(_LEAST_SHARE * len(known))))
-    gaps = known[1:] / known[:-1] - 1
+    ascending = ratios[order][: int(np.isfinite(ratios).sum())]
+    least = max(_LEAST_OF_A_GROUP, int(np.ceil(_LEAST_SHARE * len(ascending))))
+    gaps = ascending[1:] / ascending[:-1] - 1
     for last in np.flatnonzero(gaps > SLOW_SHARE):
         size = int(last) + 1
-        limit = max(SLOW_SHARE, SLOW_SIGMAS * _spread(known[:size], floor))
-        if least <= size <= len(known) - least and gaps[last] > limit:
-            return np.asarray(ratios <= known[last])
+        limit = max(SLOW_SHARE, SLOW_SIGMAS * _spread(ascending[:size], floor))
+        if least <= size <= len(ascending) - least and gaps[last] > limit:
+            return np.asarray(ratios <= ascending[last])
     return np.ones(len(ratios), dtype=np.bool_)

@@ -1,8 +1,4 @@
-"""Shares of a global batch for devices of different speed: how much each gets, and how fast it is.
-
-A step of `items` takes a device alone fixed_s + items / items_per_s, or what was measured of it.
-Pure.
-"""
+"""Divide a global batch among devices of different speed."""
 
 from __future__ import annotations
 
@@ -15,19 +11,22 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-# Shares are corrected until the devices' own steps differ by a smaller share, or so many times.
+# Shares are corrected until the step times differ by less than 1 %, at most three times.
 _NEAR, _CORRECTIONS = 0.01, 3
-# Devices whose speeds differ by a smaller share are alike: none of them is left out.
+# Devices whose speeds differ by less are alike, so all of them take part.
 _ALIKE = 0.03
 
 Shares = tuple[int, ...]
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return (intercept >= 0, slope > 0) of a line by least squares of relative differences.
+    """Fit a line to (x, y) by least squares of relative differences; return (intercept, slope).
 
-    points: (x, y), both above 0, no x twice. For one point, and where the best line does not rise
-    or has an intercept below 0, it is the best one through the origin. ValueError for no points.
+    The line goes through the origin if there is only one point, or if the best line falls or has a
+    negative intercept.
+
+    Raises:
+        ValueError: there are no points.
     """
     if not points:
         raise ValueError("a line needs a point")
@@ -35,7 +34,8 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if len(x) > 1:
         design = np.stack([1 / y, x / y], axis=1)
         (intercept, slope), *_ = np.linalg.lstsq(design, np.ones_like(y), rcond=None)
-        if intercept >= 0 and slope * x.max() > 1e-9 * intercept:  # a level line, but for rounding
+        # Rounding may give a level line a tiny slope.
+        if intercept >= 0 and slope * x.max() > 1e-9 * intercept:
             return float(intercept), float(slope)
     (slope,), *_ = np.linalg.lstsq((x / y)[:, None], np.ones_like(y), rcond=None)
     return 0.0, float(slope)
@@ -43,38 +43,35 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpeed:
-    """How long a step takes one device alone.
+    """How long a step takes on one device alone.
 
-    fixed_s: seconds of a step that do not depend on its items. items_per_s: rate of further items.
-    most: items that its memory holds, which `step_s` does not heed; None where there is no limit.
-    steps: measured (items, seconds), sorted by items, which are 1 or more. Times between them are
-    interpolated; below the first from fixed_s, or from the least seconds if these are less. Beyond
-    the last items_per_s counts. Steps of GPUs grow by stairs: one line through them fits none.
+    Step times of GPUs grow in stairs, so times are interpolated between measured steps.
     """
 
+    # Seconds of a step that do not depend on the number of items.
     fixed_s: float
+    # Rate of further items.
     items_per_s: float
+    # Items that the memory holds; None is unlimited. `step_s` ignores the limit.
     most: int | None = None
+    # Measured (items, seconds), sorted by items.
     steps: tuple[tuple[int, float], ...] = ()
 
     def step_s(self, items: int) -> float:
-        """Return the seconds of a step of `items` items on this device alone; 0 for no items.
-
-        They never fall with more items: a step measured shorter than one of fewer counts as that.
-        """
+        """Return the seconds of a step of `items` items on this device alone; monotone."""
         if not items:
             return 0.0
-        known, seconds = self._knots
-        beyond = max(0, items - known[-1])
-        return float(np.interp(items, known, seconds)) + beyond / self.items_per_s
+        knots, seconds = self._knots
+        beyond = max(0, items - knots[-1])
+        return float(np.interp(items, knots, seconds)) + beyond / self.items_per_s
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
-        """Return a new speed with a measured step of 1 or more items, replacing one of as many."""
+        """Return a copy with another measured step of one or more items."""
         return replace(self, steps=tuple(sorted({**dict(self.steps), items: seconds}.items())))
 
     @cached_property
     def _knots(self) -> tuple[Sequence[int], Sequence[float]]:
-        """The items and seconds to interpolate between, from 0 items with the least time of all."""
+        """Items and seconds between which to interpolate, from 0 items on."""
         items, seconds = zip((0, self.fixed_s), *self.steps, strict=True)
         rising = accumulate(seconds[1:], max, initial=min(seconds))
         return items, list(rising)
@@ -83,17 +80,18 @@ class DeviceSpeed:
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
     """Return the items of each device, as equal as multiples of `unit` can be, larger ones first.
 
-    Raises ValueError if the batch is no multiple of the unit, ZeroDivisionError for no devices.
+    Raises:
+        ValueError: the batch is not a multiple of the unit.
     """
-    each, more = divmod(_units(batch, unit), devices)
-    return tuple(unit * (each + (place < more)) for place in range(devices))
+    units, left = divmod(_units(batch, unit), devices)
+    return tuple(unit * (units + (device < left)) for device in range(devices))
 
 
 def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
     """Return for each device whether its speed is above the largest gap between two speeds.
 
-    A gap is the ratio of neighbours in the order of speed. If none is above 3 %, all are fast; of
-    equal gaps that of the fastest counts. speeds: above 0, in any unit. IndexError for no devices.
+    A gap is the ratio of two neighbours in the sorted speeds. All devices are fast if no gap
+    exceeds 3 %.
     """
     ordered = sorted(set(speeds))
     gaps = [(fast / slow, fast) for slow, fast in pairwise(ordered)]
@@ -103,21 +101,24 @@ def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
 
 
 def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
-    """Return the items of each device: `equal_shares` for the fast ones, 0 for the others.
+    """Return `equal_shares` for the fast devices and 0 for the slow devices.
 
-    Raises ValueError if the batch is no multiple of the unit, ZeroDivisionError if none is fast.
+    Raises:
+        ValueError: the batch is not a multiple of the unit.
+        ZeroDivisionError: no device is fast.
     """
     of_fast = iter(equal_shares(sum(are_fast), batch, unit))
     return tuple(next(of_fast) if is_fast else 0 for is_fast in are_fast)
 
 
 def shares_by_speed(speeds: Sequence[DeviceSpeed], batch: int, unit: int = 1) -> Shares:
-    """Return the items of each device with which the last one finishes as early as possible.
+    """Return the items of each device that let the last device finish as early as possible.
 
-    Shares are multiples of `unit` items, may be 0, and add up to `batch`. Unit after unit goes to
-    the device that finishes it first, unless its memory is full: optimal, because a step never
-    gets shorter with more items. Raises ValueError where the batch is not a multiple of the unit,
-    or the devices' memory cannot hold it.
+    Each unit goes to the device that would finish it first and whose memory holds it. This is
+    optimal because step times are monotone.
+
+    Raises:
+        ValueError: the batch is not a multiple of the unit, or exceeds the memory of the devices.
     """
     rooms = [math.inf if speed.most is None else speed.most // unit for speed in speeds]
     units = _units(batch, unit)
@@ -140,33 +141,37 @@ def balance(
     unit: int,
     time_steps: Callable[[Shares], Sequence[float]],
 ) -> tuple[Shares, tuple[float, ...]]:
-    """Return shares by speed, corrected by timed steps, and the seconds of each device's own step.
+    """Return shares by speed, corrected by timed steps, and the step seconds of each device.
 
-    Of all shares that were tried, it takes those whose slowest device is the quickest. Equal shares
-    that memory holds count as tried, with the steps that the speeds predict. time_steps: returns
-    the measured s of each device's own step for given shares, 0 where a share is 0, else above 0;
-    called four times at most, not at all if equal shares are those by speed. Raises as
-    `shares_by_speed` does, and ZeroDivisionError for no devices.
+    Of all shares that were tried, those whose slowest device is fastest win. Equal shares take part
+    with predicted times.
+
+    Args:
+        time_steps: times given shares and returns the seconds of each device, 0 for a share of 0.
+            Called at most four times.
+
+    Raises:
+        ValueError: as `shares_by_speed`.
     """
     equal = equal_shares(len(speeds), batch, unit)
     fits = all(
         speed.most is None or items <= speed.most
         for items, speed in zip(equal, speeds, strict=True)
     )
-    found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if fits else {}
+    tried = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if fits else {}
     for _ in range(1 + _CORRECTIONS):
         shares = shares_by_speed(speeds, batch, unit)
-        if shares in found:
+        if shares in tried:
             break
-        own_s = found[shares] = tuple(time_steps(shares))
-        busy_s = [s for s in own_s if s]
+        device_s = tried[shares] = tuple(time_steps(shares))
+        busy_s = [s for s in device_s if s]
         if max(busy_s) - min(busy_s) <= _NEAR * max(busy_s):
             break
         speeds = [
             speed.with_step(items, s) if items else speed
-            for speed, items, s in zip(speeds, shares, own_s, strict=True)
+            for speed, items, s in zip(speeds, shares, device_s, strict=True)
         ]
-    return min(found.items(), key=lambda one: max(one[1]))
+    return min(tried.items(), key=lambda entry: max(entry[1]))
 
 
 def crossover_batch(
@@ -176,11 +181,13 @@ def crossover_batch(
     exchange_s: float,
     fast_exchange_s: float,
 ) -> float | None:
-    """Return the global batch, in items, above which all devices together beat the fast ones alone.
+    """Return the global batch above which all devices together beat the fast devices alone.
 
-    By fixed_s and items_per_s: all get shares that take equal time, the fast alone equal shares.
-    0 if all always beat the fast; None if never, and if all or none are fast. exchange_s,
-    fast_exchange_s: seconds that the exchange of gradients adds to a step, among all or the fast.
+    0 if all devices always win; None if they never do, and if all or no devices are fast.
+
+    Args:
+        exchange_s: seconds that the exchange of gradients among all devices adds to a step.
+        fast_exchange_s: the same among the fast devices.
     """
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     if len(fast) == len(speeds):
@@ -196,7 +203,6 @@ def crossover_batch(
 
 
 def _units(batch: int, unit: int) -> int:
-    """Return how many units the batch has. Raises ValueError where it is not a multiple of them."""
     if batch % unit:
         raise ValueError(f"a batch of {batch} is not made up of units of {unit}")
     return batch // unit
