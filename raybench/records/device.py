@@ -13,24 +13,17 @@ DeviceKind = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device and the worker that owns it. Unknown facts are None, unknown throttle_reasons ().
-
-    index: the device's index on its node, as torch counts with CUDA_DEVICE_ORDER=PCI_BUS_ID; of a
-    CPU worker its number there.
-    uuid: proves that two workers do not share a device; on a CPU "node/process id".
-    ecc_errors: uncorrected ones since the driver was loaded.
-    pcie_link, pcie_link_max: as in "gen5 x16". rack: of its node, as the cluster labels it; empty
-    where it does not.
-    other_processes: with memory on this device, before any worker of this run.
-    disk_free_bytes: where the worker keeps temporary files. shm_free_bytes: of /dev/shm.
-    """
+    """One device and the worker that owns it; unknown values are None."""
 
     kind: Annotated[DeviceKind, Column("", "cuda or cpu")]
     node_id: Annotated[str, Column("", "node")]
     host: Annotated[str, Column("", "host name")]
     address: Annotated[str, Column("", "IP address")]
+    # Label of the cluster; empty if it has none.
     rack: Annotated[str, Column("", "of the node, by its label; empty: none")] = ""
+    # As torch counts with CUDA_DEVICE_ORDER=PCI_BUS_ID; for a CPU worker its number on the node.
     index: Annotated[int, Column("", "on its node, in PCI order")]
+    # Distinct for workers that do not share a device; "node/process id" on a CPU.
     uuid: Annotated[str, Column("", "identity")]
     name: Annotated[str, Column("", "model")]
     pci_bus_id: Annotated[str | None, Column("", "PCI id")] = None
@@ -43,16 +36,20 @@ class Device:
     power_cap_default_w: Annotated[float | None, Column("W", "as delivered")] = None
     topology: Annotated[str | None, Column("", "links to the other devices")] = None
     temperature_c: Annotated[float | None, Column("degC", "GPU temperature at the start")] = None
+    # Empty if unknown.
     throttle_reasons: Annotated[
         tuple[str, ...], Column("", "why clocks are limited at the start")
     ] = ()
     ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
     persistence_mode: Annotated[bool | None, Column("", "driver stays loaded")] = None
     mig_mode: Annotated[bool | None, Column("", "GPU is partitioned")] = None
+    # Such as "gen5 x16".
     pcie_link: Annotated[str | None, Column("", "PCIe link at the start")] = None
     pcie_link_max: Annotated[str | None, Column("", "widest PCIe link")] = None
     numa_node: Annotated[int | None, Column("", "nearest")] = None
+    # Processes with memory on this device before any worker of this run.
     other_processes: Annotated[int | None, Column("", "using the device before")] = None
+    # Space in the folder for temporary files.
     disk_free_bytes: Annotated[int | None, Column("bytes", "temporary files")] = None
     shm_free_bytes: Annotated[int | None, Column("bytes", "/dev/shm")] = None
     process_id: Annotated[int, Column("", "of the worker")]
@@ -69,5 +66,5 @@ class Device:
 
     @property
     def lasting_name(self) -> str:
-        """Its name in every run: the UUID of a GPU, HOST:INDEX of a CPU worker."""
+        """Name that stays the same in all runs: UUID of a GPU, HOST:INDEX of a CPU worker."""
         return self.uuid if self.kind == "cuda" else f"{self.host}:{self.index}"

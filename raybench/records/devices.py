@@ -1,8 +1,7 @@
-"""What is known of devices: samples, facts and findings of a check; and the file that names them.
+"""State and findings of devices, and the file of `--devices` that names them.
 
-A health check writes the file, and a sweep keeps to it. A GPU is named by its UUID. A CPU worker
-has none that lasts: it is named by its host and its number there, as in `alpha:0`; workers of one
-host share its processors and can stand in for each other.
+A GPU is named by its UUID. A CPU worker is named by its host and number, such as `alpha:0`: workers
+of one host share its processors and can replace each other.
 """
 
 from __future__ import annotations
@@ -35,79 +34,74 @@ class Topology:
 
     # Active NVLinks; None if NVML did not answer.
     nvlinks: int | None = None
-    # By the index of the other device: "NV" over NVLink, else a level of `nvidia-smi topo -m`.
+    # Key: index of the other device. Value: "NV" for NVLink, else a level of `nvidia-smi topo -m`.
     levels: Mapping[int, str] = field(default_factory=dict)
 
 
 def read_topology(device: Device) -> Topology:
-    """Return what the column `topology` of a device says."""
+    """Parse the column `topology` of a device."""
     text = device.topology or ""
     levels = {int(index): level for index, level in _LEVEL.findall(text)}
     return Topology(nvlinks=nvlinks(text), levels=levels)
 
 
 def nvlinks(topology: str) -> int | None:
-    """Return the number of active NVLinks in a value of the column `topology`; None: unknown."""
-    found = _NVLINKS.match(topology)
-    return int(found[1]) if found else None
+    """Return the number of active NVLinks in a value of `topology`; None if unknown."""
+    match = _NVLINKS.match(topology)
+    return int(match[1]) if match else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvLink:
-    """One link of a device: whether it is up, and its errors since the driver was loaded.
-
-    errors: by kind, "crc", "replay", "recovery"; a kind that NVML does not count is left out.
-    """
+    """One NVLink of a device, with its errors since the driver was loaded."""
 
     link: int
     is_active: bool
+    # Keys: "crc", "replay", "recovery"; kinds that NVML does not count are missing.
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """The state and the error counters of one device at one moment; unknown facts are None.
-
-    unread: why nothing is known of a GPU, as where the agent of its node does not answer; or empty.
-    memory_free_bytes: without what the driver keeps for itself.
-    ecc_errors: uncorrected ones since the driver was loaded.
-    remapped_rows: of memory, after errors that could be corrected or not.
-    is_remap_pending: a row is replaced at the next reset. is_remap_failed: none was left.
-    retired_pages: of older GPUs, which have no rows to spare.
-    pcie_replays: packets sent again over the link to the host, since the driver was loaded.
-    pcie_lanes, pcie_lanes_max: in use, and those that the device has.
-    fabric_state: of NVSwitch systems: "not started", "in progress", "completed".
-    fabric_faults: what the fabric manager says is wrong, in words; () also where it is unknown.
-    kernel_xids: numbers of the errors of the driver that the kernel's log still holds, oldest
-    first; None where it may not be read, as by users on most hosts and in most containers.
-    new_xids: those that NVML told of since `xids_watched_since_s`: it knows of none before.
-    """
+    """State and error counters of one device at one moment; unknown values are None."""
 
     device: Device
     # Time of reading, by the monotonic clock of the host.
     read_s: float
+    # Why a GPU could not be read; empty if it was read.
     unread: str = ""
+    # Without memory that the driver reserves.
     memory_free_bytes: int | None = None
+    # Uncorrected, since the driver was loaded.
     ecc_errors: int | None = None
+    # Rows of memory that were replaced after errors.
     remapped_rows: int | None = None
+    # A row is replaced at the next reset.
     is_remap_pending: bool | None = None
+    # No spare row was left.
     is_remap_failed: bool | None = None
+    # For older GPUs, which have no spare rows.
     retired_pages: int | None = None
     is_retirement_pending: bool | None = None
+    # Packets that were sent again over PCIe since the driver was loaded.
     pcie_replays: int | None = None
     pcie_lanes: int | None = None
     pcie_lanes_max: int | None = None
     nvlinks: tuple[NvLink, ...] | None = None
+    # For NVSwitch: "not started", "in progress" or "completed".
     fabric_state: str | None = None
+    # Faults that the fabric manager reports.
     fabric_faults: tuple[str, ...] = ()
+    # Xids in the kernel's log, oldest first; None if the log may not be read.
     kernel_xids: tuple[int, ...] | None = None
+    # Xids since `xids_watched_since_s`; NVML does not know earlier ones.
     new_xids: tuple[int, ...] | None = None
     xids_watched_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """What NVML said of one device at one moment; unknown is None, or () of throttle_reasons."""
+    """A reading of NVML at one moment; unknown values are None."""
 
     node_id: Annotated[str, Column("", "node")]
     index: Annotated[int, Column("", "device on its node, in PCI order")]
@@ -128,25 +122,28 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceList:
-    """Devices by name. source: where they were named, for the user."""
+    """Devices by name."""
 
     names: tuple[str, ...]
+    # Where the devices were named, for messages.
     source: str
 
     def cpu_workers(self) -> Mapping[str, int]:
-        """Return host -> CPU workers that it must have: its highest number + 1; GPUs add none."""
+        """Return how many CPU workers each host must have: its highest number + 1."""
         counts: Counter[str] = Counter()
         for name in self.names:
-            if found := _WORKER.fullmatch(name):
-                counts[found["host"]] = max(counts[found["host"]], int(found["number"]) + 1)
+            if match := _WORKER.fullmatch(name):
+                counts[match["host"]] = max(counts[match["host"]], int(match["number"]) + 1)
         return counts
 
 
 def read_device_list(path: Path) -> DeviceList:
-    """Return the devices named in a file, one a line; skips blank lines, repeats, text after `#`.
+    """Return the devices that a file names, one a line.
 
-    A name is the UUID of a GPU or HOST:NUMBER of a CPU worker, and may be of no device that is
-    there. Raises UsageError where the file cannot be read, names no device, or a line is no name.
+    Blank lines, repetitions and text after `#` are skipped. Named devices need not exist.
+
+    Raises:
+        UsageError: the file cannot be read, names no device, or has an invalid line.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -169,21 +166,26 @@ def read_device_list(path: Path) -> DeviceList:
 
 
 def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> None:
-    """Write the names of devices into a file, one a line; replaces what was in it.
+    """Write the names of devices into a file, one a line.
 
-    `read_device_list` refuses a file without any. comment: lines to stand above the names, without
-    `#`. Raises UsageError where the file cannot be written.
+    Args:
+        comment: lines above the names, without `#`.
+
+    Raises:
+        UsageError: the file cannot be written.
     """
     lines = [f"# {line}" for line in comment.splitlines()]
-    lines += [f"{one.lasting_name}  # {one.host} {one.kind}:{one.index}" for one in devices]
+    for device in devices:
+        lines.append(f"{device.lasting_name}  # {device.host} {device.kind}:{device.index}")
     with _report_unwritable(path):
         path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def check_list_writable(path: Path) -> None:
-    """Raise UsageError where no list can be written to `path`.
+    """Create the file if it does not exist, to find out early that it cannot be written.
 
-    A file that is there stays as it is; else an empty file is made.
+    Raises:
+        UsageError: the file cannot be written.
     """
     with _report_unwritable(path), path.open("ab"):
         pass
@@ -191,7 +193,7 @@ def check_list_writable(path: Path) -> None:
 
 @contextmanager
 def _report_unwritable(path: Path) -> Iterator[None]:
-    """Raise UsageError, in one line that names `path`, for an OSError inside the block."""
+    """Turn an OSError inside the `with` block into a UsageError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -216,17 +218,17 @@ class Verdict(StrEnum):
 
     @property
     def is_suspect_or_bad(self) -> bool:
-        """Return whether it is suspect or bad; untested is neither."""
+        """Whether the verdict is suspect or bad; untested is neither."""
         return self in (Verdict.SUSPECT, Verdict.BAD)
 
     @property
     def is_unhealthy(self) -> bool:
-        """Return whether something is to be done about the subject: bad, untested or suspect."""
+        """Whether the subject needs attention: bad, untested or suspect."""
         return self not in (Verdict.UNKNOWN, Verdict.HEALTHY)
 
 
 class Action(StrEnum):
-    """What to do next about a subject that is not healthy; the gravest first."""
+    """What to do about an unhealthy subject; the gravest action first."""
 
     REPLACE = "replace"
     RESET = "reset"
@@ -240,56 +242,51 @@ class DevicePlace:
 
     host: str
     kind: DeviceKind
-    # A GPU's index on its node; a CPU worker's position among those of its host.
+    # Index of a GPU on its node, or of a CPU worker among the workers of its host.
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A device, a pair of devices, a node or the whole cluster, which tests judge.
-
-    uuids: of its devices, HOST/NUMBER of a CPU worker; of a pair, from and to; () for the path
-    between two nodes, and where nothing is known of a model.
-    name: for people, "node7 GPU 3". model: of its devices; only subjects of one model are compared.
-    """
+    """A device, a pair of devices, a node or the cluster, which tests judge."""
 
     kind: Annotated[SubjectKind, Column("", "device, pair, node or cluster")]
+    # For people, such as "node7 GPU 3".
     name: Annotated[str, Column("", "its name", name="subject")]
+    # Only subjects of the same model are compared.
     model: Annotated[str, Column("", "of its devices")]
+    # HOST/NUMBER for CPU workers; empty for the path between two nodes, or if unknown.
     uuids: Annotated[tuple[str, ...], Column("", "of its devices; of a pair from and to")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one test for one subject: a row of the table `health`.
-
-    passes: how many passes of the test have a value; of all subjects together, how many there were.
-    value: the median, in `unit`; None where no pass has one. expected: what it was compared with.
-    link: what carries the data, as `gen5 x16` between host and device; empty where that is unknown
-    or of no matter. ratio: its time over the time of similar subjects or of its model elsewhere,
-    above 1 is slower; None without any.
-    reason: one sentence; empty where healthy. evidence: what else supports the verdict.
-    culprit: name of the subject that makes this one slow; empty where that is itself or unknown.
-    action: what to do. command: what to type for it, a line each; it is never run.
-    """
+    """The result of one test for one subject: a row of the table `health`."""
 
     test: Annotated[str, Column("", "what was read")]
     stage: Annotated[Stage, Column("", "tests that it is one of")]
     subject: Subject
+    # For all subjects together: the number of passes.
     passes: Annotated[int, Column("", "in which it was read")]
+    # In `unit`; None if no pass has a value.
     value: Annotated[float | None, Column("", "median of the passes; null: did not run")] = None
     unit: Annotated[str, Column("", "of value")] = ""
     expected: Annotated[str, Column("", "what it was compared with")] = ""
+    # Such as `gen5 x16`; empty if unknown or irrelevant.
     link: Annotated[str, Column("", "what carries the data: PCIe or NVLink")] = ""
+    # Above 1 is slower; None without peers.
     ratio: Annotated[float | None, Column("", "time relative to its peers; null: no peers")] = None
     verdict: Annotated[Verdict, Column("", "bad, untested, suspect, unknown or healthy")]
+    # One sentence; empty if healthy.
     reason: Annotated[str, Column("", "why it is not healthy")] = ""
     evidence: Annotated[str, Column("", "with whom it was tried, and what held")] = ""
+    # Subject that makes this subject slow; empty if itself or unknown.
     culprit: Annotated[str, Column("", "what it is slow because of; empty: itself")] = ""
     action: Annotated[Action | None, Column("", "replace, reset, setting or watch")] = None
+    # One command a line.
     command: Annotated[str, Column("", "what to type; never run")] = ""
 
 
 def is_time(unit: str) -> bool:
-    """Return whether less is better: False for rates ("/s"), True for all else, facts too."""
+    """Return whether a smaller value is better: all units but rates ("/s")."""
     return not unit.endswith("/s")

@@ -1,7 +1,4 @@
-"""What makes a number doubtful, and why a number is missing: data, whose words come later.
-
-`raybench.report.words` has the words.
-"""
+"""Why a number is doubtful or missing, as data; `raybench.report.words` has the words."""
 
 from __future__ import annotations
 
@@ -14,27 +11,27 @@ from typing import Self
 class Harm(IntEnum):
     """What a doubt can do to a number, the worst first."""
 
-    # The number is not that of the work that was asked for.
+    # The number belongs to other work than the job asked for.
     WRONG = 0
-    # Something outside the job changed the number, by an unknown amount.
+    # Something outside the job changed the number by an unknown amount.
     DISTURBED = 1
-    # The number is right and contains a loss, which the value of the doubt tells.
+    # The number is right and contains a loss, which is the value of the doubt.
     SLOWED = 2
-    # The number is right; something that belongs to it was not measured.
+    # The number is right, but something that belongs to it was not measured.
     INCOMPLETE = 3
     # The number may differ in another run, by about the value of the doubt.
     IMPRECISE = 4
 
 
 class DoubtKind(StrEnum):
-    """What is doubtful about a point; the value is what the tables hold."""
+    """What is doubtful about a point; the tables hold the value."""
 
-    # The letter in the tables of a report; empty for none.
+    # Letter in the tables of a report; empty for none.
     mark: str
     harm: Harm
-    # Of value and limit; empty without a value or for a plain number. A share is a fraction of 1.
+    # Unit of value and limit; empty if they have none. A share is a fraction of 1.
     unit: str
-    # Points with different subjects have the same doubt, as with different neighbours.
+    # Points with different subjects share this doubt, such as points with different neighbours.
     is_one_for_all: bool
 
     IMPOSSIBLE = "impossible", "", Harm.WRONG, ""
@@ -81,7 +78,7 @@ class DoubtKind(StrEnum):
     def __new__(
         cls, value: str, mark: str, harm: Harm, unit: str = "", is_one_for_all: bool = False
     ) -> Self:
-        """Make a member, whose value is what the tables hold."""
+        """Make a member; the tables hold its value."""
         member = str.__new__(cls, value)
         member._value_, member.mark, member.harm, member.unit = value, mark, harm, unit
         member.is_one_for_all = is_one_for_all
@@ -93,16 +90,16 @@ class Doubt:
     """One reason to doubt a number."""
 
     kind: DoubtKind
-    # In the unit of the kind; None where the kind has none, or it is unknown.
+    # In the unit of the kind; None if the kind has no value, or it is unknown.
     value: float | None = None
-    # The value from which on it is a doubt, or the value that was asked for.
+    # The threshold for this doubt, or the value that was asked for.
     limit: float | None = None
-    # The rank, host, process, column or reason that the doubt is about; empty: the point.
+    # Rank, host, process, column or reason that the doubt is about; empty: the point.
     subject: str = ""
 
     @property
     def excess(self) -> float:
-        """Return how far the value is from the limit: the worst of several has the largest."""
+        """How far the value is beyond the limit; larger is worse."""
         value = self.value or 0.0
         if self.kind is DoubtKind.BUSY_CORES:
             return value
@@ -112,7 +109,7 @@ class Doubt:
 
 
 def worst_of_each(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
-    """Return one doubt for each kind and subject, that with the largest excess, in their order."""
+    """Return the doubt with the largest excess for each kind and subject."""
     worst: dict[tuple[DoubtKind, str], Doubt] = {}
     for doubt in doubts:
         key = (doubt.kind, doubt.subject)
@@ -122,9 +119,9 @@ def worst_of_each(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
 
 
 class NotMeasured(StrEnum):
-    """Why a column of a point is null; the value is what the tables hold."""
+    """Why a column of a point is null; the tables hold the value."""
 
-    # It does not exist for such a point, so that nothing is unknown.
+    # The quantity does not exist for such a point, so nothing is unknown.
     does_not_apply: bool
 
     COMMUNICATION = "communication", True
@@ -152,7 +149,7 @@ class NotMeasured(StrEnum):
     PARTS_EXCEED = "parts_exceed"
 
     def __new__(cls, value: str, does_not_apply: bool = False) -> Self:
-        """Make a member, whose value is what the tables hold."""
+        """Make a member; the tables hold its value."""
         member = str.__new__(cls, value)
         member._value_, member.does_not_apply = value, does_not_apply
         return member
@@ -180,17 +177,17 @@ class NotCompared:
     """Why a point is not compared with its baseline point."""
 
     kind: NotComparedKind
-    # Settings, a device, a status, limits of clocks, or point ids, by the kind; empty for none.
+    # Settings, a device, a status, limits of clocks, or point ids, depending on the kind.
     subject: str = ""
-    # SM clocks in MHz where they differ, or how many points match the baseline.
+    # SM clocks in MHz if they differ, or the number of points that match the baseline.
     value: float | None = None
     of_baseline: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossesUnknown:
-    """Why it is not known what a step is lost to."""
+    """Why the losses of a step are unknown."""
 
     reason: NotMeasured
-    # The reason is one of the baseline point.
+    # Whether the reason holds for the baseline point.
     is_at_baseline: bool = False

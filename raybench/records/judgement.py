@@ -1,7 +1,4 @@
-"""Why a health check judges a subject as it does, and what to do: kinds and numbers.
-
-`report/words/health.py` has the words.
-"""
+"""Why a health check judges a subject as it does; `report/words/health.py` has the words."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from typing import Literal, Self
 from raybench.records.devices import SubjectKind
 from raybench.records.status import Status
 
-# fault: the subject is wrong. disputed: subjects differ, and which is wrong is not known. failed:
-# no result, by the subject's doing or by nobody knows whose; healthy subjects fail too. not read:
-# no result because of another subject or program.
+# fault: the subject is wrong. disputed: subjects differ, and it is unknown which is wrong. failed:
+# no result, though the subject may be healthy. not read: no result because of another subject or
+# program.
 Effect = Literal["fault", "disputed", "failed", "not read"]
 
 
 class ProblemKind(StrEnum):
-    """What is wrong with a subject in one pass. The comment says what `Problem` holds."""
+    """What is wrong with a subject in one pass. Comments name the fields that `Problem` has."""
 
     effect: Effect
 
@@ -64,7 +61,7 @@ class ProblemKind(StrEnum):
     FABRIC = "fabric", "fault"
 
     def __new__(cls, value: str, effect: Effect = "fault") -> Self:
-        """Make a member, whose value is its name."""
+        """Make a member; the tables hold its value."""
         member = str.__new__(cls, value)
         member._value_, member.effect = value, effect
         return member
@@ -95,19 +92,19 @@ class Problem:
 
     @property
     def effect(self) -> Effect:
-        """Return what the problem means for the subject."""
+        """What the problem means for the subject."""
         return self.kind.effect
 
 
 class ReasonKind(StrEnum):
-    """What speaks for a verdict. The comment says what `Reason` holds."""
+    """What supports a verdict. Comments name the fields that `Reason` has."""
 
     # The driver does not report the fact.
     NOT_REPORTED = "not_reported"
     NOT_READ = "not_read"
-    # problems; if it ran in other passes, value: passes that failed, limit: all passes.
+    # problems. If the test ran in other passes: value: failed passes, limit: all passes.
     PROBLEMS = "problems"
-    # value: time over that of similar subjects, or over its usual time.
+    # value: time over the time of similar subjects, or over the usual time.
     SLOWER_THAN_PEERS = "slower_than_peers"
     SLOWER_THAN_USUAL = "slower_than_usual"
     ALL_SLOW = "all_slow"
@@ -121,7 +118,7 @@ class ReasonKind(StrEnum):
     SLOW_WITH_PARTNERS = "slow_with_partners"
     # value: slow pairs. limit: all pairs of the path.
     SLOW_PATH = "slow_path"
-    # value: ms that the others wait for it. limit: ms of the step.
+    # value: ms that other ranks wait for this rank. limit: ms of the step.
     LATE = "late"
     # Evidence. value: passes.
     IN_EACH_PASS = "in_each_pass"
@@ -160,7 +157,7 @@ class Reason:
     # Name of a `Placement` in references; empty for a device.
     placement: str = ""
     subject: SubjectKind = "device"
-    # Of a slow pair.
+    # Only for a slow pair.
     blame: Blame | None = None
 
 
@@ -171,9 +168,9 @@ class PeerValue:
     value: float
     # Subjects with a value.
     count: int
-    # How many of the fastest it is the median of, if subjects fall into two groups; else 0.
+    # If subjects fall into two groups: number of the fastest subjects whose median this is; else 0.
     fastest: int = 0
-    # The best value and not the median, because few subjects are similar.
+    # Whether this is the best value, because few subjects are similar.
     is_best: bool = False
 
 
@@ -186,7 +183,7 @@ class ValueRange:
     source: Literal["start", "own checks", "checks of model", "reference"]
     # Earlier checks.
     checks: int = 0
-    # Of the reference.
+    # Only for a reference.
     provenance: str = ""
 
 
@@ -194,7 +191,7 @@ Expected = PeerValue | ValueRange
 
 
 class CommandKind(StrEnum):
-    """A command that a health check proposes. The comment says what `Command` holds."""
+    """A command that a health check proposes. Comments name the fields that `Command` has."""
 
     # uuid, host.
     RESET_GPU = "reset_gpu"
@@ -223,7 +220,7 @@ class CommandKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command to type; it is never run. Fields by `CommandKind`."""
+    """A command to type; raybench never runs it."""
 
     kind: CommandKind
     hosts: tuple[str, ...] = ()

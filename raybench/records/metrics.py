@@ -16,8 +16,8 @@ OverRanks = Literal["max", "min", "mean", "median", "sum"]
 OverStep = Literal["ms_each", "per_second", "seconds"]
 
 
-# How a report writes the value: `share` of 1 and `percent` of 100 as 12.3%, `part` and `time` of a
-# step in the unit of the table, `choices` what NCCL ran for its collectives.
+# How a report writes a value. `share` of 1 and `percent` of 100 are both written as 12.3%; `part`
+# and `time` use the unit of the table; `choices` are the choices of NCCL.
 Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time", "choices"]
 
 
@@ -32,16 +32,16 @@ _COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column of a table holds: stands in the annotation of the field that is written to it.
+    """What a column of a table holds; stands in the annotation of a field."""
 
-    unit: empty where it has none. description: in at most 60 characters.
-    name: of the column; empty: that of the field. The others as of a `Metric`.
-    """
-
+    # Empty if the values have no unit.
     unit: str
+    # At most 60 characters.
     description: str
     _: KW_ONLY
+    # Empty: name of the field.
     name: str = ""
+    # This field and the following: as in `Metric`.
     heading: str = ""
     meaning: str = ""
     format: Format = "number"
@@ -50,41 +50,38 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A number of a point.
+    """A number of a point, declared by a workload or a column of `points`.
 
-    name: of its column in the table `points`; of a workload's own metric, the attribute of the
-    workload that holds the value of a rank after the timed steps.
-    unit: of the stored value; empty where it has none.
-    description: what it is, in at most 60 characters.
-    kind: the type of its column.
-    over_ranks: how the values of the ranks become the point's. None: of a workload's own metric by
-    their mean, else by a computation of its own.
-    over_step: of a workload's own metric whose value says how much one step does. ms_each: the
-    metric is the median step in ms over the value. per_second: the value over the mean step in s.
-    seconds: what so many steps take, by the mean step.
-    heading: of its column in reports, the unit included; empty: `name`, with the unit behind it.
-    meaning: what the legend of a report says, without a capital and a full stop; {ranks} is what a
-    rank runs on, {baseline} the settings of the baseline. Empty: `description`.
-    format: how a report writes the value. With `time` it adds its own unit to the heading.
+        class Sort(raybench.Workload):
+            metrics = (raybench.Metric(name="swaps", description="swaps of a step"),)
 
-    Of a workload's own metric the tables keep the heading and the meaning; reports write it as a
-    number.
-
-    Raises UsageError for a name that is no identifier, or an unknown `over_ranks` or `over_step`.
+    Raises:
+        UsageError: `name` is not an identifier, or `over_ranks` or `over_step` is unknown.
     """
 
+    # Column of the table `points`. For a workload's own metric also the attribute of the workload
+    # that holds the value of a rank after the timed steps.
     name: str
+    # Unit of the stored value; empty if it has none.
     unit: str = ""
+    # At most 60 characters.
     description: str
+    # Type of the column.
     kind: str = "double"
+    # How values of ranks are combined. None: a workload's own metric takes the mean.
     over_ranks: OverRanks | None = None
+    # For a workload's own metric that is an amount per step. ms_each: median step in ms / value.
+    # per_second: value / mean step in s. seconds: value * mean step in s.
     over_step: OverStep | None = None
+    # Heading in reports, with the unit; empty: `name` and `unit`.
     heading: str = ""
+    # Legend of a report, without capital and full stop; may contain {ranks} and {baseline}. Empty:
+    # `description`.
     meaning: str = ""
+    # How a report writes the value; reports write a workload's own metric as a number.
     format: Format = "number"
 
     def __post_init__(self) -> None:
-        """Raise UsageError as the class says."""
         if not str(self.name).isidentifier():
             raise UsageError(f"Metric: name must be an identifier, got {self.name!r}")
         for name, allowed in (("over_ranks", OverRanks), ("over_step", OverStep)):
@@ -96,13 +93,13 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """`heading`, else its name in words and the unit, once if alike, as in "bubble ms"."""
+        """The heading, or else name and unit in words, such as "bubble ms"."""
         words = self.name.removesuffix(f"_{self.unit.lower()}").replace("_", " ")
         return self.heading or " ".join(dict.fromkeys((words, self.unit))).rstrip()
 
     @property
     def is_rate(self) -> bool:
-        """Whether the value says how much is done in a second."""
+        """Whether the value is an amount per second."""
         return self.over_step == "per_second" or self.unit.endswith("/s")
 
     @property
@@ -112,13 +109,13 @@ class Metric:
 
 
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
-    """Return the value of a point from the values of its ranks, of which None ones are left out.
+    """Return the value of a point from the values of its ranks; None values are left out.
 
-    None if all are None or there are none, and for a sum if one is None; else NaN if one is NaN.
-    The largest, smallest or sum of integers is an integer.
+    Returns:
+        None if no value is left, and for a sum if any value is None. NaN if any value is NaN.
     """
     known = [value for value in values if value is not None]
     if not known or (how == "sum" and len(known) < len(values)):
         return None
-    # Python's `max`, `min` and `median` may lose it.
+    # `max`, `min` and `median` of Python may lose a NaN.
     return math.nan if any(map(math.isnan, known)) else _COMBINE[how](known)

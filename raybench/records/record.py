@@ -16,7 +16,7 @@ from raybench.records.status import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
-    """How many cores of a host other processes kept busy, of those that CPU workers may use."""
+    """How many of the cores that CPU workers may use are kept busy by other processes."""
 
     host: str
     busy_cores: float
@@ -38,51 +38,47 @@ class OtherUsers:
 
 
 class TrialKey(NamedTuple):
-    """What identifies a trial in a run: a point in a round.
-
-    control_of: the world_size of the block that the point ends as a control; 0 where it is none.
-    """
+    """What identifies a trial in a run: a point in a round."""
 
     point_id: str
     round: int = 1
+    # World size of the block that the point ends as a control; 0 if it is no control.
     control_of: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One attempt at one point: its status, the reason when it is not ok, and its measurements.
-
-    attempt: counts from 1, over all rounds of the point. round: counts from 1.
-    control_of: as of a TrialKey.
-    measurements: rank order, one per rank when status is ok, else empty.
-    devices: those that ran it, in rank order; empty if it was skipped, or cut short with the sweep.
-    error_rank: the rank that failed first, as far as one can be named. error_detail: its traceback
-    and the last lines that it wrote. outputs: what each rank wrote, by rank; () if none did.
-    neighbours: point_ids that ran on a node of this one at the same time; and in words who else
-    used its devices, other sweeps and other processes.
-    node_neighbours: who used other devices of its nodes.
-    doubts: those of the ranks and of the driver, the worst of each kind and subject; only when
-    status is ok.
-    mem_estimate_bytes: what a rank was estimated to need at most; None if not known, or on a CPU.
-    """
+    """One attempt at one point: its status, its failure, and its measurements."""
 
     point: Point
+    # Counts from 1, over all rounds of the point.
     attempt: int
+    # Counts from 1.
     round: int = 1
+    # As in `TrialKey`.
     control_of: int = 0
     status: Status
     started_at: datetime
     duration_s: float
+    # In rank order; empty if the point was skipped or cancelled.
     devices: tuple[Device, ...] = ()
+    # In rank order, one per rank if status is ok, else empty.
     measurements: tuple[Measurement, ...] = ()
     error_type: str | None = None
     error_message: str | None = None
+    # The rank that failed first, if known.
     error_rank: int | None = None
+    # Traceback and last lines of output of that rank.
     error_detail: str | None = None
+    # What each rank wrote, by rank; empty if no rank wrote anything.
     outputs: tuple[str, ...] = ()
+    # Ids of points that ran on the same nodes, and other users of its devices in words.
     neighbours: tuple[str, ...] = ()
+    # Users of other devices of its nodes.
     node_neighbours: tuple[str, ...] = ()
+    # Doubts of ranks and driver, the worst of each kind and subject; empty unless ok.
     doubts: tuple[Doubt, ...] = ()
+    # Estimated peak memory of a rank; None if unknown, or on a CPU.
     mem_estimate_bytes: int | None = None
 
     @property
@@ -95,15 +91,18 @@ _Text = TypeVar("_Text", bound=str)
 
 
 def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
-    """Return point_id -> its status over all rounds. statuses: of the latest attempt at each trial.
+    """Return the status of each point over all rounds; controls are left out.
 
-    Controls are left out. It is the first failure in the order of `statuses`, else ok if one round
-    is ok, else skipped if one is, else cancelled. An unknown status counts as a failure.
+    A failure counts before ok, ok before skipped, skipped before cancelled. The first failure wins;
+    an unknown status is a failure.
+
+    Args:
+        statuses: status of the latest attempt at each trial.
     """
-    severity = {str(one): place for place, one in enumerate(Status) if not one.is_failure}
-    found: dict[str, _Text] = {}
+    severity = {str(status): rank for rank, status in enumerate(Status) if not status.is_failure}
+    worst: dict[str, _Text] = {}
     for key, status in statuses.items():
         if not key.control_of:
-            both = (found.get(key.point_id, status), status)
-            found[key.point_id] = min(both, key=lambda one: severity.get(one, -1))
-    return found
+            both = (worst.get(key.point_id, status), status)
+            worst[key.point_id] = min(both, key=lambda status: severity.get(status, -1))
+    return worst

@@ -7,12 +7,11 @@ from typing import Self
 
 
 class Status(StrEnum):
-    """How an attempt at a point ended; failures first, the worst first, then ok, then not run.
+    """How an attempt at a point ended; failures first, then ok, then not run."""
 
-    label: in a table that people read. clause: in a sentence, behind the point.
-    """
-
+    # For tables of reports.
     label: str
+    # Follows the point in a sentence.
     clause: str
 
     OOM = "oom", "out of memory", "ran out of memory"
@@ -24,28 +23,28 @@ class Status(StrEnum):
     CANCELLED = "cancelled", "cancelled", "was cancelled"
 
     def __new__(cls, value: str, label: str = "", clause: str = "") -> Self:
-        """Make a member, whose value is what the tables hold; by that alone one is found."""
+        """Make a member; the tables hold its value."""
         member = str.__new__(cls, value)
         member._value_, member.label, member.clause = value, label, clause
         return member
 
     @property
     def is_failure(self) -> bool:
-        """Return whether it is oom, error, timeout or lost."""
+        """Whether the attempt ran and failed."""
         return self is not Status.OK and self not in NOT_RUN
 
     @property
     def is_retried(self) -> bool:
-        """Return whether `--resume` alone repeats the point: lost, skipped or cancelled."""
+        """Whether `--resume` repeats the point: lost, skipped or cancelled."""
         return self is Status.LOST or self in NOT_RUN
 
     @property
     def is_lasting(self) -> bool:
-        """Return whether later rounds would end alike: skipped, or failed other than by a loss."""
+        """Whether later rounds would end in the same way."""
         return self is Status.SKIPPED or (self.is_failure and self is not Status.LOST)
 
 
-# For the tables, which may hold statuses of later versions.
+# Contains plain texts too: tables may hold statuses of later versions.
 NOT_RUN = frozenset({Status.SKIPPED, Status.CANCELLED})
 
 
@@ -53,7 +52,7 @@ FAILURES = frozenset(status for status in Status if status.is_failure)
 
 
 class RunStatus(StrEnum):
-    """How far a run has come; one that says `running` without a driver was interrupted."""
+    """How far a run has come; `running` without a driver means interrupted."""
 
     RUNNING = "running"
     OK = "ok"
@@ -62,13 +61,14 @@ class RunStatus(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why an attempt has no measurement, as its `error_type`, where raybench itself found out.
+    """Why an attempt has no measurement, where raybench found the cause itself.
 
-    For an exception of a workload, `error_type` is the name of its class instead.
-    status: how the attempt ends by it. is_death: of the rank's process, whose log may say why.
+    Stored as `error_type`. For an exception of a workload, `error_type` is the name of its class.
     """
 
+    # How the attempt ends.
     status: Status
+    # Whether the process of the rank died, so that its log may say why.
     is_death: bool
 
     PEER_FAILED = "PeerFailed", Status.LOST
@@ -92,7 +92,7 @@ class Cause(StrEnum):
     INTERRUPTED = "Interrupted", Status.CANCELLED
 
     def __new__(cls, value: str, status: Status, is_death: bool = False) -> Self:
-        """Make a member, whose value is what the tables hold."""
+        """Make a member; the tables hold its value."""
         member = str.__new__(cls, value)
         member._value_, member.status, member.is_death = value, status, is_death
         return member

@@ -1,4 +1,4 @@
-"""What a group of workers is asked to do."""
+"""What a worker group is asked to do."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from raybench.job.point import SCRIPT, Point, Precision
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
-    from raybench.records.environment import Code
+    from raybench.records.code import Code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """Where a worker stands in its group, in the words of torch.distributed."""
+    """Position of a worker in its group, as torch.distributed defines it."""
 
     rank: int
     world_size: int
@@ -26,9 +26,9 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A process group to be formed: its own name in the store, never used twice.
+    """A process group that is to be formed.
 
-    Keys left behind by an earlier group make gloo fail to connect, so no prefix is reused.
+    Its name prefixes keys in the store and is used once: keys of an earlier group make gloo fail.
     """
 
     name: str
@@ -38,31 +38,29 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a worker group is asked to do: one point, and how to measure it.
-
-    code: what every worker must have loaded; None where any will do.
-    precisions: a worker times large matrix products in each of these and in that of the point, each
-    once in its life, before the point. None: it times none, not even in that of the point.
-    """
+    """What a worker group is asked to do: one point, and how to measure it."""
 
     point: Point
     settings: Measure
     seed: int = 0
     profile: bool = False
+    # What every worker must have loaded; None: not checked.
     code: Code | None = None
+    # Each worker times large matrix products in these precisions and in the precision of the point,
+    # once in its life. None: no products.
     precisions: tuple[Precision, ...] | None = ()
 
     @property
     def is_script(self) -> bool:
-        """Return whether the workload is a script, whose steps run in a child of each worker."""
+        """Whether the workload is a script, whose steps run in a child of each worker."""
         return self.point.workload == SCRIPT
 
     @property
     def user_class(self) -> str:
-        """The workload if the point names a class, as `package.module:Class`; "" for a built-in."""
+        """The class as `package.module:Class`; empty for a built-in workload."""
         return self.point.workload if ":" in self.point.workload else ""
 
     @property
     def worker_environment(self) -> Mapping[str, str]:
-        """Variables that workers must start with; {} for a script, whose own processes get them."""
+        """Variables for new workers; empty for a script, whose own processes get them."""
         return {} if self.is_script else self.point.env

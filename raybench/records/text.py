@@ -6,12 +6,12 @@ from typing import Any
 
 
 def plain(value: Any) -> str:
-    """Return `str(value)` on one line, `printable`: one blank between words, none at the ends."""
+    """Return `str(value)` as one printable line with single blanks."""
     return printable(" ".join(str(value).split()))
 
 
 def printable(text: str) -> str:
-    """Return the text with `�` for each unprintable character, such as a tab or line break."""
+    """Replace each unprintable character, such as a tab or a line break, by `�`."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -26,7 +26,7 @@ from raybench.results.tables import storable
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
-    from raybench.records.environment import Code
+    from raybench.records.code import Code
 
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 

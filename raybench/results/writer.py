@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raybench.job.model import Measure
+    from raybench.records.code import Code
     from raybench.records.devices import Finding
-    from raybench.records.environment import Code
 
 # No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
 # all digits, or readers take it for a number.

@@ -27,9 +27,9 @@ from raybench.job.memory import estimate, explain_oom
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.job.problems import quote
+from raybench.records.code import Code
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
-from raybench.records.environment import Code
 from raybench.records.measurement import Failure, Measurement, RankAnswer, Samples
 from raybench.records.record import OtherUsers, Record, TrialKey, by_point
 from raybench.records.status import Cause, Status

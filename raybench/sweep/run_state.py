@@ -21,17 +21,10 @@ from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_and_class
 from raybench.job.source import overrides_in
+from raybench.records.code import Code, code_of, code_of_script, differing
 from raybench.records.device import Device
 from raybench.records.devices import DeviceList
-from raybench.records.environment import (
-    Code,
-    code_of,
-    code_of_script,
-    differing,
-    git_commit,
-    package_versions,
-    variables_that_matter,
-)
+from raybench.records.environment import git_commit, package_versions, variables_that_matter
 from raybench.records.record import Record, TrialKey, by_point
 from raybench.records.status import RunStatus, Status
 from raybench.results import reader

@@ -33,9 +33,9 @@ from raybench.measure import phases
 from raybench.measure.profiling import Counted, step_flops, tflops_sustained
 from raybench.measure.stopping import load_decisions
 from raybench.measure.uneven import GroupProbe, UnevenStep, share_out
+from raybench.records.code import Code, code_here, differing, raybench_sha256
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind
-from raybench.records.environment import Code, code_here, differing, raybench_sha256
 from raybench.records.measurement import Failure, Measurement, RankAnswer
 from raybench.records.status import Cause, Status
 from raybench.records.task import GroupSpec, RankInfo, Task

@@ -14,8 +14,8 @@ from raybench.doctor.checks import Check, Facts, Verdict
 from raybench.doctor.diagnosis import Diagnosis
 from raybench.errors import ClusterError
 from raybench.job.point import Point
+from raybench.records.code import raybench_sha256
 from raybench.records.device import Device
-from raybench.records.environment import raybench_sha256
 from raybench.records.measurement import Failure, Measurement, RankAnswer, Repetition, Samples
 from raybench.records.status import Status
 

@@ -8,13 +8,8 @@ import sys
 import pytest
 
 from raybench.job import registry
-from raybench.records.environment import (
-    code_here,
-    code_of,
-    code_of_script,
-    differing,
-    warn_of_torch,
-)
+from raybench.records.code import code_here, code_of, code_of_script, differing
+from raybench.records.environment import warn_of_torch
 
 _numbers = itertools.count()
 

@@ -32,7 +32,7 @@ from raybench.cli.progress import ConsoleListener, PointProgress
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.loading import load_job
 from raybench.job.plan import make_plan
-from raybench.records.environment import code_of
+from raybench.records.code import code_of
 from raybench.records.measurement import Failure, Profile
 from raybench.records.record import TrialKey, by_point
 from raybench.records.status import Cause, RunStatus, Status

@@ -22,8 +22,8 @@ from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.measure.profiling import Counted
+from raybench.records.code import code_of
 from raybench.records.doubts import Doubt, DoubtKind
-from raybench.records.environment import code_of
 from raybench.records.measurement import Failure, Measurement
 from raybench.records.status import Status
 from raybench.records.task import GroupSpec, Task
