@@ -19,6 +19,7 @@ from raybench.hardware.nccl_log import NcclLog, Route, parse
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import environment
+from raybench.records.code import code_of
 from raybench.records.device import Device
 from raybench.records.measurement import Failure, Measurement, RankAnswer
 from raybench.records.task import Task
@@ -170,7 +171,7 @@ def _task(workload: str, world_size: int, **params: str | int) -> Task:
         global_batch_size=None,
         scaling=None,
     )
-    code = environment.code_of("raybench.workloads")  # a sweep refuses nodes with another
+    code = code_of("raybench.workloads")  # a sweep refuses nodes with another
     return Task(point=point, settings=_SETTINGS, precisions=None, code=code)
 
 

@@ -17,7 +17,11 @@ def declared_entries(workload_class: type, name: str, *attributes: str) -> list[
     """
     value = getattr(workload_class, name, ())
     entries = value if isinstance(value, tuple | list) else (value,)
-    return [entry for entry in entries if all(hasattr(entry, name) for name in attributes)]
+    complete = []
+    for entry in entries:
+        if all(hasattr(entry, attribute) for attribute in attributes):
+            complete.append(entry)
+    return complete
 
 
 def shares_work(workload_class: type) -> bool:
@@ -50,7 +54,7 @@ def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
     """Return why the class refuses a point; None if it accepts the point.
 
     Args:
-        settings: those of `Point.settings`.
+        settings: as in `Point.settings`.
 
     Raises:
         UsageError: the method `why_not` of the class raises.

@@ -1,6 +1,7 @@
-"""A job file is read and checked: `load_job` returns a `Job`, whose points `make_plan` checks.
+"""Read a job file and check it.
 
-Rules of one section are in `model.py`. Those here depend on the workload, whose module is imported.
+Rules of one section are in `model.py`. The rules here depend on the workload, whose module is
+imported.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SIZE_RULE = (
     "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
     "8:1GiB:x2"
 )
-# Variables that raybench itself sets for each rank, or by which it finds its processes again.
+# Variables that raybench sets for each rank, or needs to find its processes.
 _OURS = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -45,11 +46,16 @@ _Settings = Mapping[str, PointSetting]
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Return the job of the file at `path`, checked but for its points: `make_plan` checks these.
+    """Return the job of a file, with its rules checked; `make_plan` checks its points.
 
-    Imports the workload's module. overrides: values of `--set`, as `measure.warmup=5`. Raises
-    JobError where the file cannot be read, and with a line for each problem of the job, as
-    `Job.error`; UsageError, its base, where a workload's method raises.
+    Imports the module of the workload.
+
+    Args:
+        overrides: values of `--set`, such as `measure.warmup=5`.
+
+    Raises:
+        JobError: the file cannot be read, or the job has problems, one line each.
+        UsageError: a class method of the workload raises.
     """
     return _load(read_source(path, overrides))
 
@@ -60,27 +66,26 @@ def job_from_text(
     overrides: Sequence[str] = (),
     options: Mapping[KeyPath, str] | None = None,
 ) -> Job:
-    """Return the job of a text that is in no file, checked as by `load_job`.
+    """Return the job of a text, checked as by `load_job`.
 
-    name: stands for the file in messages, and in `Job.folder` if there are no options. options:
-    path of a value -> the command's option for it, in messages. Imports, raises as `load_job`.
+    Args:
+        name: stands for the file in messages, and in `Job.folder` without options.
+        options: option of the command behind each path, for messages.
     """
     return _load(parse_source(name, text, overrides, options))
 
 
 def _load(source: YamlSource) -> Job:
-    """Return the checked job of a source. Raises JobError with a line for each problem of it."""
     problems = list(source.problems)
-    job, found = validate(source.data)
-    problems += _not_below(problems, found)
+    job, invalid = validate(source.data)
+    problems += _not_below(problems, invalid)
     if job is None:
-        # Go on with what is sound, so that the user reads all problems at once. A list or a span
-        # that has a problem goes as a whole.
+        # Check the sound part of the job, so that the user sees all problems at once.
         sound = {
             name: dict(value) if isinstance(value, dict) else value
             for name, value in source.data.items()
         }
-        for problem in found:
+        for problem in invalid:
             keys = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
             *above, last = itertools.islice(keys, 2)
             section = sound.get(above[0]) if above else sound
@@ -91,7 +96,7 @@ def _load(source: YamlSource) -> Job:
         job.set_source(source)
         problems += _not_below(problems, _check_meaning(job, problems))
         shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
-        # Without any problem, making the plan reports those of the points.
+        # Without problems so far, `make_plan` reports the problems of points.
         if problems and all(p.path and p.path[0] not in shaping for p in problems):
             problems += plan_and_problems(job)[1]
     if job is None or problems:
@@ -99,53 +104,46 @@ def _load(source: YamlSource) -> Job:
     return job
 
 
-def _not_below(known: Sequence[JobProblem], found: Sequence[JobProblem]) -> list[JobProblem]:
-    """Return the problems found, without those at or below the place of a known problem."""
+def _not_below(known: Sequence[JobProblem], problems: Sequence[JobProblem]) -> list[JobProblem]:
+    """Return the problems that are neither at nor below the path of a known problem."""
     paths = {problem.path for problem in known}
-    return [
-        problem
-        for problem in found
-        if not any(problem.path[:length] in paths for length in range(len(problem.path) + 1))
-    ]
+    remaining = []
+    for problem in problems:
+        prefixes = {problem.path[:length] for length in range(len(problem.path) + 1)}
+        if prefixes.isdisjoint(paths):
+            remaining.append(problem)
+    return remaining
 
 
 def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]:
-    """Return what is wrong with the job by its workload, whose module is imported for that.
-
-    Gives the job its settings and its class. Where there is no such workload, the one with the
-    nearest name is taken. problems: those known already, whose values count as given.
-    """
+    """Give the job its settings and its class, and return problems that depend on the workload."""
     unsound = [problem.path for problem in problems]
-    found: list[JobProblem] = []
+    reported: list[JobProblem] = []
     try:
         workload_class = registry.load_workload(job.workload.kind)
         settings, unknown = _add_settings(job, workload_class, unsound)
     except UsageError as error:
-        found.append(JobProblem(path=("workload", "kind"), message=str(error)))
+        reported.append(JobProblem(path=("workload", "kind"), message=str(error)))
         nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
         if not nearest:
-            # What every workload has can be checked all the same.
+            # Check the settings that every workload shares.
             settings = {name: run_setting(name) for name in RUN_SETTINGS}
-            return found + _check(job, settings, unsound, is_workload_known=False)
+            return reported + _check(job, settings, unsound, is_workload_known=False)
         workload_class = registry.load_workload(nearest[0])
         settings, unknown = _add_settings(job, workload_class, unsound)
     job.set_workload(settings, workload_class)
-    return [*found, *unknown, *_check(job, settings, unsound)]
+    return [*reported, *unknown, *_check(job, settings, unsound)]
 
 
 def _add_settings(
     job: Job, workload_class: type, unsound: Sequence[KeyPath]
 ) -> tuple[dict[str, PointSetting], list[JobProblem]]:
-    """Return name -> setting of the job's points, and problems of texts that name settings.
-
-    They are the settings of the workload, the variables of `env`, and the axes that a script names
-    in braces. unsound: as for `_check`. Raises UsageError for parameters that no job could give.
-    """
+    """Return the settings of the points by name, and problems of texts that name settings."""
     settings = settings_of_class(workload_class)
     env = dict.fromkeys([*job.env, *_names_in("env", unsound)])
     given = {*job.varied, *env, *_names_in("matrix", unsound)}
     if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
-        settings = {name: one for name, one in settings.items() if name not in BATCH_SIZES}
+        settings = {n: setting for n, setting in settings.items() if n not in BATCH_SIZES}
     problems = list(_check_env_and_script(job, settings))
     variables = {name: make_setting(name, str) for name in env if name not in settings}
     own: dict[str, PointSetting] = {}
@@ -172,23 +170,27 @@ def _add_settings(
 
 
 def _texts(job: Job, templates: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (path, text) of each value of a variable of `env` and of the parameters `templates`."""
-    found: list[tuple[KeyPath, object]] = []
+    """Yield (path, text) of the variables of `env` and of the parameters `templates`."""
+    values_by_path: list[tuple[KeyPath, object]] = []
     for name in templates:
-        found.append((("workload", name), job.workload.parameters.get(name)))
+        values_by_path.append((("workload", name), job.workload.parameters.get(name)))
         axes: list[tuple[KeyPath, Mapping[str, tuple[Scalar, ...]]]]
         axes = [(("matrix",), job.axes), *((("zip", n), entry) for n, entry in enumerate(job.zip))]
         for path, axis in axes:
-            found += [((*path, name, i), value) for i, value in enumerate(axis.get(name, ()))]
+            values_by_path += [
+                ((*path, name, i), value) for i, value in enumerate(axis.get(name, ()))
+            ]
     for name in (*templates, *job.env):
-        found += [(("include", n, name), point.get(name)) for n, point in enumerate(job.include)]
+        values_by_path += [
+            (("include", n, name), point.get(name)) for n, point in enumerate(job.include)
+        ]
     for name, values in job.env.items():
-        found += [(("env", name, index), value) for index, value in enumerate(values)]
-    yield from ((path, text) for path, text in found if isinstance(text, str))
+        values_by_path += [(("env", name, index), value) for index, value in enumerate(values)]
+    yield from ((path, text) for path, text in values_by_path if isinstance(text, str))
 
 
 def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[JobProblem]:
-    """Yield a problem for each variable that no job may set, and for a script that is not there."""
+    """Yield a problem for each reserved variable, and for a missing script."""
     for name in job.env:
         message = ""
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
@@ -215,11 +217,12 @@ def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[JobProblem]
 def _check(
     job: Job, settings: _Settings, unsound: Sequence[KeyPath], *, is_workload_known: bool = True
 ) -> list[JobProblem]:
-    """Return all that is wrong with `job`.
+    """Return the problems of the values and axes of a job.
 
-    settings: those that a point of its workload has. unsound: paths of wrong values that were taken
-    out of the job; they are not reported as missing. is_workload_known: False if `settings` are
-    only those that every workload has; then no other name is wrong, and nothing is missing.
+    Args:
+        settings: settings of a point; without a known workload, the settings that all workloads
+            share.
+        unsound: paths of wrong values that were taken out; they are not reported as missing.
     """
     problems = list(_check_values(job, settings, is_workload_known=is_workload_known))
     problems += _check_axes(job)
@@ -241,7 +244,7 @@ def _check(
             problems += _check_what_is_missing(job, settings, unsound)
         lengths = [len(values) for values in (*job.axes.values(), *job.env.values())]
         lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
-        # Counted without building them.
+        # Count the points without building them.
         count = (math.prod(lengths) if lengths else 0) + len(job.include)
         if "matrix" not in damaged and count > MAX_POINTS:
             message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
@@ -250,21 +253,20 @@ def _check(
 
 
 def _axis_names(job: Job) -> list[str]:
-    """Return the names of all axes, in their order."""
     variables = [name for name, values in job.env.items() if len(values) > 1]
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
 
 
 def _names_in(section: str, paths: Sequence[KeyPath]) -> list[str]:
-    """Return the names of the section's keys that the paths lead to, or lead through."""
+    """Return the names of a section that the paths lead to."""
     return [str(path[1]) for path in paths if path[:1] == (section,) and len(path) > 1]
 
 
 def _check_values(
     job: Job, settings: _Settings, *, is_workload_known: bool
 ) -> Iterator[JobProblem]:
-    """Yield a problem for each wrong key or value of a setting, wherever the job gives some."""
-    # The path of a part of the job, what it gives, and what a name in it is called.
+    """Yield a problem for each wrong name or value of a setting."""
+    # Path of a part of the job, its settings, and what they are called in messages.
     groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
         (("workload",), job.workload.parameters if is_workload_known else {}, "parameter"),
         (("matrix",), job.axes, "axis"),
@@ -278,7 +280,7 @@ def _check_values(
             yield JobProblem(path=path, message="must not be empty")
         known = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
         for name, given in group.items():
-            place = (*path, name)
+            value_path = (*path, name)
             if name not in known:
                 kind, is_parameter = job.workload.kind, what == "parameter"
                 message = say_unknown(what, name, known)
@@ -292,7 +294,7 @@ def _check_values(
                 elif kind == SCRIPT and not is_parameter:
                     message += f"; or name {{{name}}} in args or env"
                 if is_workload_known:
-                    yield JobProblem(path=place, at_key=True, message=message)
+                    yield JobProblem(path=value_path, at_key=True, message=message)
                 continue
             several = isinstance(given, tuple)
             for index, value in enumerate(given if isinstance(given, tuple) else (given,)):
@@ -303,13 +305,15 @@ def _check_values(
                     complaint = f"{_SIZE_RULE}, given {quote(value)}"
                 elif name in BATCH_SIZES and value == "auto":
                     complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
-                elif place == ("matrix", "batch_size") and isinstance(value, str):
+                elif value_path == ("matrix", "batch_size") and isinstance(value, str):
                     complaint += did_you_mean(value.lower(), ["auto"])
-                yield JobProblem(path=(*place, index) if several else place, message=complaint)
+                yield JobProblem(
+                    path=(*value_path, index) if several else value_path, message=complaint
+                )
 
 
 def _check_axes(job: Job) -> Iterator[JobProblem]:
-    """Yield a problem for each axis given twice, of unequal lists, or against a search."""
+    """Yield a problem for duplicate axes, lists of unequal length, and conflicts with a batch search."""
     fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
     first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
     first |= {name: ("env", name) for name in job.env}
@@ -328,18 +332,18 @@ def _check_axes(job: Job) -> Iterator[JobProblem]:
             message = f"the lists of one entry must be of equal length, given {lengths}"
             yield JobProblem(path=("zip", number), message=message)
     if job.batch_search is not None:
-        places: list[KeyPath] = [("include",)] if job.include else []
+        conflicting: list[KeyPath] = [("include",)] if job.include else []
         for number, entry in enumerate(job.exclude):
-            places += [("exclude", number, name) for name in BATCH_SIZES if name in entry]
-        places += [("baseline", "batch_size")] if "batch_size" in job.baseline else []
+            conflicting += [("exclude", number, name) for name in BATCH_SIZES if name in entry]
+        conflicting += [("baseline", "batch_size")] if "batch_size" in job.baseline else []
         rule = "does not go with matrix.batch_size: auto, which finds the batch sizes; leave it out"
-        yield from (JobProblem(path=path, at_key=True, message=rule) for path in places)
+        yield from (JobProblem(path=path, at_key=True, message=rule) for path in conflicting)
 
 
 def _check_what_is_missing(
     job: Job, settings: _Settings, unsound: Sequence[KeyPath]
 ) -> Iterator[JobProblem]:
-    """Yield a problem for each axis, batch size or parameter that points lack, or have twice."""
+    """Yield a problem for each missing axis, batch size or parameter."""
     axes = list(dict.fromkeys([*_axis_names(job), *_names_in("matrix", unsound)]))
     fixed = {*job.workload.parameters, *_names_in("workload", unsound)}
     groups: list[tuple[KeyPath, Collection[str]]]
@@ -357,8 +361,10 @@ def _check_what_is_missing(
             yield JobProblem(path=path, at_key=True, message="required, but not given")
     if not any(name in settings for name in BATCH_SIZES):
         return
-    # All groups of points give batch_size, or all global_batch_size.
-    kinds = [[size for size in BATCH_SIZES if size in names] for _, names in groups]
+    # All groups must give the same kind of batch size.
+    kinds = []
+    for _, names in groups:
+        kinds.append([size for size in BATCH_SIZES if size in names])
     for (path, _), given in zip(groups, kinds, strict=True):
         message = ""
         if len(given) == 2:

@@ -1,6 +1,6 @@
-"""The sections of a job file, the job that they make up, and what a run of it answers.
+"""The sections of a job file, the job, and what a run of it answers.
 
-Rules of one section are with it; those that depend on the workload are in `loading.py`.
+Rules of one section are here; rules that depend on the workload are in `loading.py`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _must(rule: str, test: Callable[[Any], object]) -> Callable[[Any], Any]:
 
 
 def _not_under(name: str) -> AfterValidator:
-    """Return a validator that raises ValueError for a number below that of the field `name`."""
+    """Return a validator that rejects a number below the field `name`."""
 
     def check(value: int | None, info: ValidationInfo) -> int | None:
         least = info.data.get(name)
@@ -71,9 +71,9 @@ def _not_under(name: str) -> AfterValidator:
 
 
 def _one_or_more(value: object) -> object:
-    """Return a list as a tuple, another value as a tuple of it. Raises for an empty list."""
+    """Return a list or a single value as a tuple."""
     if value == []:
-        # Here and not by min_length, which does not count the values that are wrong themselves.
+        # min_length would not count values that are invalid themselves.
         raise PydanticCustomError("too_short", "must not be empty")
     return tuple(value) if isinstance(value, list) else (value,)
 
@@ -81,7 +81,7 @@ def _one_or_more(value: object) -> object:
 _AnyScalar = StrictBool | StrictInt | StrictFloat | StrictStr
 Value = Annotated[
     _AnyScalar,
-    # Before the union is tried, which would complain once for each of its types.
+    # Otherwise the union complains once for each of its types.
     BeforeValidator(_must("must be one value", lambda value: not isinstance(value, dict | list))),
 ]
 _NonEmptyList = Annotated[list[Value], Field(min_length=1)]
@@ -89,7 +89,7 @@ Values = Annotated[
     tuple[Value, ...],
     BeforeValidator(_one_or_more, json_schema_input_type=_AnyScalar | _NonEmptyList),
 ]
-# A mapping of settings to a value, or to one or more values.
+# Settings with one value, and settings with one or more values.
 Settings = Annotated[dict[str, Value], BeforeValidator(with_sizes)]
 Axes = Annotated[dict[str, Values], BeforeValidator(with_sizes)]
 _MAX_COUNT = 1_000_000_000
@@ -97,9 +97,10 @@ PositiveCount = Annotated[int, Field(strict=True, ge=1, le=_MAX_COUNT)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
 
 
-# Numbers come as the text that they were written as; a shell has no form for true and false.
+# Numbers keep the text of the file; shells have no form for true and false.
 _not_bool = _must(
-    "must be a text or a number; put true or false in quotes", lambda one: not isinstance(one, bool)
+    "must be a text or a number; put true or false in quotes",
+    lambda value: not isinstance(value, bool),
 )
 EnvValue = Annotated[
     str, BeforeValidator(_not_bool, json_schema_input_type=StrictInt | StrictFloat | StrictStr)
@@ -114,9 +115,9 @@ EnvValues = Annotated[
 
 
 class JobSection(BaseModel):
-    """A mapping of the job file that takes no keys but its own."""
+    """A mapping of the job file that rejects unknown keys."""
 
-    # Built with the job that holds them, and not each by itself before.
+    # Deferred: all sections are built once, with the job.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
@@ -137,7 +138,7 @@ class WorkloadSection(JobSection):
 
     @property
     def parameters(self) -> Mapping[str, bool | int | float | str]:
-        """The parameters as given, sizes in bytes; without `kind`, axes and defaults."""
+        """The parameters as given, sizes in bytes, without `kind`."""
         return self.__pydantic_extra__
 
 
@@ -154,7 +155,7 @@ class Span(JobSection):
 
 
 def _span(value: object) -> object:
-    """Return a count as equal bounds. Raises for what is neither a count nor a mapping."""
+    """Return a count as a span with equal bounds."""
     if isinstance(value, bool) or not isinstance(value, int | dict | Span):
         raise ValueError("must be a count or a mapping {min: , max: }")
     if not isinstance(value, int):
@@ -168,7 +169,7 @@ class BatchSearch(JobSection):
     """Batch sizes that raybench searches: doubled until memory runs out, then bisected."""
 
     start: PositiveCount = Field(default=64, description="The first batch size.")
-    # Not by SkipJsonSchema: pydantic complains once for each member of such a union.
+    # With SkipJsonSchema, pydantic complains once for each member of the union.
     max: Annotated[
         PositiveCount | None,
         WithJsonSchema(TypeAdapter(PositiveCount).json_schema()),
@@ -184,18 +185,15 @@ _VALUES: TypeAdapter[tuple[_AnyScalar, ...]] = TypeAdapter(Values)
 
 
 def _axis(value: object, _: ValidatorFunctionWrapHandler) -> object:
-    """Return the values of an axis as a tuple, or of a mapping the search for batch sizes."""
-    # Not left to the union: pydantic complains once for each of its members.
+    """Return the values of an axis as a tuple, or a mapping as a batch search."""
+    # A union of pydantic complains once for each of its members.
     if isinstance(value, dict):
         return BatchSearch.model_validate(value)
     return _VALUES.validate_python(value)
 
 
 def _matrix(value: object) -> object:
-    """Return the matrix with sizes in bytes, and a search for `auto` or a mapping of batch_size.
-
-    Only batch_size is searched: elsewhere `auto` is a text, and a mapping no value.
-    """
+    """Return the matrix with sizes in bytes; `batch_size: auto` becomes a batch search."""
     if not isinstance(value, dict):
         return value
     axes = {name: [given] if isinstance(given, dict) else given for name, given in value.items()}
@@ -209,16 +207,15 @@ Matrix = Annotated[dict[str, Axis], BeforeValidator(_matrix)]
 CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=PositiveCount | Span)]
 
 
-# Timing goes on until so many samples are there, unless max_seconds ends it.
+# Fewer samples prolong the timing, up to max_seconds.
 ENOUGH_SAMPLES = 30
-# max_seconds does not cut these.
+# Samples that are timed even beyond max_seconds.
 _FEWEST_SAMPLES = 5
-# Shares of the timed seconds that a warm-up fills at least, and of max_seconds at most.
+# Shortest warm-up as a share of the timed seconds, longest as a share of max_seconds.
 _LEAST_WARMUP, _MOST_WARMUP = 1 / 3, 1 / 2
 
 
 def _measure(value: object) -> object:
-    """Return a mapping as it is; raise ValueError for all else."""
     if not isinstance(value, dict | Measure):
         raise ValueError("must be a mapping or quick")
     return value
@@ -280,22 +277,22 @@ class Measure(JobSection):
 
     @property
     def is_quick(self) -> bool:
-        """Whether at most QUICK_SECONDS are to be timed, as for `measure: quick`."""
+        """Whether at most QUICK_SECONDS are timed, as with `measure: quick`."""
         return self.iterations is None and self.timed_s <= QUICK_SECONDS
 
     @property
     def timed_s(self) -> float:
-        """Seconds to time unless `iterations` is given: max_seconds leaves room for a warm-up."""
+        """Seconds to time unless `iterations` is given; max_seconds also covers a warm-up."""
         return min(self.seconds, self.max_seconds / (1 + _LEAST_WARMUP))
 
     @property
     def least_warmup_s(self) -> float:
-        """Seconds that a warm-up fills unless its count is fixed."""
+        """Shortest warm-up in seconds, unless its count is fixed."""
         return self.timed_s * _LEAST_WARMUP
 
     @property
     def most_warmup_s(self) -> float:
-        """Seconds after which a warm-up ends, whatever its count."""
+        """Longest warm-up in seconds."""
         return self.max_seconds * _MOST_WARMUP
 
     @property
@@ -305,7 +302,7 @@ class Measure(JobSection):
 
     @property
     def longest_step_s(self) -> float:
-        """Step time above which max_seconds leaves room for fewer than ENOUGH_SAMPLES samples."""
+        """Longest step time for which max_seconds allows ENOUGH_SAMPLES samples."""
         # The cold first step is not part of the budget.
         steps = self.warmup.min - 1 + ENOUGH_SAMPLES
         least_s = 0.0 if self.warmup.is_fixed else self.least_warmup_s
@@ -317,7 +314,7 @@ class Measure(JobSection):
 
     @property
     def least_s(self) -> float:
-        """Least seconds of a repeat; warm-up or samples of a fixed count add none."""
+        """Shortest duration of a repeat in seconds, without fixed counts."""
         timed_s = self.timed_s if self.iterations is None else 0.0
         return timed_s + (0.0 if self.warmup.is_fixed else self.least_warmup_s)
 
@@ -392,7 +389,7 @@ class AnswerSection(JobSection):
     )
 
 
-# Keys that change nothing of what is measured: a run can be resumed with others.
+# Keys that do not affect what is measured; a resumed run may change them.
 NOT_MEASURED = ("name", "question", "answer", "items", "baseline", "on_error")
 
 
@@ -400,7 +397,7 @@ class Job(JobSection):
     """A job file of raybench: a workload, the axes of the sweep, how to measure."""
 
     version: Annotated[
-        # Not by the type alone: true and 1.0 equal 1.
+        # The type alone would accept true and 1.0.
         Literal[1], BeforeValidator(_must("must be 1", lambda value: type(value) is int))
     ] = Field(description="Version of the job file format.")
     name: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = Field(
@@ -462,8 +459,7 @@ class Job(JobSection):
         default="continue", description="What to do after a point that failed."
     )
 
-    # Given by `raybench.job.loading`, not by `validate`: without the source text, folder, explain
-    # and error raise AttributeError, without the settings `settings` does.
+    # Set by `raybench.job.loading`; before that, properties that need them raise AttributeError.
     _source: YamlSource = PrivateAttr()
     _settings: dict[str, PointSetting] = PrivateAttr()
     _workload_class: type = PrivateAttr(default=object)
@@ -473,23 +469,23 @@ class Job(JobSection):
         self._source = source
 
     def set_workload(self, settings: dict[str, PointSetting], workload_class: type) -> None:
-        """Keep name -> setting, for all that the job can set, and the class of the workload."""
+        """Keep the settings that the job can give, and the class of the workload."""
         self._settings, self._workload_class = settings, workload_class
 
     @property
     def text(self) -> str:
-        """The job file as it was read, or as a command's options made it; without the overrides."""
+        """The job file as it was read, without overrides."""
         return self._source.text
 
     @property
     def batch_search(self) -> BatchSearch | None:
-        """The search for batch sizes; None where the job lists them, or takes none."""
+        """The search for batch sizes; None if the job lists batch sizes or has none."""
         search = self.matrix.get("batch_size")
         return search if isinstance(search, BatchSearch) else None
 
     @property
     def axes(self) -> Mapping[str, tuple[Scalar, ...]]:
-        """Axis of `matrix` alone -> its values, sizes in bytes; of a search only its start."""
+        """Values of each axis of `matrix`; a batch search has only its start."""
         return {
             name: (values.start,) if isinstance(values, BatchSearch) else values
             for name, values in self.matrix.items()
@@ -497,23 +493,23 @@ class Job(JobSection):
 
     @property
     def varied(self) -> set[str]:
-        """The names in matrix, zip and include, even with one value; not those of env."""
+        """The names in matrix, zip and include, even with one value."""
         return set(self.matrix).union(*self.zip, *self.include)
 
     @property
     def metrics(self) -> list[str]:
-        """The names of metrics that `answer.metric` can have, those of the workload first."""
-        own = declared_entries(self._workload_class, "metrics", "name", "unit")
-        return [*(one.name for one in own), *ANSWER_METRICS]
+        """Metrics that `answer.metric` can name; metrics of the workload come first."""
+        metrics = declared_entries(self._workload_class, "metrics", "name", "unit")
+        return [*(metric.name for metric in metrics), *ANSWER_METRICS]
 
     @property
     def folder(self) -> Path:
-        """The folder of the job file, as its path or name was given; `.` for a job of options."""
+        """The folder of the job file; `.` for a job made from options."""
         return Path() if self._source.options else Path(self._source.name).parent
 
     @property
     def settings(self) -> Mapping[str, PointSetting]:
-        """Name -> setting, for all that the job can set, variables of env too; a point has more."""
+        """The settings that the job can give, variables of env included."""
         return self._settings
 
     @property
@@ -523,11 +519,10 @@ class Job(JobSection):
 
     @property
     def meaning_sha256(self) -> str:
-        """SHA-256, in hex, of the job with its overrides and with defaults for what it leaves out.
+        """SHA-256 of what the job measures, with overrides and defaults.
 
-        The keys of NOT_MEASURED and the number of rounds do not count: a run can go on with others.
-        Nor do the order of keys, a workload's own defaults (but one that the job gives does), and
-        the content of a script. The order of values and of entries of a list does.
+        A run can be resumed with another number of rounds and other keys of `NOT_MEASURED`. The
+        order of keys and the content of a script do not count either; the order of lists does.
         """
         left_out: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
@@ -535,15 +530,15 @@ class Job(JobSection):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def explain(self, problem: JobProblem) -> str:
-        """Return the message of `problem` with its place, in one line: see `YamlSource.explain`."""
+        """Return the message of a problem with its place: see `YamlSource.explain`."""
         return self._source.explain(problem)
 
     def error(self, problems: Sequence[JobProblem]) -> JobError:
-        """Return an error to raise, its text by `YamlSource.explain_all`: at most 50 problems."""
+        """Return a JobError for these problems: see `YamlSource.explain_all`."""
         return JobError(self._source.explain_all(problems))
 
 
-# By dotted path: the models that refuse unknown keys.
+# Models that reject unknown keys, by dotted path.
 _MODELS: Mapping[str, type[BaseModel]] = {
     "": Job,
     "answer": AnswerSection,
@@ -555,14 +550,14 @@ _MODELS: Mapping[str, type[BaseModel]] = {
 
 
 def job_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the job file; it takes any parameter of a workload, any axis."""
+    """Return the JSON Schema of the job file; it accepts any parameter and any axis."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
 
 
 def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[JobProblem]]:
-    """Return (job, []), or (None, problems) of the YAML data by the rules that need no workload.
+    """Return (job, []) or (None, problems), by the rules that need no workload.
 
-    The job still lacks its source and its settings; `load_job` gives both.
+    The job lacks its source and settings; `load_job` adds both.
     """
     try:
         return Job.model_validate(data), []
@@ -571,12 +566,12 @@ def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[JobProblem]]:
 
 
 def _problem(error: ErrorDetails) -> JobProblem:
-    """Return an error of pydantic in our words; of an unknown key, where it may belong."""
+    """Return an error of pydantic in our words; for an unknown key, where it may belong."""
     path: KeyPath = error["loc"]
     if error["type"] == "extra_forbidden":
         model = _MODELS[key_text(path[:-1])]
         message = say_unknown("key", path[-1], model.model_fields)
-        # The dotted keys under which a job file has a key that stands at a wrong place.
+        # Dotted keys of a key that stands at a wrong place.
         places = [
             f"{section}.{path[-1]}"
             for section in ("answer", "measure", "placement")
@@ -590,14 +585,16 @@ def _problem(error: ErrorDetails) -> JobProblem:
 
 
 def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str]) -> Answer:
-    """Return what a stored run answers, as its job file says, else its workload.
+    """Return what a stored run answers, by its job file, or else by its workload.
 
-    What the file leaves open, raybench's own job of the same name and workload may say, before the
-    workload; else it is the speed-up over world_size. job_text, overrides: the run's job file and
-    its values of `--set`. varying: the settings that differ between its points; `over` has those of
-    them that are asked for, in this order, or all if none is asked for. It is empty where none of
-    those asked for varies. Imports the workload's module. What cannot be read or is not valid is
-    ignored. The metric need not exist: it is as the file names it.
+    A job that comes with raybench, of the same name and workload, fills what the file lacks. The
+    fallback is the speed-up over world_size. Imports the module of the workload; invalid parts are
+    ignored.
+
+    Args:
+        job_text: job file of the run.
+        overrides: its values of `--set`.
+        varying: settings that differ between its points; `Answer.over` is limited to these.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):
@@ -605,7 +602,7 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
     kind, name = _kind(data), str(data.get("name"))
     file = files("raybench").joinpath("jobs", f"{name}.yaml")
     if re.fullmatch(r"[a-z0-9_]+", name) and file.is_file():
-        # A run of an older file of a job that comes with raybench asks what that asks today.
+        # A run of an older version of this job asks what the job asks today.
         today = parse_source(name, file.read_text(encoding="utf-8")).data
         if kind == _kind(today):
             asked_today = today.keys() & {"question", "answer", "items"}
@@ -615,25 +612,25 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
         workload_class = registry.load_workload(kind)
     asked = _valid(AnswerSection, data.get("answer"))
     if asked is None:
-        # The first that the class declares over any of the settings that vary.
+        # Take the first answer of the class over a setting that varies.
         declared = (
-            one
-            for one in declared_entries(workload_class, "answers", "metric", "over")
-            if not one.over or not set(one.over).isdisjoint(varying)
+            answer
+            for answer in declared_entries(workload_class, "answers", "metric", "over")
+            if not answer.over or not set(answer.over).isdisjoint(varying)
         )
         answer = next(declared, Answer(metric="speed_up", over=("world_size",)))
     else:
-        # Of a metric of the workload's own by its unit: less is better of what costs.
+        # For a metric of the workload, its unit tells whether less is better.
         best = ANSWER_METRICS.get(asked.metric, "max")
-        for own in declared_entries(workload_class, "metrics", "name", "unit"):
-            if own.name == asked.metric:
-                best = "min" if own.unit in ("s", "ms", "us", "ns", "bytes", "J") else "max"
+        for metric in declared_entries(workload_class, "metrics", "name", "unit"):
+            if metric.name == asked.metric:
+                best = "min" if metric.unit in ("s", "ms", "us", "ns", "bytes", "J") else "max"
         answer = Answer(metric=asked.metric, over=asked.over, best=asked.best or best)
     items = (data.get("items"), getattr(workload_class, "items", None))
     return replace(
         answer,
         over=tuple(name for name in varying if not answer.over or name in answer.over),
-        items=next(filter(None, (_valid(Items, one) for one in items)), SAMPLES),
+        items=next(filter(None, (_valid(Items, name) for name in items)), SAMPLES),
         question=_valid(Question, data.get("question")) or "",
     )
 
@@ -644,7 +641,7 @@ def _kind(data: Mapping[str, Any]) -> str:
 
 
 def _valid(kind: Any, value: object) -> Any:
-    """Return a value of the job file; None where it is not given or not valid."""
+    """Return a value of the job file; None if it is missing or invalid."""
     try:
         return None if value is None else TypeAdapter(kind).validate_python(value)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""From the axes of a job to its points, the filter of points; where its script is."""
+"""Make the points of a job from its axes, and filter points."""
 
 from __future__ import annotations
 
@@ -35,40 +35,42 @@ _INT64_MAX = 2**63 - 1  # what the result tables can hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The ordered points of a job, and what the user should know about them.
-
-    batch_search: how the run finds the batch sizes that follow; the points are then the first of
-    each series (points that are equal but for the batch); of a resumed run also those it has added.
-    baseline: settings of the points that the others are compared with.
-    """
+    """The ordered points of a job, and warnings for the user."""
 
     points: tuple[Point, ...]
     warnings: tuple[str, ...] = ()
+    # How the run finds further batch sizes. `points` then holds the first batch of each series, and
+    # batches that an earlier sweep of a resumed run has added.
     batch_search: BatchSearch | None = None
+    # Settings of the points that other points are compared with.
     baseline: Mapping[str, Scalar] = field(default_factory=dict)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """Return the precisions of all points, each once, in the order of the points."""
+        """The precisions of all points, each once."""
         return tuple(dict.fromkeys(point.precision for point in self.points))
 
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
-    """Return the names of the settings that differ between points, in order of `Point.settings`.
+    """Return the names of the settings that differ between points.
 
-    A setting that only some have is one. Of the batch sizes only one, as in `settings_as_given`.
+    A setting that some points lack differs too. Only the batch size that the job gives is listed.
     """
-    told = [point.settings_as_given for point in points]  # by repr: 1 differs from 1.0 and True
-    names = dict.fromkeys(name for settings in told for name in settings)
-    return [name for name in names if len({repr(one.get(name)) for one in told}) > 1]
+    # Compare by repr, because 1 == 1.0 == True.
+    texts: dict[str, set[str]] = {}
+    all_settings = [point.settings_as_given for point in points]
+    for name in dict.fromkeys(itertools.chain(*all_settings)):
+        texts[name] = {repr(settings.get(name)) for settings in all_settings}
+    return [name for name, distinct in texts.items() if len(distinct) > 1]
 
 
 def make_plan(job: Job) -> Plan:
-    """Return the plan of a loaded job: points in order of its axes' product, then those included.
+    """Return the plan of a loaded job; duplicate points are dropped with a warning.
 
-    Duplicates are left out, with a warning in the plan. Raises JobError when a point cannot be, or
-    the workload refuses it, when no point is left, or none has the baseline that the job gives;
-    another UsageError where a class method of the workload raises.
+    Raises:
+        JobError: a point is impossible or refused by the workload, or no point is left or matches
+            the baseline.
+        UsageError: a class method of the workload raises.
     """
     plan, problems = plan_and_problems(job)
     if problems:
@@ -77,10 +79,13 @@ def make_plan(job: Job) -> Plan:
 
 
 def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
-    """Return the plan, and why it must not be run, one problem for each place; [] if it may.
+    """Return the plan of the points without problems, and the problems.
 
-    The plan has the points without problems. job: with source and settings, and no mistake in what
-    makes points: else KeyError or ValueError. UsageError where a workload's method raises.
+    Args:
+        job: validated; the settings of its points must be sound.
+
+    Raises:
+        UsageError: a class method of the workload raises.
     """
     wanted, unused = _not_excluded(job)
     problems: dict[KeyPath, JobProblem] = {}
@@ -120,15 +125,18 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
 
 
 def _not_excluded(job: Job) -> tuple[list[tuple[KeyPath, dict[str, Scalar], KeyPath]], list[int]]:
-    """Return the settings of each point to make, and the entries of `exclude` that match none.
+    """Return the settings of the points, and the entries of `exclude` that match no point.
 
-    Each point as (where the job file asks for it, its settings, where its batch size is given).
+    Points are (path in the job file, settings, path of the batch size).
     """
-    # What is no axis: defaults, placement, variables with one value, the workload section.
+    # Settings that are no axis.
+    defaults = {
+        name: setting.accept(setting.default)
+        for name, setting in job.settings.items()
+        if setting.default is not None
+    }
     shared = {
-        **{
-            n: one.accept(one.default) for n, one in job.settings.items() if one.default is not None
-        },
+        **defaults,
         "devices": job.placement.devices,
         "strategy": job.placement.strategy,
         **{name: values[0] for name, values in job.env.items() if len(values) == 1},
@@ -139,12 +147,9 @@ def _not_excluded(job: Job) -> tuple[list[tuple[KeyPath, dict[str, Scalar], KeyP
     wanted = []
     for origin, choice in _choices(job):
         values = shared | {name: value for name, (value, _) in choice.items()}
-        matching = {
-            number
-            for number, entry in enumerate(excluded)
-            if all(values.get(name) in allowed for name, allowed in entry.items())
-        }
-        if matching and origin == ("matrix",):  # included points cannot be excluded
+        matching = {number for number, entry in enumerate(excluded) if _matches(values, entry)}
+        # Included points cannot be excluded.
+        if matching and origin == ("matrix",):
             used |= matching
             continue
         size_path = next((choice[name][1] for name in BATCH_SIZES if name in choice), origin)
@@ -152,39 +157,42 @@ def _not_excluded(job: Job) -> tuple[list[tuple[KeyPath, dict[str, Scalar], KeyP
     return wanted, [number for number in range(len(excluded)) if number not in used]
 
 
+def _matches(values: Mapping[str, Scalar], entry: Mapping[str, Sequence[Scalar]]) -> bool:
+    return all(values.get(name) in allowed for name, allowed in entry.items())
+
+
 def _accept(job: Job, entry: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return values, converted as the type of each setting says."""
     return {name: job.settings[name].accept(value) for name, value in entry.items()}
 
 
 def _accept_all(job: Job, entry: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
-    """Return lists of values, converted as the type of each setting says."""
-    return {name: [job.settings[name].accept(v) for v in values] for name, values in entry.items()}
+    accepted = {}
+    for name, values in entry.items():
+        accepted[name] = list(map(job.settings[name].accept, values))
+    return accepted
 
 
-# What one value of an axis sets: values by setting, and where the job file gives them.
+# Settings of one value of an axis, with their paths in the job file.
 _Choice = Mapping[str, tuple[Scalar, KeyPath]]
 
 
 def _choices(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
     """Yield the product of all axes, then the included points, each with its path."""
     axes: list[list[_Choice]] = []
-    # Each change of the environment costs new processes, so it varies slowest.
+    # A change of the environment needs new processes, so it varies slowest.
     variables = {name: values for name, values in job.env.items() if len(values) > 1}
     for section, settings in (("env", variables), ("matrix", _accept_all(job, job.axes))):
         for name, values in settings.items():
             axes.append([{name: (value, (section, name, i))} for i, value in enumerate(values)])
     for number, entry in enumerate(job.zip):
-        rows = zip(*_accept_all(job, entry).values(), strict=True)
-        axes.append(
-            [
-                {n: (v, ("zip", number, n, i)) for n, v in zip(entry, row, strict=True)}
-                for i, row in enumerate(rows)
-            ]
-        )
+        rows: list[dict[str, tuple[Scalar, KeyPath]]] = []
+        for index, values in enumerate(zip(*_accept_all(job, entry).values(), strict=True)):
+            named = zip(entry, values, strict=True)
+            rows.append({name: (value, ("zip", number, name, index)) for name, value in named})
+        axes.append(list(rows))
     if axes or not job.include:
         for choices in itertools.product(*axes):
-            yield ("matrix",), {name: given for choice in choices for name, given in choice.items()}
+            yield ("matrix",), dict(itertools.chain(*(choice.items() for choice in choices)))
     for number, point in enumerate(job.include):
         path = ("include", number)
         yield path, {n: (value, (*path, n)) for n, value in _accept(job, point).items()}
@@ -193,11 +201,7 @@ def _choices(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
 def _make_point(
     job: Job, values: Mapping[str, Scalar], origin: KeyPath, size_path: KeyPath
 ) -> Point | JobProblem:
-    """Return the point with these settings, or why there is none.
-
-    origin, size_path: where the job file asks for the point, and where it gives its batch size.
-    Raises UsageError where a class method of the workload raises.
-    """
+    """Return the point with these settings, or why it is impossible."""
     sizes = _batch_sizes(job, values)
     if isinstance(sizes, str):
         return JobProblem(path=size_path, message=sizes)
@@ -235,14 +239,11 @@ def _make_point(
 
 
 def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, int | None] | str:
-    """Return batch_size and global_batch_size, or what is wrong with the one that is given.
-
-    Both None where none is given. Raises UsageError as `ranks_per_item` does.
-    """
+    """Return batch_size and global_batch_size (None if not given), or an error message."""
     if not any(name in values for name in BATCH_SIZES):
         return None, None
     world_size, accumulation = int(values["world_size"]), int(values.get("grad_accumulation", 1))
-    # Each has a batch of its own.
+    # Each group has its own batch.
     groups = max(1, world_size // ranks_per_item(job.workload_class, values))
     share = groups * accumulation
     if "global_batch_size" in values:
@@ -261,7 +262,7 @@ def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, in
 
 
 def _why_not(point: Point) -> str | None:
-    """Return why the point cannot have its devices, shares or slow devices; None where it can."""
+    """Return why the devices or shares of a point are impossible."""
     named = len(device_numbers(point.devices))
     if named and named < point.world_size:
         return f"devices: {point.devices} are {named}, world_size is {point.world_size}"
@@ -289,7 +290,7 @@ def _why_not(point: Point) -> str | None:
 
 
 def _remarks(job: Job) -> Iterator[JobProblem]:
-    """Yield remarks on missing packages, no items_per_step, and limits that end a point early."""
+    """Yield warnings on missing packages, missing items_per_step, and time limits."""
     for package, cure in missing_packages(job.workload_class).items():
         message = f"needs {package} on every worker, and it is not installed here; {cure}"
         yield JobProblem(path=("workload", "kind"), message=message)
@@ -323,7 +324,7 @@ def _remarks(job: Job) -> Iterator[JobProblem]:
 def _find_no_baseline(
     baseline: Mapping[str, Scalar], points: Collection[Point]
 ) -> JobProblem | None:
-    """Return a problem that names the nearest point where no point has all these; else None."""
+    """Return a problem, with the nearest point, if no point matches the baseline."""
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
     if baseline.items() <= nearest.settings.items():
         return None
@@ -341,22 +342,27 @@ def select_points(
 ) -> tuple[Point, ...]:
     """Return the points for which `expression` is true, in their order.
 
-    It is a Python expression, as "world_size > 1 and precision == 'bf16'", without functions such
-    as len; its names are those of `Point.settings`. option: of the command, for messages. Raises
-    UsageError when it comes to a name that a point lacks, fails, gives no bool, or keeps no point.
+    Args:
+        expression: Python expression without functions, such as "world_size > 1 and precision ==
+            'bf16'"; its names are those of `Point.settings`.
+        option: option of the command, for messages.
+
+    Raises:
+        UsageError: the expression is invalid, fails, names a setting that a point lacks, gives no
+            bool, or keeps no point.
     """
-    # Here, so that a sweep without a filter does not load it.
+    # Imported here: sweeps without a filter start faster.
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
     label = f"{option} {expression if expression.isprintable() else quote(expression)}"
     try:
-        # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
+        # simpleeval would accept and ignore statements such as `world_size = 2`.
         with warnings.catch_warnings():
-            # What Python remarks on, as the escape in '\d', would be printed.
+            # Python would print warnings, such as for the escape in '\d'.
             warnings.simplefilter("ignore")
             tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # MemoryError is what Python says to parentheses nested too deep.
+        # Python raises MemoryError for deeply nested parentheses.
         reason = getattr(error, "msg", None) or " ".join(str(error).split())
         example = "world_size > 1 and precision == 'bf16'"
         message = f"{label}: not an expression: {reason}; write it as in {example}"
@@ -368,9 +374,10 @@ def select_points(
         try:
             answer = evaluator.eval(expression, previously_parsed=tree)
         except NameNotDefined as error:
-            # Most often a text lacks its quotes.
+            # Usually a text lacks its quotes.
             name = error.name
-            of = next((k for one in points for k, v in one.settings.items() if v == name), "")
+            settings = itertools.chain(*(other.settings.items() for other in points))
+            of = next((setting for setting, value in settings if value == name), "")
             unknown = say_unknown("setting", name, point.settings)
             then = " A" if unknown.endswith("?") else "; a"
             message = f"{unknown}{then} text needs quotes: {name!r}"
@@ -378,7 +385,7 @@ def select_points(
                 message = f"{name} is a value of {of}, and a text needs quotes: {of} == {name!r}"
             raise UsageError(f"{label}: {message}") from error
         except Exception as error:
-            # The expression is the user's, and so is whatever Python says to it.
+            # Evaluating an expression of the user may raise anything.
             reason = " ".join(str(error).split())
             raise UsageError(f"{label}: {type(error).__name__}: {reason}") from error
         if not isinstance(answer, bool):
@@ -391,11 +398,8 @@ def select_points(
 
 
 def script_path(job: Job) -> Path | None:
-    """Return the file of `workload.path`; None if there is none.
-
-    The path as given if that is a file, else below `Job.folder`, which may be relative too.
-    """
+    """Return the script of `workload.path`, or else below `Job.folder`; None if it is missing."""
     name = str(job.workload.parameters.get("path", ""))
-    places = (Path(name), job.folder / name)
-    # Not by Path.is_file, which raises for a name too long and for a folder that is closed to us.
-    return next((place for place in places if name and os.path.isfile(place)), None)  # noqa: PTH113
+    candidates = (Path(name), job.folder / name)
+    # Path.is_file raises for long names and for closed folders.
+    return next((path for path in candidates if name and os.path.isfile(path)), None)  # noqa: PTH113

@@ -1,7 +1,4 @@
-"""A point: one combination of axis values, what identifies it, and texts that name its settings.
-
-All is pure.
-"""
+"""A point: one combination of axis values, its id, and its settings."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from annotated_types import Interval, Predicate
 
 Scalar = str | int | float | bool
-# The workload whose steps are those of a user's script.
+# The workload that runs a script of the user.
 SCRIPT = "script"
 BATCH_SIZES = ("batch_size", "global_batch_size")
 MAX_SIZE = 2**31 - 1
@@ -28,16 +25,15 @@ Size = Annotated[int, _SIZES]
 
 
 def setting_text(value: Scalar) -> str:
-    """Return a setting as text: a bool as `true` or `false`, any other value as str() does."""
+    """Return a setting as text; booleans become `true` or `false`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Precision(StrEnum):
-    """The number format that the heavy arithmetic uses.
+    """The number format of the heavy arithmetic.
 
-    fp32: IEEE single precision, TF32 off everywhere. tf32: TF32 in matmul and convolution.
-    fp16: autocast to half with gradient scaling. bf16: autocast to bfloat16. float8: as bf16, with
-    the products of linear layers in 8 bits, for workloads that say so (`takes_float8`).
+    fp32 is IEEE single precision with TF32 off; tf32 applies to matmul and convolution; fp16 is
+    autocast with gradient scaling; bf16 is autocast; float8 is bf16 with linear layers in 8 bits.
     """
 
     FP32 = "fp32"
@@ -48,37 +44,38 @@ class Precision(StrEnum):
 
     @property
     def dtype(self) -> str:
-        """Name of torch's dtype of matrix products, as `bfloat16`.
-
-        For float8 it is bfloat16, the type of the autocast around the converted layers.
-        """
+        """Name of the dtype of matrix products in torch; `bfloat16` for float8, as the autocast."""
         return {"fp16": "float16", "bf16": "bfloat16", "float8": "bfloat16"}.get(self, "float32")
 
 
-# Those that mean something to every workload.
-USUAL_PRECISIONS = tuple(one for one in Precision if one != Precision.FLOAT8)
+# Precisions that every workload accepts.
+USUAL_PRECISIONS = tuple(precision for precision in Precision if precision != Precision.FLOAT8)
 
 
 class SlowBy(StrEnum):
     """How a slow device is emulated.
 
-    compute: parts of the forward and backward pass are repeated. sms: a CUDA green context gives
-    the step some of the device's multiprocessors.
+    compute repeats parts of the forward and backward pass. sms limits the step to some
+    multiprocessors by a CUDA green context.
     """
 
     COMPUTE = "compute"
     SMS = "sms"
 
 
-# The setting `devices`: all devices of the cluster, devices of one model, or devices by number.
-# Numbers follow rack, node and index at the start of the sweep. Each late device gets the next
-# number, so that a number stays with its device.
+# The setting `devices`: all devices, devices of one model, or devices by number. Numbers follow
+# rack, node and index at the start of the sweep; a late device gets the next free number, so that
+# numbers stay valid.
 ANY = "any"
 _NUMBERS = re.compile(r"\d+(/\d+)*")
 
 
 def are_devices(value: str) -> bool:
-    """Return True for a setting `devices`; ValueError if it is blank or has a number twice."""
+    """Return True for a valid setting `devices`.
+
+    Raises:
+        ValueError: the text is blank or repeats a number.
+    """
     numbers = device_numbers(value)
     if value.strip() and len(set(numbers)) == len(numbers):
         return True
@@ -86,16 +83,18 @@ def are_devices(value: str) -> bool:
 
 
 def device_numbers(devices: str) -> tuple[int, ...]:
-    """Return the device numbers in a setting `devices`: (2, 0) for 2/0; () for a model or any."""
+    """Return the numbers in a setting `devices`: (2, 0) for "2/0", () for a model or any."""
     return tuple(map(int, devices.split("/"))) if _NUMBERS.fullmatch(devices) else ()
 
 
 def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
-    """Return the numbers of the devices that a setting `devices` selects; [] if it selects none.
+    """Return the numbers of the devices that a setting `devices` selects.
 
-    devices: "any", numbers as in "2/0" or "2", or else a part of a model's name in any case.
-    Numbers keep their order, without those beyond the cluster; else the order is ascending.
-    models: of all devices, by number.
+    Numbers keep their order and are limited to the cluster.
+
+    Args:
+        devices: "any", numbers such as "2/0", or a part of the name of a model in any case.
+        models: model of each device, by number.
     """
     if numbers := device_numbers(devices):
         return [number for number in numbers if number < len(models)]
@@ -106,15 +105,14 @@ def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
     ]
 
 
-# Which devices of which nodes a point gets.
+# Placement of a point.
 Strategy = Literal["pack", "spread", "rail"]
-# How a step's samples are shared out; or samples of each rank, as in 96/32.
+# How the samples of a step are divided; or the samples of each rank, such as 96/32.
 EQUAL, FAST, BY_SPEED, BY_ACCUMULATION = "equal", "fast", "by_speed", "by_speed_accumulation"
 _NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)
 
 
 def _are_shares(value: str) -> bool:
-    """Return True for a valid setting `shares`. Raises ValueError with the rule for another."""
     if value in _NAMED_SHARES or re.fullmatch(r"\d{1,10}(/\d{1,10})+", value):
         return True
     names = ", ".join(_NAMED_SHARES)
@@ -123,22 +121,21 @@ def _are_shares(value: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a run setting means.
+    """What a run setting means."""
 
-    text: in a sentence. column, unit: for the table `points`.
-    """
-
+    # For a sentence.
     text: str
+    # For the table `points`.
     column: str
     unit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How steps are executed, whatever the workload.
+    """How steps are executed, for every workload.
 
-    A new setting is a field here and a column of `results.point_row.PointColumns`. Jobs
-    can then set it and filter by it, ids have it, reports name it, and workloads read it.
+    A new setting is a field here and a column of `results.point_row.PointColumns`. Jobs, filters,
+    ids, reports and workloads then have it.
     """
 
     precision: Annotated[
@@ -212,17 +209,17 @@ class Execution:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether `shares` is not equal or `slow_ratio` is below 1, so that ranks may differ."""
+        """Whether ranks may differ: shares are not equal, or slow devices are emulated."""
         return self.shares != EQUAL or self.slow_ratio < 1
 
     @property
     def execution(self) -> dict[str, Any]:
-        """Name -> value of the fields of `Execution`, of an enum its member, not its text."""
+        """The fields of `Execution` by name; enums stay members."""
         return {name: getattr(self, name) for name in EXECUTION}
 
 
 EXECUTION = tuple(field.name for field in fields(Execution))
-# Left out of ids and names of points where they have their default.
+# Omitted from ids and names of points at their default.
 OPTIONAL = tuple(name for name in EXECUTION if name != "precision")
 # Only for workloads whose ranks may differ.
 UNEVEN = ("shares", "slow_ratio", "slow_count", "slow_by")
@@ -230,24 +227,17 @@ UNEVEN = ("shares", "slow_ratio", "slow_count", "slow_by")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Execution):
-    """One combination of axis values: everything that defines what is timed.
-
-    params: the workload's parameters, defaults included, in the order of their names; of a script
-    also the axes that it names itself. env: environment variables of its processes.
-    global_batch_size = batch_size x world_size x the workload's `grad_accumulation` (1 where it
-    has none); groups of ranks that share their items count in place of ranks. scaling: weak when
-    the job fixes batch_size, strong when it fixes global_batch_size. These three are None where
-    the job gives no batch size; but where all ranks share their work, scaling is strong in any
-    case, and world_size is no factor of the global batch.
-    """
+    """One combination of axis values: everything that defines what is timed."""
 
     workload: str
+    # Parameters of the workload with defaults, sorted by name; for a script also its own axes.
     params: Mapping[str, Scalar]
     world_size: Annotated[
         int,
         Interval(ge=1, le=1_000_000),
         About(text="Devices that work on the point together, one rank each.", column="ranks"),
     ] = 1
+    # None if the job gives no batch size.
     batch_size: Annotated[
         int | None,
         _SIZES,
@@ -257,6 +247,8 @@ class Point(Execution):
             unit="samples",
         ),
     ]
+    # batch_size * world_size * grad_accumulation. If groups of ranks work on the same items, the
+    # number of groups replaces world_size.
     global_batch_size: Annotated[
         int | None,
         _SIZES,
@@ -267,12 +259,15 @@ class Point(Execution):
             unit="samples",
         ),
     ]
+    # weak if the job fixes batch_size, strong if it fixes global_batch_size or all ranks work on
+    # the same items.
     scaling: Literal["weak", "strong"] | None
+    # Environment variables of its processes.
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def point_id(self) -> str:
-        """Hash of all but `scaling` and `global_batch_size`, 12 hex digits; 1 differs from 1.0."""
+        """Hash of all settings but `scaling` and `global_batch_size`, 12 hex digits."""
         settings = {name: _plain(getattr(self, name)) for name in OPTIONAL}
         meaning: dict[str, object] = {
             "workload": self.workload,
@@ -288,44 +283,47 @@ class Point(Execution):
 
     @property
     def settings(self) -> dict[str, Scalar]:
-        """Name -> value of all but `workload`, with params and env, enums as text; without None."""
+        """All settings but `workload`, with params and env; without None."""
         given = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
-        known = {name: value for name, value in given.items() if value is not None}
-        return {**known, **self.params, **self.env}
+        present = {name: value for name, value in given.items() if value is not None}
+        return {**present, **self.params, **self.env}
 
     @property
     def settings_as_given(self) -> dict[str, Scalar]:
-        """`settings` without global_batch_size if scaling is weak, else without batch_size."""
+        """`settings` without the batch size that follows from the other one."""
         derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
         return {name: value for name, value in self.settings.items() if name != derived}
 
     @property
     def devices_needed(self) -> int:
-        """The fewest devices that a cluster must have for the point, of whatever model."""
+        """Smallest number of devices that a cluster must have."""
         return max(self.world_size, *(number + 1 for number in device_numbers(self.devices)), 0)
 
     @property
     def grad_accumulation(self) -> int:
-        """Forward passes per optimizer step: the parameter of this name, 1 without it."""
+        """Forward passes per optimizer step."""
         return int(self.params.get("grad_accumulation", 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetting:
-    """A setting of points that does not depend on the workload.
-
-    kind: what makes a value, or raises ValueError; bool takes no text. annotation: how pydantic
-    checks what a job gives. default: None where there is none.
-    """
+    """A setting of points that every workload shares."""
 
     name: str
+    # Converts a value, or raises ValueError; bool accepts no text.
     kind: type[Any]
+    # For the validation by pydantic.
     annotation: Any
+    # None if there is no default.
     default: Scalar | None
     about: About
 
     def restore(self, stored: Any) -> Any:
-        """Return `kind(stored)`; None and NaN mean the default, or TypeError where it has none."""
+        """Convert a stored value; None and NaN mean the default.
+
+        Raises:
+            TypeError: there is no default.
+        """
         return self.kind(self.default if stored is None or stored != stored else stored)
 
 
@@ -334,13 +332,12 @@ def _plain(value: Any) -> Any:
 
 
 def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
-    """Return what a field of a point declares of a setting that a job gives."""
     declared, *notes = get_args(hint)
     kind: Any
     if get_origin(declared) is Literal:
         kind, allowed = str, declared
     else:
-        # The first of `int | None`; a job gives the text of a member.
+        # `int | None` counts as int. A job gives the text of an enum member.
         kind = allowed = (get_args(declared) or (declared,))[0]
         if issubclass(kind, StrEnum):
             allowed = Literal[tuple(map(_plain, kind))]
@@ -361,14 +358,15 @@ RUN_SETTINGS = {
 }
 
 
-# A text may name settings in braces: the arguments of a script, an environment variable.
+# Arguments of a script and environment variables may name settings in braces.
 _BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
 
 
 def names_in(text: str) -> list[str]:
-    """Return the names in a text's single braces, each once, in their order; not {{x}}.
+    """Return the distinct names in single braces, in their order.
 
-    Raises ValueError, with the rule, where braces hold anything but a name or are not in pairs.
+    Raises:
+        ValueError: braces are unbalanced or hold anything but a name.
     """
     try:
         fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
@@ -381,18 +379,21 @@ def names_in(text: str) -> list[str]:
 
 
 def fill_in(text: str, settings: Mapping[str, Scalar]) -> str:
-    """Return the text with values in place of names in braces; a bool becomes `true` or `false`.
+    """Replace each name in braces by its value; `{{` becomes `{`.
 
-    text: one that `names_in` accepts; `{{` becomes `{`. Raises KeyError for a name not in settings.
+    Raises:
+        KeyError: a name is not in `settings`.
     """
     return text.format_map({name: setting_text(value) for name, value in settings.items()})
 
 
 def split_arguments(text: str) -> list[str]:
-    """Return the words of a command line as a shell splits it; $X, *, # and ; stay as they are.
+    """Split a command line as a shell does; $X, *, # and ; stay as they are.
 
-    A backslash at the end of a line joins it with the next, inside quotes too. Raises ValueError
-    for a quote that is not closed, and for a backslash at the end of the text.
+    A backslash at the end of a line joins two lines, inside quotes too.
+
+    Raises:
+        ValueError: a quote is not closed, or the text ends with a backslash.
     """
     try:
         return shlex.split(re.sub(r"(\\[^\n])|\\\n", r"\1", text))
@@ -401,9 +402,10 @@ def split_arguments(text: str) -> list[str]:
 
 
 def product_of(text: str) -> int | None:
-    """Return the number, 0 or more, that a text such as `64 * 8` means; None for a blank text.
+    """Return the number that a text such as `64 * 8` means; None for a blank text.
 
-    Raises ValueError, with the reason, for any other text.
+    Raises:
+        ValueError: any other text.
     """
     if not text.strip():
         return None

@@ -1,4 +1,4 @@
-"""Problems of an input file, and their messages: the place, the rule, the value given."""
+"""Problems of an input file, and their messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Position = tuple[int, int]  # line and column, both from 1
 _SHOWN_CHARACTERS = 60
 _LISTED_NAMES = 16
 
-# pydantic's words for a rule -> ours; what is not here is clear enough as it stands.
+# Our words for rules of pydantic; other rules of pydantic are clear enough.
 _RULES = {
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping of keys to values",
@@ -33,19 +33,18 @@ _RULES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProblem:
-    """One mistake in an input: at the key of `path` where `at_key`, else at its value.
-
-    position: where in the text, when `path` cannot tell (a syntax error, a second key).
-    """
+    """One mistake in an input, at the key or the value of `path`."""
 
     message: str
     path: KeyPath = ()
+    # Whether the key is wrong and not its value.
     at_key: bool = False
+    # Only if `path` cannot tell the place: a syntax error, a duplicate key.
     position: Position | None = None
 
 
 def key_text(path: KeyPath) -> str:
-    """Return a path as `matrix.batch_size[1]` (from 0), "" for (); a key such as a.b is quoted."""
+    """Return a path as `matrix.batch_size[1]`; an unusual key is quoted."""
     text = ""
     for key in path:
         if isinstance(key, int):
@@ -56,11 +55,7 @@ def key_text(path: KeyPath) -> str:
 
 
 def quote(value: object) -> str:
-    """Return any object for a message: on one line, in at most 60 characters, as `'bf17'`.
-
-    A bool is `true` or `false`. A dict, a list, and an object whose repr raises, as an integer of
-    too many digits, are told by their kind: `a list`.
-    """
+    """Return any object for a message, on one line of at most 60 characters."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict | list):
@@ -74,24 +69,24 @@ def quote(value: object) -> str:
 
 
 def rule_of(error: ErrorDetails) -> str:
-    """Return a pydantic error without its path: the rule, mostly the value, any near word."""
+    """Return the text of a pydantic error without its path, with the given value."""
     if error["type"] == "missing":
         return "required, but not given"
     if error["type"] == "too_short":
         return "must not be empty"
     rule = _RULES.get(error["type"])
     if rule is None:
-        told = " ".join(error["msg"].split())
-        rule = re.sub(r"^((Input|String|Value) should|Value error, must) ", "must ", told)
+        message = " ".join(error["msg"].split())
+        rule = re.sub(r"^((Input|String|Value) should|Value error, must) ", "must ", message)
     allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     given = error["input"]
     return f"{rule}, given {quote(given)}{did_you_mean(given, allowed)}"
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the name nearest to `given`, or "". The case counts.
+    """Return `; did you mean 'x'?` with the nearest known name, or "".
 
-    A name that is a word of `given`, as `seconds` of `min_seconds`, is the nearest.
+    The nearest name is preferably a word of `given`, such as `seconds` of `min_seconds`.
     """
     names = list(known)
     words = str(given).split("_")
@@ -101,7 +96,7 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
 
 
 def say_unknown(what: str, given: object, known: Iterable[str]) -> str:
-    """Return `unknown axis 'x'` (what: axis) and the nearest known name, else the first 16."""
+    """Return "unknown WHAT 'x'" with the nearest known name, or else the first 16."""
     names = list(known)
     hint = did_you_mean(given, names)
     if not hint and names:

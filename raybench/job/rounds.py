@@ -1,16 +1,16 @@
-"""How many rounds are worth their time, and when a search for the largest batch has ended."""
+"""How many rounds pay off, and when a search for the largest batch ends."""
 
 from __future__ import annotations
 
-# With so many rounds, speed-ups of GPU-bound points are known to half a percent:
+# Three rounds measure speed-ups of GPU-bound points to half a percent:
 # docs/explanation/statistics.md.
 WORTHWHILE = 3
-# Between two rounds the processes of all workers are replaced: 4.5 s for two on H200s.
+# Replacing the processes of two workers takes 4.5 s on H200s.
 BETWEEN_ROUNDS_S = 5.0
-# Of the largest batch that fits: as near as the smallest that does not must come.
+# Relative resolution of the largest batch that fits.
 _RESOLUTION = 0.01
 
 
 def is_largest_known(fits: int, ran_out: int) -> bool:
-    """Return whether `ran_out` is at most 1 %, or one item, above `fits` (0: none fits so far)."""
+    """Return whether `ran_out` exceeds `fits` by at most 1 % or one item."""
     return ran_out - fits <= max(1, int(_RESOLUTION * fits))

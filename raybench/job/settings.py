@@ -42,7 +42,8 @@ class PointSetting:
             accepted = self.adapter.validate_python(value)
         except ValidationError as error:
             violations = error.errors(include_url=False)
-            # A union yields one violation for each member. For a text show that of its Literal.
+            # A union yields one violation for each member. A text is probably meant for its
+            # Literal.
             of_literals = [entry for entry in violations if entry["type"] == "literal_error"]
             shown = of_literals if isinstance(value, str) and of_literals else violations
             return rule_of(shown[0])

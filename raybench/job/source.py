@@ -1,8 +1,7 @@
-"""A job file as data that knows where each value was given, with the `--set` overrides applied.
+"""Read a job file as data that knows where each value stands, and apply `--set`.
 
-The YAML is 1.2, cut down to what a job file needs: one document, no anchors, aliases, merge keys
-or tags but YAML's own, so that a text means what it looks like and cannot explode. What is wrong is
-a `JobProblem`. Sizes such as 4KiB, which may stand in place of bytes, are read here too.
+The YAML is version 1.2 without several documents, anchors, aliases, merge keys and tags: a text
+means what it looks like and cannot explode.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from ruamel.yaml.reader import ReaderError
 from raybench.errors import JobError
 from raybench.job.problems import JobProblem, KeyPath, Position, key_text, quote
 
-# `measure: quick` stands for `measure: {seconds: 0.5}`, in a file and in an override; in place of
-# a count of iterations, too, which may take hours.
+# `measure: quick` stands for `measure: {seconds: 0.5}`, in a file and in an override. An override
+# also replaces a count of iterations, which may take hours.
 QUICK, QUICK_SECONDS = "quick", 0.5
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
 _MOST_LINES = 50
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
 _CORE = "tag:yaml.org,2002:"
-# How a message of the parser begins -> what to do.
+# Advice for messages of the parser, by their beginning.
 _SYNTAX = {
     "found character '\\t'": "a tab cannot indent; use spaces",
     "expected ',' or '}'": "expected ',' or '}'; does the mapping from line {line} end?",
@@ -61,29 +60,28 @@ _RANGE = re.compile(r"([^:]+):([^:]+):x(\d{1,19})")
 
 @dataclass(slots=True, kw_only=True)
 class YamlSource:
-    """A YAML text as dicts, lists and scalars; it knows the line and column of each.
-
-    data: the value of the text, with the overrides in it; None for an empty text. problems: what
-    is wrong with the YAML itself. is_complete: False where a problem ended the reading.
-    overrides: the `--set` text for each path. options: where the text was made from options of a
-    command, the one behind each path.
-    """
+    """A YAML text as dicts, lists and scalars, with the line and column of each."""
 
     name: str
     text: str
+    # The value of the text with the overrides applied; None for an empty text.
     data: Any = None
+    # Mistakes in the YAML itself.
     problems: list[JobProblem] = field(default_factory=list)
+    # False if a syntax error ended the parsing.
     is_complete: bool = True
+    # The `--set` text of each path.
     overrides: dict[KeyPath, str] = field(default_factory=dict)
+    # The option of the command behind each path, if options made the text.
     options: Mapping[KeyPath, str] = field(default_factory=dict)
-    # Of each path the place of its key and that of its value; an entry of a list is its own key.
+    # Positions of key and value of each path; an entry of a list is its own key.
     _places: dict[KeyPath, tuple[Position, Position]] = field(default_factory=dict)
 
     def explain(self, problem: JobProblem) -> str:
         """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
 
-        If options of a command made the text: `--script train.py: message` with the option of the
-        value, else `name: dotted.key: message`. A missing key has the place of the key above it.
+        A text that was made from options names the option or `name` instead. A missing key has the
+        position of the key above it.
         """
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
@@ -97,10 +95,7 @@ class YamlSource:
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
     def explain_all(self, problems: Iterable[JobProblem]) -> str:
-        """Return a line per problem, each once, in the order of the file, overrides last.
-
-        Of more than 50 lines the 50 first, and how many more there are; "" for no problem.
-        """
+        """Return a line per problem, in the order of the file, overrides last; 50 lines at most."""
 
         def order(problem: JobProblem) -> tuple[bool, Position]:
             return self._override_of(problem) is not None, self._position(problem)
@@ -111,14 +106,14 @@ class YamlSource:
         return "\n".join(lines)
 
     def _override_of(self, problem: JobProblem) -> str | None:
-        """Return the `--set` text that gave the value with the problem; None: the file gave it."""
+        """Return the `--set` text that gave the value; None if the file gave it."""
         if problem.position is not None:
             return None
         path = problem.path
         for length in range(len(path), 0, -1):
             if path[:length] in self.overrides:
                 return self.overrides[path[:length]]
-        # A section that the file does not have: an override of a key in it made it up.
+        # An override of a key may have created the section.
         while path and path not in self._places:
             for known, text in self.overrides.items():
                 if known[: len(path)] == path:
@@ -127,7 +122,7 @@ class YamlSource:
         return None
 
     def _position(self, problem: JobProblem) -> Position:
-        """Return line and column of a problem; where the file lacks its path, of the key above."""
+        """Return line and column of a problem; a missing path has the position above it."""
         if problem.position is not None:
             return problem.position
         path = problem.path
@@ -137,50 +132,46 @@ class YamlSource:
         return key if problem.at_key else value
 
     def _read(self, node: Any, path: KeyPath, yaml: YAML, key_node: Any = None) -> Any:
-        """Return the value of a node, and keep the places of all that is in it.
-
-        What is wrong goes into `problems`, with None, 0 or a text in its place. Of a key that is
-        given twice, the last value counts.
-        """
+        """Return the value of a node, and keep the positions of everything in it."""
         at = _position(node)
         self._places[path] = _position(key_node or node), at
         if node.anchor is not None:
-            # A node that aliases stand for is read once: it may contain itself.
+            # Replace a node with an anchor: it may contain itself.
             rule = "anchors (&) and aliases (*) are not supported; write the value out each time"
             self._note(path, rule, at)
             node.anchor, node = None, ScalarNode(f"{_CORE}str", "", node.start_mark)
         if not str(node.tag).startswith(_CORE):
             self._note(path, f"tags are not supported, given {quote(str(node.tag))}", at)
         if isinstance(node, SequenceNode):
-            return [self._read(one, (*path, i), yaml) for i, one in enumerate(node.value)]
+            return [self._read(entry, (*path, i), yaml) for i, entry in enumerate(node.value)]
         if not isinstance(node, MappingNode):
             return self._read_scalar(node, path, yaml)
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, ScalarNode) or key_node.anchor is not None:
                 self._note(path, "a key must be a plain word", _position(key_node))
                 continue
             key = _encodable(key_node.value)
             below = (*path, key)
-            if key in found:
+            if key in mapping:
                 (line, _), _ = self._places[below]
                 message = f"duplicate key, first given on line {line}; keep one of them"
                 self._note(below, message, _position(key_node))
             if key == "<<":
                 message = "merge keys are not supported; write the values out"
                 self._note(below, message, _position(key_node))
-            found[key] = self._read(value_node, below, yaml, key_node)
-        return found
+            mapping[key] = self._read(value_node, below, yaml, key_node)
+        return mapping
 
     def _read_scalar(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
-        """Return a scalar as None, bool, int, float or str; 0 for a number that cannot be kept."""
+        """Return a scalar as None, bool, int, float or str; 0 for an invalid number."""
         kind, given = str(node.tag).removeprefix(_CORE), node.value
         key_at, at = self._places[path]
         if kind == "null":
-            # It has no place of its own: the parser is already at the next line.
+            # A null has no position: the parser is already at the next line.
             self._note(path, "no value given; give one or remove the key", key_at)
             return None
-        # A number of `env` stays as it is written: 12.10 is not 12.1.
+        # Numbers of `env` stay texts: 12.10 is not 12.1.
         is_of_env = path[:1] == ("env",) and len(path) > 1
         if kind not in ("bool", "int", "float") or (is_of_env and kind != "bool"):
             if (text := _encodable(given)) != given:
@@ -189,11 +180,11 @@ class YamlSource:
         try:
             value = getattr(yaml.constructor, f"construct_yaml_{kind}")(node)
         except (LookupError, ValueError):
-            # Python refuses to read thousands of digits; "0x_" and "" are no numbers either.
+            # Python refuses to read thousands of digits; "0x_" is no number either.
             self._note(path, f"not a number that can be read: {quote(given)}", at)
             return 0
         if kind == "int" and abs(value) > _INT64_MAX:
-            # Python refuses to write a number of thousands of digits into a message.
+            # Python refuses to print integers of thousands of digits.
             self._note(path, f"an integer must fit into 64 bits, given {quote(given)}", at)
             return 0
         if kind == "float" and not math.isfinite(value):
@@ -209,35 +200,34 @@ def _position(node: Node) -> Position:
 
 
 def _encodable(text: str) -> str:
-    """Return the text; with escapes where files or processes cannot take it as it is."""
-    is_damaged = "\0" in text or any("\ud800" <= one <= "\udfff" for one in text)
+    """Return the text, escaped if files or processes cannot hold it."""
+    is_damaged = "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
     return ascii(text) if is_damaged else str(text)
 
 
 def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
-    """Return the file at `path`, parsed by `parse_source`; its name is the path.
+    """Read and parse a job file.
 
-    Raises JobError as that does, and where the file cannot be read, is too long, no regular file,
-    or not UTF-8.
+    Raises:
+        JobError: as `parse_source`, and if the file is no regular file, too long, or not UTF-8.
     """
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            # To read it could wait without end, and a resumed run reads the file again.
+            # Reading a pipe could block, and a resumed run reads the file again.
             raise JobError(f"{path}:1:1: a job is a regular file; save it to one first")
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
-        # ValueError: a name with a null character in it.
+        # ValueError: the name contains a null character.
         reason = error.strerror if isinstance(error, OSError) else error
         template = files("raybench").joinpath("jobs", path.name)
         if isinstance(error, FileNotFoundError) and template.is_file():
             reason = f"{reason}; `raybench init --template {path.stem}` writes {path.name}"
         elif isinstance(error, FileNotFoundError):
-            there = {
-                one.stem: one for at in ("*.yaml", "jobs/*.yaml") for one in path.parent.glob(at)
-            }
-            for near in difflib.get_close_matches(path.stem, there, n=1):
-                reason = f"{reason}; did you mean {there[near]}?"
+            job_files = [*path.parent.glob("*.yaml"), *path.parent.glob("jobs/*.yaml")]
+            by_stem = {file.stem: file for file in job_files}
+            for near in difflib.get_close_matches(path.stem, by_stem, n=1):
+                reason = f"{reason}; did you mean {by_stem[near]}?"
         raise JobError(f"{path}:1:1: the job file cannot be read: {reason}") from error
     if len(content) > MAX_FILE_BYTES:
         raise JobError(f"{path}:1:1: a job file has at most {MAX_FILE_BYTES:,} bytes")
@@ -257,11 +247,17 @@ def parse_source(
     overrides: Sequence[str] = (),
     options: Mapping[KeyPath, str] | None = None,
 ) -> YamlSource:
-    """Return the YAML text as data, with the overrides (`KEY=VALUE`) applied in their order.
+    """Parse a YAML text and apply the overrides (`KEY=VALUE`) in their order.
 
-    name: for messages. options: as in `YamlSource`. Raises JobError where the text is no YAML or no
-    mapping, and where an override cannot be applied. Other mistakes are in `problems`; `data` has
-    None, 0 or a text in place of a value that cannot be read. It lacks keys that are no words.
+    Mistakes that do not end the parsing are in `problems`; `data` has None, 0 or a text for an
+    invalid value.
+
+    Args:
+        name: for messages.
+        options: as in `YamlSource`.
+
+    Raises:
+        JobError: the text is no YAML or no mapping, or an override cannot be applied.
     """
     source = parse_yaml(text, name)
     source.options = options or {}
@@ -283,7 +279,7 @@ def parse_source(
 
 
 def overrides_in(argv: Sequence[str]) -> list[str]:
-    """Return the values of `--set` in a command line of raybench, up to `--`."""
+    """Return the values of `--set` in a command line of raybench."""
     overrides = []
     for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         if word == "--":
@@ -296,12 +292,12 @@ def overrides_in(argv: Sequence[str]) -> list[str]:
 
 
 def _override(source: YamlSource, text: str) -> str | None:
-    """Put an override into the source's data; return what is wrong with it, None where nothing."""
+    """Apply an override; return an error message, or None."""
     key, equals, value = text.partition("=")
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or not all(path):
         return f"{_label(text)}: must be KEY=VALUE, as in matrix.world_size=1,2"
-    # `1,2` is the list `[1, 2]`, where a list can stand; a variable keeps its commas.
+    # `1,2` means `[1, 2]` for an axis or an answer; a variable keeps its commas.
     is_list = path[0] in ("matrix", "answer") and "," in value
     is_list = is_list and value.strip()[0] not in "[{\"'"
     tree = parse_yaml(f"[{value}]" if is_list else value, at=path)
@@ -311,7 +307,7 @@ def _override(source: YamlSource, text: str) -> str | None:
         given = "" if is_told else f", given {quote(value)}"
         return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
     if path == ("measure",) and tree.data == QUICK:
-        # Keys of the file's section that do not say how long to time stay.
+        # Other keys of the section stay.
         path, tree.data = ("measure", "seconds"), QUICK_SECONDS
         if isinstance(section := source.data.get("measure"), dict):
             section.pop("iterations", None)
@@ -334,28 +330,30 @@ def _label(override: str) -> str:
 
 
 def _position_after(text: str) -> Position:
-    """Return line (by newlines) and column, from 1, of the character that follows `text`."""
+    """Return line and column, from 1, of the character after `text`."""
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
 def parse_yaml(text: str, name: str = "", at: KeyPath = ()) -> YamlSource:
-    """Return one YAML document of any shape; what is wrong with it is in `problems`.
+    """Parse one YAML document of any shape; mistakes are in `problems`.
 
-    name: of the file, for messages. at: the path of the document in a job. Raises nothing.
+    Args:
+        name: of the file, for messages.
+        at: path of the document in a job.
     """
     yaml, source = YAML(typ="safe", pure=True), YamlSource(name=name, text=text)
     try:
         root = yaml.compose(text)
         source.data = None if root is None else source._read(root, at, yaml)
     except (YAMLError, ValueError, OverflowError, RecursionError, AssertionError) as error:
-        # ValueError, OverflowError: the escape "\\Uffffffff". AssertionError: the line `%YAML 1.0`.
+        # ValueError, OverflowError: the escape "\\Uffffffff". AssertionError: `%YAML 1.0`.
         source.problems.append(_syntax_problem(error, text))
         source.is_complete = False
     return source
 
 
 def _syntax_problem(error: Exception, text: str) -> JobProblem:
-    """Return where and why the parser ended, in our words where `_SYNTAX` has them."""
+    """Return where and why the parser stopped."""
     position, start, reason = (1, 1), 1, str(error)
     if isinstance(error, RecursionError):
         reason = "nested too deep"
@@ -365,7 +363,7 @@ def _syntax_problem(error: Exception, text: str) -> JobProblem:
     elif isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         position = (mark.line + 1, mark.column + 1) if mark else position
-        # Where the parser began to look.
+        # Line at which the parser began the construct.
         start = error.context_mark.line + 1 if error.context_mark else start
         reason = " ".join(str(error.problem or error.context).split())
     known = (
@@ -373,38 +371,37 @@ def _syntax_problem(error: Exception, text: str) -> JobProblem:
         for beginning, advice in _SYNTAX.items()
         if reason.startswith(beginning)
     )
-    # The messages that are not in `_SYNTAX` name characters alone, but for tokens at their end.
+    # Other messages end with a list of tokens, which is cut off.
     reason = next(known, reason.partition(", but ")[0])
     is_yaml = isinstance(error, ComposerError)
     return JobProblem(position=position, message=reason if is_yaml else f"not YAML: {reason}")
 
 
 def read_bytes(text: str) -> float | None:
-    """Return the bytes that a text such as 4KiB, 1.5MB or 64 means; None for another text.
+    """Return the bytes that a text such as 4KiB, 1.5MB or 64 means; None if it is no size.
 
-    KiB is 1024, kB 1000, KB no unit. None too for 0 and above 2^63 - 1. Parts of bytes are kept.
+    KiB is 1024, kB is 1000; KB is rejected.
     """
-    found = _SIZE.fullmatch(text)
-    if found is None:
+    match = _SIZE.fullmatch(text)
+    if match is None:
         return None
-    number, unit = found.groups()
+    number, unit = match.groups()
     count = float(number) * _UNITS[unit] if "." in number else int(number) * _UNITS[unit]
     return count if 0 < count <= _INT64_MAX else None
 
 
 def _read_sizes(value: Any) -> Any:
-    """Return a size as a whole number of bytes, a range of sizes as a list of them.
-
-    Of a list, one list of the sizes of all entries. What is no size stays as it is.
-    """
+    """Convert a size, a range of sizes, or a list of both to bytes; other values stay."""
     if isinstance(value, list):
-        read = [_read_sizes(one) for one in value]
-        return [size for one in read for size in (one if isinstance(one, list) else [one])]
+        sizes = []
+        for entry in map(_read_sizes, value):
+            sizes += entry if isinstance(entry, list) else [entry]
+        return sizes
     if not isinstance(value, str):
         return value
-    found = _RANGE.fullmatch(value)
-    ends = [read_bytes(end) for end in (found.group(1, 2) if found else (value, value))]
-    factor = int(found[3]) if found else 2
+    match = _RANGE.fullmatch(value)
+    ends = [read_bytes(end) for end in (match.group(1, 2) if match else (value, value))]
+    factor = int(match[3]) if match else 2
     if factor < 2 or any(end is None or end != int(end) for end in ends):
         return value
     low, high = (int(end or 0) for end in ends)
@@ -412,15 +409,14 @@ def _read_sizes(value: Any) -> Any:
     while low <= high:
         sizes.append(low)
         low *= factor
-    return (sizes if found else sizes[0]) or value
+    return (sizes if match else sizes[0]) or value
 
 
 def with_sizes(group: object) -> object:
-    """Return a copy of a mapping with its settings `*_bytes` in bytes, ranges as lists of them.
+    """Return a copy of a mapping with its settings `*_bytes` in bytes.
 
-    A size is a text as of `read_bytes` that means whole bytes; a range is a text such as
-    "8:1GiB:x2": 8, and twice the last up to 1 GiB. Lists of lists or ranges become one flat list.
-    Any other value stays as it is, for its type to refuse; so does what is no dict.
+    A range such as "8:1GiB:x2" becomes a list: 8, 16, ... up to 1 GiB. Invalid values stay, and are
+    refused by their type.
     """
     if not isinstance(group, dict):
         return group

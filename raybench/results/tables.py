@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Run:
     """One execution of a job.
 
-    workload_sha256, workload_files, raybench_sha256: as `raybench.records.environment.Code`; None,
+    workload_sha256, workload_files, raybench_sha256: as `raybench.records.code.Code`; None,
     and {} for the files, in a run of a version that did not tell. seed: of the order of the points
     in rounds. only_devices: names of those that `--devices` named; empty where all could be used.
     paused_s: from the end of a sweep to `--resume`, in all; None in a run that was never resumed.
