@@ -313,7 +313,7 @@ def _check_values(
 
 
 def _check_axes(job: Job) -> Iterator[JobProblem]:
-    """Yield a problem for duplicate axes, lists of unequal length, and conflicts with a batch search."""
+    """Yield a problem for duplicate axes, unequal lists, and conflicts with a batch search."""
     fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
     first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
     first |= {name: ("env", name) for name in job.env}

@@ -1,8 +1,8 @@
-"""Where a step goes: computation, communication, waits. From steps run after the timed ones.
+"""Where a step goes: computation, communication, waits.
 
-The parts are those of the rank whose own step is longest: on it they follow each other. With the
-exposed communication and what is unexplained they add up to the step. `comm_ms` and `wait_ms` are
-of all ranks.
+The parts are those of the rank with the longest local step: on it they are sequential. With exposed
+communication and what is unexplained they add up to the step. `comm_ms` and `wait_ms` cover all
+ranks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from raybench.stats.outliers import (
     stands_out,
 )
 
-# Below this share of a step the device's idle time may be noise.
+# Smaller shares of idle time may be noise.
 HOST_BOUND_SHARE = 0.05
-# A step with timed communication that differs by more is another step, with waits of its own.
+# A hooked step that differs by more has other waits than the timed step.
 _SAME_STEP_SHARE = 0.03
-# What was got from the instrumented steps; `data_ms` counts as a part of the same picture.
+# Columns from the instrumented steps; `data_ms` is a part of the same picture.
 BREAKDOWN = (
     *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "unexplained_ms", "wait_ms"),
     *("data_ms", "optimizer_ms", "host_gap_ms", "local_step_ms_by_rank", "device_ms_by_rank"),
@@ -42,7 +42,7 @@ BREAKDOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class PartColumns:
-    """Where the step goes. Parts but comm_ms, wait_ms are of the rank with the longest own step."""
+    """Where the step goes; all parts but comm_ms and wait_ms belong to the slowest rank."""
 
     slowest_rank: Annotated[int | None, Column("", "rank that is slower than the others")] = None
     host_bound: Annotated[bool | None, Column("", "the GPU idles because the host is late")] = None
@@ -144,12 +144,13 @@ class PartColumns:
 
 
 def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartColumns:
-    """Return the columns of `points` on where the step goes. step_ms: the point's median step.
+    """Return the columns of `points` on where the step goes.
 
-    measurements: one or more, in rank order, without ranks that have no share of the step. If one
-    has no breakdown, all columns are None but `slowest_rank`, which the timed steps tell; that is
-    None if no rank stands out (`stands_out`). Ranks must have equal numbers of timed
-    steps, and of hooked ones: unequal numbers may raise ValueError.
+    If a rank has no breakdown, only `slowest_rank` is known.
+
+    Args:
+        measurements: in rank order, without ranks that have no share of the step.
+        step_ms: median step of the point.
     """
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):
@@ -158,15 +159,15 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     local_ms = list(map(median, local_steps)) if all(local_steps) else []
     longest_ms = max(local_ms, default=None)
     slowest = 0 if longest_ms is None else local_ms.index(longest_ms)
-    own = broken_down[slowest]
-    busy_ms, gap_ms, is_bound = own.device_ms, None, None
-    if longest_ms is not None and own.device_ms is not None:
-        gap_ms = max(0.0, longest_ms - own.device_ms)
+    slow = broken_down[slowest]
+    busy_ms, gap_ms, is_bound = slow.device_ms, None, None
+    if longest_ms is not None and slow.device_ms is not None:
+        gap_ms = max(0.0, longest_ms - slow.device_ms)
         is_bound = gap_ms > HOST_BOUND_SHARE * longest_ms
     elif longest_ms is not None:
-        # A CPU is busy but for its waits for data.
+        # A CPU is busy except when it waits for data.
         busy_ms = longest_ms - (data_wait_ms(measurements[slowest : slowest + 1]) or 0.0)
-    # The shortest over ranks: the rank that comes last does not wait.
+    # Minimum over ranks: the last rank does not wait.
     comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down])
     hooked = [b.hooked_ms for b in broken_down]
     hooked_ms = max(map(median, hooked)) if all(hooked) else None
@@ -175,18 +176,18 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     if hooked_ms is not None and not is_same:
         methods.pop("wait_ms", None)
         not_measured["wait_ms"] = NotMeasured.OTHER_STEP
-    # The longest wait of a rank in the last collective, at most what its step leaves beside its own
+    # Longest wait of a rank in the last collective, limited to what its step leaves beside its slow
     # work and that collective.
     wait_ms, tails = None, [b.tail_ms for b in broken_down]
     if is_same and len(tails) > 1 and all(tails) and local_ms:
         beside_ms = step_ms - (stats.median_of_smallest(tails) or 0.0)
         waits_ms = zip(stats.median_above_smallest(tails), local_ms, strict=True)
-        wait_ms = max(max(0.0, min(wait, beside_ms - own)) for wait, own in waits_ms)
-    # Where nothing but gradients is reduced, `comm_ms` is the time of that alone.
+        wait_ms = max(max(0.0, min(wait, beside_ms - slow)) for wait, slow in waits_ms)
+    # If only gradients are reduced, `comm_ms` is the time of the all-reduce.
     sent, bus_gb_s = broken_down[0].traffic if broken_down else (), None
-    if comm_ms and [one.kind for one in sent] == ["all_reduce"]:
+    if comm_ms and [traffic.kind for traffic in sent] == ["all_reduce"]:
         bus_gb_s = {"all_reduce": sent[0].bus_bytes / (comm_ms / MS_PER_S) / BYTES_PER_GB}
-    calls = _largest(broken_down, lambda one: one.calls)
+    calls = _largest(broken_down, lambda traffic: traffic.calls)
     exposed_ms, unexplained_ms = beyond_local_step(
         None if longest_ms is None else step_ms - longest_ms,
         comm_ms,
@@ -197,12 +198,12 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         host_bound=is_bound,
         parts_step_ms=step_ms,
         local_step_ms=longest_ms,
-        compute_ms=None if busy_ms is None else max(0.0, busy_ms - (own.optimizer_ms or 0.0)),
+        compute_ms=None if busy_ms is None else max(0.0, busy_ms - (slow.optimizer_ms or 0.0)),
         comm_ms=comm_ms,
         comm_exposed_ms=exposed_ms,
         unexplained_ms=unexplained_ms,
         wait_ms=wait_ms,
-        optimizer_ms=own.optimizer_ms,
+        optimizer_ms=slow.optimizer_ms,
         host_gap_ms=gap_ms,
         local_step_ms_by_rank=tuple(local_ms) or None,
         device_ms_by_rank=_of_all([b.device_ms for b in broken_down]),
@@ -211,7 +212,7 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         ),
         wall_synced_ms_by_rank=_of_all([b.wall.synced_ms if b.wall else None for b in broken_down]),
         comm_calls=calls,
-        comm_bytes=_largest(broken_down, lambda one: one.message_bytes),
+        comm_bytes=_largest(broken_down, lambda traffic: traffic.message_bytes),
         comm_busbw_gb_s=bus_gb_s,
         methods=methods or None,
         not_measured=not_measured or None,
@@ -225,13 +226,13 @@ def beyond_local_step(
     """Return comm_exposed_ms and unexplained_ms.
 
     Args:
-        beyond_ms: the step less the slowest rank's local step.
-        comm_ms: what the collectives take; None where they were not timed.
+        beyond_ms: the step minus the local step of the slowest rank.
+        comm_ms: time in collectives; None if they were not timed.
         has_peers: whether several ranks work on the step.
         is_counted: whether collectives were counted.
     """
-    # Collectives that were counted but not timed explain all of `beyond_ms`: in the local step
-    # copies took their place, and nothing else differs.
+    # Collectives that were counted but not timed explain `beyond_ms`: the local step differs from
+    # the step by nothing else.
     if beyond_ms is None or not has_peers or (comm_ms is None and not is_counted):
         return None, beyond_ms
     exposed_ms = max(0.0, beyond_ms if comm_ms is None else min(beyond_ms, comm_ms))
@@ -244,32 +245,30 @@ def _slowest_rank(
     local_ms: Sequence[float],
     step_ms: float,
 ) -> dict[str, Any]:
-    """Return slowest_rank by name, with local steps also the columns on stragglers, in ms.
-
-    Empty with one rank. Without local steps slowest_rank is by the timed ones. local_ms: the median
-    of each rank, in rank order. step_ms: of the point.
-    """
+    """Return the columns on stragglers by name."""
     if len(measurements) == 1:
         return {}
     blocks = [b.local_ms for b in broken_down]
-    found = find_straggler(blocks) if local_ms else None
-    if found is None:
+    straggler = find_straggler(blocks) if local_ms else None
+    if straggler is None:
         return {"slowest_rank": _slowest_by_timed_steps(measurements, step_ms)}
-    slow_ms, other_ms = (broken_down[r].device_ms for r in (found.rank, found.other))
+    slow_ms, other_ms = (broken_down[r].device_ms for r in (straggler.rank, straggler.other))
     device_ms = None if slow_ms is None or other_ms is None else slow_ms - other_ms
-    error_ms = found.error_ms
-    if device_ms is None or device_ms < NEARLY_ALL * found.excess_ms:
-        # Where the host is what is slow, at least what hosts scatter by themselves.
-        timed_ms = [
-            (stats.step_series([r.timed.step_ns for r in ranks]) / NS_PER_MS).tolist()
-            for ranks in zip(*(m.repetitions for m in measurements), strict=True)
-        ]
+    error_ms = straggler.error_ms
+    if device_ms is None or device_ms < NEARLY_ALL * straggler.excess_ms:
+        # If the host is slow, the error is at least the natural scatter of hosts.
+        timed_ms = []
+        for ranks in zip(*(m.repetitions for m in measurements), strict=True):
+            series_ns = stats.step_series([repetition.timed.step_ns for repetition in ranks])
+            timed_ms.append((series_ns / NS_PER_MS).tolist())
         error_ms = max(error_ms, host_error_ms(blocks, timed_ms))
-    is_slow = stands_out(borne_out_ms(found.excess_ms, step_ms - max(local_ms)), error_ms, step_ms)
+    is_slow = stands_out(
+        borne_out_ms(straggler.excess_ms, step_ms - max(local_ms)), error_ms, step_ms
+    )
     return {
-        # By its number, not its place: ranks without a share of the step are left out here.
-        "slowest_rank": measurements[found.rank].rank if is_slow else None,
-        "straggler_ms": found.excess_ms,
+        # Use the number of the rank: ranks without a share are missing here.
+        "slowest_rank": measurements[straggler.rank].rank if is_slow else None,
+        "straggler_ms": straggler.excess_ms,
         "straggler_error_ms": error_ms,
         "straggler_device_ms": device_ms,
         "late_in_turn_ms": late_in_turn_ms(blocks),
@@ -277,39 +276,46 @@ def _slowest_rank(
 
 
 def _of_all(values: Sequence[float | None]) -> tuple[float, ...] | None:
-    """Return the values; None where that of a rank is not known."""
-    known = tuple(value for value in values if value is not None)
-    return known if len(known) == len(values) else None
+    """Return the values; None if a value is missing."""
+    present = tuple(value for value in values if value is not None)
+    return present if len(present) == len(values) else None
 
 
 def _largest(
     broken_down: Sequence[Breakdown], amount: Callable[[Traffic], int]
 ) -> dict[str, int] | None:
-    """Return the largest amount of a rank for each kind of collective; None where none is sent.
+    """Return the largest amount of any rank for each kind of collective; None without collectives.
 
-    A kind whose group is not all ranks is named with its size, as in `send of 2`.
+    A kind whose group is not all ranks carries its size, such as `send of 2`.
     """
-    found: dict[str, int] = {}
-    for one in chain(*(b.traffic for b in broken_down)):
-        name = one.kind if one.ranks == len(broken_down) else f"{one.kind} of {one.ranks}"
-        found[name] = max(amount(one), found.get(name, 0))
-    return found or None
+    largest: dict[str, int] = {}
+    for sent in chain(*(b.traffic for b in broken_down)):
+        name = sent.kind if sent.ranks == len(broken_down) else f"{sent.kind} of {sent.ranks}"
+        largest[name] = max(amount(sent), largest.get(name, 0))
+    return largest or None
 
 
 def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float) -> int | None:
-    """Return the slowest rank by the timed steps; None where none stands out."""
-    found = find_straggler(
-        [[[ns / NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
-    )
-    if found is None or not stands_out(found.excess_ms, found.error_ms, step_ms):
+    """Return the slowest rank by the timed steps; None if no rank stands out."""
+    steps_ms: list[list[list[float]]] = []
+    for measurement in measurements:
+        blocks = []
+        for repetition in measurement.repetitions:
+            blocks.append([ns / NS_PER_MS for ns in repetition.timed.step_ns])
+        steps_ms.append(blocks)
+    straggler = find_straggler(steps_ms)
+    if straggler is None or not stands_out(straggler.excess_ms, straggler.error_ms, step_ms):
         return None
-    return measurements[found.rank].rank
+    return measurements[straggler.rank].rank
 
 
 def write_time(*times_ms: float, digits: int = 3) -> str:
     """Return one or more times as text: `1.2 ms`, `1.2 to 3.4 ms`, from 999.5 ms on `7.44 s`.
 
-    The longest decides the unit of all. digits: significant, 3 or more; whole seconds from 999.5 s.
+    The longest time decides the unit.
+
+    Args:
+        digits: significant digits.
     """
     unit, in_unit = ("s", 1000.0) if max(map(abs, times_ms)) >= 999.5 else ("ms", 1.0)
     times = (time / in_unit for time in times_ms)

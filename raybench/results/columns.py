@@ -1,9 +1,8 @@
-"""Tables: their columns by the fields of dataclasses, and their parts, Parquet files.
+"""Columns of tables from fields of dataclasses, and parts of tables as Parquet files.
 
-A field `power_w: Annotated[float | None, Column("W", "power drawn")]` is a column of doubles, a
-field that is a dataclass itself stands for the columns of that one. A part is written whole or not
-at all. It says of which table it is and in which version; one of a newer version is refused. A
-column that a part lacks is null.
+A field `power_w: Annotated[float | None, Column("W", "power drawn")]` is a column of doubles; a
+field that is a dataclass stands for its columns. Each part names its table and version; a newer
+version is refused. A column that a part lacks is null.
 """
 
 from __future__ import annotations
@@ -40,39 +39,38 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Row = TypeVar("_Row")
-# Here and not beside their columns, so that `raybench list` need not load what computes metrics.
+# Stands here so that `raybench list` need not import the metrics.
 TABLE_NAMES = (
     *("runs", "points", "samples", "devices", "telemetry", "modules", "regions", "health"),
     "summary",
 )
 SCHEMA_VERSION = 1
-# Files and folders that begin so are not ours to read.
+# Prefixes of files and folders that are ignored.
 HIDDEN = (".", "_")
 
 _KINDS: Mapping[Any, str] = {bool: "bool", int: "int64", float: "double", datetime: "timestamp"}
-# What stands for null in a field that cannot be None and has no default.
+# Replaces null in a field without default that cannot be None.
 _EMPTY: Mapping[Any, Any] = {str: "", int: 0, float: 0.0, bool: False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
-    """A column of a table, as a field of a dataclass declares it.
-
-    kind: its type, as in "double", "timestamp", "list<string>", "map<string,int64>". about: as
-    declared. read: makes the value of the field from one that is not null; NaN in a list is None.
-    null: the value of the field where the table has null; `MISSING` where it must not.
-    """
+    """A column of a table, declared by a field of a dataclass."""
 
     name: str
+    # Arrow type, such as "double", "timestamp", "list<string>" or "map<string,int64>".
     kind: str
     about: Column
+    # Converts a stored value that is not null.
     read: Callable[[Any], Any]
+    # Value of the field for null; MISSING if null is not allowed.
     null: Any
 
     def value_of(self, stored: Any) -> Any:
-        """Return the value of the field for that of the table; None is null, NaN alone is not.
+        """Convert a stored value to the value of the field.
 
-        Raises ResultsError for null where `null` is MISSING, and if `read` refuses the value.
+        Raises:
+            ResultsError: the value is invalid, or null is not allowed.
         """
         try:
             value = self.null if stored is None else self.read(stored)
@@ -85,7 +83,7 @@ class TableColumn:
 
     @property
     def unit(self) -> str:
-        """The unit of the values; empty where they have none."""
+        """Unit of the values; empty if they have none."""
         return self.about.unit
 
     @property
@@ -97,26 +95,25 @@ class TableColumn:
 def columns_of(kind: type[Any]) -> tuple[TableColumn, ...]:
     """Return the columns that the fields of a dataclass declare, in their order.
 
-    A field that is a dataclass itself gives all its columns; a field without a Column gives none.
+    A field without a Column is no column.
     """
-    return tuple(
-        column
-        for name, own in _own_columns(cast("Hashable", kind))
-        for column in ([own] if own else columns_of(type_hints(kind)[name]))
-    )
+    columns: list[TableColumn] = []
+    for name, column in _own_columns(cast("Hashable", kind)):
+        columns += [column] if column else columns_of(type_hints(kind)[name])
+    return tuple(columns)
 
 
 @cache
 def _own_columns(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
-    """Return the name and the column of each field; None for one that is a dataclass itself."""
+    """Return name and column of each field; None for a nested dataclass."""
     hints = type_hints(kind, include_extras=True)
-    found: list[tuple[str, TableColumn | None]] = []
+    columns: list[tuple[str, TableColumn | None]] = []
     for field in fields(kind):
         hint = hints[field.name]
         notes = getattr(hint, "__metadata__", ())
         about = next((note for note in notes if isinstance(note, Column)), None)
         if is_dataclass(hint):
-            found.append((field.name, None))
+            columns.append((field.name, None))
         elif about is not None:
             arrow_kind, read = _convert(hint)
             if field.default is not MISSING:
@@ -128,8 +125,8 @@ def _own_columns(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
                 null = None if is_optional else _EMPTY.get(_plain_type(hint), MISSING)
             name = about.name or field.name
             column = TableColumn(name=name, kind=arrow_kind, about=about, read=read, null=null)
-            found.append((field.name, column))
-    return tuple(found)
+            columns.append((field.name, column))
+    return tuple(columns)
 
 
 def _plain_type(hint: Any) -> Any:
@@ -137,12 +134,12 @@ def _plain_type(hint: Any) -> Any:
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (UnionType, Union):
-        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+        (hint,) = (member for member in get_args(hint) if member is not NoneType)
     return str if get_origin(hint) is Literal else hint
 
 
 def _convert(hint: Any) -> tuple[str, Callable[[Any], Any]]:
-    """Return the Arrow type of a field, and what makes its values from those of a table."""
+    """Return the Arrow type of a field, and a function that reads its values."""
     plain = _plain_type(hint)
     if get_origin(plain) is tuple:
         kind, read = _convert(get_args(plain)[0])
@@ -184,16 +181,12 @@ def _read_enums(kind: type[Enum], values: Any) -> dict[str, Enum]:
 
 
 def _tuple(values: Any) -> tuple[Any, ...]:
-    found = values.tolist() if hasattr(values, "tolist") else values
-    return tuple(None if value != value else value for value in found)
+    plain = values.tolist() if hasattr(values, "tolist") else values
+    return tuple(None if value != value else value for value in plain)
 
 
 def to_row(record: Any) -> dict[str, Any]:
-    """Return column -> plain value of a dataclass, and of the dataclasses in its fields.
-
-    An enum becomes its value; a mapping, unless to numbers or booleans, a dict of `setting_text`;
-    others stay as they are. Fields that declare no column are left out.
-    """
+    """Return the values of a dataclass by column, flattened; enums become their values."""
     row: dict[str, Any] = {}
     for name, column in _own_columns(cast("Hashable", type(record))):
         value = getattr(record, name)
@@ -204,24 +197,23 @@ def to_row(record: Any) -> dict[str, Any]:
         elif column.kind.startswith("list<struct<") and value is not None:
             row[column.name] = [_plain_struct(item) for item in value]
         elif isinstance(value, Mapping) and column.kind == "map<string,string>":
-            row[column.name] = {key: setting_text(one) for key, one in value.items()}
+            row[column.name] = {key: setting_text(entry) for key, entry in value.items()}
         else:
             row[column.name] = value
     return row
 
 
 def _plain_struct(record: Any) -> dict[str, Any]:
-    """Return name -> value of the fields of a dataclass; an enum as its value."""
+    """Return the fields of a dataclass by name; enums become their values."""
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     return {name: v.value if isinstance(v, Enum) else v for name, v in values.items()}
 
 
 def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
-    """Return a row as a dataclass; a column that is null or missing gets the default of its field.
+    """Return a row as a dataclass; null and missing columns become the default of the field.
 
-    Without a default it is None where the field may be that, else "", 0 or False by its type.
-    Other columns of the row are ignored; fields without a Column must have defaults, which they
-    get. Raises ResultsError for null in a field of another type, else as `TableColumn.value_of`.
+    Raises:
+        ResultsError: a value is invalid, or a column without default is null.
     """
     values: dict[str, Any] = {}
     for name, column in _own_columns(cast("Hashable", kind)):
@@ -233,7 +225,7 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
 
 
 def _arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a `kind` of a `TableColumn`. Raises ValueError if unknown."""
+    """Return the Arrow type of `TableColumn.kind`."""
     import pyarrow as pa
 
     if kind == "timestamp":
@@ -251,7 +243,7 @@ def _arrow_type(kind: str) -> pa.DataType:
 def arrow_schema(
     table: str, columns: Sequence[TableColumn], required: Collection[str] = ("run_id",)
 ) -> pa.Schema:
-    """Return the Arrow schema of a table; all columns but the required ones can be null."""
+    """Return the Arrow schema of a table; only the required columns must not be null."""
     import pyarrow as pa
 
     fields_of_table = [
@@ -271,7 +263,7 @@ def arrow_schema(
     )
 
 
-# In the metadata of a part: the names of those whose rows it has, "/" between them.
+# Metadata key of a part: names of the parts whose rows it contains, joined by "/".
 MERGED = b"merged_parts"
 _READERS = 4  # threads
 _BATCH = 100  # parts
@@ -280,7 +272,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UnreadablePartsError(ResultsError):
-    """Some parts cannot be read; the text names the first. reasons: why, by the path of each."""
+    """Some parts cannot be read; the text names the first."""
 
     def __init__(self, text: str, reasons: Mapping[Path, str] | None = None) -> None:
         super().__init__(text)
@@ -288,58 +280,69 @@ class UnreadablePartsError(ResultsError):
 
 
 def entries_of(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what a folder holds, but for names that begin as `HIDDEN`; [] where it is no folder.
+    """Return the entries of a folder sorted by name, without hidden entries; [] without a folder.
 
-    Sorted by name. Raises ResultsError where it cannot be listed.
+    Raises:
+        ResultsError: the folder cannot be listed.
     """
     with os_errors_in_one_line(folder, "read", "make it readable, or move it elsewhere"):
         try:
             with os.scandir(folder) as entries:
-                found = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
-        except (FileNotFoundError, NotADirectoryError):  # as of a run that was removed meanwhile
+                visible = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
+        except (FileNotFoundError, NotADirectoryError):
             return []
-    return sorted(found, key=lambda entry: entry.name)
+    return sorted(visible, key=lambda entry: entry.name)
 
 
 def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
-    """Return the parts of a run in a table, sorted by name, without hidden ones; [] for none.
+    """Return the parts of a run in a table, sorted by name.
 
-    run_id: the whole id. Raises ResultsError where the folder cannot be listed.
+    Args:
+        run_id: the whole id.
+
+    Raises:
+        ResultsError: the folder cannot be listed.
     """
-    found = entries_of(root / table / run_id)
-    files = [entry for entry in found if not entry.is_dir(follow_symlinks=False)]
+    entries = entries_of(root / table / run_id)
+    files = [entry for entry in entries if not entry.is_dir(follow_symlinks=False)]
     return [Path(entry.path) for entry in files if entry.name.endswith(".parquet")]
 
 
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
-    """Return the rows of all these parts, in order, with the columns of `wanted`, null if lacking.
+    """Return the rows of these parts, in order, with the columns of `wanted`.
 
-    A part that is gone is left out, and one that is merged into another of them, as a killed
-    `raybench compact` leaves it. Raises UnreadablePartsError where files cannot be read, are not
-    parts of the table, do not fit `wanted`, lack a required value, or are of a newer raybench.
+    Missing files are skipped, and parts whose rows another part contains, as after a killed
+    `raybench compact`.
+
+    Raises:
+        UnreadablePartsError: parts are damaged, of a newer raybench, or do not fit `wanted`.
     """
     import pyarrow as pa
 
-    # A part takes longer to open than to read, so they are read side by side; and a table of one
-    # row takes a hundred times the memory of the row, so they are put together early.
+    # Opening a part takes longer than reading it, so threads help. A table of one row takes a
+    # hundred times the memory of the row, so tables are concatenated early.
     batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
-    if len(batches) <= 1:  # a thread takes longer to start than one part to read
-        found = [_read_batch(some, table, wanted) for some in batches]
+    # A thread takes longer to start than one part to read.
+    if len(batches) <= 1:
+        read = [_read_batch(some, table, wanted) for some in batches]
     else:
         with ThreadPoolExecutor(_READERS) as readers:
-            found = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
-    merged = {path for *_, sources in found for path in sources}
-    if reasons := {p: y for _, unread, _ in found for p, y in unread.items() if p not in merged}:
+            read = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
+    merged = {path for *_, sources in read for path in sources}
+    reasons: dict[Path, str] = {}
+    for _, unreadable, _ in read:
+        reasons |= {path: why for path, why in unreadable.items() if path not in merged}
+    if reasons:
         raise UnreadablePartsError(next(iter(reasons.values())), reasons)
     if not merged.isdisjoint(paths):
         return read_parts([path for path in paths if path not in merged], table, wanted)
-    return pa.concat_tables([_no_rows(wanted), *(rows for rows, *_ in found)]).combine_chunks()
+    return pa.concat_tables([_no_rows(wanted), *(rows for rows, *_ in read)]).combine_chunks()
 
 
 def _read_batch(
     some: Sequence[Path], table: str, wanted: pa.Schema
 ) -> tuple[pa.Table, dict[Path, str], list[Path]]:
-    """Return the rows of some parts, why others cannot be read, and the parts merged into them."""
+    """Return the rows of some parts, errors by path, and the parts merged into them."""
     import pyarrow as pa
 
     parts, unreadable, merged = [_no_rows(wanted)], dict[Path, str](), list[Path]()
@@ -355,19 +358,14 @@ def _read_batch(
 
 
 def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, list[Path]]:
-    """Return one part with all wanted columns, and the paths of parts that are merged into it.
-
-    A column that the part lacks is null; no rows where the file is gone. Raises ResultsError for a
-    file that is damaged, not a part of the table, of a newer version, or whose values do not fit
-    `wanted`.
-    """
+    """Return one part with all wanted columns, and the paths of parts merged into it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Arrow takes a relative path with a colon, such as h200:baseline/points, for a URI.
+        # Arrow would parse a relative path with a colon, such as h200:baseline/points, as a URI.
         with path.open("rb") as opened, pq.ParquetFile(opened, pre_buffer=False) as file:
-            # Not schema_arrow, which makes the schema anew.
+            # schema_arrow would rebuild the schema.
             metadata = file.metadata.metadata or {}
             version = metadata.get(b"schema_version", b"").decode("ascii", "replace")
             is_part = metadata.get(b"table") == table.encode() and version.isdecimal()
@@ -380,11 +378,11 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, lis
                 )
             part = file.read(columns=wanted.names, use_threads=False)
     except FileNotFoundError:
-        # Removed since the folder was listed: a driver drops what a killed one left.
+        # A driver removes what a killed driver left.
         return _no_rows(wanted), []
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        told = error.strerror if isinstance(error, OSError) else None
-        why = f"cannot be read: {told}" if told else "not a Parquet file, or a damaged one"
+        reason = error.strerror if isinstance(error, OSError) else None
+        why = f"cannot be read: {reason}" if reason else "not a Parquet file, or a damaged one"
         raise ResultsError(f"{path}: {why}; remove or restore it") from error
     if not part.schema.equals(wanted, check_metadata=False):
         columns = []
@@ -410,23 +408,23 @@ def _no_rows(wanted: pa.Schema) -> pa.Table:
     """Return a table of these columns without rows."""
     import pyarrow as pa
 
-    # Not empty_table, which imports pandas: `list` shall not wait for that.
+    # empty_table would import pandas, and slow `raybench list` down.
     return pa.Table.from_batches([], schema=wanted)
 
 
-def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
-    """Return each row as column -> value, with maps as dicts and times as datetimes in UTC.
+def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return each row as a dict, with maps as dicts and times as datetimes in UTC.
 
-    Times must be in microseconds, as in `arrow_schema`, and not inside lists or maps.
+    Times must be in microseconds, and not inside lists or maps.
     """
-    # Neither pandas, which pyarrow takes for datetimes, nor pyarrow.compute: `list` must be quick.
+    # pyarrow would import pandas for datetimes, and pyarrow.compute slows `raybench list` down.
     import pyarrow as pa
 
-    times = [field.name for field in found.schema if pa.types.is_timestamp(field.type)]
+    times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
     for name in times:
-        numbers = found[name].combine_chunks().view(pa.int64())
-        found = found.set_column(found.column_names.index(name), name, numbers)
-    rows: list[dict[str, Any]] = found.to_pylist(maps_as_pydicts="strict")
+        numbers = table[name].combine_chunks().view(pa.int64())
+        table = table.set_column(table.column_names.index(name), name, numbers)
+    rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
     for row in rows:
         for name in times:
             if (microseconds := row[name]) is not None:
@@ -435,23 +433,27 @@ def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
 
 
 def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]:
-    """Return (point_id, attempt) of all attempts in these parts. table: one with these columns.
+    """Return (point_id, attempt) of all attempts in these parts.
 
-    Raises UnreadablePartsError, a ResultsError, where `read_parts` does.
+    Raises:
+        UnreadablePartsError: as `read_parts`.
     """
     import pyarrow as pa
 
     names = ["point_id", "attempt"]
     wanted = pa.schema([pa.field("point_id", pa.string(), nullable=False), ("attempt", pa.int64())])
-    found = read_parts(paths, table, wanted).group_by(names).aggregate([])
-    return frozenset(zip(*(found[name].to_pylist() for name in names), strict=True))
+    attempts = read_parts(paths, table, wanted).group_by(names).aggregate([])
+    return frozenset(zip(*(attempts[name].to_pylist() for name in names), strict=True))
 
 
 def write_part(path: Path, table: str, whole: pa.Table) -> None:
-    """Write rows as a part of a table; replaces and raises as `replace_file` does.
+    """Write rows as a part of a table.
 
-    whole: with the schema of `tables.schema`, its metadata too. Dictionaries and statistics cost a
-    part more than they save, as does compressing one row.
+    Args:
+        whole: with the schema of `tables.schema`, metadata included.
+
+    Raises:
+        ResultsError: as `replace_file`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -465,17 +467,19 @@ def write_part(path: Path, table: str, whole: pa.Table) -> None:
         times = ("start_ns", "step_ns", "host_ns", "data_ns")
         split = dict.fromkeys(times, "BYTE_STREAM_SPLIT")
         options["column_encoding"] = {"iteration": "DELTA_BINARY_PACKED", **split}
-    # In memory: to a file, Arrow makes many small writes, and it wraps the errors.
+    # Write to memory first: Arrow makes many small writes, and wraps OS errors.
     sink = pa.BufferOutputStream()
     pq.write_table(whole, sink, **options)
     replace_file(path, sink.getvalue())
 
 
 def replace_file(path: Path, content: pa.Buffer | bytes) -> None:
-    """Write a file whole, in place of an older one: no reader sees half of it. Does not sync it.
+    """Write a file atomically, without fsync; creates its folder.
 
-    A link to a file is replaced. Written to are a device, a pipe or a link to one, and whatever is
-    in /dev, as /dev/stdout. Makes its folder. Raises ResultsError where it cannot be written.
+    A link to a file is replaced. Devices, pipes and files in /dev are written to.
+
+    Raises:
+        ResultsError: the file cannot be written.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with os_errors_in_one_line(path):
@@ -484,7 +488,8 @@ def replace_file(path: Path, content: pa.Buffer | bytes) -> None:
             path.write_bytes(content)
             return
         try:
-            aside.unlink(missing_ok=True)  # a link there would lead elsewhere
+            # write_bytes would follow a link.
+            aside.unlink(missing_ok=True)
             aside.write_bytes(content)
             aside.replace(path)
         except BaseException:
@@ -493,7 +498,11 @@ def replace_file(path: Path, content: pa.Buffer | bytes) -> None:
 
 
 def delete_file(path: Path) -> None:
-    """Delete a file, if it is there. Raises ResultsError where it cannot be deleted."""
+    """Delete a file, if it exists.
+
+    Raises:
+        ResultsError: the file cannot be deleted.
+    """
     with os_errors_in_one_line(path, "deleted", "delete it yourself"):
         path.unlink(missing_ok=True)
 
@@ -502,10 +511,7 @@ def delete_file(path: Path) -> None:
 def os_errors_in_one_line(
     path: Path, done: str = "written", remedy: str = "choose another folder"
 ) -> Iterator[None]:
-    """Raise ResultsError, in one line that names `path`, for an OSError inside the block.
-
-    Text: "PATH: cannot be DONE: reason; REMEDY", with "make room there" for a full disk or quota.
-    """
+    """Turn an OSError inside the `with` block into a ResultsError of one line that names `path`."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,4 @@
-"""The doubts about a point, by its row and by its record.
-
-`raybench.records.doubts` has the kinds.
-"""
+"""Derive the doubts about a point from its row and its record."""
 
 from __future__ import annotations
 
@@ -20,22 +17,22 @@ from raybench.stats.outliers import MARK_SHARE, borne_out_ms
 if TYPE_CHECKING:
     from raybench.job.model import Measure
 
-# A GPU at work runs at its power limit: that is its speed.
+# Running at the power limit is normal for a GPU at work.
 NORMAL_LIMITS = frozenset({"power_cap", "sync_boost"})
-# The mean step may be so much longer than the median one without a doubt.
+# The mean step may exceed the median by this share without a doubt.
 _RARE_STALLS = 0.01
-# A time budget is taken for reached from this share of it on.
+# A time budget counts as reached from this share on.
 _NEARLY = 0.95
-# Lateness and negative communication are told from this share of the step on.
+# Smaller shares of lateness and negative communication are not reported.
 _LEAST_SHARE = 0.02
-# Kinds that follow from the columns of a row; of several rounds, from the columns of their mean.
+# Kinds that follow from columns; with several rounds, from the columns of the mean.
 OF_MEAN = frozenset(
     {
         *(DoubtKind.WIDE, DoubtKind.UNSTEADY, DoubtKind.NO_BREAKDOWN, DoubtKind.HOST_BOUND),
         *(DoubtKind.SLOW_RANK, DoubtKind.LATE_IN_TURN, DoubtKind.PARTS_EXCEED),
     }
 )
-# Those, and kinds that a single round may have.
+# Kinds that follow from columns, including kinds of a single round.
 OF_COLUMNS = OF_MEAN | {
     *(DoubtKind.STALLS, DoubtKind.ALLOCATOR_RETRIES, DoubtKind.DEVICE_ALLOCS),
 }
@@ -48,8 +45,8 @@ def doubts_of(row: PointRow, record: Record, measure: Measure) -> tuple[Doubt, .
         row: row of the record in `points`, without doubts.
         measure: what the job asked for.
     """
-    found = (*record.doubts, *_doubts_of_record(row, record, measure), *column_doubts(row))
-    return worst_of_each(found)
+    doubts = (*record.doubts, *_doubts_of_record(row, record, measure), *column_doubts(row))
+    return worst_of_each(doubts)
 
 
 def _doubts_of_record(row: PointRow, record: Record, measure: Measure) -> Iterator[Doubt]:
@@ -63,8 +60,7 @@ def _doubts_of_record(row: PointRow, record: Record, measure: Measure) -> Iterat
     if samples < wanted:
         yield Doubt(kind=DoubtKind.FEW_SAMPLES, value=samples, limit=wanted)
     repetitions = measurements[0].repetitions
-    steps = sum(len(one.timed.step_ns) * one.inner_iterations for one in repetitions)
-    # Of a repeat.
+    steps = sum(len(repeat.timed.step_ns) * repeat.inner_iterations for repeat in repetitions)
     timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / MS_PER_S
     if measure.is_quick:
         yield Doubt(kind=DoubtKind.QUICK, value=timed_s)
@@ -84,7 +80,7 @@ def _doubts_of_record(row: PointRow, record: Record, measure: Measure) -> Iterat
 
 
 def column_doubts(row: PointRow) -> Iterator[Doubt]:
-    """Yield the doubts that follow from the columns of a row that is ok: those of OF_COLUMNS."""
+    """Yield the doubts of OF_COLUMNS, which follow from the columns of an ok row."""
     half_width = half_interval(row)
     if half_width is not None and is_imprecise(row):
         yield Doubt(kind=DoubtKind.WIDE, value=half_width, limit=WIDEST_INTERVAL)
@@ -104,7 +100,7 @@ def column_doubts(row: PointRow) -> Iterator[Doubt]:
 
 
 def _doubts_of_parts(row: PointRow, step_ms: float) -> Iterator[Doubt]:
-    """Yield what slowed the step down, as shares of the step: host, a slow rank, late ranks."""
+    """Yield what slowed the step down, as shares of the step."""
     if row.host_bound and row.host_gap_ms is not None:
         share = row.host_gap_ms / step_ms
         yield Doubt(kind=DoubtKind.HOST_BOUND, value=share, limit=HOST_BOUND_SHARE)

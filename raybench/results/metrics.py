@@ -1,7 +1,6 @@
-"""The metrics of a point, by subject: step times, rates, conditions, memory; peaks of datasheets.
+"""The metrics of a point by subject: step times, rates, conditions, memory; peaks of datasheets.
 
-Of each subject: its columns, and the function that computes them from a record. Where the step goes
-is in `breakdown.py`, what makes a number doubtful in `tables.py`.
+Each subject has its columns and the function that computes them from a record.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
-from itertools import accumulate
+from itertools import accumulate, chain
 from statistics import fmean
 from typing import Annotated
 
@@ -26,7 +25,7 @@ from raybench.records.metrics import Column, OverStep, combine_ranks
 from raybench.records.record import Record
 from raybench.stats import summary as stats
 
-# A step time that is known worse than this, to either side, is no measure for others.
+# A step time with a wider interval, to either side, cannot serve as a reference.
 WIDEST_INTERVAL = 0.10
 _ENOUGH_SAMPLES = 10
 # Power limits act after some ten milliseconds.
@@ -96,28 +95,31 @@ class StepColumns:
 
 
 def step_columns(record: Record) -> StepColumns:
-    """Return the columns on step times. record: of one or more ranks, all with a share of the step.
+    """Return the columns on step times.
 
-    Raises ValueError where ranks differ in their sample counts: our bug, never the user's.
+    Args:
+        record: all its ranks must have a share of the step.
+
+    Raises:
+        ValueError: ranks have different sample counts.
     """
     measurements = record.measurements
     first = measurements[0].repetitions
-    repeats = [
-        [
-            float(ns) / NS_PER_MS
-            for ns in stats.step_series([m.repetitions[at].timed.step_ns for m in measurements])
-        ]
-        for at in range(len(first))
-    ]
-    ranks = [[ns / NS_PER_MS for ns in m.step_ns] for m in measurements]
-    summary = stats.summarize([ms for repeat in repeats for ms in repeat])
+    repeats: list[list[float]] = []
+    for index in range(len(first)):
+        by_rank = [m.repetitions[index].timed.step_ns for m in measurements]
+        repeats.append((stats.step_series(by_rank) / NS_PER_MS).tolist())
+    ranks: list[list[float]] = []
+    for measurement in measurements:
+        ranks.append([ns / NS_PER_MS for ns in measurement.step_ns])
+    summary = stats.summarize(list(chain(*repeats)))
     interval = stats.median_interval(repeats)
     settled = [repetition.settled for m in measurements for repetition in m.repetitions]
-    # A script's first step is part of its set-up.
+    # The first step of a script is part of its set-up.
     is_cold_known = record.point.workload != SCRIPT
     builds = [m.repetitions[0] for m in measurements if is_cold_known]
     first_ns = [ns for build in builds for ns in build.warmup.step_ns[:1]]
-    # The first warm-up step that compiled nothing, of ranks that compiled before it.
+    # First warm-up step after compilation, of ranks that compiled.
     compiled = [(b.compiling_steps, b.warmup.step_ns) for b in builds if b.compiling_steps]
     after_ns = [ns for compiling, step_ns in compiled for ns in step_ns[compiling:][:1]]
     are_new = [m.is_of_new_process for m in measurements]
@@ -141,40 +143,39 @@ def step_columns(record: Record) -> StepColumns:
 
 
 def typical_step_ms(record: Record) -> float:
-    """Return the median step of a measured point in ms; ValueError if ranks' counts differ."""
+    """Return the median step of a measured point in ms."""
     return stats.median_step([m.step_ns for m in record.measurements]) / NS_PER_MS
 
 
 def mean_step_ms(record: Record) -> float:
-    """Return the mean step of an ok record in ms, on the rank where it is longest: rates use it."""
+    """Return the mean step in ms of the rank where it is longest; rates use it."""
     return max(fmean(m.step_ns) for m in record.measurements) / NS_PER_MS
 
 
 def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the median over iterations of the longest wait of any rank for its data, in ms.
-
-    None if no rank timed such waits. ValueError if ranks that did differ in their sample counts.
-    """
-    waits_ns = [
-        [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
-        for measurement in measurements
-        if (timed := [repetition.timed for repetition in measurement.repetitions])
-        and any("data" in samples.part_ns for samples in timed)
-    ]
+    """Return the median over iterations of the longest wait for data, in ms; None if untimed."""
+    waits_ns = []
+    for measurement in measurements:
+        timed = [repetition.timed for repetition in measurement.repetitions]
+        if any("data" in samples.part_ns for samples in timed):
+            rank_ns: list[int] = []
+            for samples in timed:
+                rank_ns += samples.part_ns.get("data", (0,) * len(samples.step_ns))
+            waits_ns.append(rank_ns)
     return stats.summarize(stats.per_iteration_max(waits_ns)).p50 / NS_PER_MS if waits_ns else None
 
 
 def half_interval(row: StepColumns) -> float | None:
-    """Return half of the step time's 95 % interval as a share of the step time; None if unknown."""
+    """Return half of the 95 % interval of the step time, relative to it; None if unknown."""
     step_ms, low, high = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high
     return None if not step_ms or low is None or high is None else (high - low) / 2 / step_ms
 
 
 def is_imprecise(row: StepColumns) -> bool:
-    """Return whether `half_interval` is above WIDEST_INTERVAL, 10 % of the step time.
+    """Return whether `half_interval` exceeds WIDEST_INTERVAL.
 
-    Predictions leave such a point out, reports mark it. False with fewer than ten samples, whose
-    interval is wide though nothing is wrong, and if the interval is unknown.
+    Predictions omit such a point, reports mark it. False with fewer than ten samples, whose
+    interval is always wide.
     """
     half_width = half_interval(row)
     is_enough = row.iterations is None or row.iterations >= _ENOUGH_SAMPLES
@@ -183,7 +184,7 @@ def is_imprecise(row: StepColumns) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RateColumns:
-    """What a step finishes, moves and computes, over its mean time."""
+    """What a step finishes, moves and computes, divided by its mean time."""
 
     throughput: Annotated[
         float | None,
@@ -261,25 +262,25 @@ class RateColumns:
 
 
 def rate_columns(record: Record, step_ms: float) -> RateColumns:
-    """Return the rates of a record whose mean step takes `step_ms`; a rate is None if unknown.
+    """Return the rates of a record; unknown rates are None.
 
-    record: with at least one measurement. MFU is of the lowest peak of its devices; None on CPUs,
-    and if one peak is not known. Burst is None for points with a batch.
+    MFU refers to the lowest peak of its devices. Burst is None for points with a batch.
+
+    Args:
+        step_ms: mean step.
     """
     measurements, step_s = record.measurements, step_ms / MS_PER_S
     items = sum(m.items_per_step for m in measurements if m.items_per_step)
-    # A rank that waits for the others moves nothing.
-    sent, moved = (
-        combine_ranks("max", [getattr(m, name) for m in measurements])
-        for name in ("message_bytes", "memory_bytes")
-    )
+    # Maximum over ranks: a waiting rank moves nothing.
+    sent = combine_ranks("max", [m.message_bytes for m in measurements])
+    moved = combine_ranks("max", [m.memory_bytes for m in measurements])
     algbw, factor = _rate(sent, step_s, BYTES_PER_GB), measurements[0].busbw_factor
     flops = combine_ranks("max", [m.flops_per_step for m in measurements])
     by_model = combine_ranks("max", [m.model_flops_per_step for m in measurements])
     achieved = _rate(flops, step_s, FLOP_PER_TFLOP)
     product = combine_ranks("min", [m.gemm_tflops for m in measurements])
     burst_ms = _burst_ms(measurements) if record.point.batch_size is None else None
-    # Of the slowest model; not on CPUs, and only where the peaks of all models are known.
+    # Use the slowest model; unknown if one peak is unknown, and on CPUs.
     models = [device.name for device in record.devices if device.kind == "cuda"]
     peaks = [dense_peak_tflops(model, record.point.precision) for model in models]
     peak = min(filter(None, peaks), default=None) if all(peaks) else None
@@ -298,14 +299,11 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
 
 
 def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the median step in the first 30 ms of the warm-up, in ms, of the slowest rank.
-
-    Without the very first step. At least three count, however long; None if a rank has fewer.
-    """
+    """Return the median step of the slowest rank in the first 30 ms of the warm-up, in ms."""
     medians = []
     for measurement in measurements:
         steps_ms = [ns / NS_PER_MS for ns in measurement.repetitions[0].warmup.step_ns[1:]]
-        fitting = sum(at_ms <= _BURST_MS for at_ms in accumulate(steps_ms))
+        fitting = sum(end_ms <= _BURST_MS for end_ms in accumulate(steps_ms))
         first_ms = steps_ms[: max(_BURST_STEPS, fitting)]
         if len(first_ms) < _BURST_STEPS:
             return None
@@ -324,11 +322,14 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 def relate_to_step(
     how: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
 ) -> float | None:
-    """Return a metric from the value of one step, as `how` relates it to the step time.
+    """Return a metric from the value of one step.
 
-    ms_each: typical_ms (the median step) / value. per_second: value / mean step in s. seconds:
-    value x mean step in s. The value itself if `how` is None; None if the value is None, and
-    instead of a division by zero.
+    ms_each: typical_ms / value. per_second: value / mean step in s. seconds: value * mean step in
+    s. None: the value itself. A division by zero gives None.
+
+    Args:
+        typical_ms: median step.
+        mean_ms: mean step.
     """
     if how is None or value is None:
         return value
@@ -366,7 +367,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return the conditions: None if no rank knows or names any, the clock if even one does not."""
+    """Return the conditions; the clock is None unless every rank knows it."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
@@ -384,10 +385,7 @@ def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
 
 
 def crowding(devices: Sequence[Device]) -> Iterator[Doubt]:
-    """Yield a doubt for each host that has more of these CPU workers than cores.
-
-    The cores of a host with several Ray nodes count once.
-    """
+    """Yield a doubt for each host with more CPU workers than cores."""
     hosts: dict[tuple[str, str], list[Device]] = {}
     for device in devices:
         if device.kind == "cpu":
@@ -400,7 +398,7 @@ def crowding(devices: Sequence[Device]) -> Iterator[Doubt]:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryColumns:
-    """The parts of the memory at its peak, of the rank that holds most."""
+    """The parts of the peak memory, for the rank with the largest peak."""
 
     mem_parameters_bytes: Annotated[
         int | None,
@@ -449,68 +447,58 @@ class MemoryColumns:
 
 
 def memory_columns(record: Record) -> MemoryColumns:
-    """Return the parts of the memory of the rank with the largest peak.
-
-    They are None if a rank has no breakdown, or none has a peak. The estimate is the record's.
-    """
+    """Return the parts of the peak memory; None unless every rank has a breakdown."""
     broken_down = [m.breakdown for m in record.measurements if m.breakdown is not None]
     peaks = [b.peak for b in broken_down if b.peak is not None]
     if not peaks or len(broken_down) < len(record.measurements):
         return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes)
-    parts = max(map(asdict, peaks), key=lambda one: sum(one.values()))
+    parts = max(map(asdict, peaks), key=lambda peak: sum(peak.values()))
     named = {f"mem_{name}": value for name, value in parts.items()}
     return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes, **named)
 
 
 def dense_peak_tflops(device_name: str, precision: str) -> float | None:
-    """Return the datasheet's peak rate in TFLOP/s without sparsity; None if it is not in the table.
+    """Return the datasheet's peak rate in TFLOP/s without sparsity; None if unknown.
 
-    device_name: as `torch.cuda.get_device_name` gives it. precision: as in job files.
+    Args:
+        device_name: as `torch.cuda.get_device_name` returns it.
+        precision: as in job files.
     """
     return _datasheet(device_name).tflops.get(precision)
 
 
 def memory_peak_gb_s(device_name: str) -> float | None:
-    """Return the datasheet's bandwidth of the device's memory in GB/s; None if unknown.
-
-    device_name: as `torch.cuda.get_device_name` gives it.
-    """
+    """Return the datasheet's memory bandwidth in GB/s; None if unknown."""
     return _datasheet(device_name).memory_gb_s
 
 
 def nvlink_peak_gb_s(device_name: str) -> float | None:
-    """Return the datasheet's bandwidth of all NVLinks in one direction, in GB/s; None if unknown.
-
-    device_name: as `torch.cuda.get_device_name` gives it.
-    """
+    """Return the datasheet's bandwidth of all NVLinks in one direction, in GB/s, or None."""
     both_ways = _datasheet(device_name).nvlink_gb_s
     return None if both_ways is None else both_ways / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Datasheet:
-    """What peaks.yaml has of a device."""
-
-    # By precision.
+    # Keys: precisions.
     tflops: Mapping[str, float] = field(default_factory=dict)
     memory_gb_s: float | None = None
     nvlink_gb_s: float | None = None
 
 
 def _datasheet(device_name: str) -> _Datasheet:
-    # Drivers before 460 or so leave out the maker.
+    # Drivers before 460 omit the manufacturer.
     return _datasheets().get(device_name.removeprefix("NVIDIA "), _Datasheet())
 
 
 @cache
 def _datasheets() -> Mapping[str, _Datasheet]:
-    """Return what peaks.yaml lists, by device name."""
     text = resources.files("raybench.results").joinpath("peaks.yaml").read_text("utf-8")
-    found = {}
+    sheets = {}
     for row in YAML(typ="safe", pure=True).load(text):
         for name, gb_s in row["memory_gb_s"].items():
             nvlink_gb_s = row.get("nvlink_gb_s", {}).get(name)
-            found[name] = _Datasheet(
+            sheets[name] = _Datasheet(
                 tflops=row["tflops"], memory_gb_s=gb_s, nvlink_gb_s=nvlink_gb_s
             )
-    return found
+    return sheets

@@ -1,4 +1,4 @@
-"""A row of the table `points`, and what a row says about its own parts of the step."""
+"""A row of the table `points`, and whether its breakdown is consistent."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from raybench.results.breakdown import PartColumns
 from raybench.results.metrics import ConditionColumns, MemoryColumns, RateColumns, StepColumns
 from raybench.stats.outliers import borne_out_ms, stands_out
 
-# The parts come from other steps than the step time: by so much they may exceed it.
+# The parts are measured in other steps than the step time, so they may exceed it slightly.
 _MOST_PARTS = 1.10
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptKey:
-    """The columns that identify an attempt: run, point, and its number."""
+    """The columns that identify an attempt."""
 
     run_id: Annotated[str, Column("", "id of the run")]
     point_id: Annotated[str, Column("", "id of the point")]
@@ -30,7 +30,7 @@ class AttemptKey:
 
 
 def _setting_column(name: str) -> Column:
-    """Return the column of a setting as RUN_SETTINGS has it; KeyError for another name."""
+    """Return the column of a setting in RUN_SETTINGS."""
     about = RUN_SETTINGS[name].about
     return Column(about.unit, about.column)
 
@@ -83,7 +83,7 @@ class PointColumns(AttemptKey):
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenColumns:
-    """How an uneven step is shared out, and what probes of each device found beforehand."""
+    """How an uneven step is divided, and the probes of each device."""
 
     share_by_rank: Annotated[
         tuple[int, ...] | None, Column("samples", "of a step, where shares are uneven")
@@ -110,6 +110,7 @@ class UnevenColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class PointRow(
+    # The columns of `points` stand in the reverse order of these bases; the fields below come last.
     UnevenColumns,
     MemoryColumns,
     PartColumns,
@@ -121,7 +122,7 @@ class PointRow(
 ):
     """A row of `points`: an attempt at a point, or the mean of its rounds.
 
-    None: not known, or the metric does not apply.
+    None: unknown, or inapplicable.
     """
 
     workload_metrics: Annotated[
@@ -142,25 +143,23 @@ class PointRow(
 
 
 def step_of_parts(row: PointRow) -> float | None:
-    """Return the step in ms to which the parts of a row add up: the median of their round."""
+    """Return the step in ms that is the sum of the parts: the median of their round."""
     return row.step_ms_p50 if row.parts_step_ms is None else row.parts_step_ms
 
 
 def is_of_first_round(row: PointRow) -> bool:
-    """Return whether the parts of a row are of its first round, and its step of all rounds."""
+    """Return whether the parts belong to the first round, and the step to all rounds."""
     return row.parts_step_ms is not None and row.parts_step_ms != row.step_ms_p50
 
 
 def why_no_breakdown(row: PointRow) -> Doubt | None:
-    """Return a doubt if the parts of a point's step must not be shown; None if they may.
+    """Return a doubt if the parts exceed the step by more than 10 %; they must not be shown then.
 
-    They must not if compute, optimizer, host gap, exposed communication and on a CPU data together,
-    or local step or wait alone, exceed the median step of their round by more than 10 %. What is
-    unknown counts as 0. None too without a step time.
+    Parts that are None count as 0.
     """
     step_ms = step_of_parts(row)
-    # Parts that follow each other on the slowest rank; `wait_ms` is time of the others. On a GPU
-    # the host may wait for data while the device computes.
+    # Sequential parts of the slowest rank; `wait_ms` belongs to the other ranks. On a GPU the host
+    # may wait for data while the device computes.
     parts_ms = [row.compute_ms, row.optimizer_ms, row.host_gap_ms, row.comm_exposed_ms]
     data_ms = row.data_ms if row.device_type == "cpu" else 0.0
     sum_ms = sum(ms or 0.0 for ms in (*parts_ms, data_ms))
@@ -171,11 +170,9 @@ def why_no_breakdown(row: PointRow) -> Doubt | None:
 
 
 def is_slowed_by_one_rank(row: PointRow) -> bool:
-    """Return whether one rank is slower than the others by its own steps; False if unknown.
+    """Return whether one rank stands out by its local steps.
 
-    By `stands_out` of the `borne_out_ms`: more than 2 % of the step and three standard errors. In
-    the mean of several rounds the rank is what they name most often, which may be none, and the
-    excess their mean. A breakdown that contradicts the step counts too: see `why_no_breakdown`.
+    The result does not depend on `why_no_breakdown`.
     """
     excess_ms, step_ms = row.straggler_ms, step_of_parts(row)
     if row.slowest_rank is None or excess_ms is None or not step_ms:

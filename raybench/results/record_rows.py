@@ -1,9 +1,10 @@
-"""A record becomes rows of the tables."""
+"""Make rows of the tables from a record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from raybench.job.point import RUN_SETTINGS, setting_text
@@ -32,11 +33,14 @@ _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 def point_row(run_id: str, record: Record, measure: Measure, code: Code | None = None) -> PointRow:
-    """Return the row in `points` of an attempt; without measurements its metrics are None.
+    """Return the row in `points` of an attempt; its metrics are None without measurements.
 
-    measure: what the job asked for; the row gets a doubt if the measurement fell short of it.
-    code: what the workers had loaded; None if it was not checked. Raises ValueError where ranks
-    differ in their numbers of timed or instrumented steps: our bug, never the user's.
+    Args:
+        measure: what the job asked for; a measurement that falls short of it gets a doubt.
+        code: what the workers had loaded; None if unknown.
+
+    Raises:
+        ValueError: ranks have different numbers of steps, which is a bug of raybench.
     """
     point, devices, rank = record.point, record.devices, record.error_rank
     settings: dict[str, Any] = {
@@ -81,10 +85,10 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
 
 
 def point_metrics(record: Record) -> dict[str, Any]:
-    """Return column -> value of those columns of `points` that an ok record's measurements give.
+    """Return the columns of `points` that follow from the measurements of an ok record.
 
-    None: not known, or does not apply; columns on shares are missing unless the point `is_uneven`.
-    Raises ValueError as `point_row` does.
+    Columns on shares are missing unless the point `is_uneven`. Raises ValueError as `point_row`
+    does.
     """
     shares = [m.share for m in record.measurements if m.share is not None]
     # Ranks without a share of an uneven step take no time.
@@ -93,22 +97,17 @@ def point_metrics(record: Record) -> dict[str, Any]:
     steps = step_columns(at_work)
     typical_ms, mean_ms = steps.step_ms_p50 or 0.0, steps.step_ms_mean or 0.0
     parts = part_columns(working, typical_ms)
-    own = {metric: None for one in working for metric in one.workload_metrics}
-    values = {
-        metric.name: relate_to_step(
-            metric.over_step,
-            combine_ranks(
-                metric.over_ranks or "mean", [one.workload_metrics.get(metric) for one in working]
-            ),
-            typical_ms=typical_ms,
-            mean_ms=mean_ms,
-        )
-        for metric in own
-    }
-    methods = {
-        **(parts.methods or {}),
-        **{metric.name: metric.meaning or metric.description for metric in own},
-    }
+    declared = dict.fromkeys(chain(*(m.workload_metrics for m in working)))
+    values: dict[str, float] = {}
+    for metric in declared:
+        by_rank = [m.workload_metrics.get(metric) for m in working]
+        per_step = combine_ranks(metric.over_ranks or "mean", by_rank)
+        value = relate_to_step(metric.over_step, per_step, typical_ms=typical_ms, mean_ms=mean_ms)
+        if value is not None:
+            values[metric.name] = value
+    methods = dict(parts.methods or {})
+    for metric in declared:
+        methods[metric.name] = metric.meaning or metric.description
     subjects = (
         steps,
         rate_columns(at_work, mean_ms),
@@ -116,16 +115,19 @@ def point_metrics(record: Record) -> dict[str, Any]:
         parts,
         memory_columns(at_work),
     )
-    found = {name: value for subject in subjects for name, value in vars(subject).items()}
+    columns: dict[str, Any] = {}
+    for subject in subjects:
+        columns |= vars(subject)
     for column in columns_of(RankMetrics):
-        of_ranks = [getattr(one, column.name) for one in working]
-        found[column.name] = combine_ranks(column.about.over_ranks or "max", of_ranks)
-    # Devices that wait for the others use energy too.
-    found["energy_j"] = combine_ranks("sum", [one.energy_j for one in record.measurements])
-    if shares:  # the check of an uneven step is made with its probes
-        found["gradient_error"] = shares[0].gradient_error
+        of_ranks = [getattr(m, column.name) for m in working]
+        columns[column.name] = combine_ranks(column.about.over_ranks or "max", of_ranks)
+    # Waiting devices use energy too.
+    columns["energy_j"] = combine_ranks("sum", [m.energy_j for m in record.measurements])
+    # The probes of an uneven step include the check of gradients.
+    if shares:
+        columns["gradient_error"] = shares[0].gradient_error
     if shares and len(shares) == len(record.measurements):
-        found |= {
+        columns |= {
             "share_by_rank": tuple(share.items for share in shares),
             "fixed_ms_by_rank": tuple(share.fixed_ms for share in shares),
             "speed_by_rank": tuple(share.items_per_s for share in shares),
@@ -135,43 +137,43 @@ def point_metrics(record: Record) -> dict[str, Any]:
             "crossover_batch": shares[0].crossover_batch,
         }
     return {
-        **found,
+        **columns,
         "methods": methods or None,
-        "workload_metrics": {n: v for n, v in values.items() if v is not None} or None,
-        "workload_headings": {metric.name: metric.title for metric in own} or None,
+        "workload_metrics": values or None,
+        "workload_headings": {metric.name: metric.title for metric in declared} or None,
     }
 
 
 def _keys_of(run_id: str, record: Record) -> dict[str, Any]:
-    """Return name -> value of the columns that identify an attempt (`AttemptKey`)."""
+    """Return the columns of `AttemptKey`."""
     return {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
 
 
 def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
-    """Return column -> values of the rows of `samples`: all iterations of all ranks, with warm-up.
+    """Return the columns of `samples`: all iterations of all ranks; {} without measurements.
 
-    Ordered by rank, then by repeat, the warm-up first. {} without measurements.
+    Ordered by rank, then by repeat, the warm-up first.
     """
     keys = {**_keys_of(run_id, record), "round": record.round}
     columns: dict[str, list[Any]] = {}
     for measurement in record.measurements:
         for repeat, repetition in enumerate(measurement.repetitions):
-            place = {**keys, "rank": measurement.rank, "repeat": repeat}
+            shared = {**keys, "rank": measurement.rank, "repeat": repeat}
             for is_warmup, samples in ((True, repetition.warmup), (False, repetition.timed)):
-                part = _iterations({**place, "is_warmup": is_warmup}, samples)
+                part = _iterations({**shared, "is_warmup": is_warmup}, samples)
                 for name, values in part.items():
                     columns.setdefault(name, []).extend(values)
     return columns
 
 
-def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
-    """Return the rows of `samples` for some iterations, by column. place: what all have."""
+def _iterations(shared: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
+    """Return the columns of some iterations."""
     count = len(samples.step_ns)
     unknown = (None,) * count
     others = {storable(name): spent for name, spent in samples.part_ns.items() if name != "data"}
     parts = [dict(zip(others, spent, strict=True)) for spent in zip(*others.values(), strict=True)]
     return {
-        **{name: (value,) * count for name, value in place.items()},
+        **{name: (value,) * count for name, value in shared.items()},
         "iteration": range(count),
         "start_ns": samples.start_ns,
         "step_ns": samples.step_ns,
@@ -183,7 +185,7 @@ def _iterations(place: Mapping[str, Any], samples: Samples) -> dict[str, Iterabl
 
 
 def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the rows of `modules`: one per profiled rank and module, in rank order."""
+    """Return the rows of `modules`: one per profiled rank and module."""
     return [
         {**_keys_of(run_id, record), "rank": measurement.rank, **to_row(module)}
         for measurement in record.measurements
@@ -192,7 +194,7 @@ def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
 
 
 def region_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
-    """Return the rows of `regions`: one per rank with a breakdown and region, in rank order."""
+    """Return the rows of `regions`: one per rank and region."""
     return [
         {
             **_keys_of(run_id, record),

@@ -1,6 +1,6 @@
-"""The tables: the dataclass of a row of each, and their schemas.
+"""The tables: a dataclass for the rows of each table, and their schemas.
 
-`summary` is derived from `points` when a run ends (`raybench.analysis.scaling`).
+`raybench.analysis.scaling` derives `summary` from `points` when a run ends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One execution of a job.
-
-    workload_sha256, workload_files, raybench_sha256: as `raybench.records.code.Code`; None,
-    and {} for the files, in a run of a version that did not tell. seed: of the order of the points
-    in rounds. only_devices: names of those that `--devices` named; empty where all could be used.
-    paused_s: from the end of a sweep to `--resume`, in all; None in a run that was never resumed.
-    """
+    """One execution of a job; settings that older versions did not store are None or empty."""
 
     run_id: Annotated[str, Column("", "id of the run")]
     job_name: Annotated[str, Column("", "name in the job file")]
@@ -42,6 +36,7 @@ class Run:
     status: Annotated[RunStatus, Column("", "running, ok, failed or interrupted")]
     started_at: Annotated[datetime, Column("UTC", "start")]
     finished_at: Annotated[datetime | None, Column("UTC", "end; null while running")] = None
+    # Sum of the times between the end of a sweep and `--resume`.
     paused_s: Annotated[
         float | None, Column("s", "not swept, until --resume; null: never resumed")
     ] = None
@@ -74,7 +69,7 @@ class Run:
 
     @property
     def is_health_check(self) -> bool:
-        """Return whether `raybench health` made the run; its results are the table `health`."""
+        """Whether `raybench health` made the run, with results in the table `health`."""
         return self.argv[1:2] == ("health",)
 
 
@@ -108,7 +103,7 @@ class RegionRow(AttemptKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """A point of a run, all rounds and attempts as one row. None: not known, or does not apply."""
+    """A point of a run, all its rounds in one row. None: unknown, or inapplicable."""
 
     run_id: Annotated[str, Column("", "id of the run")]
     point_id: Annotated[str, Column("", "id of the point")]
@@ -165,47 +160,46 @@ TABLES: Mapping[str, tuple[TableColumn, ...]] = {
     "regions": columns_of(RegionRow),
     "health": (_OF_RUN, *columns_of(Finding)),
 }
-# Tables with rows of attempts at points, which `point_id` and `attempt` name.
+# Tables whose rows belong to an attempt at a point.
 OF_POINTS = ("points", "samples", "modules", "regions")
 
 
 def column_units(table: str) -> dict[str, str]:
-    """Return column -> unit ("" for none), in order; raises KeyError for an unknown table."""
+    """Return the unit of each column, in their order; "" without a unit."""
     return {column.name: column.unit for column in TABLES[table]}
 
 
 @cache
 def schema(table: str) -> pa.Schema:
-    """Return a table's schema; only its run_id and point_id are not null. KeyError if unknown."""
+    """Return the schema of a table; only its run_id and point_id are required."""
     has_points = table in (*OF_POINTS, "summary")
     required = ("run_id", "point_id") if has_points else ("run_id",)
     return arrow_schema(table, TABLES[table], required)
 
 
 def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return rows, as `to_row` makes them, with the table's schema; texts are made `storable`.
+    """Return rows of `to_row` as a table.
 
-    A missing key is null, also where the schema forbids it; a key without a column is ignored.
-    A number becomes the column's type: 1.5 becomes 1 in one of integers. Raises KeyError for an
-    unknown table, OverflowError for an integer beyond 64 bits in a column of integers, and
-    ArrowException for other values that do not fit.
+    A missing key becomes null, an unknown key is ignored, and numbers are converted: 1.5 becomes 1
+    in a column of integers.
+
+    Raises:
+        OverflowError: an integer has more than 64 bits.
+        ArrowException: a value does not fit its column.
     """
     import pyarrow as pa
 
-    # One conversion of whole rows: Table.from_pylist makes one for each column.
+    # Convert whole rows at once: Table.from_pylist converts each column.
     row_type = pa.struct(list(schema(table)))
     try:
-        found = pa.array(rows, row_type)
+        array = pa.array(rows, row_type)
     except UnicodeEncodeError:
-        found = pa.array([storable(row) for row in rows], row_type)
-    return pa.Table.from_arrays(found.flatten(), schema=schema(table))
+        array = pa.array([storable(row) for row in rows], row_type)
+    return pa.Table.from_arrays(array.flatten(), schema=schema(table))
 
 
 def storable(value: Any) -> Any:
-    """Return the value with each text made encodable as UTF-8, in lists and dicts too.
-
-    A lone surrogate, as in an exception's text, becomes `?`, a tuple a list, a text enum a str.
-    """
+    """Return the value with its texts encodable as UTF-8; lone surrogates become `?`."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):
