@@ -1,6 +1,6 @@
 """Where a step goes: computation, communication, waits.
 
-The parts are those of the rank with the longest local step: on it they are sequential. With exposed
+The parts belong to the rank with the longest local step: on it they are sequential. With exposed
 communication and what is unexplained they add up to the step. `comm_ms` and `wait_ms` cover all
 ranks.
 """

@@ -276,6 +276,7 @@ class UnreadablePartsError(ResultsError):
 
     def __init__(self, text: str, reasons: Mapping[Path, str] | None = None) -> None:
         super().__init__(text)
+        # Key: path of the part.
         self.reasons = dict(reasons or {})
 
 

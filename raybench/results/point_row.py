@@ -110,7 +110,7 @@ class UnevenColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class PointRow(
-    # The columns of `points` stand in the reverse order of these bases; the fields below come last.
+    # Columns have the reverse order of these classes; the fields below come last.
     UnevenColumns,
     MemoryColumns,
     PartColumns,

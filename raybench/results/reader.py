@@ -1,7 +1,7 @@
-"""The runs of a results folder: which a word means, how they stand, and their tables as frames.
+"""Find the runs of a results folder, their status, and their tables as frames.
 
-The ids that raybench gives tell the job and the start: to read the rows of 10,000 runs would take
-seconds. Of a run with another id the row is read.
+Ids made by raybench contain job and start, because reading the rows of 10,000 runs would take
+seconds. For other ids the row is read.
 """
 
 from __future__ import annotations
@@ -41,20 +41,26 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-LATEST = "latest"  # means the newest run, so no run may be named so
-LOGS = "logs"  # the folder of what ranks wrote, beside the tables
+# Means the newest run, so it is no valid id.
+LATEST = "latest"
+# Folder of logs of ranks, beside the tables.
+LOGS = "logs"
 _MOST_NAMED = 5
 _STAMPED = re.compile(r"(?P<job>.+)-(?P<start>\d{8}-\d{6})-[0-9a-f]+")
-LOCK = ".driver"  # of its driver, in the run's folder of `runs`; always empty
+# Lock file of the driver, in the folder of the run; always empty.
+LOCK = ".driver"
 
 
 def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     """Return (results folder, run_id) of the run that `text` means.
 
-    text: an id in `root`, else `latest` or a job's name (newest run), else a unique prefix of an
-    id; one of these after a results folder, inside `root` (`examples/gemm`) or by its path; or the
-    path of a run in a table. A newest run with an unreadable row is skipped with a ResultsWarning,
-    unless all are such. Raises ResultsError if it means none or several, else as `run_ids` does.
+    Args:
+        text: an id, `latest`, the name of a job (its newest run), or a unique prefix of an id, each
+            optionally after a folder inside `root` or a path (`examples/gemm`); or the path of a
+            run in a table. Newest runs with an unreadable row are skipped with a ResultsWarning.
+
+    Raises:
+        ResultsError: no run or several runs match, or the folder cannot be read.
     """
     folder, name = _separate(Path(root), text)
     jobs = {run_id: job for run_id, (_, job) in _origins(folder).items()}
@@ -62,9 +68,9 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     if not ids:
         raise ResultsError(no_runs_message(folder))
     if name not in jobs:
-        of_job = ids if name == LATEST else [one for one in ids if name and jobs[one] == name]
-        if of_job:  # the newest whose row can be read; where there is none, the newest
-            readable = (one for one in reversed(of_job) if _read_origin(folder, one))
+        of_job = ids if name == LATEST else [i for i in ids if name and jobs[i] == name]
+        if of_job:
+            readable = (run_id for run_id in reversed(of_job) if _read_origin(folder, run_id))
             return folder, next(readable, of_job[-1])
         if name and name in _run_folders(folder / "points"):
             raise ResultsError(f"{folder}: {_no_row_of(folder, name)}")
@@ -74,16 +80,13 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
 
 
 def _separate(root: Path, text: str) -> tuple[Path, str]:
-    """Return the results folder that `text` names, `root` without one, and the rest of the text.
-
-    Raises ResultsError where the text has a folder that holds no runs.
-    """
+    """Split `text` into results folder and the rest; the folder is `root` if `text` names none."""
     head, name = os.path.split(text)
     if not head:
         return root, text
-    # The path of a run in a table, as results/runs/RUN, or of a part in it.
+    # Such as results/runs/RUN, or a part in it.
     for path in (Path(text), Path(head)):
-        # Path's own would raise for a name that is too long.
+        # The methods of Path raise for long names.
         if path.parent.name in TABLE_NAMES and os.path.isdir(path):  # noqa: PTH112
             return path.parents[1], path.name
     for folder in (root / head, Path(head)):
@@ -95,37 +98,39 @@ def _separate(root: Path, text: str) -> tuple[Path, str]:
 
 
 def run_ids(root: Path) -> list[str]:
-    """Return the ids of the runs that have a file in `runs`, oldest first; unknown starts first.
+    """Return the ids of the runs, oldest first; unknown starts come first.
 
-    Warns (ResultsWarning) if an id tells no start and its row cannot be read, and of a run left out
-    as its folder cannot be listed. Raises ResultsError if `root` is no folder or `runs` is closed.
+    Warns (ResultsWarning) of runs that cannot be read.
+
+    Raises:
+        ResultsError: `root` is no folder, or its `runs` cannot be listed.
     """
     return list(_origins(root))
 
 
 def _origins(root: Path) -> dict[str, tuple[str, str]]:
-    """Return run_id -> (start, job) of the runs in a results folder, oldest first.
+    """Return (start, job) of each run by id, oldest first; both are empty if unknown.
 
-    start: YYYYMMDD-HHMMSS in UTC. Both are empty where nothing tells.
+    The start is YYYYMMDD-HHMMSS in UTC.
     """
     _check_folder(root)
-    found: dict[str, tuple[str, str]] = {}
+    origins: dict[str, tuple[str, str]] = {}
     ids = _run_folders(root / "runs")
     for run_id in dict.fromkeys(path.parent.name for path in _listed(root, "runs", ids)):
         stamp = _STAMPED.fullmatch(run_id)
-        told = (stamp["start"], stamp["job"]) if stamp else _read_origin(root, run_id)
-        found[run_id] = told or ("", "")
-    return dict(sorted(found.items(), key=lambda item: (item[1][0], item[0])))
+        origin = (stamp["start"], stamp["job"]) if stamp else _read_origin(root, run_id)
+        origins[run_id] = origin or ("", "")
+    return dict(sorted(origins.items(), key=lambda item: (item[1][0], item[0])))
 
 
 def _read_origin(root: Path, run_id: str) -> tuple[str, str] | None:
-    """Return (start, job) of a run by its row; None, with a warning, where it cannot be read."""
-    columns = [one for one in columns_of(Run) if one.name in ("job_name", "started_at")]
+    """Return (start, job) of a run by its row; None, with a warning, if it cannot be read."""
+    columns = [column for column in columns_of(Run) if column.name in ("job_name", "started_at")]
     try:
         paths = parts_of(root, "runs", run_id)
         [row] = plain_rows(read_parts(paths, "runs", arrow_schema("runs", columns)))
     except ValueError:
-        # Removed since the folder was listed.
+        # The run was removed after the folder was listed.
         return None
     except ResultsError as error:
         warnings.warn(f"{error}; run {run_id} is left out", ResultsWarning, stacklevel=2)
@@ -143,32 +148,36 @@ def pick(
     way_out: str = "",
     names: Iterable[str] = (),
 ) -> str:
-    """Return the id that is `prefix`, else the only one that starts with it.
+    """Return the id that equals `prefix`, or else the only id that starts with it.
 
-    ids: each once. Raises ResultsError if several start with it, naming the last five, and if none
-    does or it is empty, naming a similar one of `ids` and `names`, else the last five ids. For its
-    text: kind, where: what the ids name, and where. way_out: its end for several, as "; give more".
+    Args:
+        ids: distinct.
+        kind, where: what the ids name and where, for messages.
+        way_out: end of the message for several matches, such as "; give more".
+        names: further names to suggest.
+
+    Raises:
+        ResultsError: no id or several ids start with `prefix`.
     """
-    found = [known for known in ids if prefix and known.startswith(prefix)]
-    if prefix in ids or len(found) == 1:
-        return prefix if prefix in ids else found[0]
-    if found:
-        raise ResultsError(f"{where}: {kind} {prefix!r} is ambiguous: {_some(found)}{way_out}")
+    matches = [run_id for run_id in ids if prefix and run_id.startswith(prefix)]
+    if prefix in ids or len(matches) == 1:
+        return prefix if prefix in ids else matches[0]
+    if matches:
+        raise ResultsError(f"{where}: {kind} {prefix!r} is ambiguous: {_some(matches)}{way_out}")
     guess = did_you_mean(prefix, [*ids, *names]) or f"; there are: {_some(ids) or 'none'}"
     raise ResultsError(f"{where}: no {kind} {prefix!r}{guess}")
 
 
 def _some(ids: Sequence[str]) -> str:
-    """Return the last five ids and how many more there are: the newest are the likeliest."""
+    """Return the last five ids, which are the newest, and how many more there are."""
     more = len(ids) - _MOST_NAMED
     return ", ".join(ids[-_MOST_NAMED:]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_folder(root: Path) -> None:
-    """Raise ResultsError where `root` is no folder."""
     try:
         is_folder, is_there = root.is_dir(), root.exists()
-    except OSError as error:  # a name that no folder can have
+    except OSError as error:
         raise ResultsError(f"--results {quote(str(root))}: {error.strerror}") from None
     if not is_folder:
         what = "a file, not a folder" if is_there else "no such folder"
@@ -176,38 +185,32 @@ def _check_folder(root: Path) -> None:
 
 
 def _run_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in the folder of a table, but for hidden ones, sorted.
-
-    Links that lead nowhere count too. Raises ResultsError where it cannot be listed.
-    """
+    """Return the sorted names of folders in the folder of a table, dead links included."""
     return [entry.name for entry in entries_of(folder) if not os.path.isfile(entry)]  # noqa: PTH113
 
 
 def _listed(root: Path, table: str, ids: Iterable[str]) -> list[Path]:
-    """Return the parts of these runs; a run whose folder cannot be listed is left out, and told."""
-    found = []
+    """Return the parts of these runs; a run that cannot be listed is skipped with a warning."""
+    parts = []
     for run_id in ids:
         try:
-            found += parts_of(root, table, run_id)
+            parts += parts_of(root, table, run_id)
         except ResultsError as error:
             _warn(f"{error}; run {run_id} is left out")
-    return found
+    return parts
 
 
 def _no_row_of(root: Path, run_id: str) -> str:
-    """Return a message: the run has points and no row in `runs`."""
     return f"run {run_id} has points, but no row; put {root}/runs/{run_id}/run.parquet back"
 
 
 def no_runs_message(root: Path) -> str:
-    """Return the message that a folder has no runs; it names folders inside that have some.
-
-    Raises ResultsError where the folder cannot be listed.
-    """
+    """Return the message that a folder has no runs; it names subfolders that have runs."""
     inside = [name for name in _run_folders(root) if name not in TABLE_NAMES]
     counts = dict.fromkeys(inside, 0)
     for name in inside:
-        with suppress(ResultsError):  # somebody else's folder
+        # The folder may belong to another user.
+        with suppress(ResultsError):
             counts[name] = len(_run_folders(root / name / "runs"))
     elsewhere = "".join(
         f"; {root / name} has {count}: `raybench list --results {root / name}`, "
@@ -219,7 +222,7 @@ def no_runs_message(root: Path) -> str:
 
 
 def _has_driver(root: Path, run_id: str) -> bool | None:
-    """Return whether a driver holds the run; None without a lock file, or locks at all."""
+    """Return whether a driver holds the run; None if locks do not tell."""
     try:
         with (root / "runs" / run_id / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -231,17 +234,21 @@ def _has_driver(root: Path, run_id: str) -> bool | None:
 
 
 _ATTEMPT = ("point_id", "attempt")
-# The name of a log or trace: of which trial, point, attempt and rank it is.
+# Name of a log or trace: trial, point, attempt and rank.
 OF_RANK = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.(?:txt|json\.gz)")
 _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
 def load_table(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
-    """Return a table as a frame: nulls for `isna` to find (numbers: NaN), maps dicts, lists arrays.
+    """Return a table as a frame: null is NaN or None, maps are dicts, lists are arrays.
 
-    Empty where a run has no rows. run_id: as `find_run` takes it; None or "": all runs. table: one
-    of TABLE_NAMES. Raises ResultsError where there is no such folder, table or run, or a folder or
-    part cannot be read; of all runs, such a run is left out with a ResultsWarning.
+    Args:
+        table: one of TABLE_NAMES.
+        run_id: as in `find_run`; None or "": all runs.
+
+    Raises:
+        ResultsError: the folder, table or run does not exist or cannot be read. With all runs, an
+            unreadable run is skipped with a ResultsWarning.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
@@ -250,10 +257,15 @@ def load_table(root: str | Path, table: str, run_id: str | None = None) -> pd.Da
 def read_table(
     root: str | Path, table: str, run_id: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return one stored table as an Arrow table, its rows by run_id and name of the part.
+    """Return a stored table as an Arrow table, sorted by run_id and part.
 
-    columns: names of those to read, None for all; raises KeyError for an unknown one. run_id: as of
-    `load_table`. Raises ResultsError as `load_table` does, and warns as it does.
+    Args:
+        run_id: as in `load_table`.
+        columns: names of columns; None: all.
+
+    Raises:
+        ResultsError: as `load_table`.
+        KeyError: a column is unknown.
     """
     import pyarrow as pa
 
@@ -264,12 +276,13 @@ def read_table(
     wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
     parts = _parts(Path(root), table, run_id)
     if run_id:
-        found = read_parts(parts, table, wanted)
+        rows = read_parts(parts, table, wanted)
     else:
-        found = _read_undamaged(Path(root) / table, parts, table, wanted)
+        rows = _read_undamaged(Path(root) / table, parts, table, wanted)
     if set(parts) <= set(_parts(Path(root), table, run_id)):
-        return found
-    return read_table(root, table, run_id, columns)  # parts were put together meanwhile
+        return rows
+    # Parts were merged during the reading.
+    return read_table(root, table, run_id, columns)
 
 
 def rows_of_attempts(
@@ -279,12 +292,18 @@ def rows_of_attempts(
     attempts: Iterable[tuple[str, int]],
     columns: Sequence[str] | None = None,
 ) -> Iterator[pd.DataFrame]:
-    """Yield a frame for each of these attempts (point_id, attempt), in order; empty without rows.
+    """Yield a frame for each attempt (point_id, attempt), in their order.
 
-    table: one that has these two columns; KeyError for others. run_id: of one run, as `find_run`
-    takes it. columns: as of `read_table`. Files are read while iterating, as all may not fit into
-    memory; those that hold several attempts (all of a compacted run) together. It raises then, as
-    `read_table` does; rows whose part was merged or removed since the first attempt are missing.
+    Files are read while iterating, because all may not fit into memory. Rows are missing if their
+    part was merged or removed since the first attempt.
+
+    Args:
+        table: a table with the columns point_id and attempt.
+        run_id: of one run, as in `find_run`.
+        columns: as in `read_table`.
+
+    Raises:
+        ResultsError: as `read_table`, while iterating.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -294,7 +313,7 @@ def rows_of_attempts(
     wanted = pa.schema([whole.field(name) for name in dict.fromkeys((*_ATTEMPT, *columns))])
     paths = _parts(root, table, run_id)
     named = {path: _ONE_ATTEMPT.match(path.name) for path in paths}
-    own = {(name[1], int(name[2])): (path,) for path, name in named.items() if name}
+    by_attempt = {(name[1], int(name[2])): (path,) for path, name in named.items() if name}
     others = tuple(path for path, name in named.items() if not name)
 
     @lru_cache(maxsize=1)
@@ -302,22 +321,22 @@ def rows_of_attempts(
         return read_parts(paths, table, wanted)
 
     for point_id, attempt in attempts:
-        found = read(own.get((point_id, attempt), others))
+        rows = read(by_attempt.get((point_id, attempt), others))
         is_wanted = pc.and_(
-            pc.equal(found["point_id"], point_id), pc.equal(found["attempt"], attempt)
+            pc.equal(rows["point_id"], point_id), pc.equal(rows["attempt"], attempt)
         )
-        yield found.filter(is_wanted).select(columns).to_pandas(maps_as_pydicts="strict")
+        yield rows.filter(is_wanted).select(columns).to_pandas(maps_as_pydicts="strict")
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
-    """Return the trace files of an attempt, in rank order; [] without any. Takes whole ids only."""
+    """Return the trace files of an attempt, in rank order. Ids are whole."""
     name = f"*-{point_id}-{attempt}-rank*.json.gz"
     return sorted((root / "traces" / run_id).glob(name), key=lambda path: (len(path.name), path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLog:
-    """What one rank wrote to stdout and stderr in an attempt at a point, as far as it is kept."""
+    """What one rank wrote to stdout and stderr in an attempt."""
 
     point_id: str
     attempt: int
@@ -326,14 +345,16 @@ class RankLog:
 
 
 def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
-    """Return the logs of the ranks that wrote something, of one point or of all.
+    """Return the logs of the ranks, in the order of rounds, plan, attempts and ranks.
 
-    Round by round in the order of the plan, then by attempt and rank; [] without any, also for a
-    run or point that is not there. run_id, point_id: whole ids; "*": all points. Raises
-    ResultsError where a log cannot be read.
+    Args:
+        point_id: whole id; "*": all points.
+
+    Raises:
+        ResultsError: a log cannot be read.
     """
-    found = [OF_RANK.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
-    names = sorted((m for m in found if m), key=lambda m: (int(m[1]), int(m[3]), int(m[4])))
+    matches = [OF_RANK.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
+    names = sorted((m for m in matches if m), key=lambda m: (int(m[1]), int(m[3]), int(m[4])))
     try:
         return [
             RankLog(
@@ -349,11 +370,7 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
 
 
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
-    """Return the files of a table, of one run or of all, by run and name, but for hidden ones.
-
-    Empty without a folder of the table. Raises ResultsError without a results folder or such a run,
-    and where a folder cannot be listed; of all runs, one with such a folder is left out.
-    """
+    """Return the files of a table, of one run or of all, sorted by run and name."""
     _check_folder(root)
     tables = () if "/" in (run_id or "") else TABLE_NAMES
     if run_id and not any(os.path.isdir(root / name / run_id) for name in tables):  # noqa: PTH112
@@ -364,10 +381,7 @@ def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
 
 
 def _read_undamaged(folder: Path, paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
-    """Return the rows of these parts of many runs; a run with a damaged one is left out.
-
-    Warns of each such run. Raises UnreadablePartsError for parts that are damaged meanwhile.
-    """
+    """Return the rows of these parts; runs with a damaged part are skipped with a warning."""
     try:
         return read_parts(paths, table, wanted)
     except UnreadablePartsError as error:
@@ -383,11 +397,16 @@ def _warn(text: str) -> None:
 
 
 def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
-    """Return all runs, or what can be read of the `newest` newest (at least 1), oldest first.
+    """Return all runs, or the newest ones, oldest first.
 
-    A run whose driver died on this host is interrupted, not running. A run with points but no row
-    is left out, with a ResultsWarning; so is one whose row, or whose points if its driver died,
-    cannot be read. Raises ResultsError if `root` is no folder, or cannot list `runs` or `points`.
+    A run whose driver died on this host is interrupted. Runs without a row and unreadable runs are
+    skipped with a ResultsWarning.
+
+    Args:
+        newest: how many runs, at least 1; None: all.
+
+    Raises:
+        ResultsError: `root` is no folder, or its tables cannot be listed.
     """
     root = Path(root)
     if newest is None:
@@ -395,68 +414,72 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
     else:
         parts = _listed(root, "runs", run_ids(root)[-newest:])
     table = _read_undamaged(root / "runs", parts, "runs", arrow_schema("runs", columns_of(Run)))
-    found = []
+    runs = []
     for row in plain_rows(table):
-        try:  # of a run whose driver died its points are read too
-            found.append(_as_it_stands(root, _run_from_row(row)))
+        try:
+            runs.append(_as_it_stands(root, _run_from_row(row)))
         except ResultsError as error:
             _warn(f"{error}; run {row['run_id']} is left out")
     for run_id in _run_folders(root / "points"):
-        with suppress(ResultsError):  # told where the rows are read
+        # Reading the rows has warned of it.
+        with suppress(ResultsError):
             if parts_of(root, "points", run_id) and not parts_of(root, "runs", run_id):
                 _warn(f"{root}: {_no_row_of(root, run_id)}")
-    return sorted(found, key=lambda run: (run.started_at, run.run_id))
+    return sorted(runs, key=lambda run: (run.started_at, run.run_id))
 
 
 def read_run(root: str | Path, run_id: str) -> Run:
     """Return one run; its status is interrupted if its driver died on this host.
 
-    run_id: the whole id. Raises ResultsError where it has no row, or one that cannot be read; if
-    its driver died also where its points cannot be read.
+    Args:
+        run_id: whole id.
+
+    Raises:
+        ResultsError: the run has no row, or cannot be read.
     """
     return _as_it_stands(Path(root), _read_stored_run(Path(root), run_id))
 
 
 def _read_stored_run(root: Path, run_id: str) -> Run:
-    """Return a run as its row says. Raises ResultsError where it has no row, or several."""
-    found = plain_rows(read_table(root, "runs", run_id))
-    if len(found) != 1:
-        raise ResultsError(f"{root}: run {run_id} has {len(found)} rows in `runs`, not one")
-    return _run_from_row(found[0])
+    """Return a run by its row, with the status that the row has."""
+    rows = plain_rows(read_table(root, "runs", run_id))
+    if len(rows) != 1:
+        raise ResultsError(f"{root}: run {run_id} has {len(rows)} rows in `runs`, not one")
+    return _run_from_row(rows[0])
 
 
 def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
-    """Return run_id -> settings of its baseline points, as text; of one run, or of all for None.
+    """Return the settings of the baseline points of each run as text, by run_id.
 
-    A run without its own has {}, one without a row is left out. Raises as `load_table`.
+    Args:
+        run_id: as in `load_table`; None: all runs.
     """
     rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
     return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}
 
 
 def _run_from_row(row: Mapping[str, Any]) -> Run:
-    """Return the run of a row. Raises ResultsError for one without a start or a known status."""
     if row["started_at"] is None or row["status"] not in set(RunStatus):
         raise ResultsError(f"run {row['run_id']}: its row has no start, or no status")
     return from_row(Run, row)
 
 
 def _as_it_stands(root: Path, run: Run) -> Run:
-    """Return the run; one that is running by its row, but without a driver here, as interrupted."""
-    # Not every network file system tells of locks that another host holds.
+    """Return the run; a run without a driver on this host is interrupted."""
+    # Some network file systems do not show locks of other hosts.
     is_here = run.status is RunStatus.RUNNING and run.host == socket.gethostname()
     if not is_here or _has_driver(root, run.run_id) is not False:
         return run
-    # Its driver may have come to the end after the row was read.
+    # The driver may have finished after the row was read.
     run = _read_stored_run(root, run.run_id)
     if run.status is not RunStatus.RUNNING:
         return run
-    # Its last sign of life. Not the time of its files, which a copy of them changes.
+    # The last sign of life; copying a file changes its time.
     starts = read_table(root, "points", run.run_id, ["started_at"]).column("started_at")
     finished_at = max(starts.drop_null().to_pylist(), default=run.started_at)
-    statuses = by_point({key: one.status for key, one in latest(root, run.run_id).items()})
+    statuses = by_point({key: newest.status for key, newest in latest(root, run.run_id).items()})
     if run.paused_s:
-        # Its row was written when it went on.
+        # `--resume` rewrites the row.
         rewritten = (root / "runs" / run.run_id / "run.parquet").stat().st_mtime
         finished_at = max(finished_at, datetime.fromtimestamp(rewritten, UTC))
     return replace(
@@ -466,17 +489,18 @@ def _as_it_stands(root: Path, run: Run) -> Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latest:
-    """The latest attempt at a trial that a run has a row of."""
+    """The latest attempt at a trial."""
 
     attempt: int
     status: Status
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
-    """Return the latest attempt at each trial of a run that has a row in `points`; {} for none.
+    """Return the latest attempt at each trial of a run, in the order of the first rows.
 
-    In order of the first rows, by attempt. run_id: as `find_run` takes it, not "". ResultsError for
-    parts damaged or newer than this raybench, an unknown status, and where there is no such run.
+    Raises:
+        ResultsError: the run does not exist, or its parts are damaged, newer, or have an unknown
+            status.
     """
     columns = ["point_id", "attempt", "status", "round", "control_of"]
     rows = read_table(root, "points", run_id, columns).sort_by("attempt").to_pylist()
@@ -492,9 +516,10 @@ def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
 
 
 def count_points(run: Run, statuses: Mapping[str, str]) -> Run:
-    """Return the run with the counts of its points; its status is failed if one failed, else ok.
+    """Return the run with the counts of its points, and failed or ok as its status.
 
-    statuses: as `by_point` returns them. Cancelled ones are not counted.
+    Args:
+        statuses: as `by_point` returns.
     """
     counts = Counter(statuses.values())
     ok, skipped = counts[Status.OK], counts[Status.SKIPPED]

@@ -1,12 +1,11 @@
-"""The results folder: `results/<table>/<run_id>/<part>.parquet`, written, cleared and compacted.
+"""Write, clear and compact the results folder: `results/<table>/<run_id>/<part>.parquet`.
 
-A point's samples are written before the point: a point that is there has its samples. The samples
-of an attempt whose driver was killed between the two are there without a row, until the run goes
-on. A part has one attempt at a point, or those that ended while others were written.
+Samples are written before their point, so a point always has its samples. If the driver is killed
+in between, samples stay without a point until the run is resumed. A part holds one attempt, or
+several that ended while others were written.
 
-Nothing but a compacted part is synced to the disk: a part outlives its driver the moment it is
-renamed, but a power cut may leave the last ones empty. Readers name such a part; remove it, and
-`--resume` runs its point.
+Only compacted parts are synced to the disk: a power cut may leave the last parts empty. Readers
+name such a part; after removing it, `--resume` runs its point again.
 """
 
 from __future__ import annotations
@@ -53,33 +52,37 @@ if TYPE_CHECKING:
     from raybench.records.code import Code
     from raybench.records.devices import Finding
 
-# No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
-# all digits, or readers take it for a number.
+# A run_id is a folder name that cannot leave the results. All digits would be parsed as a number.
 _RUN_ID = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
-_UNFINISHED = re.compile(r"\..+\.(parquet|txt|gz)\.\d+")  # as `replace_file` names them
-_READERS_S = 1.0  # a reader that tests the lock of a run has it for far less
+# Temporary names of `replace_file`.
+_UNFINISHED = re.compile(r"\..+\.(parquet|txt|gz)\.\d+")
+# A reader that tests the lock holds it for much less.
+_READERS_S = 1.0
 _WRITTEN = ("points", "samples", "devices", "runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStore:
-    """Writes one run, which `create` makes. It takes no lock itself (see `hold_run`).
+    """Writes one run, which `create` makes; `hold_run` locks it.
 
-    What writes raises ResultsError if it cannot, or if the run's folder in `runs` is gone.
-    measure: what the job asks for; points that fall short of it get a warning.
-    code: what the workers load, which each point names; None: not known.
+    Its methods raise ResultsError if they cannot write, or if the folder of the run is gone.
     """
 
     root: Path
     run_id: str
+    # What the job asks for; a point that falls short of it gets a doubt.
     measure: Measure
+    # What the workers load; None: unknown.
     code: Code | None = None
 
     @classmethod
     def create(cls, root: Path, run: Run, measure: Measure, code: Code | None = None) -> RunStore:
         """Make the folders of a new run, write its row, and return its store.
 
-        The run must be held. Raises ResultsError if its row exists, or `hold_run` refuses its id.
+        The run must be held.
+
+        Raises:
+            ResultsError: the run exists, or its id is invalid.
         """
         _check_run_id(run.run_id)
         store = cls(root=root, run_id=run.run_id, measure=measure, code=code)
@@ -92,43 +95,47 @@ class RunStore:
         return store
 
     def remove(self) -> None:
-        """Delete only the folders that `create` makes; raises nothing if one cannot be deleted."""
+        """Delete the folders that `create` makes, as far as possible."""
         for table in _WRITTEN:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
-        """Write the row of the store's run, in place of an earlier one."""
+        """Write the row of the run, replacing the earlier row."""
         self._write("runs", "run", arrow_table("runs", [to_row(run)]))
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
-        """Write devices beside those of other parts of the run; without devices, write nothing.
+        """Write devices; without devices, write nothing.
 
-        part: the file's name without `.parquet`; it replaces one of this name.
+        Args:
+            part: name of the file without `.parquet`; an existing part is replaced.
         """
         self._write_of_run("devices", part, devices)
 
     def write_health(self, findings: Sequence[Finding]) -> None:
-        """Write a health check's findings, in place of earlier ones; if none, earlier ones stay."""
+        """Write the findings of a health check, replacing earlier findings."""
         self._write_of_run("health", "health", findings)
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
-        """Write the run's summary, in place of an earlier one; without rows, that one stays."""
+        """Write the summary of the run, replacing the earlier summary."""
         self._write_of_run("summary", "summary", rows)
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
-        """Write attempts with samples, profiles and logs; return their records as they were kept.
+        """Write attempts with samples, profiles and logs; return their records in the same order.
 
-        In the batch's order; one of which no row can be made has status error and no measurements.
-        batch: (index, record), the index being the place among all trials, by which parts sort.
+        A record that cannot be written becomes an error without measurements.
+
+        Args:
+            batch: (index, record); the index is the position among all trials, and sorts parts.
         """
         import pyarrow as pa
 
         made = []
         for index, record in batch:
-            # Before anything is written: samples without a row would be of no use.
+            # Convert before writing: samples without a row are useless.
             try:
                 made.append((index, record, self._make_tables(record)))
-            except Exception as error:  # whatever it is, it may not cost the other points
+            except Exception as error:
+                # Any error must spare the other points.
                 unwritten = replace(
                     record,
                     status=Status.ERROR,
@@ -151,14 +158,14 @@ class RunStore:
                 if output:
                     log = self._folder(LOGS) / f"{name}-rank{rank}.txt"
                     replace_file(log, f"{output}\n".encode("utf-8", "replace"))
-        # The row of a point last: it says that all else is there.
+        # Write the point last: its row means that everything else is there.
         for table in ("samples", "modules", "regions", "points"):
-            if found := [tables[table] for *_, tables in made if table in tables]:
-                self._write(table, _part_name(batch), pa.concat_tables(found))
+            if parts := [tables[table] for *_, tables in made if table in tables]:
+                self._write(table, _part_name(batch), pa.concat_tables(parts))
         return [record for _, record, _ in made]
 
     def _make_tables(self, record: Record) -> dict[str, pa.Table]:
-        """Return the rows of a record by table, without the tables that have none."""
+        """Return the rows of a record by table, without empty tables."""
         import pyarrow as pa
 
         rows = {
@@ -166,7 +173,7 @@ class RunStore:
             "regions": region_rows(self.run_id, record),
             "points": [to_row(point_row(self.run_id, record, self.measure, self.code))],
         }
-        made = {table: arrow_table(table, found) for table, found in rows.items() if found}
+        made = {table: arrow_table(table, some) for table, some in rows.items() if some}
         if columns := sample_columns(self.run_id, record):
             made["samples"] = pa.table(columns, schema("samples"))
         return made
@@ -174,20 +181,20 @@ class RunStore:
     def write_telemetry(
         self, batch: Sequence[tuple[int, Record]], samples: Sequence[DeviceSample]
     ) -> None:
-        """Write the samples of devices taken until these attempts ended; nothing for none.
+        """Write the samples of devices that were taken until these attempts ended.
 
-        Samples from between two points are in the part of the second. batch: as `write_records` got
-        it, one attempt or more, which name the part.
+        Args:
+            batch: as in `write_records`; its first attempt names the part.
         """
         import pyarrow as pa
 
         if samples:
-            # By column: of thousands of devices they are many.
-            columns = {
-                name: [getattr(sample, name) for sample in samples]
-                for name in DeviceSample.__dataclass_fields__
-            }
-            for name in ("node_id", "uuid", "throttle_reasons"):  # few different ones, many times
+            # Convert by column: thousands of devices have many samples.
+            columns: dict[str, list[Any]] = {}
+            for name in DeviceSample.__dataclass_fields__:
+                columns[name] = [getattr(sample, name) for sample in samples]
+            # Few distinct values, many times each.
+            for name in ("node_id", "uuid", "throttle_reasons"):
                 kept = {value: storable(value) for value in set(columns[name])}
                 columns[name] = [kept[value] for value in columns[name]]
             columns["run_id"] = [self.run_id] * len(samples)
@@ -195,14 +202,14 @@ class RunStore:
 
     @property
     def traces(self) -> Path:
-        """The folder of the run's traces; it does not exist before one is written."""
+        """Folder of the traces; it does not exist before the first trace."""
         return self._folder("traces")
 
     def _folder(self, table: str) -> Path:
         return self.root.joinpath(table, self.run_id)
 
     def _write_of_run(self, table: str, part: str, records: Sequence[Any]) -> None:
-        """Write dataclasses as rows with the run_id as their first column; no file without any."""
+        """Write dataclasses as rows with run_id as their first column."""
         if records:
             rows = [{"run_id": self.run_id, **to_row(record)} for record in records]
             self._write(table, part, arrow_table(table, rows))
@@ -212,7 +219,7 @@ class RunStore:
         write_part(self._folder(table) / f"{part}.parquet", table, whole)
 
     def _check_there(self) -> None:
-        """Raise ResultsError where somebody has removed the run: it would be half of one."""
+        """Raise ResultsError if the folder of the run is gone."""
         if not self._folder("runs").is_dir():
             raise ResultsError(
                 f"{self.root}: the folders of run {self.run_id} are gone: they were removed or "
@@ -221,10 +228,7 @@ class RunStore:
 
 
 def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
-    """Return the name of a part, by which readers find an attempt; of several: the first, and more.
-
-    No two parts of a run have the same first attempt.
-    """
+    """Return the name of a part: its first attempt, which is unique, and how many more."""
     index, first = batch[0]
     return _name_together(f"{index:05d}-{first.point.point_id}-{first.attempt}", len(batch))
 
@@ -237,18 +241,19 @@ def _name_together(first: str, count: int) -> str:
 def hold_run(root: Path, run_id: str) -> Iterator[None]:
     """Hold the lock of a run inside the `with` block: only one driver may write it.
 
-    Makes the run's folder in `runs` and the lock file; both stay. The system frees the lock if the
-    process dies. On a file system without locks (flock), a file `.driver.held` takes its place;
-    after a kill that file stays, and the user must remove it. Raises ResultsError for an id with
-    other characters than a-z, A-Z, 0-9, '.', '_' and '-', one that begins with one of these three,
-    is empty, all digits or `latest`; if the run stays held for a second, also by the caller; if a
-    link leads one of its folders or its lock file out of `root`; or if that file cannot be made.
+    Creates the folder of the run and the lock file; both stay. The system frees the lock when the
+    process dies. On a file system without flock, a file `.driver.held` replaces the lock; after a
+    kill the user must remove it.
+
+    Raises:
+        ResultsError: the id is invalid, the run stays held for a second, a link leads out of
+            `root`, or the lock file cannot be created.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):
         folder = root / table / run_id
         for path in (folder, folder / LOCK):
-            # Path.resolve would raise for links in a circle.
+            # Path.resolve raises for circular links.
             if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
                 raise ResultsError(f"{path}: a link that leads out of {root}; remove it")
     path = root / "runs" / run_id / LOCK
@@ -269,7 +274,8 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
                         "end, or stop it"
                     ) from None
                 time.sleep(0.05)
-            except OSError:  # no locks: NFS without its lock daemon, Lustre without `-o flock`
+            except OSError:
+                # No locks: NFS without its lock daemon, Lustre without `-o flock`.
                 claim = _claim_run(root, run_id)
                 break
         with claim:
@@ -298,7 +304,6 @@ def _claim_run(root: Path, run_id: str) -> Iterator[None]:
 
 
 def _check_run_id(run_id: str) -> None:
-    """Raise ResultsError for an id that `hold_run` refuses."""
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise ResultsError(
             "run_id: must be of A-Z, a-z, 0-9, '.', '_' and '-', begin with a letter or a digit, "
@@ -307,9 +312,9 @@ def _check_run_id(run_id: str) -> None:
 
 
 def check_writable(root: Path) -> None:
-    """Raise ResultsError if `root` is no folder that the user may write or make. Writes nothing."""
+    """Raise ResultsError if `root` cannot be written or created. Writes nothing."""
     with os_errors_in_one_line(root):
-        paths = (root, *root.absolute().parents)  # a link that leads nowhere is there too
+        paths = (root, *root.absolute().parents)
         nearest = next(path for path in paths if path.is_symlink() or path.exists())
         if not nearest.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
@@ -318,13 +323,16 @@ def check_writable(root: Path) -> None:
 
 
 def clear_leftovers(root: Path, run_id: str) -> None:
-    """Delete unfinished files, and files on attempts none of which has a row in `points`.
+    """Delete unfinished files, and samples, traces and logs of attempts without a row in `points`.
 
-    Their telemetry stays. The run must be held. Raises ResultsError if its folder in `points` is
-    missing, a folder or part that it needs cannot be read, or a file cannot be deleted.
+    The run must be held.
+
+    Raises:
+        ResultsError: its folder in `points` is missing, or files cannot be read or deleted.
     """
     points = root / "points" / run_id
-    try:  # else all attempts would be without a row
+    # Without this folder, all attempts would lack a row.
+    try:
         list(points.iterdir())
     except OSError as error:
         raise ResultsError(f"{points}: cannot be read, put it back: {error.strerror}") from error
@@ -332,8 +340,8 @@ def clear_leftovers(root: Path, run_id: str) -> None:
         for path in (root / folder / run_id).glob(".*"):
             if _UNFINISHED.fullmatch(path.name):
                 delete_file(path)
-    # Parts without one of the same name in `points`, whose rows may be in another part, as after
-    # `compact`; and all traces and logs.
+    # Parts without a part of the same name in `points`: their rows may be in a compacted part.
+    # Traces and logs too.
     twins = {path.name for path in parts_of(root, "points", run_id)}
     doubtful = {
         path: attempts_in([path], table)
@@ -346,20 +354,20 @@ def clear_leftovers(root: Path, run_id: str) -> None:
             if (ours := OF_RANK.fullmatch(path.name)) and path.is_file():
                 doubtful[path] = frozenset({(ours[2], int(ours[3]))})
     if doubtful:
-        known = attempts_in(parts_of(root, "points", run_id), "points")
+        with_row = attempts_in(parts_of(root, "points", run_id), "points")
         for path, attempts in doubtful.items():
-            if not attempts & known:
+            if not attempts & with_row:
                 delete_file(path)
 
 
-# Tables whose parts are named after attempts at points; parts of one batch have one name in all.
-# `points` is the last: until it is merged, readers look for the others by the rows that they have.
+# Tables whose parts are named after attempts. `points` is last: until it is merged, readers find
+# the other tables by its rows.
 _BY_ATTEMPT = ("samples", "modules", "regions", "telemetry", "points")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """How many parts a run had and has, and their sizes in all."""
+    """Number and total size of the parts of a run, before and after."""
 
     parts_before: int
     parts_after: int
@@ -368,18 +376,17 @@ class Compaction:
 
 
 def compact_run(root: Path, run_id: str) -> Compaction:
-    """Merge the parts of a run into one per table; return how many parts it had and has.
+    """Merge the parts of a run into one per table, with the same rows in the same order.
 
-    Rows and their order stay, but leftovers are cleared first. A table with one part stays
-    unchanged. Holds the run meanwhile. run_id: the whole id.
+    Clears leftovers first, and holds the run. If the process is killed, raybench still reads each
+    row once, and the next `compact` cleans up; pandas sees duplicate rows until then.
 
-    If the command is killed, raybench still reads each row once, and the next `compact` removes
-    what was left; pandas sees some rows twice until then. A reader that listed the folder before
-    finds the old parts gone.
+    Args:
+        run_id: whole id.
 
-    Raises ResultsError for a run that is not there or running (see `read_run`), for parts to merge
-    that are damaged or of a newer raybench, for what cannot be written, and as `hold_run` and
-    `clear_leftovers` do.
+    Raises:
+        ResultsError: the run is missing, running or held, or its parts are damaged, newer or cannot
+            be written.
     """
     if read_run(root, run_id).status is RunStatus.RUNNING:
         raise ResultsError(f"{root}: run {run_id} is still running; compact it when it has ended")
@@ -404,16 +411,16 @@ def compact_run(root: Path, run_id: str) -> Compaction:
 
 
 def _part_sizes(root: Path, run_id: str) -> list[int]:
-    """Return the sizes of all parts of a run, in bytes."""
     return [path.lstat().st_size for table in TABLES for path in parts_of(root, table, run_id)]
 
 
 def compact_points(root: Path, run_id: str) -> None:
-    """Put the parts of `points` into one, which a report reads in a quarter of the time.
+    """Merge the parts of `points`, so that a report reads them four times faster.
 
-    The parts of other tables stay: readers take them one by one, as all may not fit into memory.
-    The run must be held and have a part of `points`. Raises ResultsError for parts that cannot be
-    read, written or deleted.
+    Parts of other tables stay: they may not fit into memory. The run must be held and have points.
+
+    Raises:
+        ResultsError: parts cannot be read, written or deleted.
     """
     parts = parts_of(root, "points", run_id)
     whole = read_parts(parts, "points", schema("points"))
@@ -422,13 +429,13 @@ def compact_points(root: Path, run_id: str) -> None:
 
 
 def _merge(table: str, parts: Sequence[Path], name: str) -> None:
-    """Put the rows of these parts into one of this name, and remove the others; one part stays."""
+    """Merge these parts into a part of this name; a single part stays."""
     if len(parts) > 1:
         _put_together(table, parts, read_parts(parts, table, schema(table)), name)
 
 
 def _put_together(table: str, parts: Sequence[Path], whole: pa.Table, name: str) -> None:
-    """Write a part of this name in place of the parts whose rows `whole` has."""
+    """Replace `parts` by one part that holds `whole`."""
     path = parts[0].with_name(f"{name}.parquet")
     others = [part for part in parts if part != path]
     merged = {MERGED: "/".join(part.name for part in others).encode()}
