@@ -1,10 +1,19 @@
 """raybench: multi-node GPU benchmark sweeps on Ray.
 
-frame = raybench.load("results", "points")     # a pandas DataFrame
-raybench.load("results", "scaling")            # speed-up and efficiency of each point
-raybench.units("points")["step_ms_p50"]        # "ms"
+The results as pandas DataFrames, here those of the checkout:
 
-class Mine(raybench.Workload): ...             # what is timed: docs/how-to/own-workload.md
+>>> import raybench
+>>> scaling = raybench.load("results/examples", "scaling", "ddp_scaling-20261122")
+>>> largest = scaling.query("precision == 'fp32' and batch_size == 1024")
+>>> largest["world_size"].to_list(), largest["speed_up"].round(2).to_list()
+([1, 2, 4], [1.0, 1.78, 3.47])
+>>> raybench.units("points")["step_ms_p50"]
+'ms'
+
+`load` and `units` read results. `Workload` is the base of what is timed; `Context`, `Metric`,
+`Answer`, `DdpOptions` and `WrongResultError` belong to it, and docs/how-to/own-workload.md explains
+them. `Field`, `NonNegativeInt`, `PositiveFloat` and `PositiveInt` are types of pydantic for
+parameters. Errors that a user can cause are in `raybench.errors`.
 """
 
 from __future__ import annotations
@@ -43,18 +52,18 @@ _HOMES = {
     "raybench.job.answer": ("Answer",),
     "raybench.records.metrics": ("Metric",),
     "raybench.workloads.base": ("Context", "DdpOptions", "Workload", "WrongResultError"),
-    # For the parameters of a workload.
+    # Types for the parameters of a workload.
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),
 }
 
 
 def __dir__() -> list[str]:
-    """Return the public names: a notebook completes them before they are loaded."""
+    """Return the public names, so that notebooks complete them before they are loaded."""
     return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name; its module is imported now: `import raybench` stays light."""
+    """Import the module of a public name on first use: `import raybench` stays fast."""
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(home), name)

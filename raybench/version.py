@@ -1,3 +1,3 @@
-"""The version of raybench, which the package and its results take from here."""
+"""The version of raybench."""
 
 __version__ = "0.1.0"

@@ -43,25 +43,33 @@ def load(
     *,
     params: Literal["dict", "columns"] = "dict",
 ) -> pd.DataFrame:
-    """Return one table as a pandas DataFrame, of all runs or of one.
+    """Return one table as a pandas DataFrame, of all runs or of one run.
 
-    root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
-    health (of health checks), or one of two that are derived from `points`. `scaling`: each point,
-    its rounds as one, with speed-up and efficiency over the baseline point of the job, their 95 %
-    intervals, losses by cause, and `why_not`: why an ok point has no speed-up; it may be null where
-    steps finish no samples. `summary`: one row per point with 29 columns, also `params.NAME` of
-    each parameter and each setting not at its default, and `metrics.NAME`, with their types; of
-    jobs only, as a health check has its own table.
-    run_id: an id, its unique prefix, a job, `latest`, or a path; None or "" for all runs.
-    params: `columns` puts a column `params.hidden` in place of {"hidden": "4096"}, with numbers or
-    truth values if all its values are such; ResultsError for tables but points and scaling.
+    >>> import raybench
+    >>> points = raybench.load("results/examples", "points", "gemm", params="columns")
+    >>> points[["params.m", "params.n"]].dtypes.astype(str).to_list()
+    ['Int64', 'Int64']
 
-    Columns are those of today's schema, also for parts of an older one (missing: null). Types do
-    not depend on the content (Int64, boolean, string, float64, times in UTC; maps are dicts, lists
-    arrays), but for `params.*` and `metrics.*`. Units: `raybench.units`. Raises ResultsError where
-    root, table or run does not exist and, where one run is asked for, for a damaged file; among all
-    runs a damaged one is left out, with a ResultsWarning. `samples`, `modules` and `regions` may
-    hold an attempt without a row of `points`, when its driver was killed before it wrote that.
+    Args:
+        root: the results folder.
+        table: a stored table (runs, points, samples, devices, telemetry, modules, regions, health),
+            or one that is derived from `points`: `scaling` has a row for each point with speed-up,
+            efficiency and losses; `summary` has a row for each point of a job with few columns, and
+            `params.NAME` and `metrics.NAME`.
+        run_id: an id, its unique prefix, the name of a job, `latest`, or a path. None: all runs.
+        params: `columns` replaces the column `params`, a dict of texts, by typed columns
+            `params.NAME`; only for points and scaling.
+
+    Returns:
+        Columns of the current schema; a column that a part lacks is null. The types do not depend
+        on the content: Int64, boolean, string, float64, times in UTC, dicts and arrays. Only
+        `params.NAME` and `metrics.NAME` have the type of their values. `units` has the units.
+        samples, modules and regions may have an attempt without a row in points, if its driver was
+        killed.
+
+    Raises:
+        ResultsError: root, table or run does not exist, or the run is damaged. With all runs, a
+            damaged run is skipped with a ResultsWarning.
     """
     import pandas as pd
     import pyarrow as pa
@@ -87,10 +95,19 @@ def load(
 
 
 def units(table: str) -> dict[str, str]:
-    """Return column -> unit ("ms"), in column order; "" for a column without a unit.
+    """Return the unit of each column, in column order; "" for a column without a unit.
 
-    table: a name that `load` takes. Raises KeyError for another name. Columns `params.NAME` and
-    `metrics.NAME` are not in it, but `params`; of `summary` `params_json` and `metrics_json`.
+    >>> import raybench
+    >>> raybench.units("points")["step_ms_p50"]
+    'ms'
+
+    Columns `params.NAME` and `metrics.NAME` are missing.
+
+    Args:
+        table: as in `load`.
+
+    Raises:
+        KeyError: there is no such table.
     """
     if table != SCALING:
         return tables.column_units(table)

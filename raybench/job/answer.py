@@ -27,21 +27,27 @@ SAMPLES = "samples"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a run answers.
+    """What a run answers. `Workload.answers` lists the answers that a workload declares.
+
+    >>> import raybench
+    >>> raybench.Answer(metric="memory_gb_s", over=("size_bytes",)).best
+    'max'
+
+    Args:
+        metric: a column of the table `points` or `scaling`, or a metric that the workload declares.
+        over: settings whose values are compared. Empty: all settings that vary.
+        best: whether the largest or the smallest value is the best: max or min.
+        items: what a step finishes, in the plural, such as "tokens".
+        question: the question of the job file; empty if it asks none.
 
     Raises:
         UsageError: `over` is not a tuple, or `best` is neither max nor min.
     """
 
-    # A column of the table `points` or `scaling`, or a metric that the workload declares.
     metric: str
-    # Settings whose values are compared; empty: all settings that vary.
     over: tuple[str, ...] = ()
-    # Whether the largest or the smallest value wins.
     best: Best = "max"
-    # What a step finishes, in the plural, such as "tokens".
     items: str = SAMPLES
-    # The question of the job file; empty if the job asks none.
     question: str = ""
 
     def __post_init__(self) -> None:

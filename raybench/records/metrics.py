@@ -50,35 +50,40 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A number of a point, declared by a workload or a column of `points`.
+    """A number of a point. `Workload.metrics` lists the metrics that a workload declares.
 
-        class Sort(raybench.Workload):
-            metrics = (raybench.Metric(name="swaps", description="swaps of a step"),)
+    >>> import raybench
+    >>> raybench.Metric(name="bubble_ms", unit="ms", description="idle time of a stage").title
+    'bubble ms'
+
+    Args:
+        name: column of the table `points`. For a metric of a workload: the attribute of the
+            workload that holds the number of this rank after the timed steps, and the key in
+            `workload_metrics`.
+        unit: of the stored value; empty if it has none.
+        description: at most 60 characters.
+        kind: type of the column.
+        over_ranks: how the values of ranks are combined: max, min, mean, median or sum. None: the
+            mean, for a metric of a workload.
+        over_step: for a metric of a workload whose value is an amount per step. ms_each: median
+            step in ms / value. per_second: value / mean step in s. seconds: value * mean step in s.
+        heading: heading in reports, with the unit. Empty: name and unit.
+        meaning: legend in reports, without capital and full stop; {ranks} and {baseline} are
+            replaced. Empty: the description.
+        format: how reports write the value; ignored for a metric of a workload.
 
     Raises:
         UsageError: `name` is not an identifier, or `over_ranks` or `over_step` is unknown.
     """
 
-    # Column of the table `points`. For a workload's own metric also the attribute of the workload
-    # that holds the value of a rank after the timed steps.
     name: str
-    # Unit of the stored value; empty if it has none.
     unit: str = ""
-    # At most 60 characters.
     description: str
-    # Type of the column.
     kind: str = "double"
-    # How values of ranks are combined. None: a workload's own metric takes the mean.
     over_ranks: OverRanks | None = None
-    # For a workload's own metric that is an amount per step. ms_each: median step in ms / value.
-    # per_second: value / mean step in s. seconds: value * mean step in s.
     over_step: OverStep | None = None
-    # Heading in reports, with the unit; empty: `name` and `unit`.
     heading: str = ""
-    # Legend of a report, without capital and full stop; may contain {ranks} and {baseline}. Empty:
-    # `description`.
     meaning: str = ""
-    # How a report writes the value; reports write a workload's own metric as a number.
     format: Format = "number"
 
     def __post_init__(self) -> None:
