@@ -24,6 +24,8 @@ from typing import TypeAlias
 
 # File, line and function.
 Frame: TypeAlias = tuple[str, int, str]
+# How the CPU allocator, cuBLAS and NCCL say so: they have no exception class for it.
+OUT_OF_MEMORY_PHRASES = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 _PACKAGE = f"{Path(__file__).parent}/"
 
 

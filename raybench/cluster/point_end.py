@@ -36,7 +36,7 @@ _LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
 # From this number on, consecutive ranks are named by the first and the last of them.
 _MANY_RANKS = 4
 _WORKLOADS = "/raybench/workloads/"
-_SCRIPT = f"{_WORKLOADS}script_child.py"
+_SCRIPT = f"{_WORKLOADS}scripts/child.py"
 _DEATHS = tuple(cause for cause in Cause if cause.is_death)
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 

@@ -26,7 +26,7 @@ BUILTIN: Mapping[str, str] = {
     "pairs": "raybench.workloads.pairs:Pairs",
     "resnet50": "raybench.workloads.networks:ResNet",
     "same_bits": "raybench.workloads.kernels:SameBits",
-    "script": "raybench.workloads.script:Script",
+    "script": "raybench.workloads.scripts:Script",
     "smoke": "raybench.workloads.networks:Smoke",
     "transformer": "raybench.workloads.transformer:Transformer",
 }

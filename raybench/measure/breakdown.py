@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -33,13 +33,10 @@ from raybench.conversion import NS_PER_MS
 from raybench.errors import brief
 from raybench.measure.collectives import CollectiveCall, LocalCopies, add_up, replace_collectives
 from raybench.measure.instruments import (
-    ScriptTimer,
     Step,
-    StepsEndedError,
     Timer,
     align_ranks,
     any_rank,
-    gather_objects,
     loop_step,
     max_over_ranks,
     no_garbage_collection,
@@ -48,7 +45,6 @@ from raybench.measure.marks import (
     BucketMarks,
     OptimizerMarks,
     RegionMarks,
-    ScriptMarks,
     comm_ms,
     elapsed_ms,
     make_marker,
@@ -58,8 +54,7 @@ from raybench.measure.marks import (
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
 from raybench.records.measurement import Breakdown, PeakParts, RegionTime, WallTimes
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
-from raybench.workloads.base import Context, PartTimes, Workload
-from raybench.workloads.script import ScriptEndedError
+from raybench.workloads.base import Context, Workload
 
 # Registers a communication hook with the models of a workload; with None they have none again.
 SetHook = Callable[[Any], None]
@@ -80,7 +75,7 @@ _ALL_COLUMNS = (
 )
 _PEAK_COLUMNS = tuple(f"mem_{field.name}" for field in fields(PeakParts))
 # How columns are measured, for `Breakdown.methods`.
-_REDUCED = {
+HOW_REDUCED = {
     "comm_ms": "each bucket of gradients from ready to reduced, minimum over ranks",
     "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook, at most comm_ms",
     "straggler_ms": "largest local step of a rank less the lower median of the others'",
@@ -88,11 +83,11 @@ _REDUCED = {
     "slowest_rank": "its local step is longer than the others'",
 }
 _NOT_HOOKED = {
-    **{name: _REDUCED[name] for name in ("straggler_ms", "slowest_rank")},
+    **{name: HOW_REDUCED[name] for name in ("straggler_ms", "slowest_rank")},
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
 }
 _COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
-_PLAIN_STEP = "the step as it is"
+PLAIN_STEP = "the step as it is"
 _REST = {"unexplained_ms": "step less local_step_ms and comm_exposed_ms"}
 _QUEUED = {
     "compute_ms": "device's time for the local step, queued beforehand, less optimizer_ms",
@@ -104,9 +99,6 @@ _WALL_METHODS = {
     "wall_unsynced_ms_by_rank": "host clock around one step of an idle device, not waited for",
     "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
 }
-
-# The first step with another hook, and two that fill the queue of the device.
-_SCRIPT_LEAD_IN = 3
 
 # Untimed samples before each block; where the step changes, one step runs before these.
 _LEAD_IN_SAMPLES = 2
@@ -184,7 +176,7 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     if context.cuda_graph:
         named = ("regions",) if context.regions.are_used else ()
         names = (*_ALL_COLUMNS, *_PEAK_COLUMNS, *_WALL_METHODS, *named)
-        return _not_measured(NotMeasured.CUDA_GRAPH, names)
+        return all_not_measured(NotMeasured.CUDA_GRAPH, names)
     instrumented = _Instrumented(workload=workload, timer=timer, context=context, extent=extent)
     wall, peak = None, None
     with no_garbage_collection():
@@ -212,7 +204,8 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     )
 
 
-def _not_measured(why: NotMeasured, columns: Sequence[str] = _ALL_COLUMNS) -> Breakdown:
+def all_not_measured(why: NotMeasured, columns: Sequence[str] = _ALL_COLUMNS) -> Breakdown:
+    """Return a breakdown in which nothing was measured, for one reason."""
     return Breakdown(not_measured=dict.fromkeys(columns, why))
 
 
@@ -268,11 +261,11 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     """
     workload, context = instrumented.workload, instrumented.context
     if context.world_size == 1:
-        return _time_local_steps(instrumented, workload.step, _PLAIN_STEP)
+        return _time_local_steps(instrumented, workload.step, PLAIN_STEP)
     if workload.message_bytes is not None:
-        return _not_measured(NotMeasured.COMMUNICATION)
+        return all_not_measured(NotMeasured.COMMUNICATION)
     set_hook = hook_setter(workload, context)
-    if isinstance(set_hook, NotMeasured):
+    if set_hook is None:
         unknown = dict.fromkeys(("comm_ms", "wait_ms"), NotMeasured.NOT_ONLY_GRADIENTS)
         hooked = Breakdown(methods=_NOT_HOOKED, not_measured=unknown)
         how = "step with local copies in place of collectives"
@@ -300,8 +293,8 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
         step_alone()
     traffic = () if errors else add_up(seen)
     if not any_rank(bool(traffic or errors), context.device):
-        return _not_measured(NotMeasured.NO_COLLECTIVES)
-    if not isinstance(set_hook, NotMeasured):
+        return all_not_measured(NotMeasured.NO_COLLECTIVES)
+    if set_hook is not None:
         set_hook(noop_hook)
     around = partial(replace_collectives, LocalCopies())
     local = _time_local_steps(instrumented, step_alone, how, around)
@@ -311,7 +304,7 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
         is_counted = any_rank(bool(traffic), context.device)
         columns = _ALL_COLUMNS if is_counted else (*_ALL_COLUMNS, *_COUNTED)
         return replace(
-            _not_measured(NotMeasured.FAILS_ALONE, columns),
+            all_not_measured(NotMeasured.FAILS_ALONE, columns),
             traffic=traffic,
             methods=_COUNTED if is_counted else {},
             doubts=(failed,),
@@ -341,23 +334,20 @@ def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown
     hooked_ms = instrumented.time_marked(marks)
     timed = marks.take()[-len(hooked_ms) * instrumented.extent.inner :]
     if not all(timed):
-        return _not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(_REDUCED))
+        return all_not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(HOW_REDUCED))
     return Breakdown(
         hooked_ms=tuple(hooked_ms),
         comm_ms=tuple(comm_ms(buckets) for buckets in timed),
         tail_ms=tuple(tail_ms(buckets) for buckets in timed),
-        methods=_REDUCED,
+        methods=HOW_REDUCED,
     )
 
 
-def hook_setter(workload: Workload, context: Context) -> SetHook | NotMeasured:
-    """Return a function that registers a communication hook for gradients, or why there is none.
-
-    The function is the workload's own `set_comm_hook`, else that of `context.replicas`. All ranks
-    must call it; with None gradients are reduced as without a hook.
-    """
-    own: SetHook | None = workload.set_comm_hook
-    return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
+def hook_setter(workload: Workload, context: Context) -> SetHook | None:
+    """Return the function that sets a communication hook for gradients; None if there is none."""
+    if workload.set_comm_hook is not None:
+        return workload.set_comm_hook
+    return None if context.replicas.why_no_hook() else context.replicas.set_comm_hook
 
 
 def _time_local_steps(
@@ -486,61 +476,3 @@ def cycles_per_ms() -> float:
     end = mark()
     torch.cuda.synchronize()
     return _CALIBRATION_CYCLES / elapsed_ms(start, end)
-
-
-def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> Breakdown:
-    """Run instrumented steps of the timer's script, and return where their time goes.
-
-    All ranks must call it, once, after the timed steps. With several ranks, steps with timed
-    reductions come first; then DDP does not reduce its gradients any more. If the script ends, a
-    step reduces none, or parts cannot be timed on some rank, there are only `methods` with the
-    reason. Memory, traffic, regions, device_ms and wall are always left out. Of the extent only
-    `steps` counts. Raises ScriptFailedError where the script fails; where another rank's has,
-    ScriptAbortedError, or in a wait for the others RuntimeError (gloo), any error or none (NCCL).
-    """
-    script = timer.script
-    has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
-
-    def time_steps() -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
-        samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_SCRIPT_LEAD_IN)
-        return tuple(ns / NS_PER_MS for ns in samples.step_ns), script.parts
-
-    why: NotMeasured | None = None
-    error = ""
-    try:
-        why, error = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
-    except ScriptEndedError:
-        why = NotMeasured.SCRIPT_ENDED
-    if reasons := list(filter(None, gather_objects(why))):
-        failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"breakdown: {error}")
-        return replace(_not_measured(reasons[0]), doubts=(failed,) if error else ())
-    hooked_ms: tuple[float, ...] = ()
-    hooked: Mapping[str, Sequence[float]] = {}
-    try:
-        if has_peers:
-            script.time_gradients()
-            hooked_ms, hooked = time_steps()
-            if len(hooked["comm_ms"]) < len(hooked_ms):
-                return _not_measured(NotMeasured.NO_GRADIENTS_REDUCED)
-            script.keep_gradients()
-        first_ms, _ = time_steps()
-        second_ms, local = time_steps()
-    except StepsEndedError:
-        return _not_measured(NotMeasured.SCRIPT_ENDED)
-    gaps = ", with the gaps that the host leaves" if on_gpu else ""
-    return Breakdown(
-        local_ms=(first_ms, second_ms),
-        optimizer_ms=statistics.median(local["optimizer_ms"]),
-        hooked_ms=hooked_ms,
-        comm_ms=tuple(hooked.get("comm_ms", ())),
-        tail_ms=tuple(hooked.get("tail_ms", ())),
-        methods={
-            "local_step_ms": "step with DDP's noop_hook" if has_peers else _PLAIN_STEP,
-            "compute_ms": f"local step less optimizer_ms{gaps}",
-            "optimizer_ms": f"{'CUDA events' if on_gpu else 'host clock'} around Optimizer.step",
-            **(_REDUCED if has_peers else {}),
-        },
-        not_measured={
-            "host_gap_ms": NotMeasured.SCRIPT_NOT_QUEUED if on_gpu else NotMeasured.GAP_OF_CPU
-        },
-    )

@@ -29,10 +29,8 @@ import torch.distributed as dist
 
 from raybench.conversion import NS_PER_MS
 from raybench.errors import UsageError
-from raybench.records.measurement import Failure, Repetition, Samples
-from raybench.records.status import Cause
+from raybench.records.measurement import Samples
 from raybench.workloads.base import Context, PartTimes, Workload
-from raybench.workloads.script import RunningScript, ScriptEndedError, ScriptFailedError
 
 Step = Callable[[], None]
 
@@ -231,85 +229,6 @@ class MemoryUse:
         """Have torch begin its peaks of the device anew; nothing on a CPU."""
         if self._is_counted:
             torch.cuda.reset_peak_memory_stats(self._device)
-
-
-class StepsEndedError(Exception):
-    """The script ended on a rank before all steps were timed; raised on all ranks.
-
-    repetition: the steps of all blocks, equally many on each rank; at most half as warm-up.
-    """
-
-    def __init__(self, repetition: Repetition) -> None:
-        super().__init__("the script ended before all steps were timed")
-        self.repetition = repetition
-
-
-class ScriptTimer(MemoryUse):
-    """Has the process of the script time its steps, and keeps all samples.
-
-    It takes the place of a Timer and of a MemoryUse: the peaks are those in the script's process as
-    of the last block, None on a CPU. `paused` and `counting` do nothing; both counts are None.
-    """
-
-    def __init__(self, script: RunningScript, device: torch.device) -> None:
-        """Make a timer. script: its steps are timed. device: on which ranks exchange counts."""
-        super().__init__(torch.device("cpu"))
-        self.script, self._agree_on = script, device
-        self._blocks: list[Samples] = []
-        self._warmup_iterations = 0
-
-    def time_block(
-        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
-    ) -> Samples:
-        """Return the samples of iterations that the script runs and times after `lead_in` others.
-
-        All ranks must call it. iterations: above 0. step, parts: not used. Raises StepsEndedError
-        where a rank's script ends before so many, ScriptFailedError where it fails or ends before
-        the first timed one; where another rank's failed as `breakdown.break_down_script`.
-        """
-        try:
-            samples = self.script.run_steps(iterations, lead_in=lead_in)
-        except ScriptEndedError:
-            samples = Samples()
-        allocated_bytes, reserved_bytes = self.script.peaks
-        if allocated_bytes is not None and reserved_bytes is not None:
-            self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
-            self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
-        # The fewest of any rank.
-        done = -max_over_ranks([-len(samples.step_ns)], self._agree_on)[0]
-        self._blocks.append(_cut(samples, 0, done))
-        if done == iterations:
-            return samples
-        known = join_blocks(self._blocks)
-        if not (count := len(known.step_ns)):
-            message = "the script ended after its first step: it has no iteration that was timed"
-            raise ScriptFailedError(
-                Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
-            )
-        warmup = min(self._warmup_iterations or count, count // 2)
-        raise StepsEndedError(
-            Repetition(warmup=_cut(known, 0, warmup), timed=_cut(known, warmup, count))
-        )
-
-    def restart(self) -> None:
-        """Count all iterations until now as warm-up; forget the peak of allocated memory.
-
-        From now on no other optimizer becomes the one whose step ends an iteration.
-        """
-        self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
-        self.script.forget_memory()
-        self.allocated_bytes = None
-
-
-def _cut(samples: Samples, start: int, end: int) -> Samples:
-    """Return iterations `start` to `end` of samples without parts."""
-    return replace(
-        samples,
-        start_ns=samples.start_ns[start:end],
-        step_ns=samples.step_ns[start:end],
-        host_ns=samples.host_ns[start:end],
-        throttled=samples.throttled[start:end],
-    )
 
 
 @contextmanager

@@ -256,7 +256,7 @@ class RegionMarks(_StepMarks[_RegionSpan]):
 class ScriptMarks:
     """Buckets and optimizers of a script's steps; it lives in the script's own process.
 
-    `raybench.workloads.script_child` makes it once the timed steps of the script are over.
+    `raybench.workloads.scripts.child` makes it once the timed steps of the script are over.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -33,14 +33,12 @@ from raybench.hardware.devices import (
 from raybench.job.declarations import shares_work
 from raybench.job.model import Measure
 from raybench.measure import profiling
-from raybench.measure.breakdown import Extent, break_down, break_down_script
+from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.instruments import (
     EAGER_ITERATIONS,
     TRIAL_REPLAYS,
     MemoryUse,
-    ScriptTimer,
     Step,
-    StepsEndedError,
     Timer,
     align_ranks,
     any_rank,
@@ -54,8 +52,8 @@ from raybench.measure.instruments import (
     per_step,
     workload_stream,
 )
+from raybench.measure.scripts import ScriptTimer, StepsEndedError, break_down_script
 from raybench.measure.stopping import RESTART, StoppingPolicy, TimingProgress
-from raybench.measure.uneven import Idle, gradient_doubt
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.measurement import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.stats.summary import step_series
@@ -66,7 +64,9 @@ from raybench.workloads.base import (
     declared_of_step,
     own_metrics,
 )
-from raybench.workloads.script import RunningScript
+from raybench.workloads.scripts.running import RunningScript
+from raybench.workloads.training import gradient_doubt
+from raybench.workloads.uneven import Idle
 
 T = TypeVar("T")
 # Limits of one block of steps that heat the device.
@@ -115,14 +115,23 @@ class _PointRun:
         return self.timer.time_block(step, iterations, self.context.parts, lead_in=lead_in)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointStart:
+    """Where a point begins."""
+
+    # By `time.perf_counter`: the set-up counts from here.
+    began_s: float
+    # The device's counters when the previous work ended; None: now.
+    rested: DeviceReading | None = None
+
+
 def measure(
     build: Callable[[], Workload],
     context: Context,
     settings: Measure,
     *,
-    began_s: float | None = None,
+    start: PointStart | None = None,
     profile: bool = False,
-    rested: DeviceReading | None = None,
     nccl_choices: NcclChoices = lambda _: (),
 ) -> Measurement:
     """Build, warm up and time the workload for each repeat, and return this rank's Measurement.
@@ -134,7 +143,7 @@ def measure(
     what the workload, `workload_stream`, `capture_graph`, `declared_of_step` and `own_metrics` do;
     with one rank, a gradient comparison, breakdown or profile that fails is only a doubt.
     """
-    began_s = time.perf_counter() if began_s is None else began_s
+    start = start or PointStart(began_s=time.perf_counter())
     run = _PointRun(
         context=context,
         policy=StoppingPolicy(settings=settings),
@@ -149,10 +158,10 @@ def measure(
         # memory of this one, and may leave no room for it.
         gc.collect()
         context.replicas.forget()
-        rested = run.counters.read() if repeat or rested is None else rested
+        rested = run.counters.read() if repeat or start.rested is None else start.rested
         with workload_stream(context), _closing(build()) as workload:
             wait_until_unlimited(run.counters, rested, settings.max_seconds)
-            setup_s = setup_s or time.perf_counter() - began_s
+            setup_s = setup_s or time.perf_counter() - start.began_s
             _time_repeat(workload, run)
             if repeat == settings.repeats - 1:
                 # Before the breakdown, after which gradients are not reduced any more.

@@ -63,8 +63,7 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
     steps to warm up, `steps` with timed modules if `workload.model` is a module, and as many under
     the profiler after one that is not in the trace. Afterwards kernels launch more slowly.
     """
-    set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
-    if not isinstance(set_hook, str):
+    if context.world_size > 1 and (set_hook := hook_setter(workload, context)) is not None:
         set_hook(None)
     for _ in range(_WARMUP_STEPS):
         workload.step()

@@ -1,7 +1,6 @@
-"""The inside of a worker: one process that owns one device.
+"""A worker: one process that owns one device, runs points and returns values.
 
-It joins a process group when asked, runs one point and answers with a value. It knows nothing
-of Ray, so it can be driven in this process by tests and for debugging.
+It does not know Ray, so tests can run it in their own process.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from raybench.errors import (
+    OUT_OF_MEMORY_PHRASES,
     UsageError,
     frames_of,
     mentions,
@@ -28,15 +26,15 @@ from raybench.errors import (
 )
 from raybench.hardware.devices import Counters, DeviceReading, describe_device
 from raybench.job import registry
-from raybench.job.point import SCRIPT, Point, Precision, Scalar
+from raybench.job.point import Point, Precision
 from raybench.measure import phases
 from raybench.measure.profiling import Counted, step_flops, tflops_sustained
 from raybench.measure.stopping import load_decisions
-from raybench.measure.uneven import GroupProbe, UnevenStep, share_out
+from raybench.measure.uneven import GroupProbe, share_out
 from raybench.records.code import Code, code_here, differing, raybench_sha256
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind
-from raybench.records.measurement import Failure, Measurement, RankAnswer
+from raybench.records.measurement import Breakdown, Failure, Measurement, RankAnswer
 from raybench.records.status import Cause, Status
 from raybench.records.task import GroupSpec, RankInfo, Task
 from raybench.worker import state
@@ -53,10 +51,16 @@ from raybench.workloads.base import (
     Workload,
     apply_precision,
     as_workload,
-    effective_precision,
-    precision_doubt,
+    precision_doubts,
 )
-from raybench.workloads.script import RunningScript, ScriptFailedError
+from raybench.workloads.part import (
+    Parameters,
+    Part,
+    PartFailedError,
+    StepKind,
+    WorkloadPart,
+)
+from raybench.workloads.scripts.running import ScriptPart
 
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0
@@ -64,13 +68,15 @@ _CHOICES_OF_NCCL = ("NCCL_ALGO", "NCCL_PROTO")
 
 
 class Worker:
-    """Runs points on one device, one at a time.
-
-    index: the device as torch counts it; for CPU workers, the number among those of its node.
-    Creating one makes the CUDA context, and takes seconds.
-    """
+    """Runs points on one device, one at a time."""
 
     def __init__(self, kind: Literal["cuda", "cpu"], index: int) -> None:
+        """Take the device; this makes the CUDA context and takes seconds.
+
+        Args:
+            kind: kind of the device.
+            index: the device as torch counts it; a CPU worker's number among those of its node.
+        """
         self._device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
         self._index = index
         self._group = ProcessGroup(self._device)
@@ -81,9 +87,7 @@ class Worker:
         self._code: dict[str, Code | None] = {}
         self._address = "127.0.0.1"
         self._is_new = True
-        self._script: RunningScript | None = None
-        # Ids of the processes of the scripts of a point.
-        self._ended: set[int] = set()
+        self._part: Part | None = None
         preload()
         self._enter_device()
         torch.zeros(1, device=self._device)
@@ -97,66 +101,65 @@ class Worker:
         self._state = ProcessState(self._device)
 
     def identity(self, *, node_id: str, address: str) -> Device:
-        """Return the device of this worker (no `rack`), and facts of process, host and versions.
+        """Return the device of this worker with its host and versions; call it before `run`.
 
-        node_id, address: those of its node in Ray. Call it before `run`: ranks of scripts meet at
-        this address.
+        Args:
+            node_id: id of the node in Ray.
+            address: address of the node in Ray, at which the ranks of scripts meet.
         """
         self._enter_device()
         self._address = address
         return describe_device(self._device, self._index, node_id=node_id, address=address)
 
     def run(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> RankAnswer:
-        """Run the point as this rank, clean up, and return the answer.
+        """Run the point as this rank, clean up and return the answer.
 
-        All ranks of `group` must call it; None for one rank. Another one than the last point's ends
-        that on all its ranks, None too, and is formed. To run in one that ended, also by `leave` or
-        a Failure, is a Failure, as is what the workload or a peer raises. Call it no more after an
-        answer that is not `worker_reusable`. It goes on beyond the time limit, at which it, or the
-        script, writes its stack to stderr.
+        Collective: every rank of `group` must call it. A group that differs from the previous
+        point's group replaces it on all ranks. Whatever the workload or a peer raises is returned
+        as a Failure. After an answer that is not `worker_reusable` the worker must not run again.
+        At the time limit the stack is written to stderr and the point goes on.
+
+        Args:
+            task: the point.
+            rank_info: this rank.
+            group: process group to use; None for a point of one rank.
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()
-        self._ended = set()
+        self._part = None
         try:
-            answer = self._run(task, rank_info, group)
-            return replace(answer, ended_processes=tuple(sorted(self._ended)))
+            answer, part = self._run(task, rank_info, group), self._part
+            ended = part.ended_processes if part else ()
+            return replace(answer, ended_processes=tuple(sorted(ended)))
         finally:
-            self._script = None
+            self._part = None
             faulthandler.cancel_dump_traceback_later()
             self._is_new = False
 
     def leave(self) -> None:
-        """Leave the group, if any; all its members must be alive and idle, and call it too."""
+        """Leave the group. Collective: all its ranks must be alive and idle, and call it too."""
         self._group.leave()
 
     def _run(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> RankAnswer:
-        """Run the point and clean up, as `run`; never raises for what a workload does."""
+        """Run the point and clean up; errors of the workload become a Failure."""
         answer: RankAnswer
-        is_gone = False
+        is_gone = has_ended = False
         try:
             self._enter_device()
             self._load_workload(task, rank_info)
             self._state.begin()
-            if task.precisions is not None:
-                # For all precisions of the plan at once: between two points the products would
-                # leave the device hot, and its clocks limited in the second.
-                asked = dict.fromkeys((*task.precisions, task.point.precision))
-                new = [one for one in asked if one not in self._gemm_tflops]
-                self._gemm_tflops |= tflops_sustained(self._device, new)
-                if new:
-                    self._note_rest()
+            self._time_products(task)
             answer = self._measure(task, rank_info, group)
-        except ScriptFailedError as error:
-            self._script = None
+            has_ended = self._has_ended()
+        except PartFailedError as error:
             answer = _explain_variables(replace(error.failure, rank=rank_info.rank), task.point)
-        except BaseException as error:  # whatever the workload raises, whose frames hold it
+        except BaseException as error:  # a workload may raise anything
             answer = _explain_variables(_failure(error, rank_info), task.point)
-            is_gone = isinstance(error, GroupGoneError)
+            is_gone, has_ended = isinstance(error, GroupGoneError), self._has_ended()
         if is_gone or self._group.is_broken(group):
-            # Its own answer may be garbage; but a script that has ended may be why others failed.
+            # The answer may be garbage. A script that has ended may be why the other ranks failed.
             cause, message = Cause.PEER_FAILED, "another rank failed"
-            if self._script is not None and self._script.has_ended:
+            if has_ended:
                 cause, message = Cause.SCRIPT_ENDED, "the script ended by itself before the others"
             rank, reusable = rank_info.rank, answer.worker_reusable
             answer = Failure.of(cause, rank=rank, message=message, worker_reusable=reusable)
@@ -164,6 +167,13 @@ class Worker:
             answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
         ):
             return replace(answer, worker_reusable=False)  # cleaning up may wait for lost peers
+        return self._clean_up(answer, rank_info)
+
+    def _has_ended(self) -> bool:
+        return self._part is not None and self._part.has_ended
+
+    def _clean_up(self, answer: RankAnswer, rank_info: RankInfo) -> RankAnswer:
+        """Restore the process; if the workload left something behind, it cannot be reused."""
         try:
             self._group.drop_others()
             left = self._state.restore()
@@ -176,35 +186,43 @@ class Worker:
             answer = replace(answer, doubts=(*answer.doubts, doubt))
         return replace(answer, worker_reusable=False)
 
+    def _time_products(self, task: Task) -> None:
+        """Time large matrix products in the precisions of the plan, each once in a process."""
+        if task.precisions is None:
+            return
+        # All precisions before the first point: between two points the products would heat the
+        # device, and its clocks would be limited in the second point.
+        precisions = dict.fromkeys((*task.precisions, task.point.precision))
+        new = [precision for precision in precisions if precision not in self._gemm_tflops]
+        self._gemm_tflops |= tflops_sustained(self._device, new)
+        if new:
+            self._note_rest()
+
     def _enter_device(self) -> None:
-        """Make this worker's GPU the current one of this thread."""
-        # In each method that uses it: an actor may run it on another thread than __init__, and the
-        # current CUDA device belongs to the thread.
+        # Every method must call this: the current CUDA device belongs to the thread, and an actor
+        # may run a method on another thread than __init__.
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
     def _load_workload(self, task: Task, rank_info: RankInfo) -> None:
-        """Load the workload's module, and keep the settings that it makes in this process.
-
-        Raises UsageError where this process lacks variables of the point, or has other code.
-        """
+        """Load the workload's module; check variables and code of this process."""
         workload = task.point.workload
-        # A module is executed once in a process: if its settings were undone after its first point,
-        # they would be missing in all later ones.
+        # The settings that a module makes on import must stay: it is executed only once, so later
+        # points would lack them.
         if workload not in self._code:
             set_torchrun_variables(rank_info, None)
             registry.load_workload(workload)
             self._state = ProcessState(self._device)
             self._state.begin()
             _freeze()
-            # Read now: a file that changes later is not the one that this process runs.
+            # Hash now: the file may change after it is loaded.
             self._code[workload] = code_here(task.code) if task.code else None
         for name, value in task.worker_environment.items():
             if os.environ.get(name) != value:
                 raise UsageError(f"env: this process was not started with {name}={value}")
         loaded = self._code[workload]
         if task.code and task.code.script:
-            loaded = code_here(task.code)  # each of its processes reads it anew
+            loaded = code_here(task.code)  # a script is read anew for each point
         if task.code is None or loaded is None or loaded == task.code:
             return
         files = differing(task.code.workload, loaded.workload) or ["raybench's own"]
@@ -214,12 +232,47 @@ class Worker:
         )
 
     def _measure(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> Measurement:
-        """Join the group, build the workload, measure it, and return what this rank measured.
-
-        Raises whatever the workload raises, and GroupGoneError where another rank has failed.
-        """
+        """Join the group and measure this rank's part of the step."""
         began_s = time.perf_counter()
         self._group.join(task, rank_info, group)
+        point = task.point
+        part = self._part = self._make_part(task, rank_info, group)
+        done = phases.measure(
+            part.build,
+            part.context,
+            task.settings,
+            start=phases.PointStart(began_s=began_s, rested=self._rested),
+            profile=task.profile,
+            nccl_choices=self._group.nccl_file.choices,
+        )
+        self._note_rest()
+        doubts = (*part.doubts, *done.doubts, *precision_doubts(point.precision, self._device))
+        self._group.check(point.workload)
+        # Undo the settings of the workload: raybench's own work follows.
+        self._group.drop_others()
+        self._state.restore()
+        self._group.join(task, rank_info, group)
+        self._group.free_buffers(self._state.held_bytes)
+        apply_precision(point.precision)
+        counted = self._count_flops(done, part, group)
+        return replace(
+            done,
+            # The ranks that share an uneven step may be numbered differently.
+            rank=rank_info.rank,
+            share=part.share,
+            # The first step of a process of its own is part of its set-up.
+            is_of_new_process=None if part.has_own_process else self._is_new,
+            flops_per_step=counted.flops,
+            breakdown=_with_method(done.breakdown, counted.method),
+            doubts=doubts,
+            transports=self._group.nccl_file.routes() if group else (),
+            gemm_tflops=self._gemm_tflops.get(point.precision),
+            # Launches stay slower after a profiler was in use (pytorch#144455).
+            worker_reusable=done.profile is None,
+        )
+
+    def _make_part(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> Part:
+        """Return this rank's part of the step: of a script, an uneven step or an even step."""
         point = task.point
         context = Context(
             device=self._device,
@@ -232,167 +285,105 @@ class Worker:
         )
         workload_class: Any = as_workload(registry.load_workload(point.workload))
 
-        def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
-            # The same for each repeat.
+        def make(context: Context, params: Parameters) -> Workload:
+            # All repeats begin alike.
             apply_precision(point.precision)
             state.seed_all(task.seed)
-            if point.workload == SCRIPT:
-                self._script = self._start_script(context, task, group)
-                return self._script
             workload: Workload = workload_class(context, **params)
             return workload
 
-        part = None
+        if task.is_script:
+            apply_precision(point.precision)
+            # The script writes its own stack at the time limit; this process only waits.
+            faulthandler.cancel_dump_traceback_later()
+            return ScriptPart(
+                context,
+                task,
+                serve_store=lambda: serve_store(self._address),
+                is_aborted=lambda: self._group.is_broken(group),
+                deadline_s=self._began_s + task.settings.timeout_s,
+            )
         if point.is_uneven:
-            part = share_out(make, context, point, group, self._group_probes)
-            context = part.context
-        done = phases.measure(
-            partial(part.build, make) if part else partial(make, context, point.params),
-            context,
-            task.settings,
-            began_s=began_s,
-            profile=task.profile,
-            rested=self._rested,
-            nccl_choices=self._group.nccl_file.choices,
-        )
-        self._note_rest()
-        doubts = [*(part.doubts if part else ()), *done.doubts]
-        if (doubt := precision_doubt(point.precision, self._device)) is not None:
-            doubts.append(doubt)
-        # The settings of the process, which the workload may have changed.
-        got, is_tf32 = effective_precision(), point.precision is Precision.TF32
-        if got != (Precision.TF32 if is_tf32 else Precision.FP32):
-            doubts.append(Doubt(kind=DoubtKind.OTHER_PRECISION, subject=got))
-        self._group.check(point.workload)
-        # raybench's own work follows, without the settings of the workload.
-        self._group.drop_others()
-        self._state.restore()
-        self._group.join(task, rank_info, group)
-        self._group.free_buffers(self._state.held_bytes)
-        apply_precision(point.precision)
-        return replace(
-            done,
-            # In the group of the ranks that have a share of the step the rank is another one.
-            rank=rank_info.rank,
-            share=part.share if part else done.share,
-            # A script has its own, and its first step is part of its set-up.
-            is_of_new_process=None if point.workload == SCRIPT else self._is_new,
-            **self._flops_fields(done, point, part, context, group),
-            doubts=tuple(doubts),
-            transports=self._group.nccl_file.routes() if group else (),
-            gemm_tflops=self._gemm_tflops.get(point.precision),
-            # Launches stay slower after a profiler was in use (pytorch#144455).
-            worker_reusable=done.profile is None,
-        )
+            return share_out(make, context, point, group, self._group_probes)
+        params = tuple(point.params.items())
+        kind = StepKind(workload=point.workload, params=params, batch_size=point.batch_size)
+        return WorkloadPart(make=make, context=context, kind=kind)
 
-    def _start_script(self, context: Context, task: Task, group: GroupSpec | None) -> RunningScript:
-        """Start the script of a point; all ranks must call it. Raises as `RunningScript`."""
-        # Its process writes its stack when the time is up; this one only waits for it.
-        faulthandler.cancel_dump_traceback_later()
-        return RunningScript(
-            context,
-            task,
-            serve_store(self._address) if context.rank == 0 else None,
-            is_aborted=lambda: self._group.is_broken(group),
-            deadline_s=self._began_s + task.settings.timeout_s,
-            ended=self._ended,
-        )
-
-    def _flops_fields(
-        self,
-        done: Measurement,
-        point: Point,
-        part: UnevenStep | None,
-        context: Context,
-        group: GroupSpec | None,
-    ) -> dict[str, Any]:
-        """Return the fields `flops_per_step` and `breakdown` of the measurement.
-
-        flops_per_step: None where it is not known. The breakdown says how it was counted.
-        """
+    def _count_flops(self, done: Measurement, part: Part, group: GroupSpec | None) -> Counted:
+        """Return the floating-point operations of a step, and how they were counted."""
         if done.flops_per_step is not None:
-            counted = Counted(flops=done.flops_per_step, method="declared by the workload")
-        elif done.items_per_step == 0:
-            counted = Counted(flops=None, method="none: the rank has no share of the step")
-        elif done.message_bytes is not None:
-            counted = Counted(flops=None, method="none: a collective is no arithmetic")
-        elif point.workload == SCRIPT:
-            counted = Counted(flops=None, method="unknown: operations of a script are not counted")
-        else:
-            # Once for each kind of point. With the group: a workload may communicate while it is
-            # counted, so its ranks must either all count or all remember.
-            params, shares = (part.params, part.shares) if part else (point.params, None)
-            key = (group, point.workload, tuple(params.items()), point.batch_size, shares)
-            if key not in self._flops:
-                workload_class: Any = as_workload(registry.load_workload(point.workload))
-                self._flops[key] = step_flops(workload_class, params, context)
-            counted = self._flops[key]
-        breakdown = done.breakdown
-        if breakdown is not None:
-            methods = {**breakdown.methods, "flops_per_step": counted.method}
-            breakdown = replace(breakdown, methods=methods)
-        return {"flops_per_step": counted.flops, "breakdown": breakdown}
+            return Counted(flops=done.flops_per_step, method="declared by the workload")
+        if done.items_per_step == 0:
+            return Counted(flops=None, method="none: the rank has no share of the step")
+        if done.message_bytes is not None:
+            return Counted(flops=None, method="none: a collective is no arithmetic")
+        if part.kind is None:
+            return Counted(flops=None, method="unknown: operations of a script are not counted")
+        # A workload may communicate while it is counted, so its ranks must either all count or all
+        # remember. Therefore the group belongs to the key.
+        key = (group, part.kind)
+        if key not in self._flops:
+            workload_class = as_workload(registry.load_workload(part.kind.workload))
+            self._flops[key] = step_flops(workload_class, dict(part.kind.params), part.context)
+        return self._flops[key]
 
     def _note_rest(self) -> None:
-        """Note the last reading of the counters before which the clocks may have been limited."""
+        """Note the counters of the device whenever its clocks may have been limited."""
         now, last = self._counters.read(), self._rested
         if now is None or last is None or now.limited_s != last.limited_s:
             self._rested = now
 
 
 def preload() -> None:
-    """Load what a Worker needs before it has a device; also called by each Worker.
-
-    Hashes raybench's files, and excludes all objects of now from Python's garbage collections.
-    """
+    """Load what a Worker needs before it has a device; also called by each Worker."""
     load_decisions()
-    # Hashes the files as they are loaded now.
+    # Hash now: the files may change after they are loaded.
     raybench_sha256()
     _freeze()
 
 
 def _freeze() -> None:
-    """Exclude all objects of now from garbage collections: one takes 0.1 ms then instead of 130."""
+    # A garbage collection then takes 0.1 ms instead of 130 ms.
     gc.collect()
     gc.freeze()
 
 
-def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
-    """Return the failure of this rank with the text of an exception.
+def _with_method(breakdown: Breakdown | None, method: str) -> Breakdown | None:
+    """Add how floating-point operations were counted."""
+    if breakdown is None:
+        return None
+    return replace(breakdown, methods={**breakdown.methods, "flops_per_step": method})
 
-    Not the exception: it may not survive pickling, and its frames hold memory.
-    """
-    # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
-    phrases = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+
+def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
+    """Return the failure as text: an exception may not survive pickling, and it holds memory."""
     is_out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and mentions(error, *phrases)
+        isinstance(error, RuntimeError) and mentions(error, *OUT_OF_MEMORY_PHRASES)
     )
-    # A module that cannot be imported has a reason of its own.
+    # The cause says why a module cannot be imported.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
-    place = place_among(frames_of(error)) or place_among(frames_of(cause))
+    location = place_among(frames_of(error)) or place_among(frames_of(cause))
     return Failure(
         rank=rank_info.rank,
         status=Status.OOM if is_out_of_memory else Status.ERROR,
         error_type=type(cause).__name__,
-        message=message_of(error) + (f", at {place}" if place else ""),
+        message=message_of(error) + (f", at {location}" if location else ""),
         detail=traceback_of(error),
-        # After an error of the device the CUDA context is broken, but not where torch's allocator
-        # ran out of memory.
+        # A device error breaks the CUDA context. If torch's allocator has no memory left, the
+        # context is intact.
         worker_reusable=isinstance(error, torch.OutOfMemoryError)
         or not (isinstance(error, torch.AcceleratorError) or mentions(error, "CUDA error")),
     )
 
 
 def _explain_variables(failure: Failure, point: Point) -> Failure:
-    """Add to a failure what to do where NCCL cannot do what the job's variables ask for.
-
-    Its error is "invalid usage" then, which may have other reasons, so it is a note.
-    """
-    asked = [f"{name}={point.env[name]}" for name in _CHOICES_OF_NCCL if name in point.env]
-    if not asked or "invalid usage" not in failure.message:
+    """Add a hint if NCCL rejects an algorithm or a protocol that the job's variables select."""
+    # Only a hint: NCCL's "invalid usage" may have other reasons.
+    chosen = [f"{name}={point.env[name]}" for name in _CHOICES_OF_NCCL if name in point.env]
+    if not chosen or "invalid usage" not in failure.message:
         return failure
     note = (
-        f"{' and '.join(asked)} of env may ask for what NCCL does not have here: without the name "
+        f"{' and '.join(chosen)} of env may ask for what NCCL does not have here: without the name "
         "of a collective it holds for all of them, and those that gather and broadcast have "
         "fewer algorithms; name it, as in NCCL_ALGO: allreduce:tree"
     )

@@ -567,24 +567,26 @@ def effective_precision() -> str:
     return Precision.TF32 if modes.pop() else Precision.FP32
 
 
-def precision_doubt(precision: Precision, device: torch.device) -> Doubt | None:
-    """Return a doubt for tf32 on a device without it, or bf16 on a GPU without it; else None.
+def precision_doubts(precision: Precision, device: torch.device) -> Iterator[Doubt]:
+    """Yield doubts about the arithmetic of this process: emulated, or changed by the workload.
 
-    The point runs even so: in fp32, or with emulated bfloat16. If the device has no float8,
-    `convert_linear_layers` raises. device: a CPU or the current GPU.
+    Args:
+        precision: precision of the point.
+        device: a CPU or the current GPU.
     """
     import torch
 
     on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else "a CPU"
     # TF32 came with Ampere, compute capability 8.0.
     has_tf32 = on_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
-    if precision is Precision.TF32 and not has_tf32:
-        return Doubt(kind=DoubtKind.EMULATED_PRECISION, subject=name)
     has_bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision is Precision.BF16 and not has_bf16:
-        return Doubt(kind=DoubtKind.EMULATED_PRECISION, subject=name)
-    return None
+    lacks_tf32 = precision is Precision.TF32 and not has_tf32
+    if lacks_tf32 or (precision is Precision.BF16 and not has_bf16):
+        name = torch.cuda.get_device_name(device) if on_gpu else "a CPU"
+        yield Doubt(kind=DoubtKind.EMULATED_PRECISION, subject=name)
+    expected = Precision.TF32 if precision is Precision.TF32 else Precision.FP32
+    if (effective := effective_precision()) != expected:
+        yield Doubt(kind=DoubtKind.OTHER_PRECISION, subject=effective)
 
 
 def _switches() -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from raybench.errors import UsageError
 from raybench.job.answer import Answer
 from raybench.job.point import EQUAL, Precision, Scalar
 from raybench.job.settings import parameters_of_class
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.shapes import LayoutOptions
@@ -74,6 +75,9 @@ _ONLY_FOR_TRAINING = {
     *("optimizer", "grad_accumulation", "activation_checkpointing"),
     *LayoutOptions.__annotations__,
 }
+# A larger relative difference of gradients is not rounding. Below fp32 the limit is looser, because
+# the weights of losses are rounded to the format of the losses.
+_FP32_TOLERANCE, _LOOSE_TOLERANCE = 1e-4, 0.03
 # cuBLAS and cuBLASLt take 32 MiB each on Hopper.
 _WORKSPACES_BYTES = 64 * MIB
 
@@ -322,6 +326,19 @@ class Model(Workload):
 
         loss = self._scaled_loss(self._forward_alone, inputs, targets)
         return torch.autograd.grad(loss, tuple(self.model.parameters()))
+
+
+def gradient_doubt(error: float | None, precision: Precision) -> Doubt | None:
+    """Return a doubt if gradients differ from those of one process by more than rounding.
+
+    Args:
+        error: relative difference; NaN is a doubt, None is unknown.
+        precision: precision of the point.
+    """
+    limit = _FP32_TOLERANCE if precision is Precision.FP32 else _LOOSE_TOLERANCE
+    if error is None or error <= limit:
+        return None
+    return Doubt(kind=DoubtKind.OTHER_GRADIENTS, value=error, limit=limit)
 
 
 @cache

@@ -13,11 +13,11 @@ from builders import make_context
 from raybench.hardware.devices import DeviceReading
 from raybench.job.model import Measure
 from raybench.measure import phases, profiling
-from raybench.measure.uneven import Idle
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.measurement import Breakdown, Profile
 from raybench.workloads.base import Workload
 from raybench.workloads.networks import Mlp
+from raybench.workloads.uneven import Idle
 
 
 class Paced(Workload):
@@ -407,7 +407,8 @@ def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(clock, mon
 
     settings = Measure(warmup=1, iterations=1, breakdown=False)
     began_s = time.perf_counter() - 100
-    found = phases.measure(build, make_context(), settings, began_s=began_s, rested=rested)
+    start = phases.PointStart(began_s=began_s, rested=rested)
+    found = phases.measure(build, make_context(), settings, start=start)
     assert done == ["built", "waited"]
     assert found.setup_s >= 100.02
 

@@ -10,10 +10,12 @@ from forked import answers_of_ranks, gloo
 
 from raybench.errors import UsageError
 from raybench.job.point import Point, Scalar, SlowBy
-from raybench.measure.uneven import GroupProbe, Idle, StepMaker, UnevenStep, share_out
+from raybench.measure.uneven import GroupProbe, share_out
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.measurement import RankShare
 from raybench.workloads.base import Context, Workload
+from raybench.workloads.part import WorkloadPart
+from raybench.workloads.uneven import DividedStep, Idle
 
 pytestmark = pytest.mark.alone
 
@@ -69,11 +71,11 @@ def context_of(rank: int, point: Point, seed: int = 0) -> Context:
 Found = tuple[RankShare, tuple[int, ...], tuple[Doubt, ...], tuple[int, float, int, bool], int]
 
 
-def plain(step: UnevenStep) -> Found:
-    context = step.context
+def plain(part: WorkloadPart) -> Found:
+    context = part.context
     about = (context.batch_size, context.loss_weight, context.world_size)
-    is_idle = isinstance(step.build(make), Idle)
-    return step.share, step.shares, step.doubts, (*about, is_idle), Sleeping.built
+    is_idle = isinstance(part.build(), Idle)
+    return part.share, part.kind.shares, part.doubts, (*about, is_idle), Sleeping.built
 
 
 def run_rank(rank: int, store: str) -> dict[str, Found]:
@@ -145,11 +147,11 @@ def test_batches_by_speed_are_multiples_that_devices_are_quick_with(ranks):
     # Of 10 samples in a pass each is one; of 1024, sixteen are.
     assert ranks[0]["by_speed"][1][0] % 10 == 0
     point = point_of("by_speed", batch_size=1024, global_batch_size=20480)
-    maker = StepMaker(make=make, context=context_of(0, point), point=point)
-    assert maker.unit == 16 * 10
-    assert maker.size(1040 * 10) == (1040, point.params)
+    step = DividedStep(context=context_of(0, point), point=point)
+    assert step.unit == 16 * 10
+    assert step.size(1040 * 10) == (1040, point.params)
     # Shares by passes have batches of one size.
     point = point_of("by_speed_accumulation")
-    maker = StepMaker(make=make, context=context_of(0, point), point=point)
-    assert maker.unit == BATCH // 10
-    assert maker.size(14 * maker.unit) == (BATCH // 10, {"grad_accumulation": 14})
+    step = DividedStep(context=context_of(0, point), point=point)
+    assert step.unit == BATCH // 10
+    assert step.size(14 * step.unit) == (BATCH // 10, {"grad_accumulation": 14})

@@ -16,7 +16,7 @@ from raybench.records.measurement import Breakdown, Measurement
 from raybench.records.status import Status
 from raybench.records.task import Task
 from raybench.worker.worker import Worker
-from raybench.workloads.script import RunningScript
+from raybench.workloads.scripts.running import RunningScript
 from tests.script_files import write_script
 
 
@@ -112,7 +112,7 @@ def test_a_script_that_fails_is_a_row_that_says_so(tmp_path, text, status, error
     assert (answer.status, answer.error_type) == (status, error_type)
     assert message in answer.message
     assert answer.worker_reusable
-    assert "script_child.py" not in answer.detail
+    assert "scripts/child.py" not in answer.detail
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "os._exit(0)"])

@@ -14,7 +14,7 @@ from jobs import HEAD, plan, problems_of
 from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.records.doubts import Doubt, DoubtKind
-from raybench.workloads.base import apply_precision, effective_precision, precision_doubt
+from raybench.workloads.base import apply_precision, effective_precision, precision_doubts
 from raybench.workloads.language_models import LanguageModel, convert_linear_layers
 from raybench.workloads.shapes import LLAMA_PRESETS
 
@@ -65,8 +65,10 @@ def test_the_variable_that_switches_tf32_off_below_torch_is_seen(monkeypatch):
 
 def test_a_cpu_is_said_to_have_no_tf32():
     told = Doubt(kind=DoubtKind.EMULATED_PRECISION, subject="a CPU")
-    assert precision_doubt(Precision.TF32, CPU) == told
-    assert all(precision_doubt(mode, CPU) is None for mode in Precision if mode != "tf32")
+    for precision in Precision:
+        apply_precision(precision)
+        doubts = tuple(precision_doubts(precision, CPU))
+        assert doubts == ((told,) if precision is Precision.TF32 else ())
 
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")

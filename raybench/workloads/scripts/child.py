@@ -1,6 +1,6 @@
 """The process of a script: the script as `__main__`, held where an iteration ends.
 
-`script.py` starts this file as a program. Until the steps are timed nothing of raybench is
+`running.py` starts this file as a program. Until the steps are timed nothing of raybench is
 loaded in it but this file: the process is the script's. It imports no torch either; when the script
 does, every optimizer of torch.optim calls `_Steps.end_step` where its `step` returns.
 
@@ -218,7 +218,7 @@ class _Steps:
                         clock.cuda.reset_peak_memory_stats(clock.device)
                 case "mark_parts":
                     # Only after the timed steps: until then there is nothing of raybench here.
-                    sys.path.append(str(Path(__file__).parents[2]))
+                    sys.path.append(str(Path(__file__).parents[3]))
                     why_not, problem = "", ""
                     try:
                         device = clock.device or sys.modules["torch"].device("cpu")

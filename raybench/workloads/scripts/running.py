@@ -1,9 +1,4 @@
-"""The workload `script`: a training script as one gives it to torchrun, not changed in anything.
-
-`Script` declares its parameters; a worker runs `RunningScript` in its place, which starts the
-process of the script below the worker. `raybench plan` imports this module, so torch is imported
-inside the functions that need it.
-"""
+"""The process of a training script, which a worker starts and steers."""
 
 from __future__ import annotations
 
@@ -18,24 +13,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-from pydantic import Field
 
 from raybench.conversion import MIB
-from raybench.errors import DETAIL_CHARACTERS, UsageError, place_among, shorten_start
+from raybench.errors import (
+    DETAIL_CHARACTERS,
+    OUT_OF_MEMORY_PHRASES,
+    place_among,
+    shorten_start,
+)
 from raybench.job.point import fill_in, product_of, split_arguments
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
-from raybench.records.measurement import Failure, Samples
+from raybench.records.measurement import Failure, RankShare, Samples
 from raybench.records.status import Cause, Status
 from raybench.records.task import Task
 from raybench.workloads.base import Context, Workload
+from raybench.workloads.part import PartFailedError, StepKind
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-_CHILD = Path(__file__).with_name("script_child.py")
+_CHILD = Path(__file__).with_name("child.py")
 # The driver must see where a script that hangs is before it ends it.
 _WRITE_S = 0.3
 # For so long after its time is up a script is left alone: the driver looks which rank hangs, and
@@ -43,71 +43,16 @@ _WRITE_S = 0.3
 _NAME_S = 1.3
 _END_S = 2.0
 _OUT_OF_MEMORY = {"OutOfMemoryError", "MemoryError"}
-_OUT_OF_MEMORY_WORDS = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 # torchrun sets none of them: they are for workers, which outlive the loss of a peer.
 _OF_WORKERS = (
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_DUMP_ON_TIMEOUT",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
 )
-_NOT_HERE = "a script runs as the workload of a point only, not in this process"
 
 
-class Script(Workload):
-    """Runs a training script, unchanged, as torchrun does.
-
-    Each rank is a process of its own below its worker, which is ended when enough is measured. An
-    iteration ends where the step of an optimizer of torch.optim returns.
-    """
-
-    templates = ("args", "items_per_step")
-    needs_batch_size = False
-
-    def __init__(
-        self,
-        context: Context,
-        *,
-        path: Annotated[
-            str,
-            Field(
-                min_length=1,
-                description="The file, from the current directory or that of the job file.",
-            ),
-        ],
-        args: Annotated[
-            str, Field(description="Its arguments; {batch_size} stands for that setting.")
-        ] = "",
-        items_per_step: Annotated[
-            str,
-            Field(
-                description="Samples of an iteration on one rank, as in {batch_size} or "
-                "{batch_size} * 8. Without it there is no throughput."
-            ),
-        ] = "",
-        step_of: Annotated[
-            str,
-            Field(
-                description="Class of the optimizer whose step ends an iteration; by default the "
-                "last one to make its first step."
-            ),
-        ] = "",
-    ) -> None:
-        raise UsageError(_NOT_HERE)
-
-    def step(self) -> None:
-        """Raise UsageError: the script runs in a process of its own."""
-        raise UsageError(_NOT_HERE)
-
-
-class ScriptFailedError(Exception):
-    """The script has failed, so that there is nothing to measure.
-
-    failure: the failure of this rank; its `rank` is 0 whatever the rank.
-    """
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
+class ScriptFailedError(PartFailedError):
+    """The script has failed, so that there is nothing to measure."""
 
 
 class ScriptAbortedError(Exception):
@@ -116,6 +61,61 @@ class ScriptAbortedError(Exception):
 
 class ScriptEndedError(Exception):
     """The script came to its end, without a failure, before it was asked to."""
+
+
+class ScriptPart:
+    """This rank's part of a step of a script, as `workloads.part.Part`."""
+
+    share: RankShare | None = None
+    doubts: tuple[Doubt, ...] = ()
+    kind: StepKind | None = None
+    has_own_process = True
+
+    def __init__(
+        self,
+        context: Context,
+        task: Task,
+        *,
+        serve_store: Callable[[], TCPStore],
+        is_aborted: Callable[[], bool],
+        deadline_s: float,
+    ) -> None:
+        """Prepare the part; `build` starts the script.
+
+        Args:
+            context: passed on to the script.
+            task: the point.
+            serve_store: starts the TCP store of the script's ranks; called on rank 0 only.
+            is_aborted: tells whether another rank has failed.
+            deadline_s: time limit by `time.monotonic`.
+        """
+        self.context, self._task = context, task
+        self._serve_store, self._is_aborted = serve_store, is_aborted
+        self._deadline_s = deadline_s
+        self._script: RunningScript | None = None
+        self._ended: set[int] = set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the script has ended by itself."""
+        return self._script is not None and self._script.has_ended
+
+    @property
+    def ended_processes(self) -> frozenset[int]:
+        """The ids of the script's processes, which have ended."""
+        return frozenset(self._ended)
+
+    def build(self) -> Workload:
+        """Start the script. Collective: every rank must call it. Raises as `RunningScript`."""
+        self._script = RunningScript(
+            self.context,
+            self._task,
+            self._serve_store() if self.context.rank == 0 else None,
+            is_aborted=self._is_aborted,
+            deadline_s=self._deadline_s,
+            ended=self._ended,
+        )
+        return self._script
 
 
 class RunningScript(Workload):
@@ -318,7 +318,8 @@ class RunningScript(Workload):
         told = next(iter(text.splitlines()), "") or f"{raised['type']}: no message"
         place = place_among(raised["frames"])
         is_oom = not _OUT_OF_MEMORY.isdisjoint(raised["bases"]) or (
-            "RuntimeError" in raised["bases"] and any(word in text for word in _OUT_OF_MEMORY_WORDS)
+            "RuntimeError" in raised["bases"]
+            and any(word in text for word in OUT_OF_MEMORY_PHRASES)
         )
         raise ScriptFailedError(
             Failure(

@@ -1,0 +1,165 @@
+"""The steps of a script: its process times them and marks their parts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from raybench.conversion import NS_PER_MS
+from raybench.measure.breakdown import HOW_REDUCED, PLAIN_STEP, Extent, all_not_measured
+from raybench.measure.instruments import (
+    MemoryUse,
+    Step,
+    gather_objects,
+    join_blocks,
+    max_over_ranks,
+)
+from raybench.measure.marks import ScriptMarks
+from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
+from raybench.records.measurement import Breakdown, Failure, Repetition, Samples
+from raybench.records.status import Cause
+from raybench.workloads.base import Context, PartTimes
+from raybench.workloads.scripts.running import RunningScript, ScriptEndedError, ScriptFailedError
+
+# The first step with another hook, and two that fill the queue of the device.
+_LEAD_IN = 3
+
+
+class StepsEndedError(Exception):
+    """The script ended on a rank before all steps were timed; raised on all ranks.
+
+    repetition: the steps of all blocks, equally many on each rank; at most half as warm-up.
+    """
+
+    def __init__(self, repetition: Repetition) -> None:
+        super().__init__("the script ended before all steps were timed")
+        self.repetition = repetition
+
+
+class ScriptTimer(MemoryUse):
+    """Has the process of the script time its steps, and keeps all samples.
+
+    It takes the place of a Timer and of a MemoryUse: the peaks are those in the script's process as
+    of the last block, None on a CPU. `paused` and `counting` do nothing; both counts are None.
+    """
+
+    def __init__(self, script: RunningScript, device: torch.device) -> None:
+        """Make a timer. script: its steps are timed. device: on which ranks exchange counts."""
+        super().__init__(torch.device("cpu"))
+        self.script, self._agree_on = script, device
+        self._blocks: list[Samples] = []
+        self._warmup_iterations = 0
+
+    def time_block(
+        self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
+    ) -> Samples:
+        """Return the samples of iterations that the script runs and times after `lead_in` others.
+
+        All ranks must call it. iterations: above 0. step, parts: not used. Raises StepsEndedError
+        where a rank's script ends before so many, ScriptFailedError where it fails or ends before
+        the first timed one; where another rank's failed as `breakdown.break_down_script`.
+        """
+        try:
+            samples = self.script.run_steps(iterations, lead_in=lead_in)
+        except ScriptEndedError:
+            samples = Samples()
+        allocated_bytes, reserved_bytes = self.script.peaks
+        if allocated_bytes is not None and reserved_bytes is not None:
+            self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
+            self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
+        # The fewest of any rank.
+        done = -max_over_ranks([-len(samples.step_ns)], self._agree_on)[0]
+        self._blocks.append(_cut(samples, 0, done))
+        if done == iterations:
+            return samples
+        known = join_blocks(self._blocks)
+        if not (count := len(known.step_ns)):
+            message = "the script ended after its first step: it has no iteration that was timed"
+            raise ScriptFailedError(
+                Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
+            )
+        warmup = min(self._warmup_iterations or count, count // 2)
+        raise StepsEndedError(
+            Repetition(warmup=_cut(known, 0, warmup), timed=_cut(known, warmup, count))
+        )
+
+    def restart(self) -> None:
+        """Count all iterations until now as warm-up; forget the peak of allocated memory.
+
+        From now on no other optimizer becomes the one whose step ends an iteration.
+        """
+        self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
+        self.script.forget_memory()
+        self.allocated_bytes = None
+
+
+def _cut(samples: Samples, start: int, end: int) -> Samples:
+    """Return iterations `start` to `end` of samples without parts."""
+    return replace(
+        samples,
+        start_ns=samples.start_ns[start:end],
+        step_ns=samples.step_ns[start:end],
+        host_ns=samples.host_ns[start:end],
+        throttled=samples.throttled[start:end],
+    )
+
+
+def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> Breakdown:
+    """Run instrumented steps of the timer's script, and return where their time goes.
+
+    All ranks must call it, once, after the timed steps. With several ranks, steps with timed
+    reductions come first; then DDP does not reduce its gradients any more. If the script ends, a
+    step reduces none, or parts cannot be timed on some rank, there are only `methods` with the
+    reason. Memory, traffic, regions, device_ms and wall are always left out. Of the extent only
+    `steps` counts. Raises ScriptFailedError where the script fails; where another rank's has,
+    ScriptAbortedError, or in a wait for the others RuntimeError (gloo), any error or none (NCCL).
+    """
+    script = timer.script
+    has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
+
+    def time_steps() -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
+        samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_LEAD_IN)
+        return tuple(ns / NS_PER_MS for ns in samples.step_ns), script.parts
+
+    why: NotMeasured | None = None
+    error = ""
+    try:
+        why, error = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
+    except ScriptEndedError:
+        why = NotMeasured.SCRIPT_ENDED
+    if reasons := list(filter(None, gather_objects(why))):
+        failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"breakdown: {error}")
+        return replace(all_not_measured(reasons[0]), doubts=(failed,) if error else ())
+    hooked_ms: tuple[float, ...] = ()
+    hooked: Mapping[str, Sequence[float]] = {}
+    try:
+        if has_peers:
+            script.time_gradients()
+            hooked_ms, hooked = time_steps()
+            if len(hooked["comm_ms"]) < len(hooked_ms):
+                return all_not_measured(NotMeasured.NO_GRADIENTS_REDUCED)
+            script.keep_gradients()
+        first_ms, _ = time_steps()
+        second_ms, local = time_steps()
+    except StepsEndedError:
+        return all_not_measured(NotMeasured.SCRIPT_ENDED)
+    gaps = ", with the gaps that the host leaves" if on_gpu else ""
+    return Breakdown(
+        local_ms=(first_ms, second_ms),
+        optimizer_ms=statistics.median(local["optimizer_ms"]),
+        hooked_ms=hooked_ms,
+        comm_ms=tuple(hooked.get("comm_ms", ())),
+        tail_ms=tuple(hooked.get("tail_ms", ())),
+        methods={
+            "local_step_ms": "step with DDP's noop_hook" if has_peers else PLAIN_STEP,
+            "compute_ms": f"local step less optimizer_ms{gaps}",
+            "optimizer_ms": f"{'CUDA events' if on_gpu else 'host clock'} around Optimizer.step",
+            **(HOW_REDUCED if has_peers else {}),
+        },
+        not_measured={
+            "host_gap_ms": NotMeasured.SCRIPT_NOT_QUEUED if on_gpu else NotMeasured.GAP_OF_CPU
+        },
+    )

@@ -1,0 +1,123 @@
+"""Uneven steps: how the samples of a step are divided over ranks, and how a device is slowed.
+
+`raybench.measure.uneven` probes the devices and chooses the shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+
+from raybench.errors import UsageError
+from raybench.job.point import BY_ACCUMULATION, Point, SlowBy
+from raybench.workloads.base import Context, Workload
+from raybench.workloads.part import Parameters
+
+# A batch is a multiple of a power of two, which is at most this share of an equal batch: on an H200
+# a step of 1025 rows takes 19 % longer than a step of 1024 (tf32, mlp).
+_GRAIN = 1 / 64
+
+
+class Idle(Workload):
+    """The workload of a rank that has no share of the step: it does nothing."""
+
+    items_per_step = 0
+
+    def step(self) -> None:
+        """Do nothing."""
+
+    def set_comm_hook(self, hook: object) -> None:
+        """Do nothing: there are no gradients."""
+
+
+def slow_down(context: Context, point: Point) -> Context:
+    """Return the context, with emulation if this rank is one of the last `slow_count` ranks.
+
+    Raises:
+        UsageError: multiprocessors cannot be taken away, because the device is a CPU.
+    """
+    if point.slow_ratio == 1 or context.rank < context.world_size - point.slow_count:
+        return context
+    if point.slow_by is SlowBy.COMPUTE:
+        return replace(context, extra_work=1 / point.slow_ratio - 1)
+    if context.device.type != "cuda":
+        raise UsageError("slow_by: sms needs CUDA devices; take slow_by: compute")
+    count = torch.cuda.get_device_properties(context.device).multi_processor_count
+    return replace(context, sms=max(1, round(point.slow_ratio * count)))
+
+
+def has_batch_norm(workload: Workload) -> bool:
+    """Return whether the model has BatchNorm layers whose statistics depend on the local batch."""
+    modules = workload.model.modules() if isinstance(workload.model, nn.Module) else ()
+    return any(
+        isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
+        for module in modules
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DividedStep:
+    """The step of a point whose samples are divided over the ranks in shares."""
+
+    # This rank among all ranks, with its emulation.
+    context: Context
+    point: Point
+
+    @property
+    def context_at_full_speed(self) -> Context:
+        """The context of this rank without emulation."""
+        return replace(self.context, extra_work=0.0, sms=None)
+
+    @property
+    def equal_items(self) -> int:
+        """Samples of a rank with an equal share, over all its forward passes."""
+        return (self.point.batch_size or 1) * self.point.grad_accumulation
+
+    @property
+    def unit(self) -> int:
+        """Every share is a multiple of this number of samples.
+
+        It is batch_size for shares by accumulation. For other shares it is grad_accumulation times
+        the largest power of two that divides batch_size and is at most a 64th of it.
+        """
+        batch_size = self.point.batch_size or 1
+        if self.point.shares == BY_ACCUMULATION:
+            return batch_size
+        largest = 2 ** int(math.log2(max(1, _GRAIN * batch_size)))
+        return self.point.grad_accumulation * math.gcd(batch_size, largest)
+
+    def size(self, items: int) -> tuple[int, Parameters]:
+        """Return batch size and parameters of a step of `items` samples, in equal passes."""
+        params = self.point.params
+        if self.point.shares != BY_ACCUMULATION:
+            return items // self.point.grad_accumulation, params
+        return self.unit, {**params, "grad_accumulation": items // self.unit}
+
+    def context_among(self, shares: Sequence[int]) -> Context:
+        """Return the context for this rank's share. Collective: every rank must call it.
+
+        Rank and world size count the ranks that have a share. These ranks get a new process group,
+        which stays, if they are at least two and not all.
+
+        Args:
+            shares: samples of each rank. A rank with 0 samples can only build an `Idle`.
+        """
+        ranks = [rank for rank, items in enumerate(shares) if items]
+        group = dist.new_group(ranks) if 1 < len(ranks) < len(shares) else None
+        rank = self.context.rank
+        if not shares[rank]:
+            return replace(self.context_at_full_speed, world_size=len(ranks))
+        return replace(
+            self.context,
+            batch_size=self.size(shares[rank])[0],
+            rank=ranks.index(rank),
+            world_size=len(ranks),
+            process_group=group,
+            loss_weight=len(ranks) * shares[rank] / sum(shares),
+        )
