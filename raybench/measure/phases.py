@@ -1,8 +1,8 @@
-"""The recipe of a measurement: build, warm up, time, and do it again for each repeat.
+"""The recipe of a measurement: build, warm up, time, and repeat.
 
-The ranks agree before each block on its length: all learn how long the last one took on each rank,
-rank 0 decides by the point's step time and tells the others, outside the timed region, so that all
-run the same number of collectives.
+Before each block the ranks agree on its length, outside the timed region: each rank learns all
+durations of the previous block, rank 0 decides by the point's step time and broadcasts its
+decision. So all ranks run the same number of collectives.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from raybench.workloads.uneven import Idle
 T = TypeVar("T")
 # Limits of one block of steps that heat the device.
 _HEATING_BLOCK_NS, _MOST_HEATING_STEPS = NS_PER_S, 1000
-# Blocks of iterations: this rank's samples, and the durations in ns on each rank.
+# Blocks of iterations: this rank's samples, and the durations in ns by rank.
 _Blocks = list[tuple[Samples, list[list[int]]]]
 # Runs a step, and describes what NCCL ran for its collectives.
 NcclChoices = Callable[[Step], tuple[str, ...]]
@@ -79,7 +79,7 @@ NcclChoices = Callable[[Step], tuple[str, ...]]
 
 @dataclass(slots=True, kw_only=True)
 class _PointRun:
-    """What the repeats of a point share: their instruments, and what they found so far."""
+    """What the repeats of a point share: instruments and results so far."""
 
     context: Context
     # Decides how long to measure.
@@ -102,14 +102,19 @@ class _PointRun:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def agree(self, decide: Callable[[], int]) -> int:
-        """Return what `decide` returns on rank 0, where alone it is called; all must call this."""
+        """Run `decide` on rank 0 and broadcast the result. Collective: every rank must call it."""
         return broadcast_from_rank_0(decide, self.context.device)
 
     def time_block(self, step: Step, iterations: int, *, lead_in: int = 0) -> Samples:
-        """Return this rank's samples of a block; all ranks must call it, and start together.
+        """Time a block of iterations on this rank. Collective: all ranks start together.
 
-        lead_in: untimed iterations before the first. Returns when the device is done with the
-        block. Raises StepsEndedError where a script ends in it.
+        Args:
+            step: one iteration.
+            iterations: number of timed iterations.
+            lead_in: number of untimed iterations before them.
+
+        Raises:
+            StepsEndedError: a script has ended in the block.
         """
         align_ranks(self.context.device)
         return self.timer.time_block(step, iterations, self.context.parts, lead_in=lead_in)
@@ -134,14 +139,19 @@ def measure(
     profile: bool = False,
     nccl_choices: NcclChoices = lambda _: (),
 ) -> Measurement:
-    """Build, warm up and time the workload for each repeat, and return this rank's Measurement.
+    """Build, warm up and time the workload for each repeat. Collective.
 
-    All ranks must call it. build: makes a new workload each time, which is closed here. began_s:
-    when the set-up began, by `time.perf_counter`; None: now. rested: the device's counters when the
-    work before ended; None: now. profile: also run the last workload under the profiler.
-    nccl_choices: runs a step and returns what NCCL chose in it, for a breakdown with peers. Raises
-    what the workload, `workload_stream`, `capture_graph`, `declared_of_step` and `own_metrics` do;
-    with one rank, a gradient comparison, breakdown or profile that fails is only a doubt.
+    Args:
+        build: makes a new workload for each repeat; `measure` closes it.
+        context: what the workload is built with.
+        settings: how to measure.
+        start: where the set-up began; default: now.
+        profile: run the last workload under the profiler, too.
+        nccl_choices: runs a step and returns what NCCL ran in it.
+
+    Returns:
+        The measurement of this rank. If the gradient check, the breakdown or the profile fails on a
+        single rank, it has a doubt; with several ranks the error is raised.
     """
     start = start or PointStart(began_s=time.perf_counter())
     run = _PointRun(
@@ -154,8 +164,8 @@ def measure(
     )
     setup_s = 0.0
     for repeat in range(settings.repeats):
-        # The workload before this one, cycles included, must be gone: it would count in the peak
-        # memory of this one, and may leave no room for it.
+        # The previous workload must be gone, cycles included: it would count in the peak memory of
+        # this workload, and may leave no room for it.
         gc.collect()
         context.replicas.forget()
         rested = run.counters.read() if repeat or start.rested is None else start.rested
@@ -164,16 +174,13 @@ def measure(
             setup_s = setup_s or time.perf_counter() - start.began_s
             _time_repeat(workload, run)
             if repeat == settings.repeats - 1:
-                # Before the breakdown, after which gradients are not reduced any more.
+                # Check first: after the breakdown gradients are not reduced any more.
                 _compare_gradients(workload, run)
                 with no_garbage_collection():
                     _explain(workload, run, profile)
         del workload
-    known = [energy for energy in run.energies_j if energy is not None]
-    allocated_bytes, reserved_bytes = (
-        max((one for one in peaks if one is not None), default=None)
-        for peaks in zip(*run.peaks_bytes, strict=True)
-    )
+    energies_j = [energy for energy in run.energies_j if energy is not None]
+    allocated_bytes, reserved_bytes = map(_largest, zip(*run.peaks_bytes, strict=True))
     return Measurement(
         rank=context.rank,
         setup_s=setup_s,
@@ -182,8 +189,8 @@ def measure(
         peak_mem_reserved_bytes=reserved_bytes,
         alloc_retries=run.memory.retries,
         device_allocs=run.memory.device_allocs,
-        # Not known where that of a repeat is not.
-        energy_j=sum(known) if len(known) == len(run.repetitions) else None,
+        # Unknown if the energy of one repeat is unknown.
+        energy_j=sum(energies_j) if len(energies_j) == len(run.repetitions) else None,
         throttle_reasons=tuple(run.throttle_reasons),
         timed_at_ns=tuple(run.timed_at_ns),
         doubts=tuple(run.doubts),
@@ -191,15 +198,19 @@ def measure(
     )
 
 
+def _largest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
 def _time_repeat(workload: Workload, run: _PointRun) -> None:
-    """Time one build, and note its samples, memory and what it declares; all ranks must call it."""
+    """Time one build and note its samples, memory and declarations. Collective."""
     context = run.context
     run.fields |= declared_of_step(workload)
     if shares_work(type(workload)) and run.fields["items_per_step"] is not None:
-        # This rank's part of what all finish together.
+        # All ranks finish these items together; this is one rank's part.
         run.fields["items_per_step"] /= context.world_size
     if isinstance(workload, RunningScript):
-        # The script's own process times its steps: they are not run in this one.
+        # The script's own process runs and times the steps.
         run.doubts.extend(workload.doubts(context))
         run.timer = run.memory = ScriptTimer(workload, context.device)
     try:
@@ -216,10 +227,7 @@ def _time_repeat(workload: Workload, run: _PointRun) -> None:
 
 @contextmanager
 def _closing(workload: Workload) -> Iterator[Workload]:
-    """Yield the workload, and call its `close` at the end of the `with` block.
-
-    Where the block raises, that error goes on, and what `close` raises then is a note on it.
-    """
+    """Yield the workload and close it; an error of the block wins over an error of `close`."""
     try:
         yield workload
     except BaseException as error:
@@ -232,11 +240,7 @@ def _closing(workload: Workload) -> Iterator[Workload]:
 
 
 def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
-    """Return the samples of one build, warm-up and timed; all ranks must call it.
-
-    The run gets the energy, the spans and the throttle reasons of what was timed. Raises
-    StepsEndedError where a script ends too soon, and what the workload raises.
-    """
+    """Return the samples of one build, warm-up and timed. Collective."""
     context, policy = run.context, run.policy
     run.is_idle = isinstance(workload, Idle)
     with no_garbage_collection():
@@ -248,7 +252,7 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
         if isinstance(run.timer, ScriptTimer):
             inner = 1  # a script runs its own loop
         elif context.cuda_graph:
-            # A step of its own is captured, because replays may be far shorter than eager steps.
+            # Time replays of one captured step: replays may be far shorter than eager steps.
             with capture_graph(workload, 1, context) as step:
                 trial = run.time_block(step, TRIAL_REPLAYS)
                 trial_ns = _point_ns([(trial, gather_durations(trial.step_ns, context.device))])
@@ -270,14 +274,13 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
 
 
 def _kept_of(ended: StepsEndedError, policy: StoppingPolicy) -> Repetition:
-    """Return the steps of a script that ended early, and whether they stayed at one level."""
     kept = ended.repetition
     progress = TimingProgress(warmup_ns=kept.warmup.step_ns, sample_ns=kept.timed.step_ns)
     return replace(kept, settled=policy.has_settled(progress))
 
 
 def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:
-    """Return the warm-up steps, and how many ran before the last compilation. Collective."""
+    """Return the warm-up blocks, and the number of steps until the last compilation. Collective."""
     context, is_limited, compiling_steps = run.context, False, 0
     blocks: _Blocks = []
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1
@@ -298,14 +301,14 @@ def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:
 
 
 def _heat(step: Step, run: _PointRun) -> None:
-    """Run untimed steps for `heat_s`. Collective: all ranks must call it."""
+    """Run untimed steps for `heat_s`. Collective."""
     began_s = time.monotonic()
     step_ns: Sequence[int] = ()
 
     def wanted() -> int:
         left_ns = NS_PER_S * (run.policy.settings.heat_s + began_s - time.monotonic())
         typical_ns = max(1.0, statistics.median(step_ns or [left_ns]))
-        # The ranks meet between blocks, and a CUDA event stands between any two steps.
+        # Limit the block: ranks meet only between blocks, and each step needs a CUDA event.
         block_ns = min(left_ns, _HEATING_BLOCK_NS)
         return min(_MOST_HEATING_STEPS, math.ceil(max(0.0, block_ns) / typical_ns))
 
@@ -317,12 +320,11 @@ def _heat(step: Step, run: _PointRun) -> None:
 def _time(
     step: Step, inner: int, warmup_ns: Sequence[float], run: _PointRun
 ) -> tuple[_Blocks, _Blocks, TimingProgress]:
-    """Return samples that turned out to be warm-up, those that count, and the last progress.
+    """Return drifted blocks, timed blocks and the last progress. Collective.
 
-    All ranks must call it. Blocks are timed until the samples are enough; where they drift they
-    were warm-up, and it begins anew. A sample is the mean of `inner` steps, which `step` runs. It
-    is marked where the clocks were limited in its block, unless the device counts no limits. The
-    run gets the energy, spans, throttle reasons and allocations of the blocks that count.
+    A sample is the mean of `inner` steps, which `step` runs. If the timed samples drift, they were
+    warm-up, and timing begins again. Samples are marked `throttled` if the clocks were limited in
+    their block.
     """
     policy, device = run.policy, run.context.device
     drifted: _Blocks = []
@@ -376,8 +378,8 @@ def _time(
 
 
 def _rest(samples: int, expected_ns: Sequence[float], at_most_s: float) -> None:
-    """Leave the device idle while the other ranks run their samples."""
-    # Without this the next collective would begin now, and NCCL would spin on the idle device.
+    # Leave the device idle while other ranks run their samples: NCCL would spin on it in the next
+    # collective.
     if expected_ns:
         time.sleep(min(at_most_s, samples * statistics.median(expected_ns) / NS_PER_S))
 
@@ -385,28 +387,23 @@ def _rest(samples: int, expected_ns: Sequence[float], at_most_s: float) -> None:
 def _energy_of_samples(
     readings: Sequence[ReadingSpan], lead_ins: int, progress: TimingProgress, *, is_idle: bool
 ) -> float | None:
-    """Return the energy in J of the timed samples, without lead-in samples and pauses."""
+    """Return the joules of the timed samples, without lead-in samples and pauses."""
     used_j = energy_j(readings)
     if used_j is None:
         return None
-    if is_idle:  # its own samples take no time: count the time of the point's samples
+    if is_idle:  # the rank's own samples take no time, so use the time of the point's samples
         return used_j * progress.timed_s / seconds_between(readings)
     return used_j * len(progress.sample_ns) / (len(progress.sample_ns) + lead_ins)
 
 
 def _point_ns(blocks: _Blocks) -> Sequence[float]:
-    """Return the point's step time of each iteration over all ranks, in ns; () without any."""
+    """Return the step time over all ranks of each iteration, in ns."""
     ranks_ns = [durations_ns for _, durations_ns in blocks]
     return step_series(list(np.concatenate(ranks_ns, axis=1))).tolist() if blocks else ()
 
 
 def _compare_gradients(workload: Workload, run: _PointRun) -> None:
-    """Put a step's relative `gradient_error` into the run, where the job asks for it.
-
-    It is the difference to the gradients of one process. All ranks must call it. A workload that
-    cannot compare, and a difference beyond rounding, give a doubt. Raises with peers what the
-    comparison raises.
-    """
+    """Compare a step's gradients with those of one process, if the job asks for it. Collective."""
     if not run.policy.settings.check_gradients:
         return
     compare = workload.gradient_error
@@ -421,10 +418,9 @@ def _compare_gradients(workload: Workload, run: _PointRun) -> None:
 
 
 def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
-    """Put breakdown and, if asked for, profile into the run; None for one that fails without peers.
+    """Add breakdown and profile to the run. Collective.
 
-    All ranks must call it. Their steps are neither timed nor in the peak memory, and the workload
-    cannot be measured afterwards. Raises with peers what the steps raise.
+    The workload cannot be measured afterwards.
     """
     context, last = run.context, run.repetitions[-1]
     slowest_ns = max_over_ranks(last.timed.step_ns, context.device)
@@ -433,10 +429,9 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
     extent = Extent(steps=steps, most_local_steps=most_local_steps, inner=last.inner_iterations)
 
     def take_apart() -> Breakdown:
-        """Return the breakdown; the run gets what NCCL and torch's attention chose in a step."""
         if isinstance(run.timer, ScriptTimer):
             return break_down_script(run.timer, context, extent)
-        # First, before gradients go other ways than in a timed step.
+        # Before the breakdown, while gradients are still reduced as in a timed step.
         if context.world_size > 1:
             run.fields["nccl_choices"] = run.nccl_choices(workload.step)
         run.fields["attention_kernels"] = profiling.attention_kernels(workload.step)
@@ -456,10 +451,10 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
 
 
 def _attempt(name: str, explain: Callable[[], T], run: _PointRun, without: str) -> T | None:
-    """Return what `explain` returns; None, with a doubt, where it fails without peers.
+    """Return the result of `explain`; if it fails on a single rank, None and a doubt.
 
-    The samples are there already. With peers, which may wait in a collective, its error is raised
-    and the point is lost; `without` is the setting that leaves it out, for a note on the error.
+    With peers, which may wait in a collective, the error is raised, and `without` names the setting
+    that avoids it.
     """
     try:
         return explain()

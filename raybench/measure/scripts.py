@@ -29,25 +29,27 @@ _LEAD_IN = 3
 
 
 class StepsEndedError(Exception):
-    """The script ended on a rank before all steps were timed; raised on all ranks.
-
-    repetition: the steps of all blocks, equally many on each rank; at most half as warm-up.
-    """
+    """The script ended on a rank before all steps were timed; raised on all ranks."""
 
     def __init__(self, repetition: Repetition) -> None:
+        """Keep the steps of all blocks, equally many on each rank; at most half are warm-up."""
         super().__init__("the script ended before all steps were timed")
         self.repetition = repetition
 
 
 class ScriptTimer(MemoryUse):
-    """Has the process of the script time its steps, and keeps all samples.
+    """Makes the process of the script time its steps; it replaces both Timer and MemoryUse.
 
-    It takes the place of a Timer and of a MemoryUse: the peaks are those in the script's process as
-    of the last block, None on a CPU. `paused` and `counting` do nothing; both counts are None.
+    Peaks of memory are those of the script's process. `paused` and `counting` do nothing.
     """
 
     def __init__(self, script: RunningScript, device: torch.device) -> None:
-        """Make a timer. script: its steps are timed. device: on which ranks exchange counts."""
+        """Make a timer.
+
+        Args:
+            script: the running script.
+            device: device on which ranks exchange counts.
+        """
         super().__init__(torch.device("cpu"))
         self.script, self._agree_on = script, device
         self._blocks: list[Samples] = []
@@ -56,11 +58,18 @@ class ScriptTimer(MemoryUse):
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
     ) -> Samples:
-        """Return the samples of iterations that the script runs and times after `lead_in` others.
+        """Make the script run and time iterations. Collective.
 
-        All ranks must call it. iterations: above 0. step, parts: not used. Raises StepsEndedError
-        where a rank's script ends before so many, ScriptFailedError where it fails or ends before
-        the first timed one; where another rank's failed as `breakdown.break_down_script`.
+        Args:
+            step: not used.
+            iterations: number of timed iterations, above 0.
+            parts: not used.
+            lead_in: number of untimed iterations before them.
+
+        Raises:
+            StepsEndedError: the script of a rank has ended too early.
+            ScriptFailedError: this rank's script has failed or has no timed iteration.
+            ScriptAbortedError: another rank's script has failed.
         """
         try:
             samples = self.script.run_steps(iterations, lead_in=lead_in)
@@ -70,26 +79,26 @@ class ScriptTimer(MemoryUse):
         if allocated_bytes is not None and reserved_bytes is not None:
             self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
             self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
-        # The fewest of any rank.
+        # The minimum over ranks.
         done = -max_over_ranks([-len(samples.step_ns)], self._agree_on)[0]
         self._blocks.append(_cut(samples, 0, done))
         if done == iterations:
             return samples
-        known = join_blocks(self._blocks)
-        if not (count := len(known.step_ns)):
+        samples = join_blocks(self._blocks)
+        if not (count := len(samples.step_ns)):
             message = "the script ended after its first step: it has no iteration that was timed"
             raise ScriptFailedError(
                 Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
             )
         warmup = min(self._warmup_iterations or count, count // 2)
         raise StepsEndedError(
-            Repetition(warmup=_cut(known, 0, warmup), timed=_cut(known, warmup, count))
+            Repetition(warmup=_cut(samples, 0, warmup), timed=_cut(samples, warmup, count))
         )
 
     def restart(self) -> None:
-        """Count all iterations until now as warm-up; forget the peak of allocated memory.
+        """Count all iterations so far as warm-up; forget the peak of allocated memory.
 
-        From now on no other optimizer becomes the one whose step ends an iteration.
+        From now on the optimizer whose step ends an iteration stays the same.
         """
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self.script.forget_memory()
@@ -97,7 +106,6 @@ class ScriptTimer(MemoryUse):
 
 
 def _cut(samples: Samples, start: int, end: int) -> Samples:
-    """Return iterations `start` to `end` of samples without parts."""
     return replace(
         samples,
         start_ns=samples.start_ns[start:end],
@@ -108,14 +116,21 @@ def _cut(samples: Samples, start: int, end: int) -> Samples:
 
 
 def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> Breakdown:
-    """Run instrumented steps of the timer's script, and return where their time goes.
+    """Time the parts of a script's steps. Collective: every rank must call it, once.
 
-    All ranks must call it, once, after the timed steps. With several ranks, steps with timed
-    reductions come first; then DDP does not reduce its gradients any more. If the script ends, a
-    step reduces none, or parts cannot be timed on some rank, there are only `methods` with the
-    reason. Memory, traffic, regions, device_ms and wall are always left out. Of the extent only
-    `steps` counts. Raises ScriptFailedError where the script fails; where another rank's has,
-    ScriptAbortedError, or in a wait for the others RuntimeError (gloo), any error or none (NCCL).
+    If a part cannot be timed on some rank, the breakdown has only the reasons. Of the parts,
+    memory, traffic, regions, device_ms and wall are always missing. DDP reduces no gradients
+    afterwards.
+
+    Args:
+        timer: timer of the script, after the timed steps.
+        context: context of this rank.
+        extent: only `steps` is used.
+
+    Raises:
+        ScriptFailedError: this rank's script has failed.
+        ScriptAbortedError: another rank's script has failed. A wait for the other ranks may also
+            raise RuntimeError (gloo), or any error or none (NCCL).
     """
     script = timer.script
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"

@@ -1,12 +1,11 @@
-"""The process group of a worker, kept while points use the same workers, its store, NCCL's log.
+"""The process group of a worker, which consecutive points share, and the log of NCCL.
 
-Ranks find each other in one TCP store for the whole run. It lives in a process of its own, so it
-outlives any rank, and the system picks its port, so no other process can take it first.
+Ranks meet in one TCP store for the whole run. The store lives in its own process, so it outlives
+any rank, and the system picks its port, so no other process can take the port first.
 
-NCCL reads the variables of its log once, when the first communicator is made. From then on it
-writes lines of INIT and NET where communicators are made and connected, before anything is timed; a
-collective that is connected writes none. For one step that is not timed it can be made to read them
-again, and then says which algorithm each collective runs.
+NCCL reads the variables of its log only once, when it makes the first communicator. From then on it
+logs INIT and NET while communicators are made and connected, which is before anything is timed. For
+one untimed step NCCL can be made to read the variables again and to log its algorithms.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
-# Before the first group: its functions take the default group of the moment in which they are
-# defined for their own, and DDP loads them. That group could never be taken down.
+# Import before the first group is formed, because DDP would import this module later. Its functions
+# keep the default group that exists at their definition, and the group could not be taken down.
 import torch.distributed.nn.functional
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -38,18 +37,18 @@ from raybench.measure.instruments import align_ranks, any_rank
 from raybench.records.environment import set_variables
 from raybench.records.task import GroupSpec, RankInfo, Task
 
-# The driver's deadline ends a point; torch's own must not come before it, nor never.
+# The driver's deadline ends a point, so torch's deadline comes a minute later.
 _TIMEOUT_MARGIN_S = 60.0
-# A wait without end: the store counts milliseconds in 32 bits.
+# Endless: the store counts milliseconds in 32 bits.
 _LONG = timedelta(days=7)
 _LOOK_S = 0.02
-# The destructor of gloo's group waits for its threads without giving the GIL away, which a thread
-# whose collective has just failed still needs.
+# The destructor of gloo's group waits for its threads without releasing the GIL. A thread whose
+# collective has just failed still needs the GIL, so give it time.
 _GLOO_QUIET_S = 0.05
 _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
 # The values of a group's abort key.
 _BROKEN, _LEFT = "broken", "left"
-# NCCL's log: a communicator of a thousand ranks may write so much; more is not read.
+# A communicator of a thousand ranks may log this much; the rest is not read.
 _MOST_LOG_BYTES = 4 * MIB
 _CONNECTIONS, _CHOICES = "INIT,NET", "TUNING"
 _c10d: Any = dist.distributed_c10d
@@ -61,10 +60,10 @@ class GroupGoneError(Exception):
 
 
 class ProcessGroup:
-    """The group that this worker is a member of, at most one, as torch's default group.
+    """The process group of this worker, as torch's default group.
 
-    device: a GPU must be the current one of the thread that joins. When one rank fails, the others
-    are stuck in a collective. So a thread of each process waits for a key of the store.
+    When a rank fails, its peers are stuck in a collective. Therefore a thread of each process waits
+    for a key of the store that ends the group.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -78,12 +77,18 @@ class ProcessGroup:
         self.nccl_file = NcclFile()
 
     def join(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> None:
-        """End the current group and form `group`, if it is another; set torchrun's variables.
+        """Replace the current group by `group`, and set torchrun's variables. Collective.
 
-        The current group ends on all its ranks. All ranks of `group` must call this; it waits for
-        them until `group` is ended. None, for a point of one rank, forms none. task: torch's limit
-        is a minute more than that of the task that formed the group. Raises GroupGoneError if this
-        rank has left `group`, or any rank or the driver has ended it, else what torch raises.
+        Does nothing if `group` is the current group. Otherwise the current group ends on all its
+        ranks.
+
+        Args:
+            task: torch's time limit is a minute longer than the limit of this task.
+            rank_info: this rank.
+            group: None for a point of one rank, which needs no group.
+
+        Raises:
+            GroupGoneError: this rank has left the group, or a rank or the driver has ended it.
         """
         set_torchrun_variables(rank_info, group)
         if group in self._ended or self.is_broken(group):
@@ -97,31 +102,30 @@ class ProcessGroup:
                 self._form(group, task, rank_info)
 
     def free_buffers(self, held_bytes: Callable[[], int]) -> None:
-        """Wait until NCCL has freed the buffers of finished collectives; all ranks must call it.
+        """Wait until NCCL has freed the buffers of finished collectives. Collective.
 
-        It ends when `held_bytes()` is 0 on all ranks, or after 20 tries, 20 ms apart; at once if
-        NCCL or a group is missing. Buffers of collectives for which the host never waited, as in
-        DDP, stay until NCCL's watchdog has seen their end, and then until the next collective.
+        Tries 20 times, 20 ms apart, until `held_bytes()` is 0 on all ranks. Buffers of collectives
+        for which the host never waited, as in DDP, stay until NCCL's watchdog has seen that they
+        have ended, and then until the next collective.
         """
         if self._is_nccl and self._group is not None:
-            for _ in range(_FREE_TRIES):  # counted, not timed: no rank may stop before another
+            for _ in range(_FREE_TRIES):  # counted, not timed: all ranks must stop together
                 if not any_rank(held_bytes() > 0, self._device):
                     return
                 time.sleep(_FREE_WAIT_S)
 
     def is_broken(self, group: GroupSpec | None) -> bool:
-        """Return whether `group` is the last that another rank or the driver broke while joined."""
+        """Return whether another rank or the driver has broken this group."""
         return group is not None and group == self._broken
 
     def _form(self, group: GroupSpec, task: Task, rank_info: RankInfo) -> None:
-        """Meet all ranks in the store and make the group torch's default one, as `join`."""
+        """Meet all ranks in the store and make the group torch's default group."""
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
         self._group, self._store = group, store
         self._watch_for_end(group)
-        # A rank that waits for the others inside of torch could not be stopped. Nor in `wait`: when
-        # its time is up torch writes warnings to the log of the worker, and looks up host names for
-        # them, which takes seconds where there is no DNS.
+        # Poll, because a rank that waits inside torch cannot be stopped. On a timeout `store.wait`
+        # would also log warnings and look up host names, which takes seconds without DNS.
         all_here = f"{group.name}/all-here"
         if store.add(f"{group.name}/here", 1) == rank_info.world_size:
             store.set(all_here, "")
@@ -146,7 +150,7 @@ class ProcessGroup:
         align_ranks(self._device)
 
     def leave(self) -> None:
-        """Leave the group, if any; all its members must be alive and idle, and call it too."""
+        """Leave the group. Collective: all members must be alive and idle."""
         with self._lock:
             if self._store is not None:
                 dist.destroy_process_group()
@@ -154,11 +158,11 @@ class ProcessGroup:
                 self._forget()
 
     def take_down(self, timeout_s: float) -> bool:
-        """End the group; return whether it and the device's work ended in `timeout_s`.
+        """End the group; return whether the group and the device's work ended in time.
 
-        True at once without a group. False also where that raises; let the process end then. NCCL's
-        is ended on all ranks: collectives that are going on return garbage, without an error.
-        gloo's connections close when no workload holds the group; the peers' collectives raise.
+        Let the process end if the result is False. NCCL ends the group on all ranks, and running
+        collectives return garbage without an error. With gloo the collectives of the peers raise as
+        soon as no workload holds the group.
         """
         group = self._group
         if group is None:
@@ -182,10 +186,7 @@ class ProcessGroup:
         return bool(done)
 
     def check(self, workload: str) -> None:
-        """Raise UsageError if the workload (its name) has destroyed the process group.
-
-        Its ranks then have measured alone, and so would those of the next points.
-        """
+        """Raise UsageError if the workload has destroyed the process group: its ranks ran alone."""
         if self._group is not None and dist.group.WORLD is not self._ours:
             raise UsageError(
                 f"workload {workload} destroyed the process group, which is raybench's and kept "
@@ -193,21 +194,18 @@ class ProcessGroup:
             )
 
     def drop_others(self) -> None:
-        """Destroy all groups but that of `join`, the latest first; all ranks must call it, idle.
+        """Destroy all groups of the workload and of raybench, except the joined group. Collective.
 
-        Those are what a workload or raybench made beside it. At world size 1 one may be a default
-        group, which would keep the next point from forming its own.
+        At world size 1 a workload may have made a default group, which would keep the next point
+        from forming its own.
         """
         for group in reversed([group for group in _world.pg_names if group is not self._ours]):
             if group in _world.pg_map:
                 dist.destroy_process_group(group)
 
     def _watch_for_end(self, group: GroupSpec) -> None:
-        """Start a thread that waits until the group is left, or broken by another or the driver.
-
-        Broken, it is noted as such, and NCCL's is ended at once.
-        """
-        # A client of its own, because one that waits can do nothing else.
+        """Start a thread that notes when the group is broken, and aborts NCCL's group then."""
+        # A separate client: a client that waits can do nothing else.
         store = TCPStore(group.store_address, group.store_port, is_master=False)
 
         def wait() -> None:
@@ -218,24 +216,24 @@ class ProcessGroup:
                 return  # the store is gone, and with it all signals
             with self._lock:
                 if not is_broken or group != self._group:
-                    return  # an earlier group: this thread woke late
+                    return  # this thread woke late, after its group was replaced
                 self._broken = group
-            if self._is_nccl:  # gloo's collectives raise when a peer has closed its connections
+            if self._is_nccl:  # gloo needs no abort: its collectives raise when a peer has gone
                 self._take_down(group)
 
         threading.Thread(target=wait, name="raybench-abort", daemon=True).start()
 
     def _take_down(self, group: GroupSpec) -> None:
-        """End the group on this rank, from any thread, and have the others end it."""
+        """End the group on this rank, from any thread, and make the other ranks end it."""
         with self._lock:
             if self._store is None or self._group != group:
                 return
-            self._tell_others(_BROKEN)  # first: the other ranks need as long as this one
+            self._tell_others(_BROKEN)  # first, so that all ranks take down at the same time
             self._end()
             self._forget()
 
     def _end(self) -> None:
-        """End torch's default group, if there is one, without waiting for other ranks."""
+        """End torch's default group without waiting for other ranks."""
         if dist.is_initialized():
             end = _c10d._abort_process_group if self._is_nccl else dist.destroy_process_group
             end()
@@ -244,15 +242,14 @@ class ProcessGroup:
         self._ended.add(self._group)
         self._group = self._ours = self._store = None
 
-    def _tell_others(self, end: str) -> None:
-        """Set the abort key of the group, which the other ranks wait for. end: its value."""
+    def _tell_others(self, value: str) -> None:
         if self._store is not None and self._group is not None:
             with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
-                self._store.set(_abort_key(self._group), end)
+                self._store.set(_abort_key(self._group), value)
 
 
 def break_group(store: TCPStore, group: GroupSpec) -> None:
-    """Tell all ranks of `group`, in its store, to end it, without waiting; gloo's only note it."""
+    """Make all ranks of the group end it, without waiting for them."""
     store.set(_abort_key(group), _BROKEN)
 
 
@@ -263,7 +260,7 @@ def _abort_key(group: GroupSpec) -> str:
 def set_torchrun_variables(rank_info: RankInfo, group: GroupSpec | None) -> None:
     """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun does.
 
-    With a group MASTER_ADDR and MASTER_PORT too; without one, those that are set stay.
+    MASTER_ADDR and MASTER_PORT are set too if there is a group.
     """
     os.environ.update(
         RANK=str(rank_info.rank),
@@ -277,12 +274,11 @@ def set_torchrun_variables(rank_info: RankInfo, group: GroupSpec | None) -> None
 
 
 def serve_store(address: str) -> TCPStore:
-    """Return a store, served on this address alone and on a port (`port`) that the system picks.
+    """Return a store that listens on this IP address only, on a port that the system picks.
 
-    address: an IP address, v4 or v6, not empty. Threads of this process serve it as long as the
-    object lives. Raises OSError if the address is not one of this host.
+    The store lives as long as the object. Raises OSError if this host does not have the address.
     """
-    # A listener of our own: TCPStore's would be open on every network of this host.
+    # TCPStore's own listener would be open on every network of this host.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family, backlog=2048)
     port = listener.getsockname()[1]
@@ -292,46 +288,43 @@ def serve_store(address: str) -> TCPStore:
 
 
 def choose_interface(address: str) -> None:
-    """Set GLOO_SOCKET_IFNAME, if unset or empty, to the interface that has `address`.
+    """Set GLOO_SOCKET_IFNAME, if it is unset, to the interface with this IPv4 address.
 
-    address: that by which Ray knows this node; all reach it. Call it before a group is formed. Sets
-    nothing where no interface has it as its first IPv4 address (IPv6, NAT). gloo itself takes that
-    of this host's name, often loopback (127.0.1.1). NCCL's choice is part of the measurement.
+    gloo would take the address of the host's name, which is often loopback (127.0.1.1). NCCL is
+    left alone: its choice is part of the measurement. Call this before a group is formed.
+
+    Args:
+        address: address of this node in Ray, which all nodes can reach.
     """
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return
     for name, addresses in psutil.net_if_addrs().items():
-        if [one.address for one in addresses if one.family == socket.AF_INET][:1] == [address]:
+        ipv4 = [entry.address for entry in addresses if entry.family == socket.AF_INET]
+        if ipv4[:1] == [address]:
             os.environ["GLOO_SOCKET_IFNAME"] = name
             return
 
 
 def _find_read_again() -> Callable[[], object] | None:
-    """Return a function that has the NCCL of this process read the variables of its log again.
-
-    The function also makes a call without a communicator, which writes a line of the log: only then
-    are the variables read. None where NCCL is not loaded or lacks `ncclResetDebugInit`, which NCCL
-    has for its own tests.
-    """
+    """Return a function that makes NCCL read the variables of its log again; None if it cannot."""
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        # NCCL has this function for its own tests; some builds lack it.
         forget, count = library.ncclResetDebugInit, library.ncclCommCount
     except (OSError, AttributeError):
         return None
 
     def read_again() -> None:
         forget()
+        # NCCL reads the variables when it writes a line of the log. A call without a communicator
+        # writes one.
         count(None, ctypes.byref(ctypes.c_int()))
 
     return read_again
 
 
 class NcclFile:
-    """The file in memory to which this process's NCCL writes its log.
-
-    Where the user has switched the log on (NCCL_DEBUG) it is left alone, and nothing is known.
-    find_read_again: returns a function that has NCCL read its variables again; None if it cannot.
-    """
+    """The file in memory to which NCCL logs; unused if the user has set NCCL_DEBUG."""
 
     def __init__(
         self, find_read_again: Callable[[], Callable[[], object] | None] = _find_read_again
@@ -345,44 +338,39 @@ class NcclFile:
     def record(self) -> Iterator[None]:
         """Make NCCL log the connections of the group that is formed in the `with` block.
 
-        `routes` begins anew. The group must communicate in the block, and NCCL must not be used
-        before the first one. The variables of the log are set only in it and in `choices`, so not
-        for what a workload starts.
+        The group must communicate in the block, and NCCL must not be used before the first block.
+        What a workload starts does not get the variables of the log.
         """
         self._known = frozenset()
         if self._file is None and os.environ.get("NCCL_DEBUG"):
             yield
             return
         if self._file is None:
-            # In memory: nothing is left behind, however the process ends.
+            # A file in memory leaves nothing behind, however the process ends.
             self._file = os.memfd_create("raybench-nccl")
         self._begin = os.fstat(self._file).st_size
-        # NCCL reads them once; as long as it has written nothing, it may not have.
+        # NCCL may not have read the variables as long as it has written nothing.
         with set_variables({} if self._begin else _variables(self._file, _CONNECTIONS)):
             yield
 
     def routes(self) -> tuple[str, ...]:
-        """Return this rank's transports, as `P2P/CUMEM`, sorted; () if none or not known.
-
-        Those since the last `record` began, of a workload's own groups too; not what is connected
-        in the step of `choices`, nor what the log tells beyond 4 MiB.
-        """
+        """Return this rank's transports since `record`, such as `P2P/CUMEM`; () if unknown."""
         if self._file is None:
             return ()
         log = parse(_read(self._file, self._begin))
         return tuple(sorted(self._known.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
-        """Run a step; return what NCCL ran, each once, as `AllReduce 4 B: RING LL, 2 channels`.
+        """Run a step; return what NCCL ran in it, as `AllReduce 4 B: RING LL, 2 channels`.
 
-        Only collectives of groups in which this rank is the first. () before `record`, if the user
-        has switched the log on, or NCCL cannot change it. Always runs the step; raises its error.
+        Only groups in which this rank is the first are listed. () if NCCL's log cannot be read.
+        Raises the error of the step.
         """
         read_again = self._find_read_again() if self._file is not None else None
         if self._file is None or read_again is None:
             step()
             return ()
-        # NCCL empties the file of its routes when it opens it again.
+        # NCCL truncates the first file when it opens it again.
         self._known, self._begin = frozenset(self.routes()), 0
         file = os.memfd_create("raybench-nccl-choices")
         try:
@@ -404,7 +392,7 @@ def _read(file: int, begin: int) -> list[str]:
 
 
 def _variables(file: int, subsystems: str) -> dict[str, str]:
-    """Return the variables that have NCCL log these subsystems to the file descriptor."""
+    """Return the variables that make NCCL log these subsystems to the file descriptor."""
     return {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": subsystems,

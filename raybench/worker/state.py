@@ -1,9 +1,8 @@
-"""The state of a worker's process between two points: settings are put back, leftovers are named.
+"""The state of a worker's process between two points: settings are restored, leftovers are named.
 
-What is put back is what built-in workloads change and what training scripts commonly change. The
-precision of fp32 arithmetic and the random number generators are not in the table: both are set
-anew before each build of a workload (`apply_precision`, `seed_all`). A class of the user's can
-change anything else, so another class gets new processes (`RayCluster.run`).
+Restored is what built-in workloads change and what training scripts commonly change. TF32 and the
+random number generators are missing here, because `apply_precision` and `seed_all` set them before
+each build. A user's class can change anything else, so another class gets new processes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from raybench.conversion import MIB
 _GRACE_S = 0.5
 _POLL_S = 0.01
 _SHOWN = 3
-# torch's allocator takes memory for small blocks from the device in segments of 2 MiB.
+# torch's allocator reserves small blocks in segments of 2 MiB.
 _SMALL_SEGMENT_BYTES = 2 * MIB
 _ATTRIBUTES = {
     "cuDNN": (backends.cudnn, ("enabled", "benchmark", "deterministic")),
@@ -47,7 +46,7 @@ _ATTRIBUTES = {
             "allow_fp16_accumulation",
         ),
     ),
-    # Without its flag the DataLoader would not set its handler again, which is put back too.
+    # The handler of the DataLoader is restored too. Its flag makes the DataLoader set it again.
     "DataLoader": (signal_handling, ("_SIGCHLD_handler_set",)),
 }
 # Ray and faulthandler handle these in C: Python can neither read nor restore their handlers.
@@ -70,32 +69,31 @@ _COMPILER_CONFIGS = (
 
 
 class ProcessSetting(NamedTuple):
-    """A setting of the process, or of the thread that calls its functions; `write` may raise.
-
-    read: returns a value that compares equal while nothing has changed. write: sets such a value.
-    """
+    """A setting of the process or of the thread that calls these functions."""
 
     name: str
+    # Returns a value that compares equal as long as nothing has changed.
     read: Callable[[], Any]
+    # Sets such a value; may raise.
     write: Callable[[Any], object]
 
 
 def process_settings() -> Iterator[ProcessSetting]:
-    """Yield what `ProcessState.restore` puts back, in its order; TF32 and generators are not."""
+    """Yield what `ProcessState.restore` restores, in its order."""
     cuda, has_cache = backends.cuda, torch.is_autocast_cache_enabled
     deterministic = torch.get_deterministic_debug_mode
     yield from (
-        # The timers first: the signal of a timer may come while the rest is put back.
+        # Timers first: the signal of a timer may come while other settings are restored.
         ProcessSetting("interval timer", _timers, _set_timers),
         ProcessSetting("signal handler", _signal_handlers, _set_signal_handlers),
         ProcessSetting("signal mask", _signal_mask, _set_signal_mask),
         ProcessSetting("environment", lambda: dict(os.environ), _set_environment),
         ProcessSetting("working directory", _working_directory, os.chdir),
-        # None, since a default of "cpu" costs time in each call of torch.
+        # Set None instead of "cpu", which costs time in each call of torch.
         ProcessSetting(
             "default device",
             torch.get_default_device,
-            lambda one: torch.set_default_device(None if one.type == "cpu" else one),
+            lambda device: torch.set_default_device(None if device.type == "cpu" else device),
         ),
         ProcessSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
         ProcessSetting("number of threads", torch.get_num_threads, torch.set_num_threads),
@@ -130,13 +128,13 @@ def process_settings() -> Iterator[ProcessSetting]:
 
 
 def _timers() -> list[tuple[bool, float]]:
-    """Return whether each interval timer runs, and the seconds after which it repeats."""
+    """Return for each interval timer whether it runs, and the seconds after which it repeats."""
     times_s = map(signal.getitimer, _TIMERS)
     return [(left_s > 0, interval_s) for left_s, interval_s in times_s]
 
 
 def _set_timers(before: list[tuple[bool, float]]) -> None:
-    """Stop timers that were started, and give others the interval that they had."""
+    """Stop timers that were started, and give other timers their interval back."""
     for timer, now, (was_running, interval_s) in zip(_TIMERS, _timers(), before, strict=True):
         if now != (was_running, interval_s):
             signal.setitimer(timer, interval_s, interval_s)
@@ -148,7 +146,6 @@ def _signal_handlers() -> dict[int, Any]:
 
 
 def _set_signal_handlers(before: dict[int, Any]) -> None:
-    """Set the handlers that have changed, except those set in C."""
     for number, handler in before.items():
         is_in_c = handler is None or number in _CRASHES
         if not is_in_c and signal.getsignal(number) != handler:
@@ -160,7 +157,7 @@ def _signal_mask() -> set[int]:
 
 
 def _set_signal_mask(before: set[int]) -> None:
-    """Block exactly these signals in this thread; discard other signals that are pending."""
+    """Block exactly these signals in this thread; discard other pending signals."""
     for number in signal.sigpending() - before:
         handler = signal.signal(number, signal.SIG_IGN)  # discards the signal
         signal.signal(number, handler)
@@ -168,14 +165,13 @@ def _set_signal_mask(before: set[int]) -> None:
 
 
 def _set_environment(before: dict[str, str]) -> None:
-    """Make the environment of this process equal to `before`."""
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
 
 
 def _working_directory() -> str | None:
-    """Return the current directory; None where it has been deleted."""
+    """Return the current directory; None if it has been deleted."""
     try:
         return str(Path.cwd())
     except FileNotFoundError:
@@ -188,15 +184,13 @@ def _autocast_nesting() -> int:
 
 
 def _set_autocast_nesting(before: int) -> None:
-    """Leave autocast blocks until so many are entered, and drop its copies of weights."""
     while _autocast_nesting() > before:
         torch.autocast_decrement_nesting()
-    # Autocast itself drops its copies of weights when the outermost block ends.
+    # Autocast drops its copies of weights only when the outermost block ends.
     torch.clear_autocast_cache()
 
 
 def _set_config(config: Any, before: dict[str, Any]) -> None:
-    """Set the settings of a module of torch's compiler that differ from `before`."""
     now = config.get_config_copy()
     for key, value in before.items():
         if now[key] != value:
@@ -204,14 +198,14 @@ def _set_config(config: Any, before: dict[str, Any]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python's, numpy's and torch's global generators, on all devices; 0 <= seed < 2**32."""
+    """Seed Python's, NumPy's and torch's global generators, on all devices; 0 <= seed < 2**32."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
 class ProcessState:
-    """Settings and device memory of a process when this was made; threads, children at `begin`."""
+    """Settings and device memory at construction; threads and children at the last `begin`."""
 
     def __init__(self, device: torch.device) -> None:
         self._before = [(setting, setting.read()) for setting in process_settings()]
@@ -220,19 +214,21 @@ class ProcessState:
         self.begin()
 
     def begin(self) -> None:
-        """Note the threads and child processes of now; call it before each workload."""
+        """Note the current threads and child processes; call this before each workload."""
         self._threads, self._children = _threads(), _children()
 
     def restore(self) -> tuple[str, ...]:
-        """Put `process_settings` back and forget compiled code; return what a workload left behind.
+        """Restore settings and forget compiled code; return what the workload left behind.
 
-        Call it on the thread of the workload, when that is closed and no longer referred to. Each
-        is a noun phrase: of a setting that cannot be put back, of threads or of child processes
-        started since `begin`, which go on, or of `held_bytes`, raising as it does; () without any.
-        Waits at most half a second for threads, and as long for child processes, to end.
+        Call this on the thread of the workload, after it was closed and dropped. Waits at most 0.5
+        s each for threads and for child processes to end.
+
+        Returns:
+            A noun phrase for each leftover: a setting that cannot be restored, threads, processes,
+                memory.
         """
         _forget_compiled_code()
-        # First: a context manager that the collector ends puts its own settings back.
+        # Collect first: a context manager that the collector ends restores its own settings.
         gc.collect()
         left = []
         for setting, before in self._before:
@@ -241,7 +237,7 @@ class ProcessState:
                     setting.write(before)
                 if setting.read() != before:
                     left.append(f"a changed {setting.name}")
-        # The thread that the first bar of tqdm starts, also one of torch.compile's.
+        # The first progress bar of tqdm starts a thread, also in torch.compile.
         bars: Any = sys.modules.get("tqdm.std")
         if bars is not None and (monitor := bars.tqdm.monitor) is not None:
             monitor.exit()
@@ -250,44 +246,44 @@ class ProcessState:
             ("running thread", "running threads"): lambda: _threads() - self._threads,
             ("child process", "child processes"): lambda: _children() - self._children,
         }
-        for (one, many), remaining in kinds.items():
+        for (singular, plural), remaining in kinds.items():
             deadline_s = time.monotonic() + _GRACE_S
-            while (found := remaining()) and time.monotonic() < deadline_s:
+            while (running := remaining()) and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
-            if names := sorted(map(_name, found)):
+            if names := sorted(map(_name, running)):
                 shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-                left.append(f"{len(names)} {one if len(names) == 1 else many} ({shown})")
+                left.append(f"{len(names)} {singular if len(names) == 1 else plural} ({shown})")
         if held_bytes := self.held_bytes():
             left.append(f"{held_bytes / MIB:,.0f} MiB of device memory")
         return tuple(left)
 
     def held_bytes(self) -> int:
-        """Wait for the device, give free memory back; return what torch reserves, in bytes.
+        """Return the bytes that torch reserves beyond the construction of this object.
 
-        Only what is more than when this was made; 0 if that is 2 MiB or less, and on a CPU. Raises
-        the error of a device that has failed.
+        Waits for the device and frees cached memory first. 0 on a CPU, and up to 2 MiB count as 0.
+        Raises the error of a failed device.
         """
         held_bytes = self._release_memory() - self._reserved_bytes
         return held_bytes if held_bytes > _SMALL_SEGMENT_BYTES else 0
 
     def _release_memory(self) -> int:
-        """Give free memory back; return the bytes that torch still reserves, 0 on a CPU."""
+        """Free cached memory; return the bytes that torch still reserves, 0 on a CPU."""
         if self._device.type != "cuda":
             return 0
         torch.cuda.synchronize(self._device)
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-        # Reserved, not allocated: the pool of a living CUDA graph is no room for others either.
+        # Reserved, not allocated: the next workload cannot use the pool of a living CUDA graph.
         return torch.cuda.memory_reserved(self._device)
 
 
 def _forget_compiled_code() -> None:
     """Drop compiled code, and end the threads and processes that compiled it.
 
-    Without this torch.compile silently runs a function uncompiled once it was compiled for 8
-    shapes in this process (`torch._dynamo.config.recompile_limit`).
+    Otherwise torch.compile silently runs a function uncompiled after it was compiled for 8 shapes
+    in this process (`torch._dynamo.config.recompile_limit`).
     """
-    # Only where something was compiled: with CUDA the reset itself imports 600 modules of Inductor.
+    # Skip the reset if nothing was compiled: with CUDA it imports 600 modules of Inductor.
     if not torch._dynamo.utils.counters["frames"]:
         return
     torch.compiler.reset()
@@ -303,48 +299,48 @@ def _forget_compiled_code() -> None:
 
 
 def _threads() -> set[threading.Thread]:
-    """Return Python's threads that a workload may have started."""
-    found = set()
+    """Return the Python threads that a workload may have started."""
+    threads = set()
     for thread in threading.enumerate():
-        # A timer of torch's compiler notices only half a minute later that its processes have gone,
-        # and sleeps until then. raybench's own waits for the driver's word on the process group.
+        # A timer thread of torch's compiler sleeps for half a minute after its processes have
+        # ended. raybench's own thread watches the process group.
         target = getattr(thread, "_target", None) or type(thread)
         module = str(getattr(target, "__module__", ""))
-        is_of_others = module.startswith(("torch._inductor.", "raybench."))
-        # A dummy stands for a thread of C++, such as autograd's, that has once run Python.
-        if not (is_of_others or isinstance(thread, threading._DummyThread)):
-            found.add(thread)
-    return found
+        is_expected = module.startswith(("torch._inductor.", "raybench."))
+        # `_DummyThread` represents a C++ thread, such as autograd's, that has called into Python.
+        if not (is_expected or isinstance(thread, threading._DummyThread)):
+            threads.add(thread)
+    return threads
 
 
 def _children() -> set[int]:
-    """Return the ids of living child processes, without multiprocessing's own helpers."""
+    """Return the ids of living child processes, without multiprocessing's helpers."""
     helpers = {
         forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
         resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
     }
-    # Those that a fork server started are not this process's children.
+    # Processes that a fork server started are not children of this process.
     remote = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
-    # psutil looks at all processes of the host: 6 ms with 90 of them, not 0.3, at each point.
+    # psutil would look at all processes of the host, which takes 6 ms instead of 0.3 ms.
     direct: set[int] = set()
     for thread in Path("/proc/self/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             direct.update(int(pid) for pid in thread.read_text(encoding="ascii").split())
-    found = set()
+    children = set()
     for pid in (direct | remote) - helpers:
         with suppress(psutil.Error):
-            # One that has ended, and that nobody has waited for, is no child that was left.
+            # A zombie has ended, although nobody has waited for it.
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.add(pid)
-    return found
+                children.add(pid)
+    return children
 
 
 def _name(left: threading.Thread | int) -> str:
-    """Return the name of a thread, or of a process by its id; "ended" where that has."""
+    """Return the name of a thread or a process; "ended" for a process that has ended."""
     if isinstance(left, threading.Thread):
         return left.name
     try:
-        # A process may give itself any bytes for a name.
+        # The name of a process may be any bytes.
         return os.fsencode(psutil.Process(left).name()).decode(errors="replace")
     except psutil.Error:
         return "ended"

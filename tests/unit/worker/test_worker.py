@@ -448,7 +448,7 @@ def test_a_device_rests_from_the_end_of_the_last_point_in_which_its_clocks_were_
             return DeviceReading(time_s=number, limited_s={"power_cap": number * limited_each_s})
 
     def watched(*given, **named):
-        rested.append(named["rested"])
+        rested.append(named["start"].rested)
         return measure(*given, **named)
 
     monkeypatch.setattr("raybench.worker.worker.Counters", lambda device: Counters())
