@@ -1,17 +1,17 @@
-"""Where the time of a step goes: instrumented steps, run after the timed ones.
+"""Where the time of a step goes: instrumented steps, run after the timed steps.
 
-`break_down` goes through these steps of its own:
+`break_down` runs these steps:
 
-1. regions that the step names (`_time_regions`);
-2. on a GPU, the step by the host's clock (`time_by_wall_clock`);
-3. on a GPU, what the peak of memory is made of (`raybench.measure.marks.watch_peak`);
-4. with peers: the collectives of the gradients, by a hook of DDP (`_time_gradients`);
-5. with peers: which collectives a step issues, counted while local copies take their place;
+1. steps with timed regions (`_time_regions`);
+2. on a GPU, steps timed by the host's clock (`time_by_wall_clock`);
+3. on a GPU, steps that show what the peak of memory consists of (`marks.watch_peak`);
+4. with peers: steps with timed collectives of gradients, by a hook of DDP (`_time_gradients`);
+5. with peers: a step whose collectives are counted while local copies replace them;
 6. steps without communication, on a GPU also with their work queued beforehand
    (`_time_local_steps`).
 
-With events and hooks only. A profiler would tell more, but once CUPTI was in use the later
-launches of the process stay slower (pytorch#144455).
+They use events and hooks only. A profiler would tell more, but after CUPTI was in use the launches
+of the process stay slower (pytorch#144455).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from raybench.records.measurement import Breakdown, PeakParts, RegionTime, WallT
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
 
-# Registers a communication hook with the models of a workload; with None they have none again.
+# Sets a communication hook for the models of a workload; None removes the hook.
 SetHook = Callable[[Any], None]
 # Makes the context manager in which each block of steps runs.
 Around = Callable[[], AbstractContextManager[None]]
 
-# Columns of `points` that come from `Breakdown.local_ms` and its like.
+# Columns of `points` that come from step times of a `Breakdown`.
 _ALL_COLUMNS = (
     "local_step_ms",
     "compute_ms",
@@ -100,35 +100,34 @@ _WALL_METHODS = {
     "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
 }
 
-# Untimed samples before each block; where the step changes, one step runs before these.
+# Untimed samples before each block.
 _LEAD_IN_SAMPLES = 2
-# Fewer have no spread.
+# Fewer samples have no spread.
 _SHORTEST_BLOCK = 3
 # Steps issued one at a time to an idle device, to learn how long the host needs for one.
 _ISSUED_ALONE = 5
-# A host that needs less than this share of a step stays ahead of the device by itself.
+# A host that issues a step in less than this share of its duration stays ahead of the device.
 _AHEAD_SHARE = 0.75
-# The device is held back for longer than the host needs, which varies.
+# Hold the device back longer than needed, because the time of the host varies.
 _HOLD_MARGIN, _LONGEST_HOLD_MS = 1.5, 1000.0
 _CALIBRATION_CYCLES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How many steps a breakdown runs.
+    """How many steps a breakdown runs."""
 
-    steps: timed samples of most kinds, at least one. most_local_steps: about the most of those
-    without communication, repeated until ranks can be told apart. inner: steps in each sample.
-    """
-
+    # Timed samples of most kinds of steps, at least one.
     steps: int
+    # Upper bound for samples without communication, which run until ranks can be distinguished.
     most_local_steps: int = 0
+    # Steps in each sample.
     inner: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Instrumented:
-    """A workload whose instrumented steps are run, and how many of them."""
+    """A workload whose instrumented steps are run."""
 
     workload: Workload
     timer: Timer
@@ -136,10 +135,12 @@ class _Instrumented:
     extent: Extent
 
     def time_block(self, loop: Step, samples: int, around: Around = nullcontext) -> list[float]:
-        """Return the durations of `samples` samples in ms per step; all ranks must call it.
+        """Return the durations of samples in ms per step. Collective.
 
-        loop: runs the `extent.inner` steps of a sample. around: a context for all of them. Two
-        samples before are not timed: the device's queue is empty then.
+        Args:
+            loop: runs the `extent.inner` steps of a sample.
+            samples: number of timed samples; two untimed samples run before them.
+            around: context in which the samples run.
         """
         align_ranks(self.context.device)
         with around():
@@ -149,9 +150,9 @@ class _Instrumented:
         return [ns / self.extent.inner / NS_PER_MS for ns in block.step_ns]
 
     def time_marked(self, marks: RegionMarks | BucketMarks) -> list[float]:
-        """Return the durations of `extent.steps` samples in ms per step; all ranks must call it.
+        """Return the durations of `extent.steps` samples in ms per step. Collective.
 
-        marks: notes each step. It also has the untimed steps before; the timed ones are the last.
+        The marks note the untimed steps, too; the timed steps are the last ones.
         """
 
         def step() -> None:
@@ -163,14 +164,11 @@ class _Instrumented:
 
 
 def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
-    """Run instrumented steps, and return where time and memory go; all ranks must call it.
+    """Run instrumented steps, and return where time and memory go. Collective.
 
-    Call it after a step: regions are timed only if one was entered. What could not be measured is
-    None or (), with the reason in `not_measured`; traffic, regions and, on one rank, communication
-    may have none. For a CUDA graph no step is run. With peers the ranks have trained without each
-    other afterwards, and models with a hook of `hook_setter` reduce no gradients; if possible the
-    last step is with the peers, as checks in `close` may need. Raises what a step with all peers
-    raises.
+    Call this after a step, because regions are timed only if a step has entered one. Values that
+    could not be measured have their reason in `not_measured`. Afterwards the weights of the ranks
+    differ, and models with a hook of `hook_setter` reduce no gradients.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
@@ -180,9 +178,9 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     instrumented = _Instrumented(workload=workload, timer=timer, context=context, extent=extent)
     wall, peak = None, None
     with no_garbage_collection():
-        # Regions first: while the step is the one that was timed.
+        # Regions first: later the steps differ from the timed steps.
         regions, region_methods = _time_regions(instrumented)
-        if on_gpu:  # on a CPU the samples are by the host's clock
+        if on_gpu:  # on a CPU the host's clock has timed the samples already
             align_ranks(device)
             workload.step()
             wall_steps = min(extent.steps, _ISSUED_ALONE)
@@ -210,11 +208,7 @@ def all_not_measured(why: NotMeasured, columns: Sequence[str] = _ALL_COLUMNS) ->
 
 
 def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], dict[str, str]]:
-    """Return the median of each region, and {"regions": how they were timed}.
-
-    All ranks must call it. Steps are run, which are otherwise as the timed ones, where any rank's
-    step names a region. How: also which regions are left out as compiled; {} without regions.
-    """
+    """Return the median of each region, and {"regions": how they were timed}. Collective."""
     context, methods = instrumented.context, []
     times: tuple[RegionTime, ...] = ()
     if any_rank(context.regions.are_used, context.device):
@@ -235,9 +229,12 @@ def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], 
 
 
 def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
-    """Return the median ms of a step by the host's clock: until it returns, and until it is done.
+    """Return the median ms until a step returns and until its work is done, by the host's clock.
 
-    Runs `steps` (above 0) steps, each on an idle device. wait: blocks until the device is idle.
+    Args:
+        step: runs one step.
+        steps: number of steps, above 0; each begins on an idle device.
+        wait: blocks until the device is idle.
     """
     issued_ns, done_ns = [], []
     for _ in range(steps):
@@ -254,11 +251,7 @@ def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> Wall
 
 
 def _take_apart(instrumented: _Instrumented) -> Breakdown:
-    """Return the times of computing and communicating, with the methods of `_ALL_COLUMNS`.
-
-    All ranks must call it. With peers the communication of gradients is timed first, then the step
-    without communication; what could not be timed has its reason in `not_measured`.
-    """
+    """Return the times of computation and communication. Collective."""
     workload, context = instrumented.workload, instrumented.context
     if context.world_size == 1:
         return _time_local_steps(instrumented, workload.step, PLAIN_STEP)
@@ -275,10 +268,8 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     errors: list[str] = []
 
     def step_alone() -> None:
-        """Run the step without its peers, which may fail on numbers that nothing can go on with.
-
-        After an error do nothing: the other ranks go on and must not wait for this one.
-        """
+        # Local copies may be numbers on which the step fails. After an error do nothing: the other
+        # ranks go on and must not wait for this rank.
         if not errors:
             try:
                 workload.step()
@@ -324,13 +315,10 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
 
 
 def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown:
-    """Return hooked_ms, comm_ms and tail_ms, or that no gradients are reduced.
-
-    All ranks must call it. The steps follow each other as the timed ones do: ranks that are brought
-    together before each step would differ by the jitter of their hosts.
-    """
+    """Return hooked_ms, comm_ms and tail_ms. Collective."""
     marks = BucketMarks(instrumented.context.device)
     set_hook(marks.hook)
+    # Do not align the ranks before each step: the jitter of their hosts would make them differ.
     hooked_ms = instrumented.time_marked(marks)
     timed = marks.take()[-len(hooked_ms) * instrumented.extent.inner :]
     if not all(timed):
@@ -353,11 +341,13 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | None:
 def _time_local_steps(
     instrumented: _Instrumented, step: Step, how: str, around: Around = nullcontext
 ) -> Breakdown:
-    """Return local_ms, device_ms, optimizer_ms and their methods, of steps without communication.
+    """Return local_ms, device_ms and optimizer_ms, by steps without communication. Collective.
 
-    All ranks must call it. device_ms is None on a CPU and for a host that is too slow. how: what
-    such a step is, for `methods`. around: entered for each block of steps; inside of it the ranks
-    must not communicate.
+    Args:
+        instrumented: the workload.
+        step: runs one step without communication.
+        how: what such a step is, for `methods`.
+        around: context of each block of steps; the ranks must not communicate in it.
     """
     context, extent = instrumented.context, instrumented.extent
     with around():
@@ -405,20 +395,20 @@ def _time_local_steps(
 
 
 def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -> list[list[float]]:
-    """Return the ms of each local step, by block, in order; all ranks must call it.
+    """Return the ms of each local step, by block. Collective.
 
-    Blocks follow until each rank's step is known well enough, or most are run: two ranks must be
-    told apart where they differ by half of what marks a slow one, half as they may differ by their
-    blocks too. Alone one block is enough. As many steps follow after the queued ones, for a host
-    that is late now may not be later.
+    Blocks follow until each rank's median is precise enough to find a slow rank. On one rank a
+    single block is enough. The same number of steps follows after the queued steps.
     """
     context, extent = instrumented.context, instrumented.extent
+    # Half of the steps run after the queued steps: a host that is slow now may be fast then.
     size = max(_SHORTEST_BLOCK, math.ceil(extent.steps / 2))
     most = math.ceil(extent.most_local_steps / 2) if context.world_size > 1 else 0
     blocks = [instrumented.time_block(loop, size, around)]
     while sum(map(len, blocks)) < most:
         done_ms = list(chain(*blocks))
         difference_ms = MARK_ERRORS * math.sqrt(2) * median_error(done_ms)
+        # Half of the threshold, because blocks of one rank may differ, too.
         is_unsure = difference_ms > MARK_SHARE / 2 * statistics.median(done_ms)
         if not any_rank(is_unsure, context.device):
             break
@@ -429,22 +419,29 @@ def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -
 def time_queued_steps(
     step: Step, optimizer: OptimizerMarks, local_ms: float, steps: int, around: Around = nullcontext
 ) -> float | None:
-    """Return the median ms of `steps` (above 0) steps on the GPU, without gaps of a slow host.
+    """Return the median ms of a step on the GPU, without gaps of a slow host. Collective.
 
-    All ranks must call it. If the host is not much faster than the device, whose step takes
-    local_ms, the device is held back before each step for 1.5 times as long as the host needs to
-    issue it, as five steps before show. None on all ranks if that is above a second on one of them.
-    optimizer: notes each of the `steps`; where None is returned, nothing. around: is entered for
-    the five, then anew. A step that waits for the device keeps the gap behind its wait, and one
-    with more launches than the driver queues (about 1000) some of its gaps.
+    If the host is not much faster than the device, a kernel first holds the device back for 1.5
+    times as long as the host needs to issue a step. Some gaps stay: a step that waits for the
+    device keeps the gap after its wait, and the driver queues only about 1000 launches.
+
+    Args:
+        step: runs one step.
+        optimizer: notes each of the `steps`.
+        local_ms: duration of the step.
+        steps: number of steps, above 0.
+        around: context of each block of steps.
+
+    Returns:
+        None on all ranks if a rank would have to be held back for more than a second.
     """
     device = torch.device("cuda")
     with around():
-        # What the host needs to issue a step while the device is idle.
+        # How long the host needs to issue a step while the device is idle.
         issue_ms = time_by_wall_clock(step, _ISSUED_ALONE, torch.cuda.synchronize).unsynced_ms
-    # Not always: an idling device cools, and would then compute faster than in the timed steps.
+    # Hold back only if needed: an idle device cools, and computes faster than in the timed steps.
     hold_ms = 0.0 if issue_ms < _AHEAD_SHARE * local_ms else _HOLD_MARGIN * issue_ms
-    # Of all ranks: a step may communicate in its own way, so all run equally many.
+    # All ranks decide together: a step may communicate, so all must run the same number of steps.
     (longest_ns,) = max_over_ranks([round(hold_ms * NS_PER_MS)], device)
     if longest_ns > _LONGEST_HOLD_MS * NS_PER_MS:
         return None
@@ -452,7 +449,6 @@ def time_queued_steps(
     with around(), optimizer.watching():
         for _ in range(steps):
             if hold_ms:
-                # The device is busy for so long, and the host goes on.
                 torch.cuda._sleep(round(hold_ms * cycles_per_ms()))  # type: ignore[no-untyped-call]
             start = mark()
             step()
@@ -464,10 +460,7 @@ def time_queued_steps(
 
 @cache
 def cycles_per_ms() -> float:
-    """Return the cycles that `torch.cuda._sleep` counts in a ms.
-
-    Measured once in a process, on the GPU that is current at the first call, which waits for it.
-    """
+    """Return the cycles that `torch.cuda._sleep` counts in a ms, measured once in a process."""
     mark = make_marker(torch.device("cuda"))
     # The first launch of a kernel loads it.
     torch.cuda._sleep(1)  # type: ignore[no-untyped-call]

@@ -1,14 +1,13 @@
-"""The instruments of the timed loop: timers, counts of memory, CUDA graphs, values of all ranks.
+"""The instruments of the timed loop: timers, memory, CUDA graphs, collectives on small values.
 
 Iterations are timed in blocks, by CUDA events on a GPU and by the host's monotonic clock on a CPU.
-Inside a block nothing synchronises: on a GPU one event is recorded between consecutive iterations,
-so the durations of a block add up to its whole time, and the only synchronisation is at its end.
-Inside a block ranks communicate only where the steps do.
+On a GPU one event is recorded between consecutive iterations and the only synchronisation is at the
+end, so the durations of a block add up to its whole time. Inside a block ranks communicate only in
+their steps.
 
-Steps captured in a CUDA graph and replayed show the device's time without that of Python. After
-"CUDA Graphs" in torch's notes on CUDA semantics: a workload is built, warmed up, captured and
-replayed on one side stream, because autograd and DistributedDataParallel remember the stream on
-which they were set up, and the default stream cannot be captured.
+A workload with a CUDA graph is built, warmed up, captured and replayed on one side stream ("CUDA
+Graphs" in torch's notes on CUDA semantics): autograd and DistributedDataParallel remember the
+stream on which they were set up, and the default stream cannot be captured.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
-# Bound now: a workload that replaces the clock in `time` does not time itself with it.
+# Bind the clock now: a workload may replace it in `time`.
 from time import perf_counter_ns
 from typing import Any
 
@@ -34,8 +33,8 @@ from raybench.workloads.base import Context, PartTimes, Workload
 
 Step = Callable[[], None]
 
-# DistributedDataParallel times its first ten iterations with events that it waits for; torch's
-# notes ask for eleven before a capture. The cold iteration is one more.
+# torch's notes ask for eleven iterations before a capture, because DistributedDataParallel waits
+# for events in its first ten. The cold iteration is the twelfth.
 EAGER_ITERATIONS = 12
 # Replays of a single step, to learn how long one takes.
 TRIAL_REPLAYS = 10
@@ -44,9 +43,7 @@ TRIAL_REPLAYS = 10
 class Timer:
     """Times blocks of iterations on one rank.
 
-    On a GPU by CUDA events between iterations on the current stream, read after the block; their
-    resolution is about 0.5 us (cuEventElapsedTime in the CUDA driver API). On a CPU by the host's
-    clock: right where a step is done when it returns.
+    CUDA events have a resolution of about 0.5 us (cuEventElapsedTime in the CUDA driver API).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,11 +55,14 @@ class Timer:
     ) -> Samples:
         """Run `step` `iterations` times, wait for the device, and return how long each took.
 
-        Durations are in ns, starts in ns since the timer was made, on a GPU as if it began the
-        first iteration when the host did; `throttled` is empty. parts: where the step notes the
-        host time of its parts, 0 in iterations without it; times noted before the first timed one
-        are dropped. lead_in: untimed iterations before, so that the device has work queued when the
-        clock starts: iterations that find the queue empty take longer than all later ones.
+        Durations are in ns, starts in ns since the timer was made. `throttled` is empty.
+
+        Args:
+            step: one iteration.
+            iterations: number of timed iterations.
+            parts: host times that the step notes; earlier notes are dropped.
+            lead_in: untimed iterations before, which fill the queue of the device. Iterations that
+                find an empty queue take longer than all later iterations.
         """
         events: list[torch.cuda.Event] = []
         mark: Callable[[], None] = lambda: None  # noqa: E731
@@ -97,18 +97,20 @@ class Timer:
             )
             since_ns = [round(events[0].elapsed_time(event) * NS_PER_MS) for event in events[:-1]]
             starts_ns = [marks_ns[0] + ns for ns in since_ns]
-        names = sorted({name for iteration_ns in spent_ns for name in iteration_ns})
+        part_ns: dict[str, tuple[int, ...]] = {}
+        for name in sorted(set().union(*spent_ns)):
+            part_ns[name] = tuple(iteration_ns.get(name, 0) for iteration_ns in spent_ns)
         return Samples(
             start_ns=tuple(ns - self._origin_ns for ns in starts_ns),
             step_ns=step_ns,
             host_ns=host_ns,
-            part_ns={name: tuple(one.get(name, 0) for one in spent_ns) for name in names},
+            part_ns=part_ns,
         )
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect garbage now, and keep Python's collector off in the `with` block; then as before."""
+    """Collect garbage now, and disable the garbage collector inside the `with` block."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -132,53 +134,53 @@ def loop_step(step: Step, inner: int) -> Step:
 
 
 def per_step(samples: Samples, inner: int) -> Samples:
-    """Return the samples of loops of `inner` steps with durations per step, in whole ns.
+    """Divide the durations of loops of `inner` steps by `inner`, rounded to ns."""
 
-    Starts and `throttled` stay as they are.
-    """
+    def divide(durations_ns: Sequence[int]) -> tuple[int, ...]:
+        return tuple(round(ns / inner) for ns in durations_ns)
+
     return replace(
         samples,
-        step_ns=tuple(round(ns / inner) for ns in samples.step_ns),
-        host_ns=tuple(round(ns / inner) for ns in samples.host_ns),
-        part_ns={
-            name: tuple(round(ns / inner) for ns in part_ns)
-            for name, part_ns in samples.part_ns.items()
-        },
+        step_ns=divide(samples.step_ns),
+        host_ns=divide(samples.host_ns),
+        part_ns={name: divide(part_ns) for name, part_ns in samples.part_ns.items()},
     )
 
 
 def join_blocks(blocks: Sequence[Samples]) -> Samples:
-    """Return the samples of all blocks as one, in their order.
+    """Join the samples of blocks, in their order.
 
-    A part that a block lacks counts as 0 ns there. `throttled` is empty unless all blocks have it.
+    A part that a block lacks counts as 0 ns. `throttled` is empty unless all blocks have it.
     """
     names = {name for block in blocks for name in block.part_ns}
-    is_known = all(block.throttled for block in blocks)
+    part_ns: dict[str, tuple[int, ...]] = {}
+    for name in sorted(names):
+        block_ns = (block.part_ns.get(name, (0,) * len(block.step_ns)) for block in blocks)
+        part_ns[name] = tuple(chain(*block_ns))
+    are_all_marked = all(block.throttled for block in blocks)
+    throttled = chain(*(block.throttled for block in blocks)) if are_all_marked else ()
     return Samples(
         start_ns=tuple(ns for block in blocks for ns in block.start_ns),
         step_ns=tuple(ns for block in blocks for ns in block.step_ns),
         host_ns=tuple(ns for block in blocks for ns in block.host_ns),
-        part_ns={
-            name: tuple(
-                ns for block in blocks for ns in block.part_ns.get(name, (0,) * len(block.step_ns))
-            )
-            for name in sorted(names)
-        },
-        throttled=tuple(mark for block in blocks for mark in block.throttled) if is_known else (),
+        part_ns=part_ns,
+        throttled=tuple(throttled),
     )
 
 
 class MemoryUse:
     """What torch's allocator counted in the timed steps; all fields are None on a CPU.
 
-    allocated_bytes: peak between `restart` and `paused`; None before the first `paused`.
-    reserved_bytes: peak until the last `restart` or `paused`, without paused blocks; None before.
-    retries: allocations that failed until cached memory was given back. device_allocs: calls of
-    cudaMalloc. Both, of `counting`, stop the device; a step in a steady state needs neither.
+    * allocated_bytes: peak between `restart` and `paused`.
+    * reserved_bytes: peak until the last `restart` or `paused`, without paused blocks.
+    * retries: allocations that failed until cached memory was freed, inside `counting`.
+    * device_allocs: calls of cudaMalloc, inside `counting`.
+
+    Retries and device_allocs stop the device; a step in a steady state has none.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Begin without peaks; resets torch's peak counters of the device, unless it is a CPU."""
+        """Reset torch's peak counters of the device."""
         self._device, self._is_counted = device, device.type == "cuda"
         self.allocated_bytes: int | None = None
         self.reserved_bytes: int | None = None
@@ -186,19 +188,19 @@ class MemoryUse:
         self._reset()
 
     def restart(self) -> None:
-        """Forget the peak of allocated memory since the last `paused`, not that of reserved memory.
+        """Forget the peak of allocated memory since the last `paused`; call this after a warm-up.
 
-        Call it after a warm-up: DDP makes its buckets anew in the second step, and NCCL keeps the
-        first ones for a varying number of steps, in which gradients count twice.
+        DDP makes its buckets anew in the second step, and NCCL keeps the first buckets for a
+        varying number of steps. Gradients count twice in these steps.
         """
         self._read_reserved()
         self._reset()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the `with` block out of both peaks of memory; take in the peaks before it.
+        """Exclude the `with` block from both peaks.
 
-        Memory that is still allocated, or reserved, at its end counts from then on.
+        Memory that is still allocated or reserved at the end of the block counts from then on.
         """
         self._read_reserved()
         if self._is_counted:
@@ -209,7 +211,7 @@ class MemoryUse:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Add those of the `with` block to `retries` and `device_allocs`; nothing on a CPU."""
+        """Count `retries` and `device_allocs` inside the `with` block."""
         if self.retries is None or self.device_allocs is None:
             yield
             return
@@ -220,26 +222,25 @@ class MemoryUse:
         self.device_allocs += after["num_device_alloc"] - before["num_device_alloc"]
 
     def _read_reserved(self) -> None:
-        """Take the peak of reserved memory until now into `reserved_bytes`; nothing on a CPU."""
         if self._is_counted:
             reserved = torch.cuda.max_memory_reserved(self._device)
             self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
 
     def _reset(self) -> None:
-        """Have torch begin its peaks of the device anew; nothing on a CPU."""
         if self._is_counted:
             torch.cuda.reset_peak_memory_stats(self._device)
 
 
 @contextmanager
 def workload_stream(context: Context) -> Iterator[None]:
-    """Make the workload's stream the current one inside the `with` block.
+    """Make the workload's stream the current stream inside the `with` block.
 
-    It is a new stream if the steps will be captured in a CUDA graph; else, if `context.sms` limits
-    the multiprocessors (CUDA only), this process's stream for that number; else the current stream
-    stays. Work in the block runs after what was queued before it and, unless the block raises,
-    before what is queued later. Raises UsageError for a CUDA graph on a device that is not CUDA,
-    and where torch or the driver cannot limit the multiprocessors.
+    A CUDA graph needs a new stream. `context.sms` needs a stream with fewer multiprocessors. In
+    other cases the current stream stays. Work in the block runs after earlier and before later
+    work.
+
+    Raises:
+        UsageError: cuda_graph on a CPU, or multiprocessors cannot be limited.
     """
     if context.cuda_graph and context.device.type != "cuda":
         raise UsageError(
@@ -262,10 +263,9 @@ def workload_stream(context: Context) -> Iterator[None]:
 
 @cache
 def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any]:
-    """Return the stream of this process whose kernels run on `sms` multiprocessors only.
+    """Return the stream whose kernels run on `sms` multiprocessors, and its green context.
 
-    It is made once. Beside it its green context, which must outlive it. Raises UsageError where
-    torch or the driver has no green contexts.
+    The stream is made once in a process, and the green context must outlive it.
     """
     try:
         from torch.cuda.green_contexts import GreenContext
@@ -283,24 +283,27 @@ def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any
 def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[Step]:
     """Capture `inner` steps of the workload in a CUDA graph; yield a function that replays them.
 
-    They are replayed once before. All ranks must call it, on a stream that is not the default one,
-    after EAGER_ITERATIONS steps. The graph is gone at the end of the `with` block: a process group
-    cannot be destroyed while a graph holds its collectives (pytorch#115388). Raises
-    torch.OutOfMemoryError, and UsageError for any other error while the steps are captured.
+    Call this on a side stream, after EAGER_ITERATIONS steps. Collective. The graph is gone after
+    the `with` block: a process group cannot be destroyed while a graph holds its collectives
+    (pytorch#115388).
+
+    Raises:
+        UsageError: the steps cannot be captured.
+        torch.OutOfMemoryError: memory has run out.
     """
     graph = torch.cuda.CUDAGraph()
     try:
-        # The watchdog of NCCL must have nothing left to ask about (pytorch#104487).
+        # NCCL's watchdog must have no unfinished work to query (pytorch#104487).
         align_ranks(context.device)
         step = loop_step(workload.step, inner)
         try:
-            # Not "global": NCCL's watchdog thread queries events meanwhile (pytorch#104555).
+            # Mode "global" fails, because NCCL's watchdog thread queries events (pytorch#104555).
             with torch.cuda.graph(
                 graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
             ):
                 step()
         except Exception as error:
-            # The step raised the first error; ending the broken capture then raises a second one.
+            # The step raised the first error; the end of the broken capture raised a second error.
             first = error.__context__ or error
             if isinstance(first, torch.OutOfMemoryError):
                 raise first from None
@@ -318,16 +321,15 @@ def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of the message, or the name of the class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-# Collectives: every rank must call them, in the same order. Without a process group the only rank
-# gets its own value back.
+# The following functions are collective: every rank must call them, in the same order. Without a
+# process group they return the value of the only rank.
 
 
 def align_ranks(device: torch.device) -> None:
-    """Block until all ranks have called this, and on a GPU until the work queued on it is done."""
+    """Block until all ranks have called this and, on a GPU, until its queued work is done."""
     if dist.is_initialized():
         dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
@@ -335,9 +337,9 @@ def align_ranks(device: torch.device) -> None:
 
 
 def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
-    """Return on all ranks what `decide` returns on rank 0; it is called on rank 0 only.
+    """Run `decide` on rank 0 and return its result on all ranks.
 
-    All ranks must call this, each with its device. `decide` must not raise: others would wait.
+    `decide` must not raise: the other ranks would wait for ever.
     """
     if not dist.is_initialized():
         return decide()
@@ -348,15 +350,12 @@ def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> in
 
 
 def any_rank(condition: bool, device: torch.device) -> bool:
-    """Return whether it is true on any rank; all ranks must call it, each with its device."""
+    """Return whether the condition is true on any rank."""
     return bool(max_over_ranks([int(condition)], device)[0])
 
 
 def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
-    """Return at each position the largest value of any rank; `values` without a process group.
-
-    All ranks must call it, each with its device, and give equally many.
-    """
+    """Return at each position the maximum over ranks; all ranks give the same number of values."""
     if not dist.is_initialized():
         return list(values)
     shared = torch.tensor(values, dtype=torch.int64, device=device)
@@ -366,25 +365,22 @@ def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
 
 
 def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Return each rank's `step_ns`, in rank order; without a process group this rank's alone.
-
-    All ranks must call it, each with its device, and give equally many.
-    """
+    """Return the durations of each rank, in rank order; all ranks give the same number."""
     if not dist.is_initialized():
         return [list(step_ns)]
-    own = torch.tensor(step_ns, dtype=torch.int64, device=device)
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own)
+    local = torch.tensor(step_ns, dtype=torch.int64, device=device)
+    gathered = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, local)
     return [ns.tolist() for ns in gathered]
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the value of each rank, in rank order; without a process group `[value]`.
+    """Return the picklable value of each rank, in rank order.
 
-    All ranks must call it, with picklable values. NCCL sends them through the current device.
+    NCCL sends the values through the current device.
     """
     if not dist.is_initialized():
         return [value]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered

@@ -1,13 +1,12 @@
-"""What a step is made of: operations counted, attention kernels, module times and a trace.
+"""What a step consists of: operations, attention kernels, times of modules, and a trace.
 
-Counted are the floating-point operations of matrix products, convolutions and attention, forward
-and backward, as torch executes them on meta tensors; a multiply-add is two. Not counted:
-element-wise work, normalisation, embeddings. Causal attention counts as full. What activation
-checkpointing computes again counts again.
+The floating-point operations of matrix products, convolutions and attention are counted, forward
+and backward, as torch executes them on meta tensors; a multiply-add is two. Element-wise work,
+normalisation and embeddings are not counted. Causal attention counts as full. What activation
+checkpointing recomputes counts again.
 
-A process in which torch.profiler has used CUPTI launches more slowly from then on
-(pytorch#144455): after `profile` it is not fit for measuring any more. `attention_kernels` uses the
-profiler of the host alone, which leaves nothing behind.
+After torch.profiler has used CUPTI, a process launches kernels more slowly (pytorch#144455), so it
+must not measure after `profile`. `attention_kernels` uses the profiler of the host only.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +34,7 @@ from torch.profiler import ProfilerActivity, schedule
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from raybench.conversion import FLOP_PER_TFLOP, MS_PER_S
+from raybench.conversion import MS_PER_S
 from raybench.errors import UsageError, brief, mentions, message_of
 from raybench.job.declarations import ranks_per_item
 from raybench.job.point import Precision, Scalar
@@ -51,17 +50,20 @@ _SIZE = 8192
 _FLOP_PER_PRODUCT = 2.0 * _SIZE**3
 _WARMUP_PRODUCTS = 3
 # On an H200 the power limit lowers the rate within 0.15 s (bf16: 783 TFLOP/s in the first 30 ms,
-# 670 later). Steps run for seconds, so they are compared with the later rate.
+# then 670). Steps run for seconds, so they are compared with the later rate.
 _SETTLE_MS, _MEASURE_MS = 200.0, 200.0
 _FEWEST_PRODUCTS = 3
 
 
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
-    """Run steps; return this rank's Chrome trace (gzip) of them, and its times of modules.
+    """Run steps; return this rank's Chrome trace (gzip) and its times of modules. Collective.
 
-    All ranks must call it, with `steps` above 0. It removes the hook of `break_down`, and runs two
-    steps to warm up, `steps` with timed modules if `workload.model` is a module, and as many under
-    the profiler after one that is not in the trace. Afterwards kernels launch more slowly.
+    Afterwards gradients are reduced again, and kernels launch more slowly.
+
+    Args:
+        workload: its `model` may have modules to time.
+        context: context of this rank.
+        steps: number of steps in the trace, above 0.
     """
     if context.world_size > 1 and (set_hook := hook_setter(workload, context)) is not None:
         set_hook(None)
@@ -70,9 +72,9 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
     align_ranks(context.device)
     model = workload.model
     if isinstance(model, DistributedDataParallel):
-        model = model.module  # whose modules have the same names on one rank and on many
+        model = model.module  # its modules have the same names with one rank and with several
     modules: tuple[ModuleTime, ...] = ()
-    if isinstance(model, nn.Module):  # a class of the user's may keep another thing there
+    if isinstance(model, nn.Module):  # a user's class may use this attribute for something else
         modules = module_times(model, workload.step, context.device, steps)
     align_ranks(context.device)
     on_device = [ProfilerActivity.CUDA] if context.device.type == "cuda" else []
@@ -92,14 +94,18 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
 def module_times(
     model: nn.Module, step: Callable[[], None], device: torch.device, steps: int
 ) -> tuple[ModuleTime, ...]:
-    """Run `steps` (above 0) steps; return the median time per step in each module that ran in all.
+    """Return the median time per step in each module that ran in all steps. Collective.
 
-    All ranks must call it. In the order of `named_modules`; `calls` are of the last step. A
-    module's time includes its children; on a GPU (CUDA events, from hook to hook) also the gaps
-    that the host leaves, which the hooks make longer. Backward runs from the gradient of the output
-    to that of the input, or of the last parameter if the input needs none. Recomputing counts as
-    backward; in modules that it runs to their end as forward, and as a call. Of a model compiled
-    block by block the blocks are the smallest modules; of one compiled as a whole at most itself.
+    A module's time includes its children and, on a GPU, gaps of the host, which the hooks widen.
+    Backward runs from the gradient of the output to the gradient of the input, or of the last
+    parameter if the input needs none. Recomputation counts as backward; a module that is recomputed
+    to its end counts as another forward call. A compiled module hides its children.
+
+    Args:
+        model: the modules, in the order of `named_modules`.
+        step: runs one step.
+        device: device of the model.
+        steps: number of steps, above 0.
     """
     watch = _ModuleWatch(model, device)
     steps_calls = []
@@ -109,19 +115,19 @@ def module_times(
             steps_calls.append(watch.take())
     if device.type == "cuda":
         torch.cuda.synchronize()
-    found = []
+    times = []
     for name, module in model.named_modules():
         in_steps = [calls[module] for calls in steps_calls if module in calls]
         if len(in_steps) < steps:
             continue
-        forward_ms = [sum(_between_ms(c.started, c.ended) for c in calls) for calls in in_steps]
-        # Over those steps in which it ran.
-        backward_ms = [
-            sum(_between_ms(c.backward_started, c.backward_ended) for c in calls)
-            for calls in in_steps
-            if any(None not in (c.backward_started, c.backward_ended) for c in calls)
-        ]
-        found.append(
+        forward_ms, backward_ms = [], []
+        for calls in in_steps:
+            forward_ms.append(sum(_between_ms(call.started, call.ended) for call in calls))
+            # Steps without a backward pass through the module are left out.
+            if any(None not in (call.backward_started, call.backward_ended) for call in calls):
+                spans = ((call.backward_started, call.backward_ended) for call in calls)
+                backward_ms.append(sum(starmap(_between_ms, spans)))
+        times.append(
             ModuleTime(
                 name=name,
                 kind=type(module).__name__,
@@ -130,21 +136,19 @@ def module_times(
                 backward_ms=statistics.median(backward_ms) if backward_ms else None,
             )
         )
-    return tuple(found)
+    return tuple(times)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
-    """One pass through a module; the backward marks are None where no gradient passed.
-
-    ends_at_input: an input needs a gradient, so that backward ends there.
-    """
+    """One pass through a module; the backward marks are None if no gradient passed."""
 
     module: nn.Module
     started: Mark
     ended: Mark | None = None
     backward_started: Mark | None = None
     backward_ended: Mark | None = None
+    # An input needs a gradient, so backward ends there.
     ends_at_input: bool = False
 
 
@@ -152,7 +156,6 @@ class _ModuleWatch:
     """Hooks on every module that note when it begins and ends, forward and backward."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        """Note which modules own which parameters of the model; `watching` sets the hooks."""
         self._model = model
         self._mark = make_marker(device)
         self._calls: list[_Call] = []
@@ -164,17 +167,19 @@ class _ModuleWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note all calls of modules inside the `with` block; hooks are removed at its end."""
+        """Note all calls of modules inside the `with` block."""
         with ExitStack() as stack:
             modules = list(self._model.modules())
-            compiled = [one for one in modules if one._compiled_call_impl is not None]
-            inside = {child for one in compiled for child in one.modules() if child is not one}
+            hidden: set[nn.Module] = set()
             for module in modules:
-                if module in inside:
+                if module._compiled_call_impl is not None:
+                    hidden.update(child for child in module.modules() if child is not module)
+            for module in modules:
+                if module in hidden:
                     continue
                 call: Any = module._compiled_call_impl
                 if call is not None:
-                    # From outside: a hook of the module would be compiled with it.
+                    # Wrap the compiled call: a hook of the module would be compiled, too.
                     stack.callback(setattr, module, "_compiled_call_impl", call)
                     module._compiled_call_impl = partial(self._call, module, call)
                     continue
@@ -188,24 +193,24 @@ class _ModuleWatch:
             yield
 
     def _call(self, module: nn.Module, compiled: Any, *inputs: Any, **named: Any) -> Any:
-        """Return the outputs of compiled code of a module, and note begin and end of the call."""
+        """Call the compiled code of a module, and note begin and end."""
         hooked, named = self._begin_forward(module, inputs, named)
         return self._end_forward(module, inputs, compiled(*hooked, **named))
 
     def take(self) -> dict[nn.Module, list[_Call]]:
-        """Return module -> its complete calls since this method was last called."""
+        """Return the complete calls of each module since the last `take`."""
         calls, self._calls, self._latest = self._calls, [], {}
-        found: dict[nn.Module, list[_Call]] = defaultdict(list)
+        complete: dict[nn.Module, list[_Call]] = defaultdict(list)
         for call in calls:
             if call.ended is not None:
-                found[call.module].append(call)
-        return found
+                complete[call.module].append(call)
+        return complete
 
     def _begin_forward(
         self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Note the begin of a call; return the inputs, whose gradients will end its backward."""
-        # Of a model that is compiled whole, with its hooks: an event in compiled code is none.
+        # A model that is compiled as a whole includes its hooks, and compiled code has no events.
         if torch.compiler.is_compiling():
             return inputs, named
         call = _Call(module=module, started=self._mark())
@@ -219,9 +224,12 @@ class _ModuleWatch:
             call.ends_at_input |= tensor.requires_grad
             return _with_hook(tensor, end_backward)
 
-        # Nothing inside a named one: it may be a cache, of which a copy would be made.
-        named = {key: watch(one) if isinstance(one, Tensor) else one for key, one in named.items()}
-        return tree_map_only(Tensor, watch, inputs), named
+        # Leave containers among named inputs alone: `tree_map_only` would copy a cache.
+        hooked = dict(named)
+        for key, value in named.items():
+            if isinstance(value, Tensor):
+                hooked[key] = watch(value)
+        return tree_map_only(Tensor, watch, inputs), hooked
 
     def _end_forward(self, module: nn.Module, _: object, outputs: Any) -> Any:
         """Note the end of a call; return the outputs, whose gradients will begin its backward."""
@@ -237,7 +245,7 @@ class _ModuleWatch:
         return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, begin_backward), outputs)
 
     def _accumulate(self, parameter: Tensor) -> None:
-        """Note the end of backward so far in modules none of whose inputs needs a gradient."""
+        """Note that backward has reached a parameter, for modules whose inputs need no gradient."""
         mark = self._mark()
         for module in self._owners[parameter]:
             call = self._latest.get(module)
@@ -248,8 +256,8 @@ class _ModuleWatch:
 def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
     """Return a view of the tensor whose gradient calls the hook.
 
-    The hook belongs to this use of the tensor alone. Unlike the views that
-    `register_full_backward_hook` makes, this one may be changed in place.
+    Only this use of the tensor has the hook. The view may be changed in place, unlike the views of
+    `register_full_backward_hook`.
     """
     if not tensor.requires_grad:
         return tensor
@@ -259,7 +267,6 @@ def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
 
 
 def _between_ms(start: Mark | None, end: Mark | None) -> float:
-    """Return the ms between two marks; 0 where one of them is missing."""
     return 0.0 if start is None or end is None else elapsed_ms(start, end)
 
 
@@ -280,12 +287,10 @@ _OPERATORS = {
 
 
 def attention_kernels(step: Step) -> tuple[str, ...]:
-    """Run a step, and return those of torch's attention kernels that it calls; () if none.
+    """Run a step; return the kernels of torch's attention that it calls. Collective.
 
-    All ranks must call it. In this order: flash, efficient, cudnn, math. Torch chooses by
-    device, shapes, mask and its own settings, so the same job may run another kernel elsewhere.
-    Calls are seen in compiled code, in custom operators and in the backward pass. FlexAttention is
-    not seen, nor is `math` where torch.compile decomposes it.
+    Compiled code, custom operators and the backward pass are included. FlexAttention is not seen,
+    nor is `math` if torch.compile decomposes it.
     """
     _autograd._enable_profiler_legacy(profiler_legacy.profile().config())  # type: ignore[no-untyped-call]
     try:
@@ -298,22 +303,24 @@ def attention_kernels(step: Step) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """The floating-point operations of one step of one rank; None where they cannot be counted.
+    """The floating-point operations of one step of one rank."""
 
-    method: how they were counted, or why they could not be.
-    """
-
+    # None if they cannot be counted.
     flops: float | None
+    # How they were counted, or why they could not be counted.
     method: str
 
 
 def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
-    """Return the operations of one step of a workload on one rank; raises no Exception.
+    """Count the operations of one step on one rank; an error becomes a reason. Collective.
 
-    workload_class: as of `as_workload`. It is built once more, on the meta device and for one rank,
-    and does one step. If ranks share their work, the operations are divided by their number. All
-    ranks must call it: the user's code may communicate even so. Random number generators and
-    torch's default device and dtype stay as they were.
+    The workload is built for one rank on the meta device and runs one step. If ranks share items,
+    the operations are divided by their number.
+
+    Args:
+        workload_class: result of `as_workload`.
+        params: parameters of the class.
+        context: context of this rank.
     """
     on_meta = replace(
         context,
@@ -328,7 +335,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
     )
     counter = FlopCounterMode(display=False)
     try:
-        # The counter does not see into compiled code, and compiling would cost more than counting.
+        # The counter does not see compiled code, and compilation would take longer than counting.
         with _restored_afterwards(context.device), torch.compiler.set_stance("force_eager"):
             workload: Any = workload_class(on_meta, **params)
             try:
@@ -338,7 +345,6 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
                 workload.close()
         ranks = ranks_per_item(workload_class, {**params, "world_size": context.world_size})
     except Exception as error:
-        # For the author of the workload.
         if isinstance(error, UsageError):
             why = message_of(error)
         elif isinstance(error, RuntimeError) and mentions(error, "meta"):
@@ -358,16 +364,13 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
 
 @contextmanager
 def _restored_afterwards(device: torch.device) -> Iterator[None]:
-    """Restore random number generators, default device and default dtype after the `with` block.
-
-    Inside gradients are enabled, and warnings are ignored. device: the one whose generator counts.
-    """
+    """Restore random number generators, default device and default dtype after the `with` block."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     default_device, default_dtype = torch.get_default_device(), torch.get_default_dtype()
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices), torch.enable_grad(), warnings.catch_warnings():
-            # A warning of torch here would not be about the step that is measured.
+            # Warnings would not be about the measured step.
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -375,7 +378,7 @@ def _restored_afterwards(device: torch.device) -> Iterator[None]:
         np.random.set_state(numpy_state)
         torch.set_default_dtype(default_dtype)
         if torch.get_default_device() != default_device:
-            # None, not "cpu": any device given installs a hook that every later call goes through.
+            # Set None instead of "cpu": any device installs a hook that slows down every call.
             torch.set_default_device(None if default_device.type == "cpu" else default_device)
 
 
@@ -384,41 +387,40 @@ def tflops_sustained(
 ) -> dict[Precision, float | None]:
     """Return the TFLOP/s of products of two 8192 x 8192 matrices under the power limit.
 
-    device: the current CUDA device, or a CPU. Each is the median over 0.2 s after 0.2 s of warm-up.
-    None on a CPU, for float8 below compute capability 8.9, with too little memory. Side effects:
-    TF32 switches of the last one, up to 0.8 GB in torch's peak memory, an empty cache of torch.
+    The value is the median over 0.2 s after 0.2 s of warm-up. It is None on a CPU, with too little
+    memory, and for float8 below compute capability 8.9. Side effects: TF32 switches, up to 0.8 GB
+    in torch's peak memory, an empty cache of torch.
     """
-    found: dict[Precision, float | None] = dict.fromkeys(precisions)
-    for precision in found if device.type == "cuda" else ():
+    tflops: dict[Precision, float | None] = dict.fromkeys(precisions)
+    for precision in tflops if device.type == "cuda" else ():
         apply_precision(precision)
         if precision is Precision.FLOAT8 and torch.cuda.get_device_capability(device) < (8, 9):
             continue
         with suppress(torch.OutOfMemoryError):
             product_s = statistics.median(_product_times_ms(device, precision)) / MS_PER_S
-            found[precision] = _FLOP_PER_PRODUCT / product_s / FLOP_PER_TFLOP
-        # Not inside: there the error still holds the frames that hold the matrices.
+            tflops[precision] = _FLOP_PER_PRODUCT / product_s / FLOP_PER_TFLOP
+        # Free memory after the block: inside it the error still holds the matrices.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-    return found
+    return tflops
 
 
 def _product_times_ms(device: torch.device, precision: Precision) -> list[float]:
-    """Return the ms of the products of 0.2 s, three at least, after as many unmeasured.
-
-    Of two matrices of random numbers: zeros would be 10 to 15 % faster, for flipping no bits costs
-    no power.
-    """
+    """Return the ms of the products of 0.2 s, at least three, after 0.2 s of warm-up."""
     generator = torch.Generator(device).manual_seed(0)
     dtype: torch.dtype = getattr(torch, precision.dtype)
+    # Random numbers: products of zeros need less power and would be 10 to 15 % faster.
     left, right = (
         torch.randn(_SIZE, _SIZE, device=device, dtype=dtype, generator=generator) for _ in range(2)
     )
     out = torch.empty(_SIZE, _SIZE, device=device, dtype=dtype)
     product: Callable[[], object]
     if precision is Precision.FLOAT8:
-        one = torch.ones((), device=device)
+        scale = torch.ones((), device=device)
         small = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
-        multiply = partial(torch._scaled_mm, *small, scale_a=one, scale_b=one, use_fast_accum=True)
+        multiply = partial(
+            torch._scaled_mm, *small, scale_a=scale, scale_b=scale, use_fast_accum=True
+        )
         product = partial(multiply, out_dtype=dtype, out=out)
         del left, right
     else:
@@ -428,12 +430,12 @@ def _product_times_ms(device: torch.device, precision: Precision) -> list[float]
         max(_FEWEST_PRODUCTS, math.ceil(phase_ms / product_ms))
         for phase_ms in (_SETTLE_MS, _MEASURE_MS)
     )
-    # In one go: a pause would let the clocks rise again.
+    # Do not pause: the clocks would rise again.
     return _time_ms(product, settling + measured)[settling:]
 
 
 def _time_ms(product: Callable[[], object], count: int) -> list[float]:
-    """Return the ms of each of `count` products, by CUDA events; waits until they are done."""
+    """Return the ms of each of `count` products, by CUDA events."""
     events = [
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         for _ in range(count + 1)
