@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, schedule
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from raybench.conversion import MS_PER_S
+from raybench.conversion import FLOP_PER_TFLOP, MS_PER_S
 from raybench.errors import UsageError, brief, mentions, message_of
 from raybench.job.declarations import ranks_per_item
 from raybench.job.point import Precision, Scalar

@@ -26,6 +26,8 @@ from raybench.workloads.training import (
     Mode,
     Model,
     Optimizer,
+    Recipe,
+    StepBytes,
     compute_dtype,
     estimate_step,
     product_bytes,
@@ -69,12 +71,14 @@ class Mlp(Model):
             context,
             lambda: linear_stack(hidden, layers),
             slices(inputs, targets, context.batch_size),
+            Recipe(
+                loss=functional.mse_loss,
+                optimizer=optimizer,
+                grad_accumulation=grad_accumulation,
+                compile=compile,
+                divide=partial(context.ddp, **ddp),
+            ),
             cast_weights=cast_weights,
-            loss=functional.mse_loss,
-            optimizer=optimizer,
-            grad_accumulation=grad_accumulation,
-            compile=compile,
-            divide=partial(context.ddp, **ddp),
         )
 
     @classmethod
@@ -95,14 +99,13 @@ class Mlp(Model):
         hidden, layers = settings["hidden"], settings["layers"]
         parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
         number = product_bytes(settings)
-        return estimate_step(
-            settings,
-            parameters=parameters,
-            # Each layer keeps its input, and autocast its weights in half.
+        step = StepBytes(
+            # Each layer keeps its input. Autocast keeps copies of the weights.
             saved=rows * hidden * number * layers + (2.0 * parameters if number == 2 else 0.0),
             at_loss=rows * hidden * (8 + number),
             data=8.0 * rows * hidden * settings["grad_accumulation"],
         )
+        return estimate_step(settings, step, parameters=parameters)
 
 
 def linear_stack(hidden: int, layers: int) -> nn.Module:
@@ -196,9 +199,7 @@ class Linear(Model):
             context,
             lambda: nn.Linear(FEATURES, 1),
             batches,
-            loss=functional.mse_loss,
-            grad_accumulation=grad_accumulation,
-            compile=compile,
+            Recipe(loss=functional.mse_loss, grad_accumulation=grad_accumulation, compile=compile),
         )
         if not on_device:
             # Rows on the device are each rank's own, no data set that they go through together.
@@ -346,32 +347,33 @@ class ResNet(Model):
             context,
             lambda: self._make_model(preset, layout, first, context),
             slices(inputs, labels, context.batch_size),
+            Recipe(
+                loss=functional.cross_entropy,
+                optimizer=optimizer,
+                grad_accumulation=grad_accumulation,
+                compile=compile,
+                divide=partial(context.ddp, **ddp),
+            ),
             cast_weights=cast_weights,
-            loss=functional.cross_entropy,
-            optimizer=optimizer,
-            grad_accumulation=grad_accumulation,
-            compile=compile,
-            divide=partial(context.ddp, **ddp),
         )
         if device.type != "meta":
             with self.inference():
-                found = _answer(self.model, inputs[: context.batch_size])
-            # How far that is from the answer in fp32, relative to the largest there.
+                logits = _logits(self.model, inputs[: context.batch_size])
+            # The largest difference from fp32, relative to the largest logit in fp32.
             exact = self.__dict__.pop("_exact")
-            self.output_error = float((found - exact).abs().max() / exact.abs().max())
+            self.output_error = float((logits - exact).abs().max() / exact.abs().max())
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
         """Return a rank's rough peak bytes; None: inference, cuda_graph, uneven shares or speed."""
         parameters, outputs = _SIZES[settings["preset"]]
         images, size = float(settings["batch_size"]), settings["image_size"]
-        return estimate_step(
-            settings,
-            parameters=parameters,
-            # Each convolution's output, and that of the normalisation behind it.
+        step = StepBytes(
+            # The outputs of each convolution and of its normalisation.
             saved=2.0 * product_bytes(settings) * images * outputs * (size / 224) ** 2,
             data=12.0 * images * size**2 * settings["grad_accumulation"],
         )
+        return estimate_step(settings, step, parameters=parameters)
 
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
@@ -403,20 +405,20 @@ class ResNet(Model):
             model.train()(images)
         for norm in norms:
             norm.momentum = 0.1  # as torch has it
-        self._exact = _answer(model, images)
+        self._exact = _logits(model, images)
         apply_precision(context.precision)
         return model
 
 
-def _answer(model: nn.Module, images: Tensor) -> Tensor:
+def _logits(model: nn.Module, images: Tensor) -> Tensor:
     """Return the logits in evaluation mode, as float32; restores the mode of the model."""
     import torch
 
     is_training = model.training
     with torch.inference_mode():
-        answer: Tensor = model.eval()(images)
+        logits: Tensor = model.eval()(images)
     model.train(is_training)
-    return answer.float()
+    return logits.float()
 
 
 class NoMajorityError(WrongResultError):
@@ -479,15 +481,15 @@ class Smoke(Workload):
 
         rank, world_size = self._context.rank, self._context.world_size
         gradients = [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]
-        own = digest_of(torch.cat(gradients))
-        digests = [own] * world_size
+        digest = digest_of(torch.cat(gradients))
+        digests = [digest] * world_size
         if world_size > 1:
-            dist.all_gather_object(digests, own)
+            dist.all_gather_object(digests, digest)
         usual, count = Counter(digests).most_common(1)[0]
-        if own != usual or 2 * count <= world_size:
+        if digest != usual or 2 * count <= world_size:
             raise (WrongResultError if 2 * count > world_size else NoMajorityError)(
                 f"rank {rank}: its gradients differ from those of "
-                f"{world_size - digests.count(own)} other ranks after the same step"
+                f"{world_size - digests.count(digest)} other ranks after the same step"
             )
         first, last = float(self._losses[0]), float(self._losses[-1])
         if len(self._losses) > 1 and not last < first:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -16,7 +17,6 @@ from raybench.conversion import MIB
 from raybench.errors import UsageError
 from raybench.job.answer import Answer
 from raybench.job.point import EQUAL, Precision, Scalar
-from raybench.job.settings import parameters_of_class
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, Workload
@@ -82,6 +82,25 @@ _FP32_TOLERANCE, _LOOSE_TOLERANCE = 1e-4, 0.03
 _WORKSPACES_BYTES = 64 * MIB
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How `Model.train` trains a model."""
+
+    # Mean loss, a scalar, of the model's outputs and the targets.
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: Optimizer = "adam"
+    # Batches per step.
+    grad_accumulation: int = 1
+    # Compile the model as a whole, with DDP around it.
+    compile: bool = False
+    # Divides the model over the ranks, in place, and returns what is called; None: `Context.ddp`.
+    divide: Callable[[Any], nn.Module] | None = None
+    # The optimizer updates all weights in one kernel.
+    is_fused: bool = False
+    # The weights already have the type of the precision, so there is no autocast.
+    is_cast: bool = False
+
+
 class Model(Workload):
     """A workload whose step trains a model or, in mode inference, runs it forward.
 
@@ -131,21 +150,25 @@ class Model(Workload):
         context: Context,
         make_model: Callable[[], nn.Module],
         batches: Iterator[Batch],
+        recipe: Recipe,
         *,
         cast_weights: bool = False,
-        compile: bool,
-        **recipe: Any,
     ) -> None:
-        """Prepare the steps: call `train`, or for inference `load` and `run_forward`.
+        """Prepare the steps: call `train`, or `load` and `run_forward` for inference.
 
-        Arguments and errors are theirs; a forward pass takes a batch's inputs. cast_weights: not
-        used for training. recipe: further arguments of `train`; not used for inference.
+        Args:
+            mode: whether to train.
+            context: what the workload is built with.
+            make_model: returns a new model, as for `train`.
+            batches: endless batches of this rank; inference ignores the targets.
+            recipe: how to train; inference uses only `compile`.
+            cast_weights: as for `load`; not used for training.
         """
         if mode == "train":
-            self.train(context, make_model, batches, compile=compile, **recipe)
+            self.train(context, make_model, batches, recipe)
             return
         self.load(context, make_model, cast_weights=cast_weights)
-        forward = compile_model(self.model, context, wanted=compile)
+        forward = compile_model(self.model, context, wanted=recipe.compile)
         self.run_forward(lambda: forward(next(batches)[0]))
 
     def train(
@@ -153,27 +176,19 @@ class Model(Workload):
         context: Context,
         make_model: Callable[[], nn.Module],
         batches: Iterator[Batch],
-        *,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        optimizer: Optimizer = "adam",
-        grad_accumulation: int = 1,
-        compile: bool = False,
-        divide: Callable[[Any], nn.Module] | None = None,
-        is_fused: bool = False,
-        is_cast: bool = False,
+        recipe: Recipe,
     ) -> None:
-        """Make the model, divide it over the ranks, and make `step` train it.
+        """Make the model, divide it over the ranks, and make `step` train it. Collective.
 
-        Sets `model`, `replica`, `optimizer`, `scaler`, `loss` and `items_per_step`. All ranks must
-        call it. Raises UsageError for a CUDA graph in fp16.
+        Args:
+            context: what the workload is built with.
+            make_model: returns a new model; called with the device as torch's default device, and
+                with the same seed on all ranks.
+            batches: endless batches of this rank, of `context.batch_size` items.
+            recipe: how to train.
 
-        make_model: called with the device as torch's default and the same seed on all ranks.
-        batches: of this rank, endless, batch_size items each. loss: function of the model's outputs
-        and of the targets; their mean loss, a scalar. grad_accumulation: batches of a step.
-        compile: the model as a whole, with DDP around it. divide: distributes the model over the
-        ranks, in place, and returns what is to be called; by default Context.ddp. is_fused: the
-        optimizer updates all weights in one kernel; not used on meta. is_cast: the weights are used
-        in the type of the precision already, so there is no autocast.
+        Raises:
+            UsageError: cuda_graph in precision fp16.
         """
         import torch
 
@@ -185,21 +200,30 @@ class Model(Workload):
         torch.manual_seed(context.seed)
         with context.device:
             self.model = make_model()
-        self.replica = (divide or context.ddp)(self.model)
-        self._forward = compile_model(self.replica, context, wanted=compile)
-        # The same model past DistributedDataParallel.
-        self._forward_alone = compile_model(self.model, context, wanted=compile)
-        kind = getattr(torch.optim, {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[optimizer])
-        options = {"fused": True if is_fused and context.device.type != "meta" else None}
-        if optimizer != "sgd":
-            # Else Adam counts its steps on the host: a graph would replay one and the same.
-            options["capturable"] = context.cuda_graph and context.device.type == "cuda"
-        self.optimizer = kind(self.model.parameters(), lr=LEARNING_RATE, **options)
+        self.replica = (recipe.divide or context.ddp)(self.model)
+        self._forward = compile_model(self.replica, context, wanted=recipe.compile)
+        # The same model without DistributedDataParallel.
+        self._forward_alone = compile_model(self.model, context, wanted=recipe.compile)
+        self.optimizer = self._make_optimizer(context, recipe)
         self.scaler = context.grad_scaler()
-        self.loss = loss
+        self.loss = recipe.loss
         self._context, self._batches = context, batches
-        self._passes, self._is_cast = grad_accumulation, is_cast
-        self.items_per_step = context.batch_size * grad_accumulation
+        self._passes, self._is_cast = recipe.grad_accumulation, recipe.is_cast
+        self.items_per_step = context.batch_size * recipe.grad_accumulation
+
+    def _make_optimizer(self, context: Context, recipe: Recipe) -> torch.optim.Optimizer:
+        import torch
+
+        names = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+        kind = getattr(torch.optim, names[recipe.optimizer])
+        options = {"fused": True if recipe.is_fused and context.device.type != "meta" else None}
+        if recipe.optimizer != "sgd":
+            # Otherwise Adam counts its steps on the host, and a graph would replay the same step.
+            options["capturable"] = context.cuda_graph and context.device.type == "cuda"
+        optimizer: torch.optim.Optimizer = kind(
+            self.model.parameters(), lr=LEARNING_RATE, **options
+        )
+        return optimizer
 
     def load(
         self, context: Context, make_model: Callable[[], nn.Module], *, cast_weights: bool
@@ -264,13 +288,13 @@ class Model(Workload):
 
         batches = [next(self._batches) for _ in range(self._passes)]
         self._accumulate(iter(batches))
-        found = []
+        gradients = []
         for parameter in self.model.parameters():
             assert parameter.grad is not None, "a step leaves a gradient on each parameter"
-            found.append(parameter.grad.double())
+            gradients.append(parameter.grad.double())
         self.optimizer.zero_grad(set_to_none=True)
         # The gradients of the mean loss over the samples of all ranks, in float64.
-        sums = [torch.zeros_like(gradient) for gradient in found]
+        sums = [torch.zeros_like(gradient) for gradient in gradients]
         for inputs, targets in batches:
             alone = self._gradients_alone(inputs, targets)
             for total, gradient in zip(sums, alone, strict=True):
@@ -282,7 +306,7 @@ class Model(Workload):
                 dist.all_reduce(value, group=self._context.process_group)
         errors = [
             (got - total / count).norm() / (total / count).norm().clamp(min=1e-300)
-            for got, total in zip(found, sums, strict=True)
+            for got, total in zip(gradients, sums, strict=True)
         ]
         return float(torch.stack(errors).max())  # NaN where one is; Python's `max` may lose it
 
@@ -345,30 +369,42 @@ def gradient_doubt(error: float | None, precision: Precision) -> Doubt | None:
 def _training_defaults(workload_class: type[Model]) -> Mapping[str, Scalar | None]:
     """Return the defaults of those parameters of a class that only training has, by name."""
     return {
-        one.name: one.default
-        for one in parameters_of_class(workload_class)
-        if one.name in _ONLY_FOR_TRAINING
+        parameter.name: parameter.default
+        for parameter in parameters_of_class(workload_class)
+        if parameter.name in _ONLY_FOR_TRAINING
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """What a training step needs beside weights, gradients and optimizer, in bytes on a rank."""
+
+    # Saved by a forward pass for its backward pass.
+    saved: float
+    # Needed in addition at the loss.
+    at_loss: float = 0.0
+    # Activations of a block that is recomputed.
+    recomputed: float = 0.0
+    # All inputs and targets.
+    data: float
+
+
 def estimate_step(
-    settings: Mapping[str, Any],
-    *,
-    parameters: int,
-    ranks: int = 1,
-    saved: float,
-    at_loss: float = 0.0,
-    recomputed: float = 0.0,
-    data: float,
+    settings: Mapping[str, Any], step: StepBytes, *, parameters: int, ranks: int = 1
 ) -> float | None:
-    """Return a coarse estimate of `peak_mem_allocated_bytes` of a rank's training step on a GPU.
+    """Return a rough estimate of the peak memory of a rank's training step on a GPU, in bytes.
 
-    The peak is where the backward pass begins, where it ends, or in the optimizer. It is within a
-    fifth of most measured ones. None for inference, CUDA graphs, and unequal shares or speeds.
+    The peak is at the begin or at the end of the backward pass, or in the optimizer. Most measured
+    peaks differ by less than a fifth.
 
-    settings: all those of the point. parameters: of the whole model. ranks: over how many they are
-    sharded. Bytes of a rank: saved: by a forward pass for its backward pass. at_loss: needed
-    besides at the loss. recomputed: of a block that is recomputed. data: all inputs and targets.
+    Args:
+        settings: all settings of the point.
+        step: what the step needs beside weights, gradients and optimizer.
+        parameters: number of parameters of the whole model.
+        ranks: number of ranks over which they are sharded.
+
+    Returns:
+        None for inference, CUDA graphs, and unequal shares or speeds.
     """
     is_even = settings["shares"] == EQUAL and settings["slow_ratio"] == 1
     if settings["mode"] != "train" or settings["cuda_graph"] or not is_even:
@@ -378,11 +414,13 @@ def estimate_step(
     # Gradients that are views of DDP's buckets have no memory of their own.
     buckets = weights if settings["world_size"] > 1 and ranks == 1 else 0.0
     gradients = 0.0 if buckets and settings.get("gradient_as_bucket_view") else weights
-    # Adam's update of all weights at once makes temporaries as large as they are.
+    # Adam's update of all weights at once makes temporaries as large as the weights.
     temporaries = weights if is_adam and not settings.get("fused_optimizer") else 0.0
     earlier_passes = gradients if settings["grad_accumulation"] > 1 else 0.0
-    peak = max(saved + at_loss + earlier_passes, gradients + max(recomputed, temporaries))
-    return weights * (3 if is_adam else 1) + buckets + peak + data + _WORKSPACES_BYTES
+    peak = max(
+        step.saved + step.at_loss + earlier_passes, gradients + max(step.recomputed, temporaries)
+    )
+    return weights * (3 if is_adam else 1) + buckets + peak + step.data + _WORKSPACES_BYTES
 
 
 def product_bytes(settings: Mapping[str, Any]) -> int:

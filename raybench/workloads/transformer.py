@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
@@ -34,6 +34,8 @@ from raybench.workloads.training import (
     Mode,
     Model,
     Optimizer,
+    Recipe,
+    StepBytes,
     compile_blocks,
     compile_model,
     compute_dtype,
@@ -59,6 +61,19 @@ _WORDS: dict[bool | Checkpointing, Checkpointing] = {
 }
 # Tokens whose logits are compared: their memory is a small part of what a step has left free.
 _COMPARED = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Training:
+    """Settings of a Transformer in mode train."""
+
+    seq_len: int
+    checkpointing: Checkpointing
+    optimizer: Optimizer
+    grad_accumulation: int
+    compile: bool
+    # All of LayoutOptions.
+    options: Mapping[str, Any]
 
 
 class Transformer(Model):
@@ -177,16 +192,15 @@ class Transformer(Model):
         if mode == "inference":
             self._serve(context, shape, phase, seq_len, compile, cast_weights)
             return
-        self._train(
-            context,
-            shape,
-            seq_len,
-            _WORDS[activation_checkpointing],
-            optimizer,
-            grad_accumulation,
-            compile,
-            {**option_defaults(LayoutOptions), **options},
+        training = _Training(
+            seq_len=seq_len,
+            checkpointing=_WORDS[activation_checkpointing],
+            optimizer=optimizer,
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+            options={**option_defaults(LayoutOptions), **options},
         )
+        self._train(context, shape, training)
 
     def check(self) -> None:
         """Set `output_error`: largest difference of logits from fp32's over the largest of fp32's.
@@ -271,59 +285,45 @@ class Transformer(Model):
         # Bytes of a token that a block's backward pass reads, and those that are kept until then.
         needed = 2 * residual * shape.width + number * in_block
         kept = {"none": needed, "selective": needed / 2, "full": residual * shape.width}
-        return estimate_step(
-            settings,
-            parameters=parameters,
-            ranks=layout.ranks_per_copy * layout.tp,
+        step = StepBytes(
             saved=shape.layers * tokens * kept[_WORDS[settings["activation_checkpointing"]]]
             + (2.0 * parameters if is_autocast else 0.0),
-            # The logits or their gradient; and, where code is not compiled, softmax and its
-            # gradient in fp32.
+            # The logits or their gradient. Uncompiled code also keeps softmax and its gradient in
+            # fp32.
             at_loss=tokens * shape.vocabulary * (2 * number if is_compiled else 8 + number),
             recomputed=tokens * needed,
             data=16.0 * tokens * settings["grad_accumulation"],
         )
+        ranks = layout.ranks_per_copy * layout.tp
+        return estimate_step(settings, step, parameters=parameters, ranks=ranks)
 
     @classmethod
     def ranks_per_item(cls, settings: Mapping[str, Scalar]) -> int:
         """Return how many ranks of a point work on the same sequences: tp times cp."""
         return Layout.make(int(settings["world_size"]), settings).ranks_per_batch
 
-    def _train(
-        self,
-        context: Context,
-        shape: LanguageShape,
-        seq_len: int,
-        checkpointing: Checkpointing,
-        optimizer: Optimizer,
-        grad_accumulation: int,
-        compile: bool,
-        options: Mapping[str, Any],
-    ) -> None:
-        """Prepare training, of a model that the ranks divide as `options` say.
-
-        All ranks must call it together. options: all of LayoutOptions.
-        """
+    def _train(self, context: Context, shape: LanguageShape, training: _Training) -> None:
+        """Prepare training. Collective."""
         import torch
 
         from raybench.workloads import language_models as models
 
+        options, seq_len = training.options, training.seq_len
         # On the meta device the whole model's operations are counted, recomputed ones only once.
         is_counted = context.device.type == "meta"
         is_float8 = context.precision is Precision.FLOAT8
         layout = Layout() if is_counted else Layout.make(context.world_size, options)
         # Whether weights are stored in the type that they are used in.
         is_stored = options["optimizer_dtype"] == "bf16"
-        is_by_block = compile and (layout.is_divided or isinstance(shape, LlamaShape))
+        is_by_block = training.compile and (layout.is_divided or isinstance(shape, LlamaShape))
         compiles_blocks = is_by_block and not is_counted
 
         def make_model() -> nn.Module:
             usual = torch.get_default_dtype()
             torch.set_default_dtype(torch.bfloat16 if is_stored else usual)
             try:
-                model = models.LanguageModel(
-                    shape, seq_len=seq_len, checkpointing="none" if is_counted else checkpointing
-                )
+                checkpointing = "none" if is_counted else training.checkpointing
+                model = models.LanguageModel(shape, seq_len=seq_len, checkpointing=checkpointing)
             finally:
                 torch.set_default_dtype(usual)
             if is_float8:
@@ -333,28 +333,29 @@ class Transformer(Model):
         loss = torch.compile(models.next_token_loss) if compiles_blocks else models.next_token_loss
         # Ranks that share a batch have the same tokens, and each the targets that follow its part.
         mine = replace(context, rank=layout.batch_of(context.rank))
-        rows = context.batch_size * grad_accumulation
+        rows = context.batch_size * training.grad_accumulation
         text = random_tokens(mine, shape.vocabulary, (rows, seq_len + 1))
-        self.train(
-            context,
-            make_model,
-            # Both contiguous, as a loader's would be.
-            slices(text[:, :-1].contiguous(), text[:, 1:].contiguous(), context.batch_size),
+
+        def loss_of_part(logits: Tensor, targets: Tensor) -> Tensor:
             # The losses of a tp group add up to their mean, and FSDP takes the mean over cp.
-            loss=loss
-            if layout.ranks_per_batch == 1
-            else lambda logits, targets: (
-                loss(logits, models.sequence_part(targets, layout, context.rank)) / layout.tp
-            ),
-            optimizer=optimizer,
-            grad_accumulation=grad_accumulation,
-            compile=compile and not is_by_block,
+            part = models.sequence_part(targets, layout, context.rank)
+            mean: Tensor = loss(logits, part) / layout.tp
+            return mean
+
+        recipe = Recipe(
+            loss=loss if layout.ranks_per_batch == 1 else loss_of_part,
+            optimizer=training.optimizer,
+            grad_accumulation=training.grad_accumulation,
+            compile=training.compile and not is_by_block,
             divide=lambda model: models.divide(
                 model, context, layout, options, compiles=compiles_blocks
             ),
             is_fused=options["fused_optimizer"],
             is_cast=is_stored or layout.is_divided,
         )
+        # Both contiguous, as from a loader.
+        batches = slices(text[:, :-1].contiguous(), text[:, 1:].contiguous(), context.batch_size)
+        self.train(context, make_model, batches, recipe)
         if layout.is_divided:  # a rank alone has no whole model to compare with
             self.gradient_error = None  # type: ignore[assignment, method-assign]
         self.items_per_step /= layout.ranks_per_batch

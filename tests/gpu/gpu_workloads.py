@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raybench.workloads.base import Context
 from raybench.workloads.networks import Mlp, linear_stack
-from raybench.workloads.training import GradAccumulation, Model, slices
+from raybench.workloads.training import GradAccumulation, Model, Recipe, slices
 
 _CALIBRATION_CYCLES = 20_000_000
 WIDTH = 512
@@ -159,7 +159,5 @@ class Double(Model):
             context,
             lambda: linear_stack(WIDTH, 3).double(),
             slices(inputs, targets, context.batch_size),
-            loss=mse_loss,
-            optimizer="sgd",
-            grad_accumulation=grad_accumulation,
+            Recipe(loss=mse_loss, optimizer="sgd", grad_accumulation=grad_accumulation),
         )

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raybench.workloads.base import Context
 from raybench.workloads.networks import linear_stack
-from raybench.workloads.training import Model, slices
+from raybench.workloads.training import Model, Recipe, slices
 
 WIDTH, STEPS, RATE = 8, 5, 0.05
 # Samples of each rank, and in how many passes.
@@ -35,9 +35,7 @@ class OnRows(Model):
             context,
             lambda: linear_stack(WIDTH, 3).double(),
             slices(inputs, targets, context.batch_size),
-            loss=mse_loss,
-            optimizer="sgd",
-            grad_accumulation=passes,
+            Recipe(loss=mse_loss, optimizer="sgd", grad_accumulation=passes),
         )
         self.optimizer.param_groups[0]["lr"] = RATE
 
