@@ -17,6 +17,7 @@ from raybench.conversion import MIB
 from raybench.errors import UsageError
 from raybench.job.answer import Answer
 from raybench.job.point import EQUAL, Precision, Scalar
+from raybench.job.settings import parameters_of_class
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.metrics import Metric
 from raybench.workloads.base import Context, Workload
