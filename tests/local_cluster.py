@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from raybench.cluster import allocator
-from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.hardware.devices import FactReader
+from raybench.job.point import Strategy
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceFacts, DeviceSample
 from raybench.records.measurement import RankAnswer

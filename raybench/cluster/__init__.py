@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from raybench.cluster.allocator import Strategy
+from raybench.job.point import Strategy
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
 from raybench.records.measurement import RankAnswer

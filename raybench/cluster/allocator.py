@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, zip_longest
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from raybench.job.point import Isolation, Strategy
 from raybench.records.device import Device
 from raybench.records.task import RankInfo
-
-Strategy = Literal["pack", "spread", "rail"]  # as the help of `Placement.strategy` says
-Isolation = Literal["cluster", "node", "device"]
 
 
 def in_device_order(devices: Sequence[Device]) -> list[int]:

@@ -41,7 +41,7 @@ from raybench.errors import JobError, UsageError
 from raybench.job import registry
 from raybench.job.answer import ANSWER_METRICS, SAMPLES, Answer
 from raybench.job.declarations import declared_entries
-from raybench.job.point import ANY, RUN_SETTINGS, Scalar, Strategy, are_devices
+from raybench.job.point import ANY, RUN_SETTINGS, Isolation, Scalar, Strategy, are_devices
 from raybench.job.problems import JobProblem, KeyPath, key_text, quote, rule_of, say_unknown
 from raybench.job.settings import PointSetting
 from raybench.job.source import QUICK_SECONDS, YamlSource, parse_source, with_sizes
@@ -322,9 +322,6 @@ class Measure(JobSection):
 MeasureOrQuick = Annotated[
     Measure, BeforeValidator(_measure, json_schema_input_type=Literal["quick"] | Measure)
 ]
-
-
-Isolation = Literal["cluster", "node", "device"]
 
 
 class Placement(JobSection):

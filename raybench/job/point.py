@@ -107,6 +107,8 @@ def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
 
 # Placement of a point.
 Strategy = Literal["pack", "spread", "rail"]
+# What a point shares with no other point at the same time.
+Isolation = Literal["cluster", "node", "device"]
 # How the samples of a step are divided; or the samples of each rank, such as 96/32.
 EQUAL, FAST, BY_SPEED, BY_ACCUMULATION = "equal", "fast", "by_speed", "by_speed_accumulation"
 _NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 
 from raybench.cluster import Cluster
-from raybench.cluster.allocator import Isolation, Strategy
 from raybench.cluster.point_end import cause_of
 from raybench.errors import (
     DETAIL_CHARACTERS,
@@ -25,7 +24,7 @@ from raybench.errors import (
 )
 from raybench.job.memory import estimate, explain_oom
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
+from raybench.job.point import Isolation, Point, Precision, Strategy
 from raybench.job.problems import quote
 from raybench.records.code import Code
 from raybench.records.device import Device

@@ -28,11 +28,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy
+from raybench.cluster.allocator import DeviceAllocator
 from raybench.errors import UsageError
 from raybench.job.model import BatchSearch
 from raybench.job.plan import Plan, varying_settings
-from raybench.job.point import ANY, Point, Precision, choose_devices
+from raybench.job.point import ANY, Isolation, Point, Precision, Strategy, choose_devices
 from raybench.job.rounds import is_largest_known
 from raybench.records.device import Device
 from raybench.records.record import Record, TrialKey

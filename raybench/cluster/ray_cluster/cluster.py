@@ -14,13 +14,13 @@ import click
 import ray
 
 from raybench.cluster import allocator, timeouts
-from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation, ReservationTerms
 from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address, start_on_node
 from raybench.cluster.ray_cluster.pool import WorkerPool, how_it_died
 from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, end_process, start_guard
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
+from raybench.job.point import Strategy
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
 from raybench.records.measurement import Failure, RankAnswer

@@ -24,7 +24,6 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raybench.cluster import allocator, reaper, timeouts
-from raybench.cluster.allocator import Strategy
 from raybench.cluster.device_reservation import DeviceReservation
 from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address
 from raybench.cluster.ray_cluster.placements import (
@@ -37,6 +36,7 @@ from raybench.cluster.ray_cluster.placements import (
 )
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes, why_not_listening
 from raybench.errors import ClusterError, DevicesInUseError, brief, message_of
+from raybench.job.point import Strategy
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions, variables_that_matter
