@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 import ray
 
+from raybench.cluster.ray_cluster.actor import start_worker
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.placements import free_devices, hold_devices
-from raybench.cluster.ray_cluster.pool import start_worker
 from raybench.cluster.ray_cluster.start import Connection, connect_ray
 from raybench.errors import ClusterError
 from raybench.job.model import Measure

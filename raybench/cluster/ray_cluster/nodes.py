@@ -34,6 +34,7 @@ from raybench.cluster.device_reservation import (
     other_users,
     read_node_use,
 )
+from raybench.cluster.ray_cluster.ray_internals import logs_folder
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.conversion import GIB, KIB, MIB
 from raybench.records.device import Device
@@ -57,13 +58,13 @@ _FREE_WITHIN_BYTES = 256 * MIB
 _LISTED_S = 60.0
 
 
-class NodeAgent(DeviceLocks):
+class NodeAgent:
     """The actor beside the workers of a node, children of one raylet; it holds device locks."""
 
     def __init__(self) -> None:
-        super().__init__()
         from raybench.hardware.devices import memory_in_use_bytes
 
+        self._locks = DeviceLocks()
         # Before the first worker of this run, unless an agent died: the memory of other processes.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
@@ -81,8 +82,16 @@ class NodeAgent(DeviceLocks):
         if time.monotonic() > self._looked_at_logs_s + _LOOK_AT_LOGS_EVERY_S:
             self._looked_at_logs_s = time.monotonic()
             # Logs of this sweep alone: other jobs of the cluster keep theirs.
-            for log in _logs_folder().glob(f"worker-*-{ray.get_runtime_context().get_job_id()}-*"):
+            for log in logs_folder().glob(f"worker-*-{ray.get_runtime_context().get_job_id()}-*"):
                 limit_log(log)
+
+    def lock(self, names: Sequence[str], holder: Holder, shared: bool) -> LockResult:
+        """Lock devices of this host, as `DeviceLocks.lock`."""
+        return self._locks.lock(names, holder, shared)
+
+    def unlock(self) -> None:
+        """Release all locks of this sweep on this host."""
+        self._locks.close()
 
     def kill(self, process_ids: Sequence[int]) -> None:
         """Send SIGKILL to those processes that are children of this node's raylet.
@@ -117,7 +126,7 @@ class NodeAgent(DeviceLocks):
         self._busy = self._busy | uuids if begins else self._busy - uuids
         now_s = time.monotonic()
         ended = [one for one, until_s in self._ended_until_s.items() if now_s < until_s]
-        return read_node_use(devices, self, holder, ended, self._busy)
+        return read_node_use(devices, self._locks, holder, ended, self._busy)
 
     def drain(self) -> tuple[DeviceSample, ...]:
         """Return the samples since the last call; those of one call of `sample` oldest first."""
@@ -136,7 +145,7 @@ class NodeAgent(DeviceLocks):
 
         is_new: only what it wrote since the last such call or `end_point`; else from its start.
         """
-        logs = _logs_folder()
+        logs = logs_folder()
         ends = {one: self._read_to.setdefault(one, {}) if is_new else {} for one in process_ids}
         return {one: new_output(logs, one, read_to) for one, read_to in ends.items()}
 
@@ -167,14 +176,6 @@ class NodeAgent(DeviceLocks):
 
         now, before = memory_in_use_bytes(), self._used_before_bytes
         return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
-
-
-def _logs_folder() -> Path:
-    """Return the folder of the logs of Ray's session on this node; for processes of Ray."""
-    from ray._private.worker import _global_node
-
-    session: Any = _global_node
-    return Path(session.get_logs_dir_path())
 
 
 def limit_log(log: Path) -> None:
@@ -403,7 +404,7 @@ class NodeAgents:
 
     def unlock(self, devices: Sequence[Device]) -> None:
         """Release all locks of this sweep on these devices' nodes, if they answer in 10 s."""
-        self._ask("close", devices, lambda _: (), timeouts.AGENT_LOCK_S)
+        self._ask("unlock", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], OtherUsers]:
         """Have agents look who else uses their nodes; return a function to call after the use.
@@ -540,7 +541,7 @@ class NodeAgents:
         """Release locks and end agents; wait 0.5 s at most. `drain` before. The head must live."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
-            self._ask("close", devices, lambda _: ())
+            self._ask("unlock", devices, lambda _: ())
         with self._lock:
             nodes, self._nodes = list(self._nodes.values()), {}
         for node in nodes:

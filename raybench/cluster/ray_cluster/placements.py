@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import ray
-import ray._private.state
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -19,6 +18,7 @@ from ray.util.placement_group import (
 )
 
 from raybench.cluster import timeouts
+from raybench.cluster.ray_cluster.ray_internals import free_resources_by_node
 from raybench.cluster.ray_cluster.start import ray_nodes
 from raybench.records.device import DeviceKind
 
@@ -44,7 +44,7 @@ def count_devices(kind: DeviceKind) -> int:
 
 def free_devices(kind: DeviceKind) -> dict[str, int]:
     """Return node id -> number of devices that Ray has free, of the living nodes that have one."""
-    available = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    available = free_resources_by_node()
     alive = [node["NodeID"] for node in ray_nodes() if node["Alive"]]
     free = {node: int(available.get(node, {}).get(RESOURCE[kind], 0)) for node in alive}
     return {node: count for node, count in free.items() if count}

@@ -1,31 +1,22 @@
-"""The workers of a run, one per device: started, replaced, lost, and those that may still come.
-
-`placements` holds their devices in Ray.
-"""
+"""The workers of a run, one per device: how they are started, replaced and lost."""
 
 from __future__ import annotations
 
-import gc
 import math
-import os
-import re
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-import ray._private.state
 from ray.util.placement_group import remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raybench.cluster import allocator, reaper, timeouts
+from raybench.cluster import allocator, timeouts
 from raybench.cluster.device_reservation import DeviceReservation
-from raybench.cluster.ray_cluster.nodes import NodeAgents, node_address
+from raybench.cluster.ray_cluster.actor import start_worker, was_killed, why_no_start
+from raybench.cluster.ray_cluster.nodes import NodeAgents
 from raybench.cluster.ray_cluster.placements import (
     RESOURCE,
     DeviceRequests,
@@ -34,68 +25,80 @@ from raybench.cluster.ray_cluster.placements import (
     free_devices,
     hold_devices,
 )
+from raybench.cluster.ray_cluster.ray_internals import jobs
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes, why_not_listening
-from raybench.errors import ClusterError, DevicesInUseError, brief, message_of
+from raybench.errors import ClusterError, DevicesInUseError
 from raybench.job.point import Strategy
-from raybench.records.device import Device, DeviceKind
+from raybench.records.device import Device
 from raybench.records.devices import DeviceList
-from raybench.records.environment import package_versions, variables_that_matter
-from raybench.records.measurement import RankAnswer
-from raybench.records.task import GroupSpec, RankInfo, Task
+from raybench.records.environment import package_versions
 
 _RACK = "rack"
-# Not CUDA_: those say which devices and which files this host has.
-_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
-_EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
-# Over sockets NCCL notices a dead peer by itself, and torch's watchdog of the survivors then waits
-# for 60 s, writes what it has recorded, and ends the process. Without these three it only notes it.
-_SURVIVE_A_PEER = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-}
-# A process that is killed while it starts is started again, so often in all.
+# Processes that are started for one worker in a row, where each is killed while it starts.
 _MOST_STARTS = 3
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class WorkerHandle:
-    """A worker: its slot, the actor that is its process now, and its device once it has one.
+class WorkerProcess:
+    """A process of a worker, which is an actor of Ray."""
 
-    index: of the device on its node; None where Ray says which GPU it is. call: Ray's reference to
-    the answer of `attach_device`, which was asked at `since_s`; starts: how many processes were
-    started in a row. is_used: whether this process has been given a point. user_class: the class of
-    the user's that it then ran. environment: variables of the job that its process, or the next
-    one, starts with. refusal: why the process that `replace` last started with them failed, or "".
-    lost_because: why it cannot be used any more, "" as long as it can.
-    """
-
-    slot: Slot
-    index: int | None
-    actor: Any = None
-    device: Device = field(init=False)
-    call: Any = None
-    since_s: float = 0.0
-    starts: int = 0
+    actor: Any
+    # Variables of the job that the process was started with.
+    environment: Mapping[str, str]
+    # Whether it has been given a point, and the user's class of its last point.
     is_used: bool = False
     user_class: str = ""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class WorkerHandle:
+    """A worker: a device, and the process that runs points on it."""
+
+    slot: Slot
+    device: Device
+    process: WorkerProcess
+    # Why no process can use the device any more; "" while the worker is usable.
     lost_because: str = ""
-    refusal: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _racks() -> dict[str, str]:
-    """Return node id -> NAME of `ray start --labels rack=NAME`; nodes without it are left out."""
-    labels = {node["NodeID"]: node.get("Labels") or {} for node in ray_nodes()}
-    return {node: its[_RACK] for node, its in labels.items() if _RACK in its}
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Start:
+    """A process that is starting and will take a device."""
+
+    slot: Slot
+    # Index of the device on its node; None where Ray has chosen a GPU.
+    index: int | None
+    process: WorkerProcess
+    # Ray's reference to the result of `attach_device`.
+    answer: Any
+    since_s: float
+    # Number of processes started in a row for this worker, this one included.
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EndedStart:
+    """The result of a start. Without a device or a failure, the device is not in the device list."""
+
+    start: _Start
+    device: Device | None = None
+    failure: str = ""
 
 
 class WorkerPool:
-    """All workers, by worker id. Several points may ask at once, each for its own.
+    """All workers, by worker id.
 
-    log: gets lines for the user, as when workers come late or are lost. only: the devices that may
-    be used. Ray gives no device by its name: others are held too, but get no worker. models: names
-    of the devices that may be used, unless all that `start` finds have other ones; empty for any.
+    Threads may call it at once, each for workers of its own.
+
+    Args:
+        connection: the joined cluster.
+        agents: agents of the nodes.
+        reservation: locks against other sweeps.
+        log: gets lines for the user.
+        only: devices that may be used; None for all. Ray cannot give a device by name, so other
+            devices are held too, without a worker.
+        models: names of device models that may be used; empty for all. Other models are used only
+            if `start` finds nothing else.
     """
 
     def __init__(
@@ -115,18 +118,19 @@ class WorkerPool:
         self._only = only
         self._models = models
         self._workers: list[WorkerHandle] = []
-        self._starting: list[WorkerHandle] = []
-        # Nodes of which a late worker could not be used, and workers on devices not in `only`.
+        self._starting: list[_Start] = []
+        # Nodes on which a late worker could not be used.
         self._refused_nodes: set[str] = set()
-        self._unlisted: list[WorkerHandle] = []
-        # Workers started so far, by node id.
+        # Starts whose device is not in the device list.
+        self._unlisted: list[_Start] = []
+        # Number of workers started so far, by node id.
         self._started: Counter[str] = Counter()
         self._requests = DeviceRequests(self.kind)
         self._count = 0
         self._strategy: Strategy = "pack"
         self._start_limit_s = timeouts.WORKER_START_S
-        # `_is_waiting` is whether `_wait_until_s` was in the future when `refresh` looked last.
         self._wait_until_s = self._looked_s = 0.0
+        # Whether `_wait_until_s` was in the future at the last `refresh`.
         self._is_waiting = False
         self._lock = threading.RLock()
 
@@ -135,19 +139,20 @@ class WorkerPool:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Device of every worker by worker id, those of lost workers included."""
+        """Device of every worker by worker id, lost workers included."""
         return tuple(worker.device for worker in list(self._workers))
 
     @property
     def lost(self) -> frozenset[int]:
-        """Ids of workers that cannot be used any more."""
-        return frozenset(n for n, one in enumerate(list(self._workers)) if one.lost_because)
+        """Ids of unusable workers."""
+        workers = list(self._workers)
+        return frozenset(n for n, worker in enumerate(workers) if worker.lost_because)
 
     @property
     def pending(self) -> int:
-        """Number of workers starting or, while they are waited for, missing, also for lost ones.
+        """Workers that may still join, replacements for lost workers included.
 
-        With a list of GPUs, some may come on other GPUs. At 0, `refresh` may find free devices.
+        With a list of GPUs this is an upper bound: some may come on GPUs outside of the list.
         """
         with self._lock:
             return len(self._starting) + (self._missing if self._is_waiting else 0)
@@ -155,61 +160,68 @@ class WorkerPool:
     @property
     def _missing(self) -> int:
         """Number of workers that were asked for and have no device yet."""
-        if self._only and not self._names_left:
+        if self._only and not self._unclaimed_names:
             return 0
         held = len(self._workers) + len(self._starting) + len(self._unlisted)
         return max(0, self._count - held + len(self.lost))
 
     @property
-    def _names_left(self) -> list[str]:
+    def _unclaimed_names(self) -> list[str]:
         """Names of listed devices that have no worker yet."""
-        named = {device.lasting_name for device in self.devices}
-        return [name for name in self._only.names if name not in named] if self._only else []
+        claimed = {device.lasting_name for device in self.devices}
+        return [name for name in self._only.names if name not in claimed] if self._only else []
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start workers on free devices, and wait for those that come soon.
+        """Start up to `count` workers on free devices, and wait for those that come soon.
 
-        Call it once, and `close` even if it raises. `refresh` adds those that come later. count:
-        how many at most; not used with a device list. strategy: which devices are taken if there
-        are more. Raises ClusterError where no worker comes (with a list: on a listed device), one
-        cannot start, has other versions or the device of another worker, a listed device is missing
-        without --wait and none is still starting, or the cluster is gone; DevicesInUseError where
-        none is free beside other sweeps, or one is locked by them and the terms are not shared.
+        Call it once, and `close` even if it raises. `refresh` adds workers that come later.
+
+        Args:
+            count: unused with a device list, whose devices get one worker each.
+            strategy: which devices are taken if more than `count` are free.
+
+        Raises:
+            DevicesInUseError: other sweeps use all devices, or one that the terms do not share.
+            ClusterError: no worker comes, a worker cannot be used, a listed device is missing and
+                not waited for, or the cluster is gone.
         """
         self._count, self._strategy = count, strategy
-        if self._only:  # one on each GPU there is finds those of the list
+        if self._only:
+            # Only a worker tells which GPU it has, so all GPUs get one to find the listed GPUs.
             listed = sum(self._only.cpu_workers().values())
             self._count = self._capacity if self.kind == "cuda" else listed
         self._wait_until_s = time.monotonic() + self._wait_s
         self._is_waiting = self._wait_s > 0
-        # Otherwise the others would start before that was known.
         if self._only and self.kind == "cpu" and not self._wait_s:
-            there = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
-            missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
+            # Checked before any worker starts, which takes long.
+            hosts = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
+            missing = [name for name in self._only.names if name.rpartition(":")[0] not in hosts]
             if missing:
                 raise _not_there(self._only, missing)
-        came = self._start_first_workers()
-        order = allocator.in_device_order([worker.device for worker in came])
-        with self._lock:  # before the checks: `close` lets go of those that are refused too
-            self._workers = [came[place] for place in order]
+        first = self._start_first_workers()
+        order = allocator.in_device_order([worker.device for worker in first])
+        with self._lock:  # before the checks, so that `close` ends refused workers too
+            self._workers = [first[position] for position in order]
         self._leave_out_other_models()
         _check_devices(self.devices)
-        # Other sweeps may have to be waited for, and `refresh` asks again after that.
+        # Locking may wait for other sweeps; `refresh` makes the requests again.
         self._requests.ask_for(0)
         self._reservation.reserve(self.devices)
         self._agents.watch(self.devices)
-        if self._only and self._names_left and not (self._wait_s or self._starting):
-            raise _not_there(self._only, self._names_left)
+        if self._only and self._unclaimed_names and not (self._wait_s or self._starting):
+            raise _not_there(self._only, self._unclaimed_names)
         if self.pending:
             wanted = len(self._only.names) if self._only else count
-            more = len(self._names_left) if self._only else self.pending
-            self._log(f"{len(came)} of {wanted} workers are there, up to {more} may come")
+            more = len(self._unclaimed_names) if self._only else self.pending
+            self._log(f"{len(first)} of {wanted} workers are there, up to {more} may come")
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that came and note lost ones; wait at most `timeout_s` for a pending one.
+        """Add workers that came and note lost workers; wait up to `timeout_s` for a pending worker.
 
-        Takes longer where it starts workers on devices that are free now. Raises ClusterError where
-        the head of the cluster or this host's Ray is gone.
+        Takes longer while it starts workers on devices that have become free.
+
+        Raises:
+            ClusterError: the head of the cluster or this host's Ray is gone.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -220,73 +232,97 @@ class WorkerPool:
             self._requests.ask_for(min(len(self._requests), awaited))
             if self._missing and now_s > self._looked_s + timeouts.LOOK_FOR_WORKERS_EVERY_S:
                 self._looked_s = now_s
-                self._start_missing()  # it may wait for a node, and points must not wait with it
-            # What never comes up must not be waited for till the end of the run.
-            ended = self._take_ended(self._starting, 0.0, self._start_limit_s)
-            has_come = any([self._take_in(worker, found) for worker, found in ended])
+                # Without the lock: this may wait for a node, and points must go on.
+                self._start_missing()
+            # With a limit: a process that never comes up would be waited for till the run ends.
+            ended_starts = self._take_ended(self._starting, 0.0, self._start_limit_s)
+            has_come = any([self._take_in(ended) for ended in ended_starts])
             if has_come or not self.pending or time.monotonic() >= deadline_s:
                 return
             time.sleep(timeouts.POLL_EVERY_S)
 
-    def replace(self, worker_ids: Collection[int]) -> None:
-        """Kill the processes of these workers and start new ones, and wait for all of them.
+    def replace(
+        self, worker_ids: Collection[int], environment: Mapping[str, str] | None = None
+    ) -> dict[int, str]:
+        """Kill the processes of these workers, start new ones, and wait for them.
 
-        None may run a point; their groups break. Lost ones stay lost. The device stays (Ray keeps
-        it for our placement group) and is read anew. Where one does not start with variables of the
-        job, one without them is started, and `refusal` is set. A worker whose new process does not
-        start, or has another GPU, is lost. Raises as `refresh`.
+        No point may run on the workers; their process groups break. A worker keeps its device,
+        because the placement group holds it, and is lost if the new process cannot use it. Lost
+        workers stay lost.
+
+        Args:
+            worker_ids: workers to replace.
+            environment: variables of the job for the new processes; None keeps each worker's own.
+
+        Returns:
+            Worker id -> why no process starts with these variables. The worker then has a process
+            without them.
+
+        Raises:
+            ClusterError: the head of the cluster or this host's Ray is gone.
         """
         self.lose(self._agents.silent_nodes())
-        workers = [self._workers[worker_id] for worker_id in worker_ids]
-        workers = [worker for worker in workers if not worker.lost_because]
+        worker_of = {self._workers[worker_id].slot: worker_id for worker_id in worker_ids}
+        worker_of = {slot: n for slot, n in worker_of.items() if not self._workers[n].lost_because}
+        workers = [self._workers[worker_id] for worker_id in worker_of.values()]
         for worker in workers:
-            ray.kill(worker.actor, no_restart=True)
-        self._agents.kill([worker.device for worker in workers])  # those that hang, too
+            ray.kill(worker.process.actor, no_restart=True)
+        # Ray does not end a process that hangs in native code.
+        self._agents.kill([worker.device for worker in workers])
+        starts = []
         for worker in workers:
-            worker.index, worker.starts, worker.refusal = worker.device.index, 0, ""
-            self._begin(worker)
-        while workers:
+            variables = worker.process.environment if environment is None else environment
+            starts.append(self._begin(worker.slot, worker.device.index, variables))
+        refusals: dict[int, str] = {}
+        while starts:
+            for start in starts:
+                self._workers[worker_of[start.slot]].process = start.process
             look_s, limit_s = timeouts.LOOK_FOR_WORKERS_EVERY_S, timeouts.WORKER_START_S
-            for worker, found in self._take_ended(workers, look_s, limit_s):
-                old, reason = worker.device, found
-                given = " ".join(f"{name}={text}" for name, text in worker.environment.items())
-                if isinstance(found, str) and given and not worker.lost_because:
-                    # The variables may be why, and the device is needed for other points.
-                    worker.refusal, worker.environment = f"with {given} of env, {found}", {}
-                    worker.starts = 0
-                    self._begin(worker)
-                    workers.append(worker)
-                    continue
-                if isinstance(found, Device):
-                    if found.kind == "cpu" or found.uuid == old.uuid:
-                        worker.device = replace(found, rack=old.rack)
-                        continue
-                    # When a GPU has fallen off the bus, CUDA counts the others anew.
-                    reason = f"cuda:{found.index} is {found.uuid} now"
-                    ray.kill(worker.actor, no_restart=True)
-                told = reason or "another device came that is not in the list"
-                with self._lock:
-                    if worker.lost_because:
-                        continue
-                    worker.lost_because = f"{old.kind}:{old.index} on {old.host} is lost: {told}"
-                self._log(worker.lost_because)
+            for ended in self._take_ended(starts, look_s, limit_s):
+                worker_id = worker_of[ended.start.slot]
+                worker, variables = self._workers[worker_id], ended.start.process.environment
+                if ended.failure and variables and not worker.lost_because:
+                    # The variables may be the reason, and other points need the device.
+                    text = " ".join(f"{name}={value}" for name, value in variables.items())
+                    refusals[worker_id] = f"with {text} of env, {ended.failure}"
+                    starts.append(self._begin(worker.slot, worker.device.index, {}))
+                else:
+                    self._finish_replacement(worker, ended)
             self.lose(self._agents.silent_nodes())
-            workers = [worker for worker in workers if not worker.lost_because]
+            starts = [s for s in starts if not self._workers[worker_of[s.slot]].lost_because]
+        return refusals
+
+    def _finish_replacement(self, worker: WorkerHandle, ended: _EndedStart) -> None:
+        """Set the device as read by the new process, or mark the worker as lost."""
+        old, failure = worker.device, ended.failure
+        worker.process = ended.start.process
+        if ended.device is not None:
+            if ended.device.kind == "cpu" or ended.device.uuid == old.uuid:
+                worker.device = replace(ended.device, rack=old.rack)
+                return
+            # When a GPU has fallen off the bus, CUDA numbers the other GPUs anew.
+            failure = f"cuda:{ended.device.index} is {ended.device.uuid} now"
+            ray.kill(worker.process.actor, no_restart=True)
+        failure = failure or "another device came that is not in the list"
+        with self._lock:
+            if worker.lost_because:
+                return
+            worker.lost_because = f"{old.kind}:{old.index} on {old.host} is lost: {failure}"
+        self._log(worker.lost_because)
 
     def lose(self, node_ids: Collection[str]) -> None:
-        """Give up all workers of these nodes: they become `lost`, their devices go back to Ray.
+        """Give up all workers of these nodes, and give their devices back to Ray.
 
-        Workers that are starting there are ended too. The time of --wait begins anew. Logs a line
-        for each host of lost workers.
+        Ends workers that are starting there, too. The time of --wait begins anew.
         """
-        if not node_ids:  # as at nearly every look
+        if not node_ids:
             return
         with self._lock:
             gone = [worker for worker in self._workers if worker.slot.node_id in node_ids]
             gone = [worker for worker in gone if not worker.lost_because]
-            late = [worker for worker in self._starting if worker.slot.node_id in node_ids]
-            for worker in late:
-                self._starting.remove(worker)
+            late = [start for start in self._starting if start.slot.node_id in node_ids]
+            for start in late:
+                self._starting.remove(start)
             for worker in gone:
                 worker.lost_because = f"node {worker.device.host} does not answer"
             _let_go([*gone, *late])
@@ -305,12 +341,7 @@ class WorkerPool:
             self._requests.ask_for(0)
 
     def _start_first_workers(self) -> list[WorkerHandle]:
-        """Start workers on free devices, and return those that come soon.
-
-        Devices of others are waited for 5 s, longer while none is free; workers until all are there
-        or the first start ended 20 s ago. Raises ClusterError where no device can be had in a
-        minute, or --wait if longer, a worker cannot start, or none comes in the time it may take.
-        """
+        """Start workers on free devices, and return those that come soon."""
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
         mute_hosts = self._start_missing()
@@ -322,42 +353,46 @@ class WorkerPool:
         for host in mute_hosts:
             self._log(f"node {host} gives no worker: it may be frozen or cut off; see `ray status`")
         if not self._starting:
-            own_id = ray.get_runtime_context().get_job_id()
-            jobs = ray._private.state.jobs()  # type: ignore[no-untyped-call]
-            sweeps = "; ".join(
-                "`{Entrypoint:.200}` (process {DriverPid} on {DriverIPAddress})".format(**one)
-                for one in jobs
-                if not one["IsDead"] and one["JobID"] != own_id and "raybench" in one["Entrypoint"]
-            )
-            why = f"used by {sweeps}; --wait SECONDS waits" if sweeps else "others may use them"
-            raise (DevicesInUseError if sweeps else ClusterError)(
-                f"no {RESOURCE[self.kind]} could be had from the cluster in {limit_s:g} s: {why}; "
-                "see `ray status`"
-            )
+            raise self._no_device(limit_s)
         deadline_s = time.monotonic() + self._start_limit_s
-        came: list[WorkerHandle] = []
+        workers: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
             look_s = timeouts.LOOK_FOR_WORKERS_EVERY_S
-            for worker, found in self._take_ended(self._starting, look_s, math.inf):
-                if isinstance(found, str):
-                    raise ClusterError(found)
-                came += [worker] if self._is_listed(worker, found) else []
+            for ended in self._take_ended(self._starting, look_s, math.inf):
+                if ended.failure:
+                    raise ClusterError(ended.failure)
+                if worker := self._new_worker(ended):
+                    workers.append(worker)
                 deadline_s = min(deadline_s, time.monotonic() + timeouts.SLOW_WORKERS_S)
             self.lose(self._agents.silent_nodes())
-        if self._only and self._unlisted and not came:
-            raise _not_there(self._only, self._names_left)
-        if not came:
+        if self._only and self._unlisted and not workers:
+            raise _not_there(self._only, self._unclaimed_names)
+        if not workers:
             in_time = f"within {self._start_limit_s:.0f} s"
             why = in_time if self._starting else "before its node was lost"
             raise ClusterError(f"no worker started {why}")
-        return came
+        return workers
+
+    def _no_device(self, waited_s: float) -> ClusterError:
+        """Return the error where no device could be had; it names other sweeps."""
+        own_id = ray.get_runtime_context().get_job_id()
+        sweeps = []
+        for job in jobs():
+            if not job["IsDead"] and job["JobID"] != own_id and "raybench" in job["Entrypoint"]:
+                text = "`{Entrypoint:.200}` (process {DriverPid} on {DriverIPAddress})"
+                sweeps.append(text.format(**job))
+        why = "others may use them"
+        if sweeps:
+            why = f"used by {'; '.join(sweeps)}; --wait SECONDS waits"
+        return (DevicesInUseError if sweeps else ClusterError)(
+            f"no {RESOURCE[self.kind]} could be had from the cluster in {waited_s:g} s: {why}; "
+            "see `ray status`"
+        )
 
     def _start_missing(self) -> list[str]:
-        """Start the missing workers, as far as devices are free; does not wait for them.
+        """Start missing workers as far as devices are free, without waiting for the workers.
 
-        With --wait, asks for devices that the cluster lacks. Returns the hosts that gave no device
-        though Ray says they have a free one. Raises ClusterError where the head of the cluster is
-        gone, or this host's Ray.
+        Returns the hosts that give no device though Ray counts a free device there.
         """
         kind = self.kind
         placed = self._requests.take_placed()
@@ -373,15 +408,15 @@ class WorkerPool:
                 slots.append(slot)
             else:
                 remove_placement_group(slot.placement)
-        # Devices that are asked for come by their requests.
+        # Open requests bring their devices themselves.
         count = max(0, self._missing - len(slots) - len(self._requests))
         counts = allocator.counts_by_node(usable, count, self._strategy, _racks())
         held = hold_devices(kind, counts)
-        if held or slots or self._starting:  # else Ray may give none for another reason
+        if held or slots or self._starting:  # otherwise Ray may have another reason
             mute |= counts.keys() - {slot.node_id for slot in held}
         slots += held
-        # First: a new node takes minutes. Ray would place a request on a device that it has free,
-        # also where no worker can use that.
+        # Requests first, because a new node takes minutes. None while useless devices are free:
+        # Ray would place the requests there.
         self._ask_for_devices(0 if useless else self._missing - len(slots))
         self._start_on(slots)
         return sorted(nodes[node]["NodeManagerHostname"] for node in mute)
@@ -389,18 +424,20 @@ class WorkerPool:
     def _usable(
         self, free: Mapping[str, int], nodes: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Counter[str], set[str]]:
-        """Return the part of `free` on which workers may start, and the nodes that do not answer.
+        """Return how many free devices of each node may get workers, and nodes that are mute.
 
-        free: node id -> number of devices. nodes: Ray's dict of each node by its id.
+        Args:
+            free: node id -> number of free devices.
+            nodes: node id -> Ray's dict of the node.
         """
         barred = self._agents.silent_nodes() | self._refused_nodes
         usable = Counter({node: count for node, count in free.items() if node not in barred})
-        # Ray waits for minutes for a node that is cut off, and gives none of the others meanwhile.
+        # Ray waits minutes for a node that is cut off, and gives no other node's device meanwhile.
         raylets = {n: "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes[n]) for n in usable}
         mute = {n for n in usable if why_not_listening(raylets[n], timeouts.NODE_CONNECT_S)}
         for node in mute:
             del usable[node]
-        if self.kind == "cpu" and self._only:  # up to the last one of a node that is in the list
+        if self.kind == "cpu" and self._only:
             wanted = self._only.cpu_workers()
             for node in usable:
                 left = wanted.get(nodes[node]["NodeManagerHostname"], 0) - self._started[node]
@@ -408,120 +445,136 @@ class WorkerPool:
         return usable, mute
 
     def _ask_for_devices(self, count: int) -> None:
-        """While --wait lasts, request up to `count` devices that the whole cluster does not have.
-
-        Devices that others use are waited for.
-        """
+        """While --wait lasts, request up to `count` devices that the cluster does not have."""
         wanted = 0
         if time.monotonic() < self._wait_until_s:
             shortage = self._count - count_devices(self.kind)
-            # A request stays where another sweep has taken the node that came for it.
+            # A request stays after another sweep has taken the node that came for it.
             wanted = min(count, max(len(self._requests), shortage))
         self._requests.ask_for(wanted)
 
     def _start_on(self, slots: Sequence[Slot]) -> None:
-        """Begin to start a worker on the device of each slot."""
+        """Begin to start a worker on each slot."""
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
         limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
-        # They load beside the agents, and touch no device before these have looked at it.
+        # Workers load while the agents start, but touch no device before the agents have read how
+        # much memory is in use.
         actors = [start_worker(self.kind, slot) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
         for slot, actor in zip(slots, actors, strict=True):
             index = self._started[slot.node_id] if self.kind == "cpu" else None
             self._started[slot.node_id] += 1
-            worker = WorkerHandle(slot=slot, index=index)
-            self._begin(worker, actor)
+            start = self._begin(slot, index, {}, actor)
             with self._lock:
-                self._starting.append(worker)
+                self._starting.append(start)
 
-    def _begin(self, worker: WorkerHandle, actor: Any = None) -> None:
-        """Have a process take the worker's device. actor: runs already; None starts one."""
-        worker.actor = actor or start_worker(self.kind, worker.slot, worker.environment)
-        only = self._only.names if self._only else None
-        worker.call = worker.actor.attach_device.remote(self.kind, worker.index, only)
-        worker.is_used, worker.since_s = False, time.monotonic()
-        worker.starts += 1
+    def _begin(
+        self, slot: Slot, index: int | None, environment: Mapping[str, str], actor: Any = None
+    ) -> _Start:
+        """Start a process, unless there is an `actor`, and let it take the device."""
+        actor = actor or start_worker(self.kind, slot, environment)
+        names = self._only.names if self._only else None
+        return _Start(
+            slot=slot,
+            index=index,
+            process=WorkerProcess(actor=actor, environment=environment),
+            answer=actor.attach_device.remote(self.kind, index, names),
+            since_s=time.monotonic(),
+        )
 
-    def _take_ended(
-        self, starting: list[WorkerHandle], wait_s: float, limit_s: float
-    ) -> list[tuple[WorkerHandle, Device | str | None]]:
-        """Take the workers out of the list whose start has ended; wait at most `wait_s` for one.
+    def _take_ended(self, starts: list[_Start], wait_s: float, limit_s: float) -> list[_EndedStart]:
+        """Remove ended starts from `starts` and return them; wait up to `wait_s` for the first.
 
-        Return each with its device, None where that is not in the list of devices, or the reason
-        why it failed, as that it took longer than limit_s. A node whose Ray has ended is given up.
-        Raises ClusterError where the head of the cluster is gone, or this host's Ray.
+        A start fails after `limit_s`. A process that was killed is started again, as a new element
+        of `starts`. A node whose Ray has ended is lost.
         """
-        calls = [worker.call for worker in starting]
-        done = ray.wait(calls, num_returns=1, timeout=wait_s)[0] if calls else []
+        answers = [start.answer for start in starts]
+        done = ray.wait(answers, num_returns=1, timeout=wait_s)[0] if answers else []
         if done:
-            done = ray.wait(calls, num_returns=len(calls), timeout=0)[0]
-        ended: list[tuple[WorkerHandle, Device | str | None]] = []
-        for worker in list(starting):
-            found: Device | str | None = f"its process did not start within {limit_s:.0f} s"
-            if worker.call in done:
+            done = ray.wait(answers, num_returns=len(answers), timeout=0)[0]
+        ended_starts: list[_EndedStart] = []
+        for start in list(starts):
+            if start.answer in done:
                 try:
-                    found = ray.get(worker.call)
+                    ended = _EndedStart(start=start, device=ray.get(start.answer))
                 except ray.exceptions.RayError as error:
-                    found, node = _why_no_start(error), worker.slot.node_id
-                    # What failed by itself would fail again.
-                    if _was_killed(error) and worker.starts < _MOST_STARTS:
-                        self._agents.check_head(node)  # it may have died with this host's Ray
-                        if not self._agents.has_ended(node):
-                            ray.kill(worker.actor, no_restart=True)
-                            self._log(f"{found} (tried once more)")
-                            self._begin(worker)
-                            continue
-            elif time.monotonic() < worker.since_s + limit_s:
+                    ended = _EndedStart(start=start, failure=why_no_start(error))
+                    # A process that failed by itself would fail again.
+                    if was_killed(error) and self._start_again(starts, ended):
+                        continue
+            elif time.monotonic() < start.since_s + limit_s:
                 continue
-            if isinstance(found, str) and self._agents.has_ended(worker.slot.node_id):
-                self.lose({worker.slot.node_id})
+            else:
+                failure = f"its process did not start within {limit_s:.0f} s"
+                ended = _EndedStart(start=start, failure=failure)
+            if ended.failure and self._agents.has_ended(start.slot.node_id):
+                self.lose({start.slot.node_id})
             with self._lock:
-                if worker not in starting:  # its node was lost
+                if start not in starts:  # its node was lost
                     continue
-                starting.remove(worker)
-            if not isinstance(found, Device):
-                ray.kill(worker.actor, no_restart=True)
-            ended.append((worker, found))
-        return ended
+                starts.remove(start)
+            if ended.device is None:
+                ray.kill(start.process.actor, no_restart=True)
+            ended_starts.append(ended)
+        return ended_starts
 
-    def _is_listed(self, worker: WorkerHandle, device: Device | None) -> bool:
-        """Give the worker its device; return False for None: not in the list, it stays held."""
-        if device is None:
-            self._unlisted.append(worker)
+    def _start_again(self, starts: list[_Start], ended: _EndedStart) -> bool:
+        """Replace a killed start in `starts`, unless it was the last attempt or Ray has ended."""
+        start = ended.start
+        if start.attempts >= _MOST_STARTS:
             return False
-        worker.device = replace(device, rack=_racks().get(device.node_id, ""))
+        # The process may have died with this host's Ray.
+        self._agents.check_head(start.slot.node_id)
+        if self._agents.has_ended(start.slot.node_id):
+            return False
+        ray.kill(start.process.actor, no_restart=True)
+        self._log(f"{ended.failure} (tried once more)")
+        again = self._begin(start.slot, start.index, start.process.environment)
+        with self._lock:
+            if start in starts:
+                starts[starts.index(start)] = replace(again, attempts=start.attempts + 1)
         return True
 
-    def _take_in(self, worker: WorkerHandle, found: Device | str | None) -> bool:
-        """Take in a worker that came late; return whether it can be used.
+    def _new_worker(self, ended: _EndedStart) -> WorkerHandle | None:
+        """Return the new worker; None if its device is not listed: the device stays held."""
+        start, device = ended.start, ended.device
+        if device is None:
+            self._unlisted.append(start)
+            return None
+        device = replace(device, rack=_racks().get(device.node_id, ""))
+        return WorkerHandle(slot=start.slot, device=device, process=start.process)
 
-        No other worker is started on the node of one that cannot. found: as of `_take_ended`.
-        """
-        reason = found if isinstance(found, str) else ""
-        if not isinstance(found, str):
-            if not self._is_listed(worker, found):
-                return False
-            used = [one.device for one in self._workers if not one.lost_because]
-            try:
-                _check_devices([*used, worker.device])
-                reason = self._why_other_model(worker.device)
-                reason = reason or self._reservation.try_reserve(worker.device)
-            except ClusterError as error:
-                reason = str(error)
-        if reason:
+    def _take_in(self, ended: _EndedStart) -> bool:
+        """Add a worker that came late; return whether it can be used."""
+        if ended.failure:
+            self._refuse(ended.start, ended.failure)
+            return False
+        worker = self._new_worker(ended)
+        if worker is None:
+            return False
+        if reason := self._why_unusable(worker.device):
             self._refuse(worker, reason)
             return False
         self._agents.watch([worker.device])
         with self._lock:
             self._workers.append(worker)
-        now = len(self._workers) - len(self.lost)
+        usable = len(self._workers) - len(self.lost)
         wanted = len(self._only.names) if self._only else self._count
-        self._log(f"a worker came on {worker.device.host}: {now} of {wanted} are there")
+        self._log(f"a worker came on {worker.device.host}: {usable} of {wanted} are there")
         return True
 
+    def _why_unusable(self, device: Device) -> str:
+        """Return why a late device cannot be used; "" after it was locked."""
+        used = [worker.device for worker in self._workers if not worker.lost_because]
+        try:
+            _check_devices([*used, device])
+            return self._why_other_model(device) or self._reservation.try_reserve(device)
+        except ClusterError as error:
+            return str(error)
+
     def _leave_out_other_models(self) -> None:
-        """Refuse the workers on other models than `models`; none where no worker would be left."""
+        """Refuse workers of other models than `models`, unless no worker would be left."""
         reasons = {worker: self._why_other_model(worker.device) for worker in self._workers}
         if all(reasons.values()):
             return
@@ -532,25 +585,31 @@ class WorkerPool:
                 self._refuse(worker, reason)
 
     def _why_other_model(self, device: Device) -> str:
-        """Return in words that the device is not of one of `models`; "" where it may be used."""
+        """Return that the device is of another model than `models`, or ""."""
         if not self._models or device.name in self._models:
             return ""
         models = ", ".join(sorted(self._models))
         return f"{device.host} has {device.name}, this run was measured on {models}"
 
-    def _refuse(self, worker: WorkerHandle, reason: str) -> None:
-        """End a worker that is in no list, and start no other one on its node."""
-        self._refused_nodes.add(worker.slot.node_id)
-        ray.kill(worker.actor, no_restart=True)
-        # Other workers of the node may be on devices of the same placement group.
-        others = (*self._workers, *self._starting, *self._unlisted)
-        if worker.slot.placement not in {other.slot.placement for other in others}:
-            remove_placement_group(worker.slot.placement)
+    def _refuse(self, refused: WorkerHandle | _Start, reason: str) -> None:
+        """End a worker that is in no list, and start no other worker on its node."""
+        self._refused_nodes.add(refused.slot.node_id)
+        ray.kill(refused.process.actor, no_restart=True)
+        # Other workers of the node may have devices of the same placement group.
+        held = (*self._workers, *self._starting, *self._unlisted)
+        if refused.slot.placement not in {other.slot.placement for other in held}:
+            remove_placement_group(refused.slot.placement)
         self._log(f"a worker is left out: {reason}")
 
 
+def _racks() -> dict[str, str]:
+    """Return node id -> NAME of `ray start --labels rack=NAME`, for nodes that have the label."""
+    labels = {node["NodeID"]: node.get("Labels") or {} for node in ray_nodes()}
+    return {node: names[_RACK] for node, names in labels.items() if _RACK in names}
+
+
 def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:
-    """Return the error for listed devices that the cluster lacks. missing: their names."""
+    """Return the error for listed devices, `missing`, that the cluster lacks."""
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return ClusterError(
         f"{only.source}: the cluster does not give {missing[0]}{more}: it is not there, or others "
@@ -558,16 +617,16 @@ def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:
     )
 
 
-def _let_go(held: Sequence[WorkerHandle]) -> None:
-    """Kill the processes, and give the devices back to Ray."""
-    for one in held:
-        ray.kill(one.actor, no_restart=True)
-    for placement in {one.slot.placement for one in held}:
+def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
+    """Kill the processes, and give their devices back to Ray."""
+    for worker in held:
+        ray.kill(worker.process.actor, no_restart=True)
+    for placement in {worker.slot.placement for worker in held}:
         remove_placement_group(placement)
 
 
 def _check_devices(devices: Sequence[Device]) -> None:
-    """Raise ClusterError where two workers have one device, or versions other than the driver's."""
+    """Raise ClusterError if two workers have the same device, or versions differ from ours."""
     if shared := allocator.devices_shared(devices):
         raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
     ours = package_versions()
@@ -578,127 +637,3 @@ def _check_devices(devices: Sequence[Device]) -> None:
                     f"{name} is {ours[name]} here and {device.versions[name]} on {device.host} "
                     f"({device.address}): install the same version on every node"
                 )
-
-
-class _Worker:
-    """The actor around a `Worker`, without a device before `attach_device`, which asks Ray."""
-
-    def __init__(self, search_path: str) -> None:
-        if search_path not in sys.path:
-            sys.path.insert(0, search_path)
-        reaper.reap_orphans_of_worker()
-        gc.disable()  # the collections in between are a sixth of the time of these imports
-        from raybench.worker.process_group import choose_interface
-        from raybench.worker.worker import preload
-
-        choose_interface(node_address())
-        preload()
-        gc.enable()
-
-    def attach_device(
-        self, kind: DeviceKind, index: int | None = None, only: Collection[str] | None = None
-    ) -> Device | None:
-        """Take a device and return it; None if it is not in `only`.
-
-        index: as for `Worker`; None takes the GPU that Ray assigned. only: names of the devices
-        that may be used; None for any.
-        """
-        from raybench.hardware import nvml
-        from raybench.worker.worker import Worker
-
-        if index is None:
-            # Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set,
-            # and torch, which sees all GPUs, counts along that list.
-            (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            index = visible.split(",").index(assigned) if visible else int(assigned)
-        if only is not None and kind == "cuda" and nvml.uuid_of(index) not in (None, *only):
-            return None
-        self._worker = Worker(kind, index)
-        node_id = ray.get_runtime_context().get_node_id()
-        device = self._worker.identity(node_id=node_id, address=node_address())
-        return device if only is None or device.lasting_name in only else None
-
-    def run(self, task: Task, place: RankInfo, group: GroupSpec | None) -> RankAnswer:
-        return self._worker.run(task, place, group)
-
-    def leave(self) -> None:
-        self._worker.leave()
-
-
-def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
-    """Start a worker process on the device of this slot; return Ray's handle of its `_Worker`.
-
-    Does not wait. Call its `attach_device` next. environment: variables of the job; they replace
-    those that are forwarded from this process or set here, except the mark of `reaper`.
-    """
-    there = PlacementGroupSchedulingStrategy(
-        slot.placement, placement_group_bundle_index=slot.bundle
-    )
-    variables = {
-        **_SURVIVE_A_PEER,
-        # As srun does: a variable set for the sweep is meant for the workers, on every node.
-        **{name: v for name, v in variables_that_matter().items() if name.startswith(_FORWARDED)},
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "RAY_worker_niceness": "0",
-        # Ray would turn the log over in threads of the worker, behind a pipe: they would run beside
-        # what is measured, and the last words of a crash, which say its reason, would be lost.
-        # The agent of the node limits the log instead.
-        "RAY_ROTATION_MAX_BYTES": "0",
-        # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-        **(environment or {}),
-        reaper.MARK: reaper.new_mark(),
-    }
-    options = {
-        "num_gpus": int(kind == "cuda"),
-        "num_cpus": int(kind == "cpu"),
-        "max_restarts": 0,
-        "max_task_retries": 0,
-        "scheduling_strategy": there,
-        "runtime_env": {"env_vars": variables},
-    }
-    return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
-
-
-def _why_no_start(error: Exception) -> str:
-    """Return in one line for the user why a worker did not start. error: raised by Ray."""
-    text = str(error).strip()
-    node = re.search(r"\bip=([^,)]+)", text)
-    if isinstance(error, ray.exceptions.RayTaskError):
-        cause = brief(error.cause)
-    elif "creation task" in text:
-        # The exception of a constructor stands last, below Ray's own traceback.
-        cause = text.splitlines()[-1].strip()
-    elif _was_killed(error):
-        cause = f"its process {how_it_died(text)}"
-    else:
-        cause = message_of(error)
-    hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
-    return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
-
-
-def how_it_died(told: str) -> str:
-    """Return how a process ended, as "died by SIGSEGV" or "ended with exit code 1".
-
-    told: text of Ray's error. If it has neither: "ended without a word" and possible reasons where
-    a connection broke, else "died: " and the first line of Ray's reason, which may be empty.
-    """
-    if found := _EXIT_CODE.search(told):
-        code, signal = found.groups()
-        return f"died by {signal}" if signal else f"ended with exit code {code}"
-    if "connection error code 2" in told:
-        return (
-            "ended without a word: by os._exit, or by a signal as SIGKILL, which the kernel sends "
-            "out of memory"
-        )
-    marks = ("Worker exit detail:", "The actor died because", "The actor is dead because")
-    reason = next((told.split(mark, 1)[1] for mark in marks if mark in told), told).strip()
-    return "died: " + reason.partition("\n")[0].partition(" Some common causes")[0]
-
-
-def _was_killed(error: Exception) -> bool:
-    """Return whether the process of a worker that was starting was killed from outside."""
-    is_death = isinstance(error, ray.exceptions.RayActorError)
-    return is_death and "creation task" not in str(error)

@@ -15,11 +15,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,21 +28,13 @@ from typing import Any, Literal
 
 import psutil
 import ray
-import ray._private.node
-import ray._private.ray_constants
-import ray._private.worker
-from ray._common.utils import get_default_ray_temp_dir
-from ray._private.authentication.authentication_token_setup import (
-    maybe_enable_token_auth_if_token_available,
-)
-from ray._private.services import find_node_ids
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from raybench.cluster import reaper, timeouts
+from raybench.cluster.ray_cluster import ray_internals
 from raybench.conversion import MIB
 from raybench.errors import ClusterError, UsageError
 from raybench.records.device import DeviceKind
-from raybench.records.environment import set_variables, usable_cores
+from raybench.records.environment import usable_cores
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "raybench"}
 _HEAD = "the head of the Ray cluster"
@@ -53,7 +42,6 @@ _NO_TOKEN = (
     "the cluster asks for a token that this process does not have; set RAY_AUTH_MODE=token, and "
     "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on the head"
 )
-_ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 # The file in which `ray start` writes the address of its cluster.
 _ADDRESS_FILE = "ray_current_cluster"
@@ -68,11 +56,6 @@ _SOCKET_PATH_BYTES = 107
 _FOLDER_BYTES = len("/raybench-12345678/r")
 _RAYS_SOCKET_BYTES = len("/session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store")
 _OBJECT_STORE_BYTES = 256 * MIB
-# Ray's own logs: its default is 512 MB, five times over, for each process.
-_LOG_BYTES = 8 * MIB
-_LOG_BACKUPS = 1
-# Methods of Ray's node, each of which starts a program.
-_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 _PROGRAMS = {"gcs_server": "its head", "raylet": "its raylet"}
 
 
@@ -107,11 +90,9 @@ def connect_ray(
     Parameters and errors are those of `raybench.cluster.connect`; end: None for `end_process`. At
     the end the caller calls `ray.shutdown`, and removes the connection's `folder`, if any.
     """
-    # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
-    # stdout is ours. The row of a point names its dead worker.
-    ray._private.worker.print_to_stdstream = _drop
+    ray_internals.silence_raylets()
     logging.getLogger("ray").setLevel(logging.ERROR)
-    _reload_rays_settings()
+    ray_internals.reload_settings()
     end = end or end_process
     head, option, why_private = _find_head(address)
     if not head:
@@ -119,7 +100,7 @@ def connect_ray(
     else:
         where, folder = f"Ray cluster at {head}", None
         # Ray itself would look for a node on this host for a minute, and then say nothing of it.
-        if not find_node_ids():  # type: ignore[no-untyped-call]
+        if not ray_internals.has_node_on_this_host():
             raise ClusterError(
                 f"{option}: no node of that cluster runs on this host; run raybench on one of its "
                 "nodes, or use ray job submit"
@@ -182,8 +163,8 @@ def _find_head(address: str) -> tuple[str, str, str]:
         # A head that starts where a token lies asks for it. Ray uses the token unasked for a
         # cluster of this host only, and by its own "auto" only.
         try:
-            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-        except ray.exceptions.AuthenticationError:
+            ray_internals.use_token_of_user()
+        except ray_internals.NoTokenError:
             raise ClusterError(f"{option}: {_NO_TOKEN}") from None
         if reason := _why_no_head(address, option):
             return "", option, f"the cluster at {address} is gone: {reason}"
@@ -211,24 +192,16 @@ def _why_no_head(address: str, option: str) -> str | None:
     """
     if error := why_not_listening(address, timeouts.FIND_HEAD_S):
         return str(error)
-    command = [sys.executable, "-P", "-c", _ASK_HEAD, address]
-    limit_s = timeouts.HEAD_IS_RAY_S
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return "what listens there is no Ray head"
-    if "RAY_AUTH_TOKEN" in asked.stderr:
-        raise ClusterError(f"{option}: {_NO_TOKEN}")
-    return None
+        is_head = ray_internals.is_head(address, timeouts.HEAD_IS_RAY_S)
+    except ray_internals.NoTokenError:
+        raise ClusterError(f"{option}: {_NO_TOKEN}") from None
+    return None if is_head else "what listens there is no Ray head"
 
 
 def ray_nodes() -> list[dict[str, Any]]:
     """Return Ray's dict of each node, dead ones too; after `connect_ray`."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
-
-
-def _drop(*_: object, **__: object) -> None:
-    return None
 
 
 # The cluster that `ray start` has made on this host, or joined it to.
@@ -246,7 +219,7 @@ def find_own_cluster() -> tuple[str, str]:
     folder comes before others (`ray start --temp-dir`). Raises ClusterError for several others. If
     there is none, or only private ones: ("", reason) if that folder has an address, else ("", "").
     """
-    usual = Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
+    usual = ray_internals.default_folder()
     raylets = set()
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"] or [""], process.info["uids"]
@@ -319,15 +292,13 @@ def _start_private(
         "prestart_worker_first_driver": False,
     }
     try:
-        with reaper.reap_orphans_of_children(folder), _private(), guard:
-            ray.init(
-                address="local",
+        with reaper.reap_orphans_of_children(folder), ray_internals.private_ray(), guard:
+            ray_internals.start_private_node(
+                folder / _RAYS_FOLDER,
                 num_cpus=wanted if oversubscribe else min(wanted or cores, cores),
                 num_gpus=0 if device == "cpu" else None,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(folder / _RAYS_FOLDER),
                 _system_config=settings,
                 **_QUIET,
             )
@@ -353,48 +324,6 @@ def make_private_folder() -> Path:
             f"no folder for a private Ray in {base}: {error.strerror}; set TMPDIR to a short path "
             "that you can write"
         ) from None
-
-
-def _reload_rays_settings() -> None:
-    """Have Ray take its mode and token from the environment, not from an earlier private Ray."""
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _private() -> Iterator[None]:
-    """Have `ray.init` start a Ray that only this process can talk to, with no unused program.
-
-    Its processes have a token by their environment; whatever the user's own token is, they do not
-    ask for it. They listen on loopback only: whoever reaches their ports could try them. Ray does
-    so when 127.0.0.1 is its node's address, but takes that for this host's outside address while
-    it believes that other nodes may come, which it does on Linux.
-    It starts no dashboard, no autoscaler and no reader of logs. `ray.init` waits for the first,
-    whatever `include_dashboard` says, and has no option for the others.
-    """
-    variables = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # While it waits for its head Ray holds Python's lock, so that no guard can run.
-        "RAY_gcs_server_port_wait_time_s": "15",
-        "RAY_py_gcs_connect_timeout_s": "5",
-        "RAY_ROTATION_MAX_BYTES": str(_LOG_BYTES),
-        "RAY_ROTATION_BACKUP_COUNT": str(_LOG_BACKUPS),
-    }
-    node: Any = ray._private.node.Node
-    constants: Any = ray._private.ray_constants
-    patches: list[tuple[Any, str, Any]] = [(constants, "ENABLE_RAY_CLUSTER", False)]
-    patches += [(node, name, _drop) for name in _UNUSED if hasattr(node, name)]
-    usual = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    for owner, name, value in patches:
-        setattr(owner, name, value)
-    try:
-        with set_variables(variables):
-            _reload_rays_settings()
-            yield
-    finally:
-        for owner, name, value in usual:
-            setattr(owner, name, value)
 
 
 # What a sweep cannot go on without: the head of the cluster, and Ray on the driver's host.

@@ -9,7 +9,8 @@ from ray.exceptions import RayActorError
 
 from raybench.cluster.ray_cluster import pool
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.pool import Slot, WorkerPool
+from raybench.cluster.ray_cluster.placements import Slot
+from raybench.cluster.ray_cluster.pool import WorkerPool
 from raybench.cluster.ray_cluster.start import Connection
 from raybench.errors import ClusterError, DevicesInUseError
 
@@ -82,7 +83,7 @@ def workers(monkeypatch, calls, agents):
     monkeypatch.setattr("raybench.cluster.timeouts.WORKER_START_S", 0.05)
     made = WorkerPool(connection, agents, reservation, calls.append)
     made.start(1, "pack")
-    made[0].is_used = True
+    made[0].process.is_used = True
     return made
 
 
@@ -110,8 +111,7 @@ def test_a_sweep_that_holds_all_devices_is_named(monkeypatch, workers):
     jobs = [
         {**job, "JobID": n, "Entrypoint": f"{n} raybench sweep x.yaml"} for n in ("me", "other")
     ]
-    state = SimpleNamespace(jobs=lambda: [*jobs, {**jobs[1], "IsDead": True}])
-    pool.ray._private = SimpleNamespace(state=state)
+    monkeypatch.setattr(pool, "jobs", lambda: [*jobs, {**jobs[1], "IsDead": True}])
     pool.ray.get_runtime_context = lambda: SimpleNamespace(get_job_id=lambda: "me")
     monkeypatch.setattr("raybench.cluster.timeouts.FIRST_DEVICE_S", 0.0)
     monkeypatch.setattr(pool, "hold_devices", lambda *_: [])
@@ -146,7 +146,7 @@ def test_free_devices_are_looked_for_once_a_second(monkeypatch, workers, agents)
 
 def test_a_new_process_takes_the_device_after_the_old_one_was_killed(replaced, calls):
     worker = replaced(SAME)
-    assert (worker.device, worker.is_used, worker.lost_because) == (SAME, False, "")
+    assert (worker.device, worker.process.is_used, worker.lost_because) == (SAME, False, "")
     assert calls == ["kill old", "sigkill", "new takes cuda:1"]
 
 

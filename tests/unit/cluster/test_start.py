@@ -43,7 +43,7 @@ class Host:
 def host(tmp_path, monkeypatch):
     made = Host(tmp_path)
     monkeypatch.setattr("psutil.process_iter", lambda _: made.processes)
-    monkeypatch.setattr(start, "get_default_ray_temp_dir", lambda: made.usual)
+    monkeypatch.setattr(start.ray_internals, "default_folder", lambda: made.usual)
     return made
 
 

@@ -1,0 +1,160 @@
+"""The process of a worker: the actor around a `Worker`, how it is started, and how it died."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raybench.cluster import reaper
+from raybench.cluster.ray_cluster.nodes import node_address
+from raybench.cluster.ray_cluster.placements import Slot
+from raybench.errors import brief, message_of
+from raybench.records.device import Device, DeviceKind
+from raybench.records.environment import variables_that_matter
+from raybench.records.measurement import RankAnswer
+from raybench.records.task import GroupSpec, RankInfo, Task
+
+# Not CUDA_: those variables name devices and files of this host.
+_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
+_EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
+# When a peer dies, NCCL over sockets notices, and torch's watchdog of each survivor would wait for
+# 60 s, dump its recording, and end the process. With these variables the watchdog only logs.
+_SURVIVE_A_PEER = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+
+
+class _Worker:
+    """The actor around a `Worker`; it has no device before `attach_device`."""
+
+    def __init__(self, search_path: str) -> None:
+        if search_path not in sys.path:
+            sys.path.insert(0, search_path)
+        reaper.reap_orphans_of_worker()
+        gc.disable()  # collections take a sixth of the time of these imports
+        from raybench.worker.process_group import choose_interface
+        from raybench.worker.worker import preload
+
+        choose_interface(node_address())
+        preload()
+        gc.enable()
+
+    def attach_device(
+        self, kind: DeviceKind, index: int | None = None, only: Collection[str] | None = None
+    ) -> Device | None:
+        """Take a device and return it; None if it is not in `only`.
+
+        Args:
+            kind: kind of the device.
+            index: of the device on its node; None takes the GPU that Ray has assigned.
+            only: names of the devices that may be used; None for all.
+        """
+        from raybench.hardware import nvml
+        from raybench.worker.worker import Worker
+
+        if index is None:
+            # Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES. torch sees all GPUs
+            # and numbers them in the order of that list.
+            (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            index = visible.split(",").index(assigned) if visible else int(assigned)
+        if only is not None and kind == "cuda" and nvml.uuid_of(index) not in (None, *only):
+            return None
+        self._worker = Worker(kind, index)
+        node_id = ray.get_runtime_context().get_node_id()
+        device = self._worker.identity(node_id=node_id, address=node_address())
+        return device if only is None or device.lasting_name in only else None
+
+    def run(self, task: Task, place: RankInfo, group: GroupSpec | None) -> RankAnswer:
+        return self._worker.run(task, place, group)
+
+    def leave(self) -> None:
+        self._worker.leave()
+
+
+def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
+    """Start a worker process on a slot, without waiting; return the handle of its actor.
+
+    Call `attach_device` of the actor next.
+
+    Args:
+        kind: kind of the device.
+        slot: the device.
+        environment: variables of the job; they override forwarded variables and defaults.
+    """
+    placement = PlacementGroupSchedulingStrategy(
+        slot.placement, placement_group_bundle_index=slot.bundle
+    )
+    variables = {
+        **_SURVIVE_A_PEER,
+        # As srun does: variables of the driver are meant for the workers on every node.
+        **{name: v for name, v in variables_that_matter().items() if name.startswith(_FORWARDED)},
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "RAY_worker_niceness": "0",
+        # Ray would rotate the log in threads of the worker, behind a pipe: the threads would disturb
+        # the measurement, and the last lines of a crash would be lost. The agent of the node limits
+        # the log instead.
+        "RAY_ROTATION_MAX_BYTES": "0",
+        # NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+        **(environment or {}),
+        reaper.MARK: reaper.new_mark(),
+    }
+    options = {
+        "num_gpus": int(kind == "cuda"),
+        "num_cpus": int(kind == "cpu"),
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "scheduling_strategy": placement,
+        "runtime_env": {"env_vars": variables},
+    }
+    return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
+
+
+def why_no_start(error: Exception) -> str:
+    """Return one line for the user from Ray's error of a worker that did not start."""
+    text = str(error).strip()
+    node = re.search(r"\bip=([^,)]+)", text)
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = brief(error.cause)
+    elif "creation task" in text:
+        # The last line, below Ray's own traceback, is the exception of the constructor.
+        cause = text.splitlines()[-1].strip()
+    elif was_killed(error):
+        cause = f"its process {how_it_died(text)}"
+    else:
+        cause = message_of(error)
+    hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
+    return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
+
+
+def how_it_died(text: str) -> str:
+    """Return how a process ended, as "died by SIGSEGV", from the text of Ray's error."""
+    if match := _EXIT_CODE.search(text):
+        code, signal = match.groups()
+        return f"died by {signal}" if signal else f"ended with exit code {code}"
+    if "connection error code 2" in text:
+        return (
+            "ended without a word: by os._exit, or by a signal as SIGKILL, which the kernel sends "
+            "out of memory"
+        )
+    marks = ("Worker exit detail:", "The actor died because", "The actor is dead because")
+    reason = next((text.split(mark, 1)[1] for mark in marks if mark in text), text).strip()
+    return "died: " + reason.partition("\n")[0].partition(" Some common causes")[0]
+
+
+def was_killed(error: Exception) -> bool:
+    """Return whether a starting worker was killed from outside."""
+    is_death = isinstance(error, ray.exceptions.RayActorError)
+    return is_death and "creation task" not in str(error)

@@ -1,0 +1,154 @@
+"""The process groups of the workers, and the store in which the ranks of a new group meet."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import ray
+
+from raybench.cluster import timeouts
+from raybench.cluster.ray_cluster.nodes import node_address, start_on_node
+from raybench.cluster.ray_cluster.pool import WorkerPool
+from raybench.cluster.ray_cluster.start import HeadMonitor
+from raybench.errors import ClusterError
+from raybench.records.task import GroupSpec
+
+
+class _Store:
+    """The actor on the driver's node that holds the rendezvous store of all process groups."""
+
+    def __init__(self) -> None:
+        from raybench.worker.process_group import break_group, serve_store
+
+        self._store, self._break_group = serve_store(node_address()), break_group
+
+    def endpoint(self) -> tuple[str, int]:
+        return self._store.host, self._store.port
+
+    def break_group(self, group: GroupSpec) -> None:
+        self._break_group(self._store, group)
+
+
+class ProcessGroups:
+    """Which workers are in which process group.
+
+    A group is kept while consecutive points use the same workers.
+
+    Args:
+        pool: the workers.
+        monitor: tells whether Ray is gone.
+        replace: replaces the processes of workers that do not leave their group.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        monitor: HeadMonitor,
+        replace: Callable[[Collection[int]], object],
+    ) -> None:
+        self._pool = pool
+        self._monitor = monitor
+        self._replace = replace
+        self._groups: dict[tuple[int, ...], GroupSpec] = {}
+        self._store: Any = None
+        self._epochs = itertools.count()
+        self._lock = threading.RLock()
+
+    def start(self) -> None:
+        """Start the store, so that the first `join` need not wait for it. Call it once."""
+        self._store = start_on_node(_Store, ray.get_runtime_context().get_node_id())
+
+    def join(self, worker_ids: tuple[int, ...]) -> GroupSpec | None:
+        """Return the process group of exactly these workers; None for a single worker.
+
+        The workers leave all other groups. A new group only gets a name: its ranks form it when
+        their point begins.
+
+        Args:
+            worker_ids: in rank order.
+
+        Raises:
+            ClusterError: the store does not answer, or `leave` raises.
+        """
+        with self._lock:
+            endpoint = self._endpoint() if len(worker_ids) > 1 else None
+            kept = self._groups.get(worker_ids)
+            if kept and (kept.store_address, kept.store_port) == endpoint:
+                return kept
+            self.leave(worker_ids)
+            if endpoint is None:
+                return None
+            address, port = endpoint
+            name = f"group-{next(self._epochs)}"
+            self._groups[worker_ids] = GroupSpec(name=name, store_address=address, store_port=port)
+            return self._groups[worker_ids]
+
+    def leave(self, worker_ids: Sequence[int]) -> None:
+        """End each group that has one of these workers; the members must be idle.
+
+        If a member does not leave in time, all members are replaced.
+
+        Raises:
+            ClusterError: the cluster is gone or closed.
+        """
+        with self._lock:
+            for members in self._groups_with(worker_ids):
+                group = self._groups.pop(members)
+                if not self._pool.lost.isdisjoint(members):
+                    # Leaving needs all members. The remaining members leave when they join their
+                    # next group.
+                    self.abort(group)
+                    continue
+                calls = [self._pool[n].process.actor.leave.remote() for n in members]
+                try:
+                    ray.get(calls, timeout=timeouts.LEAVE_GROUP_S)
+                except ray.exceptions.RayError:  # a timeout is one
+                    self._replace(members)
+
+    def forget(self, worker_ids: Sequence[int]) -> None:
+        """Drop each group that has one of these workers; the group must have ended."""
+        with self._lock:
+            for members in self._groups_with(worker_ids):
+                del self._groups[members]
+
+    def abort(self, group: GroupSpec | None) -> None:
+        """Tell the members to abort the group; does not wait, and does not drop the group."""
+        store = self._store  # another thread may set it to None
+        if group is not None and store is not None:
+            store.break_group.remote(group)
+
+    def close(self) -> None:
+        """End the store, and drop all groups without telling their members."""
+        if self._store is not None:
+            ray.kill(self._store, no_restart=True)
+        self._store, self._groups = None, {}
+
+    def _groups_with(self, worker_ids: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the members of each group that has one of these workers."""
+        return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
+
+    def _endpoint(self) -> tuple[str, int]:
+        """Return address and port of the store; starts a new store if the last one has died."""
+        for _ in range(2):
+            if self._store is None:
+                self.start()
+            call = self._store.endpoint.remote()
+            deadline_s = time.monotonic() + timeouts.STORE_START_S
+            while not ray.wait([call], timeout=timeouts.POLL_EVERY_S)[0]:
+                self._monitor.check()
+                if time.monotonic() > deadline_s:
+                    raise ClusterError(
+                        f"the rendezvous store does not answer: no process for it in "
+                        f"{timeouts.STORE_START_S:g} s; see `ray status`"
+                    )
+            try:
+                endpoint: tuple[str, int] = ray.get(call)
+            except ray.exceptions.RayActorError:
+                self._store = None
+            else:
+                return endpoint
+        raise ClusterError("the rendezvous store died as soon as it was started")

@@ -1,0 +1,156 @@
+"""All uses of private parts of Ray, each with the reason.
+
+They are why `pyproject.toml` holds Ray below the next minor version.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray._private.node
+import ray._private.ray_constants
+import ray._private.state
+import ray._private.worker
+from ray._common.utils import get_default_ray_temp_dir
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
+from ray._private.services import find_node_ids
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+from raybench.conversion import MIB
+from raybench.records.environment import set_variables
+
+# Ray's own logs: the default is 512 MB, five times over, for each process.
+_LOG_BYTES = 8 * MIB
+_LOG_BACKUPS = 1
+# Methods of Ray's node that start a dashboard, an autoscaler and a log reader, which no sweep uses.
+# `ray.init` waits for the dashboard whatever `include_dashboard` says, and has no option against
+# the others.
+_UNUSED_PROGRAMS = ("start_api_server", "start_monitor", "start_log_monitor")
+_CONNECT_TO_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+
+
+class NoTokenError(Exception):
+    """The cluster asks for a token, and this process has none."""
+
+
+def silence_raylets() -> None:
+    """Keep reports of raylets off stdout, where Ray prints them whatever `log_to_driver` says."""
+    ray._private.worker.print_to_stdstream = _do_nothing
+
+
+def reload_settings() -> None:
+    """Read Ray's mode and token from the environment again, after an earlier private Ray."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def use_token_of_user() -> None:
+    """Let `ray.init` authenticate with the user's token, if there is one.
+
+    Ray does so unasked only for its own address "auto".
+
+    Raises:
+        NoTokenError: token authentication is on, and there is no token.
+    """
+    try:
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    except ray.exceptions.AuthenticationError:
+        raise NoTokenError from None
+
+
+def has_node_on_this_host() -> bool:
+    """Return whether any Ray has a node on this host."""
+    return bool(find_node_ids())  # type: ignore[no-untyped-call]
+
+
+def default_folder() -> Path:
+    """Return the folder in which `ray start` writes."""
+    return Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
+
+
+def is_head(address: str, timeout_s: float) -> bool:
+    """Return whether a Ray head answers at HOST:PORT.
+
+    A child process connects, because Ray aborts a process whose token is refused.
+
+    Raises:
+        NoTokenError: the head refuses our token.
+    """
+    command = [sys.executable, "-P", "-c", _CONNECT_TO_HEAD, address]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    if "RAY_AUTH_TOKEN" in child.stderr:
+        raise NoTokenError
+    return True
+
+
+@contextmanager
+def private_ray() -> Iterator[None]:
+    """Make `ray.init` start a Ray that only this process can reach, without unused programs."""
+    variables = {
+        # The programs of this Ray get a token by their environment, not from the user's file.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # While Ray waits for its head, it holds the GIL, so that no guard can run.
+        "RAY_gcs_server_port_wait_time_s": "15",
+        "RAY_py_gcs_connect_timeout_s": "5",
+        "RAY_ROTATION_MAX_BYTES": str(_LOG_BYTES),
+        "RAY_ROTATION_BACKUP_COUNT": str(_LOG_BACKUPS),
+    }
+    node: Any = ray._private.node.Node
+    constants: Any = ray._private.ray_constants
+    # Only if this is False does Ray listen on loopback alone when 127.0.0.1 is its node's address.
+    patches: list[tuple[Any, str, Any]] = [(constants, "ENABLE_RAY_CLUSTER", False)]
+    patches += [(node, name, _do_nothing) for name in _UNUSED_PROGRAMS if hasattr(node, name)]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    for owner, name, value in patches:
+        setattr(owner, name, value)
+    try:
+        with set_variables(variables):
+            reload_settings()
+            yield
+    finally:
+        for owner, name, value in originals:
+            setattr(owner, name, value)
+
+
+def start_private_node(folder: Path, **options: Any) -> None:
+    """Start a Ray of this process on loopback; call it within `private_ray`.
+
+    Args:
+        folder: folder of Ray's session.
+        options: of `ray.init`; `_system_config` is one.
+    """
+    ray.init(address="local", _node_ip_address="127.0.0.1", _temp_dir=str(folder), **options)
+
+
+def free_resources_by_node() -> dict[str, dict[str, float]]:
+    """Return node id -> resource -> amount that Ray has free."""
+    free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    return dict(free)
+
+
+def jobs() -> list[dict[str, Any]]:
+    """Return Ray's dict of each job of the cluster, ended jobs included."""
+    return list(ray._private.state.jobs())  # type: ignore[no-untyped-call]
+
+
+def logs_folder() -> Path:
+    """Return the folder of the session's logs on this node; only for processes of Ray."""
+    session: Any = ray._private.worker._global_node
+    return Path(session.get_logs_dir_path())
+
+
+def _do_nothing(*_: object, **__: object) -> None:
+    return None
