@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from raybench.job.point import Strategy
@@ -102,40 +103,66 @@ class Cluster(Protocol):
         """End all workers, also in a point, and give devices back, mostly in seconds. Call once."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRequest:
+    """Which cluster and which of its devices a sweep wants."""
+
+    # HOST:PORT, `local` (a private cluster) or `auto`: RAY_ADDRESS, else the cluster of `ray start`
+    # on this host, else a private cluster.
+    address: str
+    # `auto` is cuda if the cluster has a GPU.
+    device: Literal["auto", "cuda", "cpu"]
+    # Devices that `wait_s` waits for, and CPU workers of a private cluster. 0: what the cluster has;
+    # a private cluster has one CPU worker a core.
+    wanted: int
+    # How long missing devices may take to come.
+    wait_s: float = 0.0
+    # Let the CPU workers of a private cluster share cores.
+    oversubscribe: bool = False
+    # How devices are shared with other sweeps; None locks no device and sees no other sweep.
+    terms: ReservationTerms | None = None
+    # Devices that may be used; None for all.
+    only: DeviceList | None = None
+    # Names of device models that may be used; empty for all. Other models are used only if `start`
+    # finds nothing else.
+    models: Collection[str] = ()
+
+
 def connect(
-    address: str,
-    device: Literal["auto", "cuda", "cpu"],
-    wanted: int,
+    request: ClusterRequest,
     *,
     end: Callable[[str], None],
-    wait_s: float = 0.0,
-    oversubscribe: bool = False,
     log: Callable[[str], None] = lambda _: None,
-    terms: ReservationTerms | None = None,
-    only: DeviceList | None = None,
-    models: Collection[str] = (),
 ) -> Cluster:
-    """Join the Ray cluster at `address`, or start a private one, and return it.
+    """Join a Ray cluster or start a private one; no worker is started yet.
 
-    No worker is started yet: call `start`, and `close` at the end, even if `start` raised. A
-    process can have one cluster at a time. In the main thread it replaces the handler of SIGTERM.
+    Call `close` at the end, even if `start` raises. A process can have one cluster at a time. In
+    the main thread this replaces the handler of SIGTERM.
 
-    address: HOST:PORT, `local` (private) or `auto`: RAY_ADDRESS, else the cluster of `ray start` on
-    this host, else private. device: `auto` is cuda if the cluster has a GPU. wanted: devices that
-    `wait_s` waits for; a private cluster has no more CPU workers. 0: those there are, one at least;
-    privately one CPU worker a core. end: must end this process; it is called with a reason, in a
-    thread, while the process waits for a cluster that is gone. wait_s: how long missing devices may
-    take to come. oversubscribe: whether CPU workers of a private cluster may share cores. log: gets
-    lines for the user. terms: how devices are shared with others; None locks none and sees nobody.
-    only: the devices to use; None: any. models: names of the devices to use; others are left out,
-    unless `start` finds no other ones; empty: any. Raises ClusterError if no cluster can be had, or
-    no GPU for cuda without `wait_s`; UsageError for a malformed address.
+    Args:
+        request: the cluster and its devices.
+        end: ends this process; called with a reason, in a thread, if Ray is gone and a call into
+            Ray hangs.
+        log: gets lines for the user.
+
+    Raises:
+        ClusterError: there is no cluster, or no GPU for cuda without `wait_s`.
+        UsageError: the address is malformed.
     """
     from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster
 
-    joined = start.connect_ray(address, device, wanted, wait_s, end, oversubscribe=oversubscribe)
-    return RayCluster(joined, log, end=end, terms=terms, only=only, models=models)
+    connection = start.connect_ray(
+        request.address,
+        request.device,
+        request.wanted,
+        request.wait_s,
+        end,
+        oversubscribe=request.oversubscribe,
+    )
+    return RayCluster(
+        connection, log, end=end, terms=request.terms, only=request.only, models=request.models
+    )
 
 
 def starts_private(address: str) -> bool:

@@ -77,12 +77,15 @@ def open_cluster(
     or is refused. Parameters, and the handler of SIGTERM, as of `raybench.cluster.connect`. Raises
     ClusterError where there is no cluster, or no GPU for cuda; UsageError for a bad address.
     """
-    from raybench.cluster import connect
+    from raybench.cluster import ClusterRequest, connect
     from raybench.cluster.device_reservation import ReservationTerms, this_process
 
     terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)
     # A private Ray on CPUs gets a worker for each core.
-    return connect(address, device, environment.usable_cores(), end=end, log=log, terms=terms)
+    request = ClusterRequest(
+        address=address, device=device, wanted=environment.usable_cores(), terms=terms
+    )
+    return connect(request, end=end, log=log)
 
 
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol, Self
 
-from raybench.cluster import Cluster, connect, starts_private
+from raybench.cluster import Cluster, ClusterRequest, connect, starts_private
 from raybench.cluster.device_reservation import (
     ReservationTerms,
     reserve_this_hosts_cpus,
@@ -101,18 +101,17 @@ def run_sweep(
             at_the_end.enter_context(reserve_this_hosts_cpus(terms, listener.tell))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
-            cluster = connect(
-                where.address,
-                where.device,
-                _devices_wanted(job, start, where, source),
-                end=interrupts.end,
+            request = ClusterRequest(
+                address=where.address,
+                device=where.device,
+                wanted=_devices_wanted(job, start, where, source),
                 wait_s=where.wait_s,
                 oversubscribe=job.placement.oversubscribe,
-                log=listener.tell,
                 terms=terms,
                 only=where.only,
                 models=start.models,
             )
+            cluster = connect(request, end=interrupts.end, log=listener.tell)
             at_the_end.callback(close)
             interrupts.take_signals()
         check_bounded(start.plan, cluster.kind)

@@ -78,7 +78,7 @@ class _Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EndedStart:
-    """The result of a start. Without a device or a failure, the device is not in the device list."""
+    """The result of a start; without device and failure, the device is not in the device list."""
 
     start: _Start
     device: Device | None = None
@@ -596,7 +596,7 @@ class WorkerPool:
         self._refused_nodes.add(refused.slot.node_id)
         ray.kill(refused.process.actor, no_restart=True)
         # Other workers of the node may have devices of the same placement group.
-        held = (*self._workers, *self._starting, *self._unlisted)
+        held: list[WorkerHandle | _Start] = [*self._workers, *self._starting, *self._unlisted]
         if refused.slot.placement not in {other.slot.placement for other in held}:
             remove_placement_group(refused.slot.placement)
         self._log(f"a worker is left out: {reason}")

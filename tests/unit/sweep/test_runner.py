@@ -362,7 +362,7 @@ def test_points_beside_each_other_ask_for_more_devices_but_wait_for_none_and_sha
     for words in (["health"], argv):  # a check takes the devices that are there
         with pytest.raises(ClusterError, match="seen"):
             cli.raybench.main([*words, *options], standalone_mode=False)
-    counts = [call.args[2] for call in connect.call_args_list]
+    counts = [call.args[0].wanted for call in connect.call_args_list]
     assert (counts, connect().strategy) == ([0, wanted], "spread")
 
 
