@@ -112,8 +112,8 @@ class ClusterRequest:
     address: str
     # `auto` is cuda if the cluster has a GPU.
     device: Literal["auto", "cuda", "cpu"]
-    # Devices that `wait_s` waits for, and CPU workers of a private cluster. 0: what the cluster has;
-    # a private cluster has one CPU worker a core.
+    # Devices that `wait_s` waits for, and CPU workers of a private cluster. 0: what the cluster
+    # has; a private cluster then has one CPU worker a core.
     wanted: int
     # How long missing devices may take to come.
     wait_s: float = 0.0

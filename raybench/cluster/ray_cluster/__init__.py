@@ -1,4 +1,4 @@
-"""Workers on Ray: the only place that imports Ray. Private parts are used in `ray_internals`."""
+"""Workers on Ray; no other room imports Ray. `ray_internals` has all uses of its private parts."""
 
 import os
 

@@ -102,9 +102,9 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "RAY_worker_niceness": "0",
-        # Ray would rotate the log in threads of the worker, behind a pipe. The threads would disturb
-        # the measurement, and the last lines of a crash would be lost. The node's agent limits the
-        # log instead.
+        # Ray would rotate the log in threads of the worker, behind a pipe. The threads disturb the
+        # measurement, and the last lines of a crash are lost. The node's agent limits the log
+        # instead.
         "RAY_ROTATION_MAX_BYTES": "0",
         # NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",

@@ -191,7 +191,7 @@ class RayCluster:
         """
         self._is_closing.set()
         # Before `gone` looks again: a head that dies from now on spoils no finished measurement.
-        lost_head = self._monitor.found
+        lost_head = self._monitor.last_gone
         is_released: list[bool] = []
 
         def release() -> None:

@@ -1,7 +1,7 @@
-"""The nodes of a cluster: an agent on each, beside its workers, and the driver's client to them.
+"""The nodes of a cluster: an agent on each node, and the driver's client to all agents.
 
 An agent samples the devices of its node, locks them against other sweeps, sees who else uses them,
-kills workers and reads what they wrote. It imports no torch, and has no CUDA context. A node whose
+kills workers and reads their output. It imports no torch and has no CUDA context. A node whose
 agent does not answer is lost.
 """
 
@@ -36,52 +36,53 @@ from raybench.cluster.device_reservation import (
 )
 from raybench.cluster.ray_cluster.ray_internals import logs_folder
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
-from raybench.conversion import GIB, KIB, MIB
+from raybench.conversion import GIB
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceSample
 from raybench.records.measurement import Measurement, RankAnswer, SpanNs
 from raybench.records.record import OtherUsers
 
 _TAIL_LINES = 60
-_OUTPUT_BYTES = 32 * KIB  # of each stream in a point
-# A log that takes more of the disk keeps its end alone.
+# Of stdout and of stderr, in one point.
+_OUTPUT_BYTES = 32 * KIB
+# A log that takes more space on disk is cut to its end.
 _MOST_LOG_BYTES = 8 * MIB
-_LOG_END_BYTES = MIB
+_LOG_END_BYTES = 1024**2
 _LOOK_AT_LOGS_EVERY_S = 1.0
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE of linux/falloc.h
-# Lines that Ray writes between those of the worker.
+# Lines that Ray adds to the output of a worker.
 _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
-# Less than any CUDA context has, more than the driver keeps for itself.
+# Less than any CUDA context needs, more than the driver keeps for itself.
 _FREE_WITHIN_BYTES = 256 * MIB
-# NVML lists an ended process for some seconds. The system does not reuse its id that soon.
+# NVML lists an ended process for some seconds. The kernel does not reuse its id that soon.
 _LISTED_S = 60.0
 
 
 class NodeAgent:
-    """The actor beside the workers of a node, children of one raylet; it holds device locks."""
+    """The actor on a node. The raylet of the node is the parent of its agent and its workers."""
 
     def __init__(self) -> None:
         from raybench.hardware.devices import memory_in_use_bytes
 
         self._locks = DeviceLocks()
-        # Before the first worker of this run, unless an agent died: the memory of other processes.
+        # Memory of other processes, because the agent starts before the first worker of the run.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
-        # Processes of scripts by id, and until when NVML may still list them.
+        # Process id of a script -> until when NVML may still list the process.
         self._ended_until_s: dict[int, float] = {}
         # UUIDs of the devices on which points run.
         self._busy: set[str] = set()
         self._facts: Any = None
-        # How far the logs of a worker were read, by process id.
+        # Process id -> log -> number of bytes read.
         self._read_to: dict[int, dict[str, int]] = {}
         self._looked_at_logs_s = 0.0
 
     def ping(self) -> None:
-        """Return nothing: the answer shows that this node is alive. Limits the logs of workers."""
+        """Answer, which shows that the node is alive, and limit the logs of workers."""
         if time.monotonic() > self._looked_at_logs_s + _LOOK_AT_LOGS_EVERY_S:
             self._looked_at_logs_s = time.monotonic()
-            # Logs of this sweep alone: other jobs of the cluster keep theirs.
+            # Only logs of this sweep, not of other jobs of the cluster.
             for log in logs_folder().glob(f"worker-*-{ray.get_runtime_context().get_job_id()}-*"):
                 limit_log(log)
 
@@ -94,9 +95,10 @@ class NodeAgent:
         self._locks.close()
 
     def kill(self, process_ids: Sequence[int]) -> None:
-        """Send SIGKILL to those processes that are children of this node's raylet.
+        """Send SIGKILL to processes of workers.
 
-        Others are left alone: the id of an ended process may be reused.
+        Only children of this node's raylet are killed, because the id of an ended process may be
+        reused.
         """
         for process_id in process_ids:
             with suppress(psutil.NoSuchProcess):
@@ -105,9 +107,9 @@ class NodeAgent:
                     process.kill()
 
     def sample(self, devices: Sequence[Device]) -> None:
-        """Sample these devices of this node once a second from now on; `drain` returns the samples.
+        """Sample these devices once a second from now on, if NVML knows them.
 
-        None of them may be sampled yet. Those that NVML does not know, as CPUs, are left out.
+        A device must not be passed twice. `drain` returns the samples.
         """
         from raybench.hardware.devices import Sampler
 
@@ -120,20 +122,20 @@ class NodeAgent:
         Args:
             devices: devices of a point.
             holder: this sweep.
-            begins: whether the point begins now; else it has ended.
+            begins: whether the point begins now, or has ended.
         """
         uuids = {device.uuid for device in devices}
         self._busy = self._busy | uuids if begins else self._busy - uuids
         now_s = time.monotonic()
-        ended = [one for one, until_s in self._ended_until_s.items() if now_s < until_s]
+        ended = [pid for pid, until_s in self._ended_until_s.items() if now_s < until_s]
         return read_node_use(devices, self._locks, holder, ended, self._busy)
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """Return the samples since the last call; those of one call of `sample` oldest first."""
+        """Return the samples since the last call."""
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return facts as `FactReader.read`; `new_xids` since the first call with that device."""
+        """Return facts of the devices, as `FactReader.read`."""
         if self._facts is None:
             from raybench.hardware.devices import FactReader
 
@@ -141,13 +143,18 @@ class NodeAgent:
         return tuple(self._facts.read(devices))
 
     def outputs(self, process_ids: Sequence[int], is_new: bool = False) -> dict[int, str]:
-        """Return process id -> the end of what the worker wrote, as `new_output` does, "" for none.
+        """Return process id -> output of the worker, as `new_output`.
 
-        is_new: only what it wrote since the last such call or `end_point`; else from its start.
+        Args:
+            process_ids: workers of this node.
+            is_new: return only output since the last such call or `end_point`, not since the start.
         """
         logs = logs_folder()
-        ends = {one: self._read_to.setdefault(one, {}) if is_new else {} for one in process_ids}
-        return {one: new_output(logs, one, read_to) for one, read_to in ends.items()}
+        outputs = {}
+        for process_id in process_ids:
+            read_to = self._read_to.setdefault(process_id, {}) if is_new else {}
+            outputs[process_id] = new_output(logs, process_id, read_to)
+        return outputs
 
     def end_point(
         self,
@@ -155,22 +162,24 @@ class NodeAgent:
         spans_ns: Mapping[str, Sequence[SpanNs]],
         ended: Collection[int],
     ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
-        """Return process id -> its new output, as `outputs` with `is_new`, and UUID -> SM clocks.
+        """Return process id -> new output, and UUID -> SM clocks (MHz) in the timed spans.
 
-        spans_ns: UUID -> timed spans. The clocks are what `Sampler.sm_clocks_mhz` returns, in MHz.
-        ended: ids of the processes of scripts; `read_use` does not count them for a minute.
+        Args:
+            process_ids: workers of the point on this node.
+            spans_ns: UUID -> timed spans.
+            ended: ids of ended processes of scripts, which `read_use` ignores for a minute.
         """
         self._ended_until_s |= dict.fromkeys(ended, time.monotonic() + _LISTED_S)
-        clocks = {
-            uuid: max((s.sm_clocks_mhz(uuid, spans) for s in self._samplers), key=len, default=())
-            for uuid, spans in spans_ns.items()
-        }
+        clocks: dict[str, tuple[int, ...]] = {}
+        for uuid, spans in spans_ns.items():
+            by_sampler = [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
+            clocks[uuid] = max(by_sampler, key=len, default=())
         return self.outputs(process_ids, is_new=True), clocks
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
-        """Return UUID -> bytes of the GPU in use now, minus those when this agent started.
+        """Return UUID -> memory in use now minus memory in use when this agent started, in bytes.
 
-        GPUs whose use NVML does not report now are left out; one not reported then counts from 0.
+        GPUs whose memory NVML does not report are left out.
         """
         from raybench.hardware.devices import memory_in_use_bytes
 
@@ -179,12 +188,12 @@ class NodeAgent:
 
 
 def limit_log(log: Path) -> None:
-    """Keep the last 1 MiB of a log that takes more than 8 MiB of the disk.
+    """Keep the last 1 MiB of a log that takes more than 8 MiB on disk.
 
-    The rest becomes a hole, so that offsets in the log stay. On a file system without holes the log
-    grows on.
+    The rest becomes a hole, so that offsets in the log stay valid. On a file system without holes
+    the log is not limited.
     """
-    with suppress(FileNotFoundError):  # Ray has removed the log meanwhile
+    with suppress(FileNotFoundError):  # Ray may have removed the log
         facts = log.stat()
         if facts.st_blocks * 512 <= _MOST_LOG_BYTES:
             return
@@ -194,12 +203,15 @@ def limit_log(log: Path) -> None:
 
 
 def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
-    """Return what a worker wrote after `read_to`, the last 32 KiB of stdout, then those of stderr.
+    """Return the end of a worker's output after `read_to`: 32 KiB of stdout, then of stderr.
 
-    Each begins with its name, as `[stdout]`, and a note if more was written. Left out are colours,
-    control characters, empty lines, Ray's own, and a line's text before a carriage return. "" if
-    nothing is left, or it has no log. folder: the logs of Ray's session on this node. read_to: name
-    of a log -> its bytes read before, {} for none; it is updated in place.
+    Each stream begins with its name, as `[stdout]`. Escape sequences, control characters, empty
+    lines, Ray's own lines, and text before a carriage return are left out.
+
+    Args:
+        folder: logs of Ray's session on this node.
+        process_id: the worker.
+        read_to: name of a log -> number of bytes read before; updated in place.
     """
     blocks = []
     for stream, kind in (("stdout", "out"), ("stderr", "err")):
@@ -215,13 +227,13 @@ def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
             text = file.read(end - start - left_out).decode(errors="replace")
         lines = []
         for whole in text.split("\n"):
-            # A progress bar writes the same line again and again.
+            # A progress bar rewrites its line.
             written = click.unstyle(whole.rstrip("\r").rpartition("\r")[2])
             line = "".join(c for c in written if c.isprintable() or c == "\t")
             if line.strip() and not line.startswith(_RAYS_LINES):
                 lines.append(line)
         if left_out and lines:
-            # The first line is only the end of one.
+            # The first line is cut off at its start.
             lines = [f"({left_out} bytes before this are not kept)", *(lines[1:] or lines)]
         if lines:
             blocks.append("\n".join([f"[{stream}]", *lines]))
@@ -230,28 +242,28 @@ def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _Node:
-    """A node and the calls to its agent that have no answer yet.
-
-    raylet: its HOST:PORT. patience_s: the silence after which the node is given up.
-    samples: the last call of `drain`, None where it was answered.
-    """
+    """A node, and the calls to its agent that have no answer yet."""
 
     node_id: str
+    # HOST:PORT.
     raylet: str
     agent: Any
     ping: Any
+    # When `silence_s` was updated.
     looked_s: float
     devices: list[Device] = field(default_factory=list)
     silence_s: float = 0.0
+    # The node is silent after so much silence.
     patience_s: float
+    # The open call of `drain`.
     samples: Any = None
 
 
 class NodeAgents:
     """The client to the agents of all nodes that have workers.
 
-    No method waits without a limit for an agent that is gone or slow, or raises for it: its answer
-    is missing, or says so. Nodes that `silent_nodes` returned last are not asked.
+    Every method waits for a limited time. It raises no error for an agent that is gone or slow:
+    the answer is missing, or says so. Nodes that `silent_nodes` returned last are not asked.
     """
 
     def __init__(self, monitor: HeadMonitor) -> None:
@@ -260,15 +272,16 @@ class NodeAgents:
         self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
         self._looked_s = 0.0
-        # Several points may run, and ask, at once.
+        # Points that run at the same time use the agents.
         self._lock = threading.RLock()
 
     def start(self, node_ids: Iterable[str]) -> None:
-        """Start an agent on each of these nodes that has none, and wait 30 s at most for them.
+        """Start an agent on each of these nodes that has none, and wait up to 30 s for the agents.
 
-        Call it before workers have devices: agents note then how much memory others use. node_ids:
-        of `ray_nodes`, else KeyError. Raises ClusterError where, while it waits, the head of the
-        cluster or this host's Ray is gone; not for an agent that is late.
+        Call it before workers take devices, because agents note how much memory others use.
+
+        Raises:
+            ClusterError: the head of the cluster or this host's Ray is gone.
         """
         with self._lock:
             unknown = set(node_ids) - self._nodes.keys()
@@ -291,28 +304,26 @@ class NodeAgents:
             self._monitor.check()
 
     def watch(self, devices: Sequence[Device]) -> None:
-        """Make the agents sample these devices, if they do not; starts agents that are missing.
-
-        `drain` returns no samples of other devices. Waits and raises as `start`.
-        """
+        """Sample these devices from now on; starts missing agents, as `start`."""
         by_node = _by_node(devices)
         self.start(by_node)
         with self._lock:
             for node_id, here in by_node.items():
                 node = self._nodes[node_id]
-                # A node that thawed still samples the devices of its lost workers.
+                # A node that was frozen still samples the devices of its lost workers.
                 watched = {device.uuid for device in node.devices}
-                new = [device for device in here if device.uuid not in watched]
-                node.devices += new
-                node.agent.sample.remote(tuple(new))
+                added = [device for device in here if device.uuid not in watched]
+                node.devices += added
+                node.agent.sample.remote(tuple(added))
 
     def silent_nodes(self) -> frozenset[str]:
         """Return the ids of nodes whose agent has not answered for 8 s, or whose Ray has ended.
 
-        A starting agent, or one with nothing to `watch` yet, has 180 s. A node that answers again
-        is not among them. It pings all agents and restarts dead ones, four times a second at most,
-        else it returns what it found last. Call it about once a second: more than 1.5 s count as
-        1.5 s. Raises ClusterError where the head of the cluster or this host's Ray is gone.
+        Agents that start or have no device to `watch` get 180 s. Call this about once a second: it
+        pings all agents and restarts dead agents. A longer pause between calls counts as 1.5 s.
+
+        Raises:
+            ClusterError: the head of the cluster or this host's Ray is gone.
         """
         self._monitor.check()
         with self._lock:
@@ -328,15 +339,12 @@ class NodeAgents:
             return self._silent
 
     def _is_silent(self, node: _Node, now_s: float) -> bool:
-        """Return whether the node has been silent for longer than its patience.
-
-        Reads the last ping and sends the next; restarts an agent that died on a living node.
-        """
+        """Read the last ping and send the next; restart an agent that died on a living node."""
         node.silence_s += min(now_s - node.looked_s, timeouts.LONGEST_LOOK_S)
         node.looked_s = now_s
         is_done = bool(ray.wait([node.ping], timeout=0)[0])
         if is_done and _collect({node.ping: node.node_id}, 0.0):
-            # Before its first workers are there, its cores are busy with them.
+            # More patience before the first workers are there: they keep the cores busy.
             node.silence_s = 0.0
             node.patience_s = timeouts.NODE_SILENCE_S if node.devices else timeouts.NODE_STARTING_S
             node.ping = node.agent.ping.remote()
@@ -345,21 +353,22 @@ class NodeAgents:
             if may_have_ended and self.has_ended(node.node_id, asks_ray=is_done):
                 node.patience_s = 0.0
             elif is_done:
-                # Of a living node: the new agent samples and locks the same devices.
+                # The node lives: its new agent samples and locks the same devices.
                 node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
                 node.patience_s = timeouts.NODE_STARTING_S
                 node.agent.sample.remote(tuple(node.devices))
                 if self._holder is not None:
-                    # A sweep that came in between is named in the rows.
+                    # Shared: rows name a sweep that locked the devices in between.
                     node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
                 node.ping = node.agent.ping.remote()
         return node.silence_s > node.patience_s
 
     def check_head(self, node_id: str) -> None:
-        """Raise ClusterError where the head of the cluster or this host's Ray is gone.
+        """Raise ClusterError if the head of the cluster or this host's Ray is gone.
 
-        node_id: the node where a worker died. If its Ray has ended it looks again for 2 s, because
-        the head's port may close a moment later.
+        Args:
+            node_id: where a worker died. If Ray has ended there, the head is watched for 2 s,
+                because its port may close a moment later.
         """
         self._monitor.check(afresh=True)
         deadline_s = time.monotonic() + timeouts.NODE_REFUSAL_AFTER_S
@@ -368,29 +377,31 @@ class NodeAgents:
             self._monitor.check(afresh=True)
 
     def has_ended(self, node_id: str, *, asks_ray: bool = True) -> bool:
-        """Return whether Ray on this node has ended; False if unknown, or no agent was started.
+        """Return whether Ray on this node has ended; False if unknown.
 
-        It has if its raylet refuses connections or, with `asks_ray`, if Ray says that it is dead.
-        Waits 0.1 s at most for the raylet; Ray, asked, may take longer.
+        Args:
+            node_id: a node with an agent.
+            asks_ray: ask Ray, too, which may take long, if the raylet does not refuse connections.
         """
         with self._lock:
             node = self._nodes.get(node_id)
         if node is None:
             return False
-        # One that is frozen or cut off does not refuse. What Ray says comes late, but it comes for
-        # a host that is switched off, too.
+        # A frozen node and a node that is cut off do not refuse connections.
         refusal = why_not_listening(node.raylet, timeouts.NODE_CONNECT_S)
-        return isinstance(refusal, ConnectionRefusedError) or (
-            asks_ray and any(one["NodeID"] == node_id and not one["Alive"] for one in ray_nodes())
-        )
+        if isinstance(refusal, ConnectionRefusedError):
+            return True
+        # Ray notices late, but notices a host that is switched off, too.
+        dead = [facts["NodeID"] for facts in ray_nodes() if not facts["Alive"]] if asks_ray else []
+        return node_id in dead
 
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock them as `DeviceLocks.lock`; return the first device and the result of each node.
+        """Lock the devices; return the first device and the result of each node.
 
-        Each node locks all of its devices or none, whatever other nodes do; with a `problem` it may
-        hold some. A node without an agent, or without its answer in 10 s, has a `problem` too.
+        Each node locks all of its devices or none. A node that does not answer within 10 s has a
+        `problem`.
         """
         limit_s = timeouts.AGENT_LOCK_S
         results = self._ask(
@@ -403,15 +414,15 @@ class NodeAgents:
         return [(here[0], results.get(node, silent)) for node, here in by_node.items()]
 
     def unlock(self, devices: Sequence[Device]) -> None:
-        """Release all locks of this sweep on these devices' nodes, if they answer in 10 s."""
+        """Release all locks of this sweep on the nodes of these devices."""
         self._ask("unlock", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], OtherUsers]:
-        """Have agents look who else uses their nodes; return a function to call after the use.
+        """Look who else uses the nodes, and return a function to call after the point.
 
-        That looks again, for 4 s at most, and names who was seen at either look or kept processors
-        of CPU workers busy in between, and hosts that did not answer, unless silent or without an
-        agent at the first look. It names nobody if `lock` was not called before.
+        The function looks again, for up to 4 s, and names users of either look, CPU load of other
+        processes in between, and hosts that did not answer. It names nobody if `lock` was not
+        called before.
         """
         holder = self._holder
         if holder is None:
@@ -429,33 +440,31 @@ class NodeAgents:
                 elif node in begun.values():
                     silent_hosts.append(here[0].host)
             return OtherUsers(
-                on_devices=tuple(chain(*(one.on_devices for one in users))),
-                on_nodes=tuple(chain(*(one.on_nodes for one in users))),
-                loads=tuple(chain(*(one.loads for one in users))),
+                on_devices=tuple(chain(*(node.on_devices for node in users))),
+                on_nodes=tuple(chain(*(node.on_nodes for node in users))),
+                loads=tuple(chain(*(node.loads for node in users))),
                 silent_hosts=tuple(silent_hosts),
             )
 
         return name_others
 
     def kill(self, devices: Sequence[Device]) -> None:
-        """Send SIGKILL to the processes of the workers that own these devices.
-
-        Waits at most a second for the agents. Does nothing on nodes that are silent or have none.
-        """
-        limit_s = timeouts.AGENT_KILL_S
-        self._ask("kill", devices, lambda here: ([one.process_id for one in here],), limit_s)
+        """Send SIGKILL to the workers of these devices, except on silent nodes; waits up to 1 s."""
+        self._ask("kill", devices, lambda here: (_process_ids(here),), timeouts.AGENT_KILL_S)
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
-        """Return each worker's last 60 lines of `NodeAgent.outputs`; "" without answer in 0.5 s."""
-        read = self._ask("outputs", devices, lambda here: ([one.process_id for one in here],))
-        outputs = [read.get(one.node_id, {}).get(one.process_id, "") for one in devices]
-        return ["\n".join(output.splitlines()[-_TAIL_LINES:]) for output in outputs]
+        """Return the last 60 lines of each worker's output; "" without an answer in 0.5 s."""
+        answers = self._ask("outputs", devices, lambda here: (_process_ids(here),))
+        tails = []
+        for device in devices:
+            output = answers.get(device.node_id, {}).get(device.process_id, "")
+            tails.append("\n".join(output.splitlines()[-_TAIL_LINES:]))
+        return tails
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
-        """Wait until devices of ended workers use at most 256 MiB more than at the agents' start.
+        """Wait until GPUs of ended workers use at most 256 MiB more than at the agents' start.
 
-        Return a sentence for each that uses more after `timeout_s`. CPUs, and GPUs whose use
-        NVML or the agent does not report, are not waited for.
+        Returns a sentence for each GPU that uses more after `timeout_s`.
         """
         gpus = [device for device in devices if device.kind == "cuda"]
         deadline_s = time.monotonic() + timeout_s
@@ -474,7 +483,7 @@ class NodeAgents:
             time.sleep(_POLL_S)
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """Return samples since the last call, a slow agent's later; only one thread may call it."""
+        """Return samples since the last call; slow agents answer a later call. Not thread-safe."""
         with self._lock:
             nodes = [node for node in self._nodes.values() if node.devices]
             nodes = [node for node in nodes if node.node_id not in self._silent]
@@ -483,7 +492,7 @@ class NodeAgents:
             asked = {node.samples: node for node in nodes}
         if not asked:
             return ()
-        # Without the lock: points that run look at their nodes meanwhile.
+        # Do not hold the lock while waiting: running points query their nodes.
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeouts.AGENT_ANSWER_S)
         with self._lock:
             for ref in done:
@@ -492,9 +501,9 @@ class NodeAgents:
         return tuple(sample for of_node in samples.values() for sample in of_node)
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return facts of each device, in order; `unread` says so if no agent answers in 20 s."""
+        """Return facts of each device; `unread` is set if the agent does not answer in 20 s."""
         answers = self._ask("device_facts", devices, lambda here: (here,), timeouts.AGENT_FACTS_S)
-        by_uuid = {one.device.uuid: one for facts in answers.values() for one in facts}
+        by_uuid = {facts.device.uuid: facts for of_node in answers.values() for facts in of_node}
         now_s = time.monotonic()
         unread = "the agent of its node does not answer"
         return tuple(
@@ -505,11 +514,13 @@ class NodeAgents:
     def complete(
         self, answers: Sequence[RankAnswer], devices: Sequence[Device]
     ) -> list[RankAnswer]:
-        """Return copies of the answers, each with what its worker wrote since its last answer.
+        """Return the answers with each worker's new output, and measurements with SM clocks (MHz).
 
-        Or, just after its agent was restarted, since its start. Measurements also get the SM clocks
-        (MHz) of their GPU in the timed spans. Output and clocks are empty if an agent does not
-        answer in 0.5 s. answers, devices: in rank order.
+        Both stay empty if an agent does not answer in 0.5 s.
+
+        Args:
+            answers: in rank order.
+            devices: in rank order.
         """
         spans = {
             device.uuid: answer.timed_at_ns
@@ -519,18 +530,17 @@ class NodeAgents:
         ended: dict[str, list[int]] = {}
         for answer, device in zip(answers, devices, strict=True):
             ended.setdefault(device.node_id, []).extend(answer.ended_processes)
-        read = self._ask(
-            "end_point",
-            devices,
-            lambda here: (
-                [one.process_id for one in here],
-                {one.uuid: spans[one.uuid] for one in here if one.uuid in spans},
-                ended[here[0].node_id],
-            ),
-        )
+
+        def arguments(here: list[Device]) -> tuple[Any, ...]:
+            spans_here = {
+                device.uuid: spans[device.uuid] for device in here if device.uuid in spans
+            }
+            return _process_ids(here), spans_here, ended[here[0].node_id]
+
+        by_node = self._ask("end_point", devices, arguments)
         completed: list[RankAnswer] = []
         for answer, device in zip(answers, devices, strict=True):
-            outputs, clocks = read.get(device.node_id, ({}, {}))
+            outputs, clocks = by_node.get(device.node_id, ({}, {}))
             answer = replace(answer, output=outputs.get(device.process_id, ""))
             if isinstance(answer, Measurement):
                 answer = replace(answer, sm_clocks_mhz=clocks.get(device.uuid, ()))
@@ -538,7 +548,7 @@ class NodeAgents:
         return completed
 
     def stop(self) -> None:
-        """Release locks and end agents; wait 0.5 s at most. `drain` before. The head must live."""
+        """Release locks and end agents; Call `drain` first; the head must live."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
             self._ask("unlock", devices, lambda _: ())
@@ -554,10 +564,13 @@ class NodeAgents:
         arguments: Callable[[list[Device]], tuple[Any, ...]],
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Call a method of the agents of these devices; return the answers by node id.
+        """Call a method of the agents of these devices; return node id -> answer.
 
-        Agents of silent nodes are not asked, and those of slow ones left out. arguments: returns
-        those of the call, from the devices of a node. timeout_s: for all together; None: 0.5 s.
+        Args:
+            method: of `NodeAgent`.
+            devices: their nodes are asked, except silent nodes.
+            arguments: returns the arguments of the call from the devices of a node.
+            timeout_s: for all answers together; None means 0.5 s.
         """
         calls = self._send(method, devices, arguments)
         return _collect(calls, timeouts.AGENT_ANSWER_S if timeout_s is None else timeout_s)
@@ -568,7 +581,7 @@ class NodeAgents:
         devices: Iterable[Device],
         arguments: Callable[[list[Device]], tuple[Any, ...]],
     ) -> dict[Any, str]:
-        """Call a method as `_ask`, without waiting; return the node id of each call."""
+        """Call a method as `_ask`, without waiting; return call -> node id."""
         with self._lock:
             agents = {node: self._nodes[node].agent for node in self._nodes.keys() - self._silent}
         return {
@@ -579,7 +592,7 @@ class NodeAgents:
 
 
 def _collect(refs: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
-    """Wait for calls; return the answers by node id, without those of slow and dead agents."""
+    """Return node id -> answer of calls that are answered in time."""
     answers: dict[str, Any] = {}
     if refs:
         for ref in ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0]:
@@ -589,20 +602,24 @@ def _collect(refs: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
 
 
 def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
-    """Return the devices by node id, in the order of the ids."""
+    """Return node id -> devices, sorted by node id."""
     by_node: dict[str, list[Device]] = {}
     for device in sorted(devices, key=lambda device: device.node_id):
         by_node.setdefault(device.node_id, []).append(device)
     return by_node
 
 
+def _process_ids(devices: Sequence[Device]) -> list[int]:
+    return [device.process_id for device in devices]
+
+
 def start_on_node(actor: type, node_id: str) -> Any:
-    """Start `actor()` on the node, without a device; return its handle at once, started or not."""
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    """Start `actor()` on the node, without a device and without waiting; return its handle."""
+    affinity = NodeAffinitySchedulingStrategy(node_id, soft=False)
     environment = {
         # Ray's nice 15 lets a busy node look like a dead one.
         "RAY_worker_niceness": "0",
-        # The mark shows that its processor time is ours.
+        # The mark tells that its CPU time is ours.
         reaper.MARK: reaper.new_mark(),
     }
     if folder := os.environ.get(FOLDER_VARIABLE):
@@ -610,12 +627,12 @@ def start_on_node(actor: type, node_id: str) -> Any:
     options = {
         "num_cpus": 0,
         "max_restarts": 0,
-        "scheduling_strategy": there,
+        "scheduling_strategy": affinity,
         "runtime_env": {"env_vars": environment},
     }
     return ray.remote(actor).options(**options).remote()
 
 
 def node_address() -> str:
-    """Return this node's IP address in Ray, 127.0.0.1 in a private one; for processes of Ray."""
+    """Return this node's IP address in Ray; only for processes of Ray."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

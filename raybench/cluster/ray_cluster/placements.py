@@ -1,7 +1,7 @@
 """Devices that Ray holds for this sweep, and devices that the cluster is asked to grow by.
 
-Devices are held by placement groups of one node each: one for all would come whole or not at all,
-and would be thrown into disorder by a lost node.
+Each placement group is of one node: a group of all devices would come whole or not at all, and
+would not survive a lost node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NODE_ID = "ray.io/node-id"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One device of a node, held for us by a bundle of a placement group until that is removed."""
+    """One device of a node, held by a bundle of a placement group."""
 
     node_id: str
     placement: PlacementGroup
@@ -37,13 +37,13 @@ class Slot:
 
 
 def count_devices(kind: DeviceKind) -> int:
-    """Return the number of devices of all living nodes, whoever uses them."""
+    """Return the number of devices of all living nodes, free or not."""
     totals = (node["Resources"] for node in ray_nodes() if node["Alive"])
     return sum(int(total.get(RESOURCE[kind], 0)) for total in totals)
 
 
 def free_devices(kind: DeviceKind) -> dict[str, int]:
-    """Return node id -> number of devices that Ray has free, of the living nodes that have one."""
+    """Return node id -> number of free devices, for living nodes that have a free device."""
     available = free_resources_by_node()
     alive = [node["NodeID"] for node in ray_nodes() if node["Alive"]]
     free = {node: int(available.get(node, {}).get(RESOURCE[kind], 0)) for node in alive}
@@ -51,12 +51,16 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
 
 
 def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
-    """Reserve devices in Ray, and return a slot for each. Waits 2 s at most.
+    """Reserve devices in Ray and return a slot for each; waits up to 2 s.
 
-    wanted: node id -> number of devices, at least 1. If a node does not give so many in that time,
-    none of it is reserved. `remove_placement_group` gives all slots of a node back.
+    Of each node all wanted devices are reserved, or none. `remove_placement_group` releases all
+    slots of a node.
+
+    Args:
+        kind: kind of the devices.
+        wanted: node id -> number of devices, at least 1.
     """
-    asked = {
+    groups = {
         node: placement_group(
             [{RESOURCE[kind]: 1.0}] * count,
             strategy="STRICT_PACK",
@@ -64,11 +68,11 @@ def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
         )
         for node, count in wanted.items()
     }
-    # Not `PlacementGroup.wait`: below 1 s it often returns False for a group that is there.
-    calls = [placement.ready() for placement in asked.values()]
+    # Not `PlacementGroup.wait`, which often returns False for a ready group within 1 s.
+    calls = [placement.ready() for placement in groups.values()]
     done = ray.wait(calls, num_returns=len(calls), timeout=timeouts.PLACEMENT_S)[0]
     slots = []
-    for call, (node, group) in zip(calls, asked.items(), strict=True):
+    for call, (node, group) in zip(calls, groups.items(), strict=True):
         if call in done:
             slots += [Slot(node_id=node, placement=group, bundle=n) for n in range(wanted[node])]
         else:
@@ -77,11 +81,11 @@ def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
 
 
 class DeviceRequests:
-    """Devices that the cluster lacks, each asked for by a placement group that waits for it.
+    """Devices that the cluster lacks, each requested by a pending placement group.
 
-    Ray's autoscaler starts nodes for groups that it cannot place, and Ray removes the groups of a
-    process that has ended. A request of `ray.autoscaler.sdk.request_resources` would stay, and
-    would replace that of another sweep.
+    Ray's autoscaler starts nodes for pending groups, and Ray removes the groups when this process
+    ends. A request by `ray.autoscaler.sdk.request_resources` would stay, and would overwrite the
+    request of another sweep.
     """
 
     def __init__(self, kind: DeviceKind) -> None:
@@ -92,14 +96,14 @@ class DeviceRequests:
         return len(self._groups)
 
     def ask_for(self, count: int) -> None:
-        """Make or remove requests until there are `count`; a removed one holds no device."""
+        """Add or remove requests until there are `count`."""
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
             self._groups.append(placement_group([{self._resource: 1.0}]))
 
     def take_placed(self) -> list[Slot]:
-        """Return a slot for each request that Ray has given a device; they are requests no more."""
+        """Turn each request that has got a device into a slot."""
         slots = []
         for group in self._groups:
             table = placement_group_table(group)

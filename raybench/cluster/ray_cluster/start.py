@@ -1,13 +1,13 @@
 """Find, join or start the Ray cluster of a sweep, and notice when it is gone.
 
-A private Ray of this sweep alone is one that nobody else can talk to. Left to itself, Ray 2.60
-writes its token to ~/.ray/auth_token for everybody to read (mode 0644), opens its session to
-everybody (0777) and listens on the outside address. So it gets a token by its environment, which
-only this user can read, and a folder that is closed (0700).
+Nobody else can reach a private Ray of a sweep. By default, Ray 2.60 writes its token to
+~/.ray/auth_token with mode 0644, opens its session folder to everybody (0777), and listens on the
+outside address. So a private Ray gets its token by the environment, a closed folder (0700), and
+loopback alone.
 
-While Ray starts, or starts workers, this process waits inside of Ray, where nothing interrupts it:
-half a minute for a raylet that has died, a minute for a head, after which Ray ends it in its own
-words. So a `start_guard` ends it before, where one is gone.
+A `start_guard` ends this process if Ray is gone while a call into Ray hangs. Nothing interrupts
+such a call: Ray waits half a minute for a dead raylet, or a minute for a dead head, and then ends
+the process with a message of its own.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ _ADDRESS_FILE = "ray_current_cluster"
 _ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}")
 
 _PREFIX = "raybench-"
-# Ray opens its own folder to everybody, so it is one below the closed one.
+# A folder in the closed one, because Ray opens its own folder to everybody.
 _RAYS_FOLDER = "r"
-# Linux takes no longer path for a socket. Ray's longest one below the folder, with a process id of
-# seven digits, is added to the folder's own name.
+# The longest path of a socket on Linux, of our folder, and of Ray's longest socket in that folder.
 _SOCKET_PATH_BYTES = 107
 _FOLDER_BYTES = len("/raybench-12345678/r")
 _RAYS_SOCKET_BYTES = len("/session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store")
@@ -61,18 +60,18 @@ _PROGRAMS = {"gcs_server": "its head", "raylet": "its raylet"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A cluster that this process has joined.
+    """A cluster that this process has joined."""
 
-    where: which one, for the user. needed: name -> HOST:PORT of each program of Ray without which
-    the sweep cannot go on. capacity: devices of `kind` on all its nodes, at least those wanted,
-    or one, where nodes are waited for. wait_s: how long these may take. folder: of a private Ray.
-    """
-
+    # The cluster in words, for the user.
     where: str
+    # Program of Ray that the sweep cannot do without -> HOST:PORT.
     needed: Mapping[str, str]
     kind: DeviceKind
+    # Devices of `kind` on all nodes. If nodes are waited for: at least the wanted devices, or 1.
     capacity: int
+    # How long missing devices may take to come.
     wait_s: float = 0.0
+    # Folder of a private Ray.
     folder: Path | None = None
 
 
@@ -85,10 +84,10 @@ def connect_ray(
     *,
     oversubscribe: bool = False,
 ) -> Connection:
-    """Join the Ray cluster at `address`, or start a private one, and return the connection.
+    """Join the Ray cluster at `address`, or start a private cluster.
 
-    Parameters and errors are those of `raybench.cluster.connect`; end: None for `end_process`. At
-    the end the caller calls `ray.shutdown`, and removes the connection's `folder`, if any.
+    Parameters and errors are as of `raybench.cluster.connect`. At the end the caller calls
+    `ray.shutdown`, and removes the connection's `folder`, if any.
     """
     ray_internals.silence_raylets()
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -99,7 +98,7 @@ def connect_ray(
         where, folder = _start_private(device, wanted, oversubscribe, end, why_private)
     else:
         where, folder = f"Ray cluster at {head}", None
-        # Ray itself would look for a node on this host for a minute, and then say nothing of it.
+        # Checked here, because Ray would search for a minute, and then give no reason.
         if not ray_internals.has_node_on_this_host():
             raise ClusterError(
                 f"{option}: no node of that cluster runs on this host; run raybench on one of its "
@@ -115,18 +114,18 @@ def connect_ray(
     with start_guard(HeadMonitor({_HEAD: head}).gone, end):
         nodes = ray_nodes()
     totals = [node["Resources"] for node in nodes if node["Alive"]]
-    devices = {one: int(sum(t.get(one, 0) for t in totals)) for one in ("GPU", "CPU")}
-    if device == "cuda" and not devices["GPU"] and not wait_s:
+    gpus = int(sum(total.get("GPU", 0) for total in totals))
+    cpus = int(sum(total.get("CPU", 0) for total in totals))
+    if device == "cuda" and not gpus and not wait_s:
         ray.shutdown()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
         raise ClusterError(
             "--device cuda: the cluster has no GPU; use --device cpu to measure CPUs"
         )
-    is_cuda = device == "cuda" or (device == "auto" and devices["GPU"] > 0)
-    capacity = devices["GPU" if is_cuda else "CPU"]
-    (node,) = (one for one in nodes if one["NodeID"] == here)
-    # The raylet of this host, and its agent, without which it starts no worker.
+    is_cuda = device == "cuda" or (device == "auto" and gpus > 0)
+    capacity = gpus if is_cuda else cpus
+    (node,) = (node for node in nodes if node["NodeID"] == here)
     ports = {
         "this host's Ray": node["NodeManagerPort"],
         "the agent of this host's Ray that starts workers": node.get("RuntimeEnvAgentPort", 0),
@@ -143,10 +142,9 @@ def connect_ray(
 
 
 def _find_head(address: str) -> tuple[str, str, str]:
-    """Return HOST:PORT of the head to join, and how the user gave it; "" for a private Ray.
+    """Return (HOST:PORT of the head, the user's option, why a cluster of this host is not joined).
 
-    The last item says why no cluster of this host is joined, "" where there is none. Raises
-    UsageError where the address is no HOST:PORT, ClusterError where no cluster answers there.
+    The head is "" for a private Ray; the reason is "" if there is no cluster on this host.
     """
     option = f"--address {address}"
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
@@ -154,14 +152,13 @@ def _find_head(address: str) -> tuple[str, str, str]:
     if address == "local":
         return "", option, ""
     if address == "auto":
-        # Not Ray's own "auto": that joins any raylet it finds, also the private one of another
-        # sweep, and believes whoever has written the file that it reads.
+        # Not Ray's own "auto": it joins any raylet, even the private Ray of another sweep, and
+        # trusts an address file that any user may have written.
         address, why_not = find_own_cluster()
         if not address:
             return "", option, why_not
         option = f"--address auto ({address}, by `ray start` on this host)"
-        # A head that starts where a token lies asks for it. Ray uses the token unasked for a
-        # cluster of this host only, and by its own "auto" only.
+        # A head asks for the token if its user had one when it started.
         try:
             ray_internals.use_token_of_user()
         except ray_internals.NoTokenError:
@@ -184,11 +181,9 @@ def _find_head(address: str) -> tuple[str, str, str]:
 
 
 def _why_no_head(address: str, option: str) -> str | None:
-    """Return why no Ray head answers at HOST:PORT; None when one does.
+    """Return why no Ray head answers at HOST:PORT; None if a head answers.
 
-    Ray itself would retry for up to a minute and print about it, and it aborts the process where
-    a token is asked for and there is none: so a process of its own asks first.
-    Raises ClusterError when the head refuses our token.
+    Asked before `ray.init`, which would retry for up to a minute, and print about it.
     """
     if error := why_not_listening(address, timeouts.FIND_HEAD_S):
         return str(error)
@@ -200,25 +195,23 @@ def _why_no_head(address: str, option: str) -> str | None:
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """Return Ray's dict of each node, dead ones too; after `connect_ray`."""
+    """Return Ray's dict of each node, dead nodes included; call it after `connect_ray`."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-# The cluster that `ray start` has made on this host, or joined it to.
-#
-# `ray start` writes the address into a file of a folder that every user can write (Ray makes it
-# so). Whoever is believed there gets this user's token and may run code as this user. So a file
-# counts only where a raylet of this user, or of root, runs on this host and has that address; no
-# other user can make one. `ray.init` writes no such file, so a private Ray is never found.
-
-
 def find_own_cluster() -> tuple[str, str]:
-    """Return (HOST:PORT, "") of the head of the Ray cluster that this host belongs to.
+    """Return (HOST:PORT of the head, "") of the cluster of this host, or ("", reason).
 
-    Its raylet here must be this user's or root's; the head may be gone. A cluster in Ray's usual
-    folder comes before others (`ray start --temp-dir`). Raises ClusterError for several others. If
-    there is none, or only private ones: ("", reason) if that folder has an address, else ("", "").
+    The reason is "" unless there is an address file. The head may be gone. A cluster in Ray's
+    default folder comes before clusters of `ray start --temp-dir`.
+
+    Raises:
+        ClusterError: there are several clusters, none of them in the default folder.
     """
+    # `ray start` writes the address to a file in a folder that every user can write. A forged
+    # address would get this user's token, and could run code as this user. So the address counts
+    # only if a raylet of this user or of root has it. `ray.init` writes no such file, so private
+    # Rays are never found.
     usual = ray_internals.default_folder()
     raylets = set()
     for process in psutil.process_iter(["cmdline", "uids"]):
@@ -251,22 +244,18 @@ def _read_address(folder: Path) -> str:
     return text if _ADDRESS.fullmatch(text) else ""
 
 
-# A private Ray.
-
-
 def _start_private(
     device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str
 ) -> tuple[str, Path]:
-    """Start a private Ray and join it; return what it is, for the user, and its folder.
+    """Start a private Ray and join it; return its description and its folder.
 
-    because: why no other cluster was joined. Raises ClusterError where it cannot start; its logs
-    are kept then.
+    If the start fails, the folder with the logs is kept.
     """
     cores = usable_cores()
     folder = make_private_folder()
 
     def failed(reason: str) -> str:
-        """Keep the folder with the logs, and return the error for the user."""
+        """Keep the folder, and return the error for the user."""
         (folder / reaper.KEPT).touch()
         logs = folder / _RAYS_FOLDER / "session_latest" / "logs"
         return (
@@ -284,9 +273,9 @@ def _start_private(
     guard = start_guard(
         ended_program, lambda reason: end(failed(reason)), timeouts.RAYS_OWN_ERROR_AT_START_S
     )
-    # Ray would start no more processes at a time than it was told of CPUs, which are the workers
-    # wanted: their agent and store would wait in line. And first it would start one for
-    # each CPU, which cannot become a worker, as it has not the environment of one.
+    # By default, Ray starts as many processes at a time as it has CPUs, so the agent and the store
+    # would wait in line. It also prestarts a process for each CPU, which cannot become a worker
+    # because it has another environment.
     settings = {
         "worker_maximum_startup_concurrency": max(wanted, cores),
         "prestart_worker_first_driver": False,
@@ -308,13 +297,15 @@ def _start_private(
 
 
 def make_private_folder() -> Path:
-    """Make a folder that only this user can enter, for a private Ray, and return it.
+    """Make a folder for a private Ray that only this user can enter; the caller removes it.
 
-    It is made in RAY_TMPDIR, TMPDIR or /tmp, the first whose path is short enough for Ray's
-    sockets. The caller removes it. Raises ClusterError where it cannot be made there.
+    It is in RAY_TMPDIR, TMPDIR or /tmp: the first path that is short enough for Ray's sockets.
+
+    Raises:
+        ClusterError: the folder cannot be made.
     """
-    places = (os.environ.get("RAY_TMPDIR"), os.environ.get("TMPDIR"))
-    bases = [*(Path(place).resolve() for place in places if place), Path("/tmp")]
+    folders = (os.environ.get("RAY_TMPDIR"), os.environ.get("TMPDIR"))
+    bases = [*(Path(folder).resolve() for folder in folders if folder), Path("/tmp")]
     longest = _SOCKET_PATH_BYTES - _FOLDER_BYTES - _RAYS_SOCKET_BYTES
     base = next(base for base in bases if len(os.fsencode(base)) <= longest)
     try:
@@ -326,70 +317,75 @@ def make_private_folder() -> Path:
         ) from None
 
 
-# What a sweep cannot go on without: the head of the cluster, and Ray on the driver's host.
-
-
 class HeadMonitor:
     """Tells whether the programs of Ray that a sweep needs still listen on their ports.
 
-    Ray would find out in a minute, and then end this process, or let it wait for ever.
-    addresses: name of each program -> HOST:PORT. found: what `gone` returned last.
+    Ray itself takes a minute to notice, and then ends this process, or lets it wait for ever.
+
+    Args:
+        addresses: name of a program -> HOST:PORT.
     """
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self._addresses = dict(addresses)
         self._lock = threading.Lock()
         self._asked_s = -timeouts.ASK_HEAD_EVERY_S
-        self.found = ""
+        # What `gone` returned last.
+        self.last_gone = ""
 
     def gone(self, *, afresh: bool = False) -> str:
-        """Return in words the first program that is gone; "" while all answer.
+        """Return in words the first program that is gone; "" while all programs answer.
 
-        Looks now if `afresh`, else once a second at most, and never again once one was gone. After
-        a silence it looks again a second later. A look takes up to 2 s for each slow program.
+        A silent program is asked again a second later. Once a program is gone, the answer stays.
+
+        Args:
+            afresh: look now, not at most once a second. A look takes up to 2 s a program.
         """
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
-            if not self.found and (afresh or is_due):
+            if not self.last_gone and (afresh or is_due):
                 if self._silent():
                     time.sleep(timeouts.ASK_HEAD_AGAIN_S)
-                    self.found = self._silent()
+                    self.last_gone = self._silent()
                 self._asked_s = time.monotonic()
-            return self.found
+            return self.last_gone
 
     def check(self, *, afresh: bool = False) -> None:
-        """Raise ClusterError when a program is gone.
+        """Raise ClusterError if a program is gone.
 
-        afresh: as of `gone`; for a call before an actor is started or killed, at which Ray ends
-        this process if the head is dead.
+        Args:
+            afresh: as of `gone`. Look afresh before an actor is started or killed, because Ray then
+                ends this process if the head is dead.
         """
         if gone := self.gone(afresh=afresh):
             raise ClusterError(gone)
 
     def _silent(self) -> str:
-        """Return in words the first program that does not answer now; "" where all do."""
-        limit_s = timeouts.HEAD_CONNECT_S
-        silent = (at for at in self._addresses.items() if why_not_listening(at[1], limit_s))
-        name, address = next(silent, ("", ""))
-        return f"{name} at {address} is gone" if name else ""
+        """Return in words the first program that does not answer now."""
+        for name, address in self._addresses.items():
+            if why_not_listening(address, timeouts.HEAD_CONNECT_S):
+                return f"{name} at {address} is gone"
+        return ""
 
 
 def why_not_listening(address: str, timeout_s: float) -> Exception | None:
-    """Return the error of connecting to HOST:PORT; None if any program listens there.
+    """Return the error of connecting to HOST:PORT; None if a program listens there.
 
-    ConnectionRefusedError where the port is closed. timeout_s: per IP address; DNS is not limited.
+    Args:
+        address: HOST:PORT.
+        timeout_s: for each IP address; name resolution is not limited.
     """
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
-    except (OSError, OverflowError, ValueError) as error:  # ValueError: no host has such a name
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: invalid host name
         return error
     return None
 
 
 def end_process(reason: str) -> None:
-    """Write the reason to stderr; end this process, without clean-up, with ClusterError's code."""
-    with suppress(OSError):  # stderr may be full, or closed
+    """Write the reason to stderr and exit without clean-up, with the exit code of ClusterError."""
+    with suppress(OSError):  # stderr may be closed
         os.write(2, f"{reason}\n".encode(errors="replace"))
     os._exit(ClusterError.exit_code)
 
@@ -400,11 +396,12 @@ def start_guard(
     end: Callable[[str], None],
     patience_s: float = timeouts.RAYS_OWN_ERROR_S,
 ) -> Iterator[None]:
-    """Return a context that calls `end` if Ray is gone and the block does not end by itself.
+    """Call `end` if Ray is gone and the block does not end by itself.
 
-    gone: returns in words what is gone, "" while all is there; it must not raise; the end of the
-    block waits for its call. patience_s: how long the block may still take once something is gone.
-    end: gets what is gone, and must end this process. Both are called in a thread.
+    Args:
+        gone: returns in words what is gone, or ""; called in a thread, and must not raise.
+        end: gets what is gone, and must end this process; called in a thread.
+        patience_s: how long the block may still take once something is gone.
     """
     is_over = threading.Event()
 
