@@ -1,6 +1,7 @@
-"""What a run answers: the best point of each case, speed-ups, ties, and what is still open. Pure.
+"""What a run answers: the best point of each case, speed-ups, ties, and what is still open.
 
-`decide` makes a `RunAnswer` of numbers, settings and verdicts; `raybench.report.words` writes it.
+`decide` returns a `RunAnswer` of numbers, settings and verdicts; `raybench.report.words` has the
+sentences.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ from raybench.records.metrics import Metric
 from raybench.records.status import RunStatus, Status
 from raybench.results.point_row import PointRow, is_slowed_by_one_rank
 
-# Ratios to a baseline: these points are told by their speed-up, not by a rank among each other.
+# Ratios to a baseline. Points with such a metric are not ranked among each other.
 RATIOS = ("speed_up", "efficiency")
-# Up to so many series or groups of settings are told one by one.
+# The most series or groups of settings that are listed one by one.
 MOST_GROUPS = 4
-# A loss below this share of the step is none.
+# Smaller losses, as a share of the step, are ignored.
 MIN_LOSS = 0.01
-# Sizes of the problem: points that differ in one of them are cases, of which none is the best.
+# Sizes of the problem. Points that differ in a size do not compete: each size is a case.
 _SIZES = (
     *("workload", "scaling", "batch", "world_size", "slow_ratio", "slow_count", "operation"),
     *("grad_accumulation", "size_bytes", "m", "n", "k", "preset", "phase", "seq_len", "mode"),
@@ -73,10 +74,10 @@ class Insight:
     high: float
     # The settings that it holds for.
     settings: Mapping[str, Any]
-    # Of the 95 % interval, over the value; of a range the widest, None if any is not known.
+    # Half of the 95 % interval over the value; for a range the widest, None if one is unknown.
     half_width: float | None
     rows: tuple[ScaledRow, ...]
-    # Rounds that should decide on which side of 1 a speed-up is; None where that is known.
+    # Rounds that should decide whether the speed-up is above 1; None if that is known.
     rounds_to_decide: int | None = None
 
 
@@ -84,14 +85,14 @@ class Insight:
 class LargestBatch:
     """The largest batch per device that fits, found by a search."""
 
-    # precision, world_size and what else differs between series.
+    # Precision, world_size and other settings that differ between series.
     settings: Mapping[str, Any]
     batch_size: int
     # The smallest batch size that does not fit.
     ran_out: int
-    # Of the largest batch that fits, on the rank that needs most; None on a CPU.
+    # Peak memory on the rank that needs most; None on a CPU.
     peak_mem_allocated_bytes: int | None
-    # The point of the largest batch that fits.
+    # The point of this batch.
     row: ScaledRow
 
 
@@ -109,17 +110,17 @@ class LargestBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainLoss:
-    """What most points lose most to, among points that lose for certain."""
+    """The largest loss of most points."""
 
-    # One of LOSSES; None where no point has causes.
+    # One of LOSSES; None if no point has causes.
     cause: str | None
-    # In how many points it is the largest, of how many that lose, of how many in all.
+    # Numbers of points: with `cause` as largest loss, that lose for certain, in all.
     count: int
     losing: int
     points: int
-    # Its least and largest share of the loss.
+    # Least and largest share of `cause` in the loss of a point.
     shares: tuple[float, float] = (0.0, 0.0)
-    # The points that lose to unknown causes.
+    # Points whose causes are unknown.
     unknown: tuple[ScaledRow, ...] = ()
 
 
@@ -131,32 +132,33 @@ class SpeedUps:
     asks_for_rounds: ClassVar = False
     world_size: int
     baseline: Mapping[str, Any]
-    # One for each value of the first setting in which points differ, else one for all.
+    # An insight for each value of the first setting in which points differ, or a single insight.
     series: tuple[Insight, ...]
     # The speed-up of perfect scaling; None if a point has no efficiency.
     ideal: float | None
     has_several_models: bool
-    # Of devices of several models, the least and largest share of what they do alone.
+    # For devices of several models: the least and largest efficiency.
     efficiencies: tuple[float, float] | None
     main_loss: MainLoss | None
 
     @property
     def each_half_width(self) -> float | None:
-        """Return the widest half width of all series; None if not known, or each has its own."""
-        halves = [one.half_width for one in self.series if one.half_width is not None]
-        points = sum(len(one.rows) for one in self.series)
+        """Return the widest half width of all series; None if unknown, or each has one point."""
+        halves = [line.half_width for line in self.series if line.half_width is not None]
+        points = sum(len(line.rows) for line in self.series)
         return max(halves) if len(halves) == len(self.series) < points else None
 
     @property
     def has_interval(self) -> bool:
         """Return whether a sentence on the speed-ups has an interval."""
-        of_one = any(one.half_width is not None and len(one.rows) == 1 for one in self.series)
-        return of_one or self.each_half_width is not None
+        single = [line for line in self.series if len(line.rows) == 1]
+        is_single_known = any(line.half_width is not None for line in single)
+        return is_single_known or self.each_half_width is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gains:
-    """Speed-ups over a baseline by the settings that it names, the largest first."""
+    """Speed-ups over a baseline, by the settings that the baseline names; the largest first."""
 
     kind: ClassVar = "gains"
     baseline: Mapping[str, Any]
@@ -164,18 +166,18 @@ class Gains:
 
     @property
     def told(self) -> tuple[Insight, ...]:
-        """Return the largest gains, which a sentence has room for."""
+        """Return the gains that a sentence has room for."""
         return self.gains[:MOST_GROUPS]
 
     @property
     def asks_for_rounds(self) -> bool:
         """Return whether more rounds are needed to decide."""
-        return any(one.rounds_to_decide is not None for one in self.told)
+        return any(gain.rounds_to_decide is not None for gain in self.told)
 
     @property
     def has_interval(self) -> bool:
         """Return whether a sentence on the gains has an interval."""
-        return any(one.half_width is not None for one in self.told)
+        return any(gain.half_width is not None for gain in self.told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,12 +186,12 @@ class BestShares:
 
     kind: ClassVar = "best_shares"
     asks_for_rounds: ClassVar = False
-    # None if no fleet has a winner; `fleet` is then the first fleet.
+    # None if no fleet has a winner; `fleet` is then the first.
     shares: str | None
     wins: int
     undecided: int
     fleet: UnevenFleet
-    # Over the best other shares of `fleet`.
+    # Over the second best shares of `fleet`.
     gain: Gain
     # Each scenario has several rounds.
     is_sure: bool
@@ -219,7 +221,7 @@ class Uncompared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoreRounds:
-    """What it takes to have `rounds` rounds in all: about `seconds` more."""
+    """The cost of having `rounds` rounds: about `seconds` more."""
 
     rounds: int
     seconds: float
@@ -228,7 +230,7 @@ class MoreRounds:
 
 
 class Next(StrEnum):
-    """What brings most after a run."""
+    """The most useful command after a run."""
 
     RETRY = "retry"
     RESUME = "resume"
@@ -237,11 +239,12 @@ class Next(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextCommand:
-    """A command of raybench that brings most, by its words."""
+    """The most useful command of raybench after a run."""
 
     kind: Next
+    # Without the program's name.
     words: tuple[str, ...]
-    # How long the rounds take that it adds; None if it adds none.
+    # Time that the added rounds take; None if it adds no rounds.
     seconds: float | None = None
 
 
@@ -250,13 +253,14 @@ class RunAnswer:
     """What a run answers, and what is open."""
 
     data: RunData
-    # What the job asks, else its workload, else the speed-up: `answer_of_run`.
+    # The question of the job, by `answer_of_run`.
     asked: Answer
-    # Those that are not compared: each combination of values is a case.
+    # Settings whose values make the cases.
     case_settings: tuple[str, ...]
     compared_settings: tuple[str, ...]
-    # What points are ranked by without a baseline: `metric` of `ranked_by`, None if not measured.
+    # How points are ranked without a baseline.
     ranked_by: Answer
+    # The metric of `ranked_by`; None if it was not measured.
     metric: Metric | None
     # In the order of their settings.
     cases: tuple[RankedCase, ...]
@@ -264,21 +268,21 @@ class RunAnswer:
     ordered: tuple[ScaledRow, ...]
     # In the order of their settings.
     largest_batches: tuple[LargestBatch, ...]
-    # Of uneven shares; it comes before `found`.
+    # The answer on uneven shares, which comes before `found`.
     shares: BestShares | None
     found: Found
     ranking: Ranking | Values | NothingMeasured
     uncompared: Uncompared | None
-    # How many ok points have one round, where that leaves the answer without an interval.
+    # Number of ok points with a single round, if the answer lacks an interval because of them.
     single_starts: int
-    # How many points have numbers that cannot be.
+    # Number of points with impossible numbers.
     impossible: int
     more_rounds: MoreRounds | None
     next_command: NextCommand
 
     @property
     def leading(self) -> Found:
-        """Return what a report begins with."""
+        """Return the answer that a report begins with."""
         return self.shares or self.found
 
     @cached_property
@@ -307,12 +311,12 @@ class RunAnswer:
 
     @property
     def table_settings(self) -> list[str]:
-        """Return the settings that tell points apart, those that make cases first."""
+        """Return the settings that tell points apart, `case_settings` first."""
         return sorted(self.data.settings, key=lambda name: name not in self.case_settings)
 
     @property
     def contested(self) -> list[RankedCase]:
-        """Return the `cases` with two points or more, also those with a clear best."""
+        """Return the cases with at least two points."""
         return [case for case in self.cases if len(case.ranked) > 1]
 
 
@@ -353,7 +357,7 @@ def decide(data: RunData) -> RunAnswer:
 
 
 def _asked(data: RunData) -> Answer:
-    """Return what the job asks; `over` has `batch` for the column that the job fixes."""
+    """Return the question of the job; `over` has `batch` for the batch column of the job."""
     batch = next(filter(None, map(batch_column, data.rows)), "batch")
     names = [batch if name == "batch" else name for name in varying(data.rows)]
     asked = answer_of_run(data.run.job_text, data.overrides, names)
@@ -361,17 +365,16 @@ def _asked(data: RunData) -> Answer:
 
 
 def _case_settings(data: RunData, asked: Answer) -> tuple[str, ...]:
-    """Return the settings that are not compared.
-
-    Compared are those asked for, but no sizes of the problem (`_SIZES`); without such ones all
-    settings but sizes. Batch and accumulation are compared if nothing else is asked for, and
-    numbers of ranks if layouts divide the same work (strong scaling).
-    """
+    """Return the settings whose values are not compared."""
+    # Compared are the settings asked for, except sizes of the problem; without such settings, all
+    # settings except sizes.
     over = [name for name in data.settings if name in asked.over]
+    # Batch and accumulation are compared if the job asks for nothing else.
     if over and {"batch", "grad_accumulation"}.issuperset(over):
         return tuple(name for name in data.settings if name not in over)
     free = [name for name in data.settings if name not in _SIZES]
     compared = [name for name in over if name in free] or free
+    # In strong scaling, layouts of different numbers of ranks share the same work.
     is_strong = {row.scaling for row in data.rows} == {"strong"}
     if is_strong and any(name in DEGREES for name in compared):
         compared.append("world_size")
@@ -379,28 +382,21 @@ def _case_settings(data: RunData, asked: Answer) -> tuple[str, ...]:
 
 
 def _ordered(data: RunData, asked: Answer, case_settings: Sequence[str]) -> tuple[ScaledRow, ...]:
-    """Return the rows case by case; in each the best first, last what has no value.
-
-    In the order of their settings if the answer is a ratio to the baseline or not measured.
-    """
+    """Return the rows case by case, the best first; by settings if the metric cannot rank them."""
     metric = None if asked.metric in RATIOS else find_metric(data.rows, asked.metric)
     names = sorted(data.settings, key=lambda name: name not in case_settings)
     names = list(case_settings) if metric else names
 
-    def place(row: ScaledRow) -> tuple[object, ...]:
+    def order(row: ScaledRow) -> tuple[object, ...]:
         case = [setting_order(setting_of(row, name)) for name in names]
         value = value_of(row, metric) if metric and row.status == "ok" else None
         return case, value is None, (value or 0.0) * (-1 if asked.best == "max" else 1)
 
-    return tuple(sorted(data.rows, key=place))
+    return tuple(sorted(data.rows, key=order))
 
 
 def _ranked_by(data: RunData, asked: Answer) -> Answer:
-    """Return `asked` with a metric, and its `best`, that can rank points without a baseline.
-
-    It is the metric asked for if that was measured and is no speed-up, efficiency or batch; else
-    the first of throughput, bandwidths and TFLOP/s that was measured; else the step time.
-    """
+    """Return `asked` with a metric that was measured and can rank points without a baseline."""
     if asked.metric not in (*RATIOS, "batch_size") and find_metric(data.rows, asked.metric):
         return asked
     for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device"):
@@ -410,11 +406,7 @@ def _ranked_by(data: RunData, asked: Answer) -> Answer:
 
 
 def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
-    """Return the largest batch that fits of each series in which it is known.
-
-    It is known if a batch above it by at most 1 %, or one item, ran out of memory, as a search
-    finds it. Weak scaling only. In the order of their settings.
-    """
+    """Return the largest batch that fits, for each series in weak scaling where it is known."""
     rows = list(rows)
     series: dict[tuple[str, ...], list[ScaledRow]] = {}
     names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
@@ -422,23 +414,28 @@ def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
         if row.scaling == "weak" and row.batch_size is not None:
             key = tuple(str(setting_of(row, name)) for name in names)
             series.setdefault(key, []).append(row)
-    found = []
+    batches = []
     for members in series.values():
         sizes = [row.batch_size or 0 for row in members if row.status is Status.OOM]
         ran_out = min(sizes, default=0)
         fitting = {row.batch_size or 0: row for row in members if row.status is Status.OK}
         fits = max((size for size in fitting if size < ran_out), default=None)
         if fits is not None and is_largest_known(fits, ran_out):
-            found.append(
+            row = fitting[fits]
+            batches.append(
                 LargestBatch(
-                    settings={name: setting_of(fitting[fits], name) for name in names},
+                    settings={name: setting_of(row, name) for name in names},
                     batch_size=fits,
                     ran_out=ran_out,
-                    peak_mem_allocated_bytes=fitting[fits].peak_mem_allocated_bytes,
-                    row=fitting[fits],
+                    peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
+                    row=row,
                 )
             )
-    return tuple(sorted(found, key=lambda o: [*map(setting_order, o.settings.values())]))
+
+    def order(batch: LargestBatch) -> list[object]:
+        return [setting_order(value) for value in batch.settings.values()]
+
+    return tuple(sorted(batches, key=order))
 
 
 def _found(
@@ -449,9 +446,12 @@ def _found(
 ) -> Found:
     """Return the answer: largest batches, else speed-ups, else the ranking."""
     if batches:
-        ordered = sorted(batches, key=lambda one: -one.batch_size)
-        first = ordered[0].settings
-        apart = [n for n in first if len({str(one.settings[n]) for one in ordered}) > 1]
+        ordered = sorted(batches, key=lambda batch: -batch.batch_size)
+        apart = []
+        for name in ordered[0].settings:
+            values = {str(batch.settings[name]) for batch in ordered}
+            if len(values) > 1:
+                apart.append(name)
         return LargestBatches(batches=tuple(ordered), apart=tuple(apart))
     if asked.metric not in RATIOS or not rows_compared(data.rows):
         return ranking
@@ -466,15 +466,13 @@ def is_scaling(data: RunData) -> bool:
 
 
 def speed_up_half_width(row: ScaledRow) -> float | None:
-    """Return half of the 95 % interval of a speed-up over the speed-up; None if not known."""
+    """Return half of the 95 % interval of a speed-up over the speed-up; None if unknown."""
     return relative_half_width(row.speed_up_low, row.speed_up, row.speed_up_high)
 
 
 def _speed_up(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> Insight:
-    """Return the speed-up of one point, or the range over several.
-
-    The best of many is best by chance too, so its own interval would promise too much.
-    """
+    """Return the speed-up of one point, or the range over several points."""
+    # The best of many points is best partly by chance, so its own interval would be too narrow.
     values = [row.speed_up or 0.0 for row in rows]
     halves = [speed_up_half_width(row) for row in rows]
     return Insight(
@@ -504,7 +502,7 @@ def _speed_ups(data: RunData) -> SpeedUps:
     return SpeedUps(
         world_size=rows[0].world_size,
         baseline=baseline,
-        series=tuple(_speed_up(some, known_settings(some[0], names)) for some in groups.values()),
+        series=tuple(_speed_up(g, known_settings(g[0], names)) for g in groups.values()),
         ideal=ideal,
         has_several_models=several,
         efficiencies=(shares[0], shares[-1]) if several and shares else None,
@@ -513,13 +511,13 @@ def _speed_ups(data: RunData) -> SpeedUps:
 
 
 def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
-    """Return which cause takes the largest part of the loss; None where nothing is lost."""
+    """Return the cause of the largest loss of most points; None if nothing is lost."""
     losing = [
         row
         for row in rows
         if row.efficiency is not None
         and row.efficiency < 1 - MIN_LOSS
-        # What may be ideal has lost nothing for certain.
+        # A point whose interval reaches 1 has lost nothing for certain.
         and not (row.efficiency_high is not None and row.efficiency_high >= 1)
     ]
     if not losing:
@@ -528,7 +526,7 @@ def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
     causes: Counter[str] = Counter()
     for row in losing:
         if has_causes(row):
-            # One rank is a cause only where it stands out.
+            # A slow rank is a cause only if it stands out.
             named = [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
             causes[max(named, key=lambda name: getattr(row, name) or 0.0)] += 1
     cause = max(causes, key=lambda name: causes[name], default=None)
@@ -546,19 +544,19 @@ def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
 
 
 def why_not_known(rows: Iterable[ScaledRow]) -> dict[LossesUnknown, int]:
-    """Return reason -> number of points whose losses it hides, the most frequent first."""
+    """Return reason -> number of points with unknown losses, the most frequent reason first."""
     reasons = Counter(row.why_no_losses for row in rows if row.why_no_losses)
     return dict(reasons.most_common())
 
 
 def _gains(data: RunData) -> Gains:
-    """Return the speed-ups over the baseline by the settings that it names, the largest first."""
+    """Return the speed-ups over the baseline, by the settings that the baseline names."""
     baseline = data.run.baseline
     groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows_compared(data.rows):
         groups.setdefault(tuple(setting_of(row, name) for name in baseline), []).append(row)
     gains = []
-    for values in sorted(groups, key=lambda values: [setting_order(one) for one in values]):
+    for values in sorted(groups, key=lambda values: list(map(setting_order, values))):
         rows, settings = groups[values], dict(zip(baseline, values, strict=True))
         changed = {k: v for k, v in settings.items() if str(v) != str(baseline.get(k))}
         gain, row = _speed_up(rows, changed or settings), rows[0]
@@ -566,17 +564,20 @@ def _gains(data: RunData) -> Gains:
         if len(rows) == 1 and low < 1 < high:
             gain = replace(gain, rounds_to_decide=rounds_to_decide(row))
         gains.append(gain)
-    return Gains(baseline=baseline, gains=tuple(sorted(gains, key=lambda one: -one.high)))
+    return Gains(baseline=baseline, gains=tuple(sorted(gains, key=lambda gain: -gain.high)))
 
 
 def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
     """Return which shares were best most often, and where they gained most; None for no fleets.
 
-    Only fleets count in which no other shares may be as good, if any. fleets: all of one run.
+    Fleets with a tie for the best shares are undecided.
+
+    Args:
+        fleets: all fleets of one run.
     """
     if not fleets:
         return None
-    # Without a fleet of several rounds, say which shares were the fastest in this run.
+    # Without a fleet of several rounds, the fastest shares of this run are named.
     sure = [fleet for fleet in fleets if fleet.is_sure]
     decided = [fleet for fleet in sure or fleets if not fleet.as_good()]
     undecided = len(fleets) - len(decided)
@@ -590,7 +591,7 @@ def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
             is_sure=bool(sure),
         )
     shares, wins = Counter(fleet.best.shares for fleet in decided).most_common(1)[0]
-    won = [(_over_best_other(one), one) for one in decided if one.best.shares == shares]
+    won = [(_over_best_other(fleet), fleet) for fleet in decided if fleet.best.shares == shares]
     gain, most = max(won, key=lambda pair: pair[0].gain)
     return BestShares(
         shares=shares, wins=wins, undecided=undecided, fleet=most, gain=gain, is_sure=bool(sure)
@@ -603,7 +604,7 @@ def _over_best_other(fleet: UnevenFleet) -> Gain:
 
 
 def _uncompared(data: RunData, asked: Answer) -> Uncompared | None:
-    """Return how many points should have been compared and are not, and why."""
+    """Return the points that should have been compared and are not, and why."""
     if asked.metric not in RATIOS:
         return None
     others = [row for row in data.ok_rows if not row.is_baseline]
@@ -614,32 +615,26 @@ def _uncompared(data: RunData, asked: Answer) -> Uncompared | None:
 
 
 def _single_starts(data: RunData, found: Found) -> int:
-    """Return how many ok points have one round, where the answer lacks intervals; else 0.
-
-    What is not decided asks for rounds itself.
-    """
+    """Return the number of ok points with one round, if the answer lacks intervals; else 0."""
     if found.asks_for_rounds:
         return 0
-    ones = sum(row.rounds == 1 for row in data.ok_rows)
-    return ones if ones == len(data.ok_rows) or not found.has_interval else 0
+    singles = sum(row.rounds == 1 for row in data.ok_rows)
+    return singles if singles == len(data.ok_rows) or not found.has_interval else 0
 
 
 def _more_rounds(data: RunData) -> MoreRounds | None:
-    """Return what 3 rounds take; None if a point has them, none is ok, or the run may go on."""
+    """Return what 3 rounds take; None if a point has 3, no point is ok, or the run may go on."""
     done = max((row.rounds for row in data.ok_rows), default=WORTHWHILE)
     if done >= WORTHWHILE or data.run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         return None
-    rounds = [one for row in data.ok_rows for one in data.trials.rounds(row).values()]
-    each_s = sum(one.duration_s or 0.0 for one in rounds) / done
+    attempts = [attempt for row in data.ok_rows for attempt in data.trials.rounds(row).values()]
+    round_s = sum(attempt.duration_s or 0.0 for attempt in attempts) / done
     more = WORTHWHILE - done
-    return MoreRounds(rounds=WORTHWHILE, seconds=more * (each_s + BETWEEN_ROUNDS_S), done=done)
+    return MoreRounds(rounds=WORTHWHILE, seconds=more * (round_s + BETWEEN_ROUNDS_S), done=done)
 
 
 def _next_command(data: RunData, more: MoreRounds | None) -> NextCommand:
-    """Return the command that brings most.
-
-    Failed points come first, then what was not run, then an interval, then the full report.
-    """
+    """Return the command that runs failed or missing points, adds rounds, or shows all results."""
     # Running out of memory is a result.
     is_failed = any(row.status in (Status.ERROR, Status.TIMEOUT) for row in data.attempts)
     is_lost = any(row.status is Status.LOST for row in data.attempts)
@@ -650,17 +645,19 @@ def _next_command(data: RunData, more: MoreRounds | None) -> NextCommand:
     words, of_script = words[:end], words[end:]
     is_usual = folder == "results"
     if not (more or is_open) or words[:1] != ["sweep"]:
-        place = [] if is_usual else ["--results", folder]
-        shown = ("report", run.run_id, "--full", *place)
-        return NextCommand(kind=Next.FULL_REPORT, words=shown)
-    # Results are where the run is, which takes its `--set` from its tables.
-    own, pairs = {"-o", "--output", "--resume", "--set"}, zip(["", *words], words, strict=False)
-    kept = [one for last, one in pairs if not {last, one[:2], one.partition("=")[0]} & own]
-    place = [] if is_usual else ["-o", folder]
+        results = [] if is_usual else ["--results", folder]
+        return NextCommand(kind=Next.FULL_REPORT, words=("report", run.run_id, "--full", *results))
+    # These options are set below, or known from the run's tables.
+    dropped = {"-o", "--output", "--resume", "--set"}
+    kept = []
+    for before, word in zip(["", *words], words, strict=False):
+        if not {before, word[:2], word.partition("=")[0]} & dropped:
+            kept.append(word)
+    results = [] if is_usual else ["-o", folder]
     how = ["--retry-failed"] if is_failed else []
     if more and not is_open:
         how = ["--set", f"measure.rounds={more.rounds}"]
-    resumed = (*kept, "--resume", run.run_id, *place, *how, *of_script)
+    resumed = (*kept, "--resume", run.run_id, *results, *how, *of_script)
     return NextCommand(
         kind=Next.RETRY if is_failed else Next.RESUME,
         words=resumed,
@@ -669,24 +666,24 @@ def _next_command(data: RunData, more: MoreRounds | None) -> NextCommand:
 
 
 def as_data(value: Any) -> Any:
-    """Return numbers, settings and verdicts as JSON has them; a point by its id, no text."""
+    """Return a part of an answer as JSON values; a point becomes its id."""
     match value:
         case PointRow():
             return value.point_id
         case Metric():
             return value.name
         case UnevenFleet():
-            return {shares: as_data(one.row) for shares, one in value.scenarios.items()}
+            return {shares: as_data(of.row) for shares, of in value.scenarios.items()}
         case RankedCase():
-            ranked = [as_data(one) for one in value.ranked]
+            ranked = list(map(as_data, value.ranked))
             return {"settings": value.settings, "verdict": value.verdict, "ranked": ranked}
         case Candidate():
             shown = ("settings", "value", "low", "high")
             return {**{n: getattr(value, n) for n in shown}, "point_id": value.row.point_id}
     if is_dataclass(value):
-        # `RunAnswer.cases` has the points of a ranking.
+        # `RunAnswer.cases` already has the points of a ranking.
         hidden = ("cases", "figures") if isinstance(value, Ranking | Values) else ()
         names = [field.name for field in fields(value) if field.name not in hidden]
         keys = {"rows": "point_ids", "unknown": "point_ids_without_causes"}
         return {keys.get(name, name): as_data(getattr(value, name)) for name in names}
-    return [as_data(one) for one in value] if isinstance(value, list | tuple) else value
+    return list(map(as_data, value)) if isinstance(value, list | tuple) else value

@@ -1,15 +1,16 @@
-"""What changed between two sides of runs, point by point, and whether that is more than chance.
+"""What changed between two sides of runs, point by point, and whether chance explains the change.
 
-A side is one run or several of the same thing. A run is one observation of a point: the geometric
-mean over its rounds. Rounds of one run share its machine and its moment, so they make that mean
-surer and add no observations: T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable time",
-ISMM 2013. How far runs of a side lie apart is estimated for each point by `raybench.stats.summary`,
-the model that reports use for rounds. Where a side has one run, the verdict is `unclear`.
+A side is one or several runs of the same thing. A run is one observation of a point: the geometric
+mean over its rounds. Rounds of a run share machine and time, so they do not count as observations
+(T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013). The scatter between
+runs of a side is estimated by `raybench.stats.summary`. With a single run on a side, the verdict is
+`unclear`.
 
-One figure of each point is tested and shown: its rate in samples/s, or in steps/s where a step
-finishes no samples. The rate follows the mean step, because a stall now and then shows in the mean
-alone. What may have changed it comes after: the facts of the runs, and parts and clocks of the
-points; last the `history` of points over many runs. Pure.
+Compared is the rate of a point in samples/s, or in steps/s if its steps finish no samples. The rate
+follows the mean step, because occasional stalls do not show in the median.
+
+Below the comparison: facts of runs that may explain a change, parts and clocks of points, and the
+`history` of points over many runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,32 +41,32 @@ from raybench.results.tables import Run
 from raybench.stats.levels import find_steps
 from raybench.stats.summary import Scatter, scatter
 
-# Smaller changes are none.
+# Smaller relative changes are ignored.
 THRESHOLD = 0.015
-# Of comparisons in which nothing changed, the share that may call a point slower; as many may call
-# one faster (Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995, over all points). The level
-# is nominal: `benchmarks.simulations.gate` counts what becomes of it.
+# Share of comparisons without any change that may call a point slower; the same share may call a
+# point faster (Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995, over all points).
+# `benchmarks.simulations.gate` measures the actual share.
 FALSE_VERDICTS = 0.0175
 FASTER, SLOWER, SAME, UNCLEAR = "faster", "slower", "same", "unclear"
-# With fewer runs a side nothing is known of how far runs lie apart.
+# With fewer runs a side, the scatter between runs is unknown.
 LEAST_RUNS = 2
 
 
 class Undecided(StrEnum):
     """Why a point of two sides is neither slower, faster nor the same."""
 
-    # Sides that differ here are other experiments, not a change of the same one.
+    # The sides are two different experiments.
     OTHER_DEVICE = "other_device"
     OTHER_NODE_COUNT = "other_node_count"
     FEW_RUNS = "few_runs"
-    # The change exceeds the threshold, but not what runs of the same thing may differ by.
+    # The change exceeds the threshold, but runs of the same thing may differ so much.
     CHANCE = "chance"
     # The change is within the threshold, but its interval is not.
     WIDE = "wide"
 
     @property
     def is_obstacle(self) -> bool:
-        """Whether the two sides cannot be compared at all, however many runs they have."""
+        """Whether no number of runs makes the sides comparable."""
         return self in (Undecided.OTHER_DEVICE, Undecided.OTHER_NODE_COUNT)
 
 
@@ -74,7 +75,7 @@ class NotDecided:
     """Why a point has the verdict `unclear`. Fields of other kinds are empty."""
 
     kind: Undecided
-    # OTHER_DEVICE: types or models; OTHER_NODE_COUNT: counts. The base's come first.
+    # OTHER_DEVICE: types or models; OTHER_NODE_COUNT: counts; values of the base first.
     values: tuple[str | int | None, ...] = ()
     # FEW_RUNS: the side with the fewest ok runs, "base" or "new", and how many it has.
     side: str = ""
@@ -93,28 +94,25 @@ _SETTINGS = (
     *("workload", "params", "scaling", *EXECUTION, "world_size"),
     *("batch_size", "global_batch_size", "grad_accumulation"),
 )
-# What `compare` needs of the table `points`.
+# Columns of `points` that `compare` needs.
 POINT_COLUMNS = (
     *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
     *("step_ms_mean", "throughput"),
 )
-# The interval that lies within the threshold where a point is the same: two one-sided tests at 5 %
-# (D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987).
+# Level of the interval that decides `same`: two one-sided tests at 5 % (D. J. Schuirmann,
+# J. Pharmacokinet. Biopharm. 15(6), 1987).
 _DECIDING = 0.9
-# The interval that reports show.
+# Level of the interval that reports show.
 _SHOWN = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedPoint:
-    """A point of two sides, with its settings. None: not known, or a side has no rate.
+    """A point of two sides, with its settings. Fields are None if unknown.
 
-    status_base, status_new: over the rounds of the runs a failure if one failed, the worst; else ok
-    if one is; None where no run has a row.
-    base_failed, new_failed: the share of rounds that failed; 0 without a round.
-    verdict: `slower`, else `faster`, where the rate changed by more than the threshold and q_value
-    is at most FALSE_VERDICTS. `same` where the interval of the ratio lies within the threshold.
-    `unclear` where neither holds; `why` has what is missing.
+    The verdict is `slower` or `faster` if the rate changed by more than the threshold and q_value
+    is at most FALSE_VERDICTS. It is `same` if the 90 % interval of the ratio lies within the
+    threshold, else `unclear`; `why` has the reason. It is None if a side has no ok run.
     """
 
     point_id: str
@@ -133,26 +131,29 @@ class ComparedPoint:
     batch_size: int | None
     global_batch_size: int | None
     grad_accumulation: int | None
+    # The worst failure of a round, else ok if a round is ok; None if no run has a row.
     status_base: Status | None
     status_new: Status | None
+    # Share of rounds that failed.
     base_failed: float
     new_failed: float
+    # Number of ok runs.
     base_runs: int
     new_runs: int
-    # "samples/s", or "steps/s" where a run finishes no samples.
+    # "samples/s", or "steps/s" if a run finishes no samples.
     unit: str
-    # In `unit`: the geometric mean over the ok runs, which `base_runs` and `new_runs` count.
+    # Geometric mean over the ok runs, in `unit`.
     base: float | None = None
     new: float | None = None
     # new / base: 0.94 means 6 % fewer samples/s.
     ratio: float | None = None
-    # 90 % interval of `ratio`: each end is passed in 5 % of cases. It decides `same` and --blind.
+    # 90 % interval of `ratio`, which decides `same` and --blind.
     ratio_low: float | None = None
     ratio_high: float | None = None
     # 95 % interval of `ratio`, which reports show.
     interval_low: float | None = None
     interval_high: float | None = None
-    # Such runs find a slowdown of this point alone by this share in 95 % of cases.
+    # The slowdown that these runs detect in 95 % of cases, if this point alone changed.
     least_seen: float | None = None
     # The smallest level at which `slower` or `faster` holds over all points.
     q_value: float | None = None
@@ -161,7 +162,7 @@ class ComparedPoint:
 
     @property
     def batch(self) -> int | None:
-        """The batch size of a device, or of all devices in strong scaling."""
+        """The batch size of a device; in strong scaling, of all devices."""
         return self.global_batch_size if self.scaling == "strong" else self.batch_size
 
 
@@ -171,43 +172,51 @@ def compare(
     *,
     threshold: float = THRESHOLD,
 ) -> list[ComparedPoint]:
-    """Return each point of two sides with its verdict: those of `new`, then those only in `base`.
+    """Return each point of two sides with its verdict: the points of `new`, then of `base` alone.
 
-    Each in the order in which it first occurs. Controls are left out. `ComparedPoint` defines the
-    verdicts: None where a side has no ok run, `unclear` where one has a single one, or where
-    models of devices or numbers of nodes differ.
-    base, new: for each run of the side, the newest last, its rows of the table `points`, with
-    POINT_COLUMNS at least. threshold: a relative change up to this counts as none (0.015: 1.5 %).
+    Controls are left out.
+
+    Args:
+        base: for each run of the side, the newest last, its rows of the table `points`, with
+            POINT_COLUMNS at least.
+        new: as `base`.
+        threshold: smaller relative changes are ignored; 0.015 means 1.5 %.
     """
-    sides = []
-    for side in (base, new):
-        rows: dict[str, list[PointRow]] = {}
-        statuses: dict[str, list[Status]] = {}
-        for points in side:
-            for row in without_controls(latest_trials(points)):
-                statuses.setdefault(row.point_id, []).append(row.status)
-            for row in mean_of_rounds(points):
-                rows.setdefault(row.point_id, []).append(row)
-        sides.append((rows, statuses))
-    pairs = [
-        _Pair(
-            rows=[rows.get(point_id, []) for rows, _ in sides],
-            statuses=[statuses.get(point_id, []) for _, statuses in sides],
+    rows_base, statuses_base = _rows_and_statuses(base)
+    rows_new, statuses_new = _rows_and_statuses(new)
+    pairs = []
+    for point_id in dict.fromkeys((*rows_new, *rows_base)):
+        pair = _Pair(
+            rows=[rows_base.get(point_id, []), rows_new.get(point_id, [])],
+            statuses=[statuses_base.get(point_id, []), statuses_new.get(point_id, [])],
         )
-        for point_id in dict.fromkeys((*sides[1][0], *sides[0][0]))
-    ]
-    verdicts = _verdicts([one for one in pairs if all(one.ok) and not one.obstacle], threshold)
-    return [one.compared(**verdicts.get(one.newest.point_id, {})) for one in pairs]
+        pairs.append(pair)
+    comparable = [pair for pair in pairs if all(pair.ok) and not pair.obstacle]
+    verdicts = _verdicts(comparable, threshold)
+    return [pair.compared(**verdicts.get(pair.newest.point_id, {})) for pair in pairs]
+
+
+def _rows_and_statuses(
+    side: Sequence[Sequence[PointRow]],
+) -> tuple[dict[str, list[PointRow]], dict[str, list[Status]]]:
+    """Return by point the row of each run, its rounds as one, and the statuses of all rounds."""
+    rows: dict[str, list[PointRow]] = {}
+    statuses: dict[str, list[Status]] = {}
+    for points in side:
+        for row in without_controls(latest_trials(points)):
+            statuses.setdefault(row.point_id, []).append(row.status)
+        for row in mean_of_rounds(points):
+            rows.setdefault(row.point_id, []).append(row)
+    return rows, statuses
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """A point of two sides, the base first.
+    """A point of two sides, the base first."""
 
-    rows: one a run that has it, its rounds as one. statuses: of the rounds of all runs.
-    """
-
+    # A row for each run that has the point, its rounds as one.
     rows: Sequence[Sequence[PointRow]]
+    # Statuses of the rounds of all runs.
     statuses: Sequence[Sequence[Status]]
 
     @property
@@ -216,30 +225,32 @@ class _Pair:
 
     @cached_property
     def ok(self) -> list[list[PointRow]]:
-        """Return the ok rows that have a mean step: a list of the base, one of the new side."""
-        return [
-            [row for row in side if row.status is Status.OK and row.step_ms_mean]
-            for side in self.rows
-        ]
+        """The ok rows with a mean step: a list for the base, a list for the new side."""
+        sides = []
+        for side in self.rows:
+            sides.append([row for row in side if row.status is Status.OK and row.step_ms_mean])
+        return sides
 
     @cached_property
     def has_samples(self) -> bool:
-        """Whether all steps finish samples; else both sides are compared by their steps."""
+        """Whether samples/s are compared; otherwise steps/s are."""
         return all(row.throughput for side in self.ok for row in side)
 
     @cached_property
     def logs(self) -> list[list[float]]:
-        """Return the logarithms of the rates of the rows in `ok`."""
+        """The logarithms of the rates of the rows in `ok`."""
+        sides = []
+        for side in self.ok:
+            sides.append([math.log(self._rate(row)) for row in side])
+        return sides
 
-        def rate(row: PointRow) -> float:
-            per_s = row.throughput if self.has_samples else None
-            return per_s or MS_PER_S / (row.step_ms_mean or math.nan)
-
-        return [[math.log(rate(row)) for row in side] for side in self.ok]
+    def _rate(self, row: PointRow) -> float:
+        per_s = row.throughput if self.has_samples else None
+        return per_s or MS_PER_S / (row.step_ms_mean or math.nan)
 
     @cached_property
     def obstacle(self) -> NotDecided | None:
-        """Return why the runs of a point cannot be compared, or are too few; None if they can."""
+        """Why the runs of the point cannot be compared, or are too few."""
         for column, kind in _WORLD.items():
             values = dict.fromkeys(getattr(row, column) for side in self.ok for row in side)
             if len(values) > 1:
@@ -249,16 +260,15 @@ class _Pair:
             return None
         return NotDecided(kind=Undecided.FEW_RUNS, side=side, runs=runs)
 
-    def compared(self, **found: Any) -> ComparedPoint:
-        """Return the point as a ComparedPoint, with the results of its tests.
-
-        found: fields of ComparedPoint. Without any the verdict is `unclear` and `why` the obstacle;
-        it is None where one side has not timed the point.
-        """
-        order = list(Status)  # the worst first
-        worst = [min(found, key=order.index, default=None) for found in self.statuses]
-        failed = [sum(s.is_failure for s in found) / max(1, len(found)) for found in self.statuses]
-        result = ComparedPoint(
+    def compared(self, **results: Any) -> ComparedPoint:
+        """Return the compared point; `results` are fields from its test, none without a test."""
+        worst_first = list(Status)
+        worst, failed = [], []
+        for statuses in self.statuses:
+            worst.append(min(statuses, key=worst_first.index, default=None))
+            failures = [status for status in statuses if status.is_failure]
+            failed.append(len(failures) / max(1, len(statuses)))
+        point = ComparedPoint(
             point_id=self.newest.point_id,
             **{name: getattr(self.newest, name) for name in _SETTINGS},
             status_base=worst[0],
@@ -270,10 +280,10 @@ class _Pair:
             unit="samples/s" if self.has_samples else "steps/s",
         )
         if not all(self.ok):
-            return result
+            return point
         base, new = (math.exp(np.mean(side)) for side in self.logs)
         measured = {"base": base, "new": new, "ratio": new / base}
-        return replace(result, **measured | {"verdict": UNCLEAR, "why": self.obstacle} | found)
+        return replace(point, **measured | {"verdict": UNCLEAR, "why": self.obstacle} | results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,12 +291,12 @@ class _Test:
     """The test whether the rate of a point differs between the two sides."""
 
     point_id: str
-    # Change of the logarithm of the rate; below 0 it is slower.
+    # Change of the logarithm of the rate; negative if the new side is slower.
     size: float
     # Variance of `size` / variance of one run.
     share: float
     # How far runs lie apart.
-    found: Scatter
+    scatter: Scatter
 
     @property
     def ratio(self) -> float:
@@ -295,33 +305,31 @@ class _Test:
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the interval of `ratio` at a level, such as 0.95: (low, high)."""
-        half = self.found.half_width(self.share, level)
+        half = self.scatter.half_width(self.share, level)
         return math.exp(self.size - half), math.exp(self.size + half)
 
     def least_seen(self, threshold: float, tests: int) -> float:
-        """Return the slowdown that such runs find in 95 % of cases if no other point changed."""
-        # A verdict needs a change beyond both chance among so many tests and the threshold.
-        beyond_chance = self.found.detectable(self.share, FALSE_VERDICTS / tests)
-        half = self.found.half_width(self.share, _DECIDING)
+        """Return the slowdown that these runs detect in 95 % of cases if no other point changed."""
+        # A verdict needs a change beyond the threshold, and beyond chance among all tests.
+        beyond_chance = self.scatter.detectable(self.share, FALSE_VERDICTS / tests)
+        half = self.scatter.half_width(self.share, _DECIDING)
         beyond_threshold = half - math.log1p(-threshold)
         return -math.expm1(-max(beyond_chance, beyond_threshold))
 
 
 def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:
-    """Return point_id -> fields of a ComparedPoint, from all points with enough runs together."""
+    """Return point_id -> fields of ComparedPoint, by tests of all points together."""
     from scipy.stats import false_discovery_control
 
     tests = _tests(pairs)
     if not tests:
         return {}
-    slower, faster = (
-        false_discovery_control(
-            [test.found.p_value(sign * test.size, test.share) for test in tests]
-        )
-        for sign in (-1, 1)
-    )
+    p_slower = [test.scatter.p_value(-test.size, test.share) for test in tests]
+    p_faster = [test.scatter.p_value(test.size, test.share) for test in tests]
+    slower = false_discovery_control(p_slower).tolist()
+    faster = false_discovery_control(p_faster).tolist()
     verdicts = {}
-    for test, *rates in zip(tests, slower.tolist(), faster.tolist(), strict=True):
+    for test, *rates in zip(tests, slower, faster, strict=True):
         low, high = test.interval(_DECIDING)
         interval_low, interval_high = test.interval(_SHOWN)
         verdicts[test.point_id] = {
@@ -336,32 +344,36 @@ def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, A
 
 
 def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
-    """Return the test of each point that has a scatter between its runs."""
+    """Return the test of each point whose scatter between runs is known."""
     if not pairs:
         return []
-    runs = [
-        [(number, row.run_id) for number, side in enumerate(pair.ok) for row in side]
-        for pair in pairs
-    ]
-    starts = list(dict.fromkeys(chain(*runs)))
-    values = np.full((len(pairs), len(starts)), math.nan)
-    for place, (pair, of_point) in enumerate(zip(pairs, runs, strict=True)):
-        values[place, [starts.index(run) for run in of_point]] = np.concatenate(pair.logs)
-    sides = [number for number, _ in starts]
-    return [
-        _Test(
-            point_id=pair.newest.point_id,
-            size=float(np.mean(pair.logs[1]) - np.mean(pair.logs[0])),
-            share=sum(1 / len(side) for side in pair.ok),
-            found=found,
-        )
-        for pair, found in zip(pairs, scatter(values, sides), strict=True)
-        if found is not None
-    ]
+    # Columns of `values`: a side and a run of it.
+    columns: dict[tuple[int, str], int] = {}
+    for pair in pairs:
+        for side, rows in enumerate(pair.ok):
+            for row in rows:
+                columns.setdefault((side, row.run_id), len(columns))
+    values = np.full((len(pairs), len(columns)), math.nan)
+    for number, pair in enumerate(pairs):
+        for side, rows in enumerate(pair.ok):
+            for row, log in zip(rows, pair.logs[side], strict=True):
+                values[number, columns[side, row.run_id]] = log
+    scatters = scatter(values, [side for side, _ in columns])
+    tests = []
+    for pair, of_point in zip(pairs, scatters, strict=True):
+        if of_point is not None:
+            test = _Test(
+                point_id=pair.newest.point_id,
+                size=float(np.mean(pair.logs[1]) - np.mean(pair.logs[0])),
+                share=sum(1 / len(rows) for rows in pair.ok),
+                scatter=of_point,
+            )
+            tests.append(test)
+    return tests
 
 
 def _verdict(test: _Test, rates: Sequence[float], threshold: float) -> dict[str, Any]:
-    """Return verdict, q_value and why. rates: of false discoveries as slower, and as faster."""
+    """Return verdict, q_value and why; `rates` are false discovery rates as slower, as faster."""
     low, high = test.interval(_DECIDING)
     change = test.ratio - 1
     for verdict, sign, rate in ((SLOWER, -1, rates[0]), (FASTER, 1, rates[1])):
@@ -377,7 +389,7 @@ def _verdict(test: _Test, rates: Sequence[float], threshold: float) -> dict[str,
 
 
 class FactKind(StrEnum):
-    """What a fact of a run is about, and so what its name means."""
+    """What a fact of a run is about."""
 
     # Columns of the tables `runs` and `devices`.
     RUN = "run"
@@ -392,7 +404,7 @@ class FactKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What may change the times of a run, such as a column of `devices` or a variable."""
+    """Something that may change the times of a run, such as an environment variable."""
 
     kind: FactKind
     name: str
@@ -400,13 +412,12 @@ class Fact:
 
 NONE = "none"
 _CODE = Fact(FactKind.RUN, "raybench_sha256")
-# What tells devices of one model apart, what follows from which of them a run was given, and where
-# the environment of Python was installed.
+# Facts that depend on which devices of a model a run got, or on where Python packages are.
 _NOT_LASTING = (
     *(Fact(FactKind.DEVICE, name) for name in ("uuid", "host", "nccl_path")),
     *(Fact(FactKind.VARIABLE, name) for name in ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID")),
 )
-# Columns of `devices` that do not change from start to start by themselves.
+# Columns of `devices` that do not change by themselves between starts.
 _DEVICE_COLUMNS = (
     *("driver_version", "nccl_path", "power_cap_w", "sm_clock_max_mhz", "memory_clock_mhz"),
     *("topology", "pcie_link_max", "mig_mode", "persistence_mode", "memory_bytes", "cpu_count"),
@@ -416,10 +427,11 @@ _DEVICE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A fact that differs between two runs. base, new: its text in each; `none` where missing."""
+    """A fact that differs between two runs."""
 
     kind: FactKind
     name: str
+    # Text of the fact in each run; `none` if the run lacks the fact.
     base: str
     new: str
 
@@ -430,82 +442,82 @@ class Change:
 
 
 def facts(run: Run, devices: pd.DataFrame) -> dict[Fact, str]:
-    """Return the text of each fact that may change the times: job, code, devices, variables.
+    """Return the text of each known fact that may change the times of a run.
 
-    What is not known is left out. Where devices differ, the text lists their values, sorted, with
-    commas. Hashes are cut to 12 digits.
-    devices: the rows of the run in the table `devices`, as `reader.load` returns them.
+    If devices differ, the text lists their values. Hashes are cut to 12 digits.
+
+    Args:
+        run: the run.
+        devices: its rows in the table `devices`.
     """
     models = sorted(Counter(devices["name"]).items())
     of_devices = {
         "name": ", ".join(f"{count} x {name}" for name, count in models) or NONE,
-        # A point may use fewer of them.
         "node_id": str(devices["node_id"].nunique() or NONE),
         "host": _join(devices["host"]),
-        # The UUID of a CPU worker names a process, which is another one in each run.
+        # Not of CPU workers, whose UUID names a process.
         "uuid": _join(devices.loc[devices["kind"] != "cpu", "uuid"]),
         **{column: _join(devices[column]) for column in _DEVICE_COLUMNS},
     }
     versions = _merge(run.versions, devices["versions"])
-    found = {
+    texts = {
         Fact(FactKind.RUN, "job_sha256"): run.job_sha256[:12],
         Fact(FactKind.RUN, "git_commit"): _short_commit(run.git_commit or NONE),
-        # A file that only one of two runs has is not loaded by the other.
         **{Fact(FactKind.CODE, name): sha256[:12] for name, sha256 in run.workload_files.items()},
         _CODE: (run.raybench_sha256 or NONE)[:12],
         **{Fact(FactKind.DEVICE, column): text for column, text in of_devices.items()},
         **{Fact(FactKind.VERSION, name): text for name, text in versions.items()},
     }
-    found = {fact: text for fact, text in found.items() if text != NONE}
+    texts = {fact: text for fact, text in texts.items() if text != NONE}
     variables = _merge(run.environment, devices["environment"])
     for name, text in variables.items():
-        # Quoted where it is set to `none`, as NCCL_NET_PLUGIN may be.
-        found[Fact(FactKind.VARIABLE, name)] = repr(text) if text == NONE else text
-    return found
+        # Quoted if a variable is set to `none`, as NCCL_NET_PLUGIN may be.
+        texts[Fact(FactKind.VARIABLE, name)] = repr(text) if text == NONE else text
+    return texts
 
 
 def _short_commit(commit: str) -> str:
-    """Cut the hash of a stored commit, which may end with `+changes`, to 12 digits."""
+    """Cut the hash of a commit, which may end with `+changes`, to 12 digits."""
     sha, plus, changed = commit.partition("+")
     return sha[:12] + plus + changed
 
 
 def lasting_changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
     """Return `changes` without UUIDs, hosts, NCCL's file, CUDA_VISIBLE_DEVICES and NCCL_HOSTID."""
-    return tuple(one for one in changes(base, new) if one.fact not in _NOT_LASTING)
+    return tuple(change for change in changes(base, new) if change.fact not in _NOT_LASTING)
 
 
 def changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
-    """Return each fact that differs, also one that only one of the two runs has.
+    """Return each fact that differs, or that a run lacks: first in the order of `base`.
 
-    base, new: as returned by `facts`. In the order of `base`; facts that only `new` has come last.
-    A run without the fact has the text `NONE`. Source files count if both runs recorded their code.
+    Source files are compared only if both runs recorded their code.
+
+    Args:
+        base: as returned by `facts`.
+        new: as returned by `facts`.
     """
     is_code_known = _CODE in base and _CODE in new
-    found = []
+    changed = []
     for fact in dict.fromkeys([*base, *new]):
         before, now = base.get(fact, NONE), new.get(fact, NONE)
         is_of_code = fact == _CODE or fact.kind is FactKind.CODE
         if before != now and (is_code_known or not is_of_code):
-            found.append(Change(kind=fact.kind, name=fact.name, base=before, new=now))
-    return tuple(found)
+            changed.append(Change(kind=fact.kind, name=fact.name, base=before, new=now))
+    return tuple(changed)
 
 
 def _merge(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
-    """Return name -> text of the workers' versions or variables, and of those only the driver has.
-
-    of_workers: a mapping or None for each. Values that differ stand beside each other, with commas.
-    """
-    seen: dict[str, list[Any]] = {}
-    for one in of_workers:
-        for name, value in dict(one or {}).items():
-            seen.setdefault(name, []).append(value)
-    return dict(of_driver) | {name: _join(values) for name, values in seen.items()}
+    """Return name -> text; values of workers, a mapping or None each, override the driver's."""
+    by_name: dict[str, list[Any]] = {}
+    for of_worker in of_workers:
+        for name, value in dict(of_worker or {}).items():
+            by_name.setdefault(name, []).append(value)
+    return dict(of_driver) | {name: _join(values) for name, values in by_name.items()}
 
 
 def _join(values: Iterable[Any]) -> str:
-    """Return the known values once each, sorted, with commas; `none` where none is known."""
-    # An integer column with nulls holds floats.
+    """Return the distinct known values, sorted, with commas; `none` if all are unknown."""
+    # pandas makes floats of integers with nulls.
     texts = (f"{v:.15g}" if isinstance(v, float) else str(v) for v in values if not pd.isna(v))
     return ", ".join(sorted(set(texts))) or NONE
 
@@ -515,7 +527,7 @@ _PARTS = (
     *("data_ms", "host_gap_ms"),
 )
 _STATES = ("throttled", "host_bound")
-# A part is told where it explains at least this share of the change of the step.
+# A part is shown if it explains at least this share of the change of the step.
 _LEAST_SHARE = 0.25
 # Clocks move by a few steps of 15 MHz from run to run.
 _LEAST_CLOCK = 0.02
@@ -523,7 +535,7 @@ _LEAST_CLOCK = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointChange:
-    """A figure or a state of a point in two runs: a column of `points`. unit: empty for a bool."""
+    """A column of `points` that changed between two runs; `unit` is "" for a bool."""
 
     column: str
     base: float | bool
@@ -532,14 +544,12 @@ class PointChange:
 
 
 def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
-    """Return the parts of the step that explain a quarter of its change or more, then the states.
+    """Return what changed of a point between two runs.
 
-    Parts are in ms; those that changed most come first. There are none where a step is
-    unknown or did not change, or a breakdown contradicts it (`why_no_breakdown`). States: throttled
-    and host-bound (bool) if they differ, and the SM clock in MHz if it moved by 2 % or more. What
-    one row lacks is left out. base, new: the same point in two runs.
+    First parts of the step (ms) that explain at least a quarter of its change, the largest change
+    first. Then throttled and host-bound, and the SM clock (MHz) if it moved by 2 % or more.
     """
-    # The parts are of one round: what explains the change is held against the step of that round.
+    # Parts are of one round, so they are compared with the step of that round.
     step_ms = (step_of_parts(new) or math.nan) - (step_of_parts(base) or math.nan)
     is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
     parts = []
@@ -566,9 +576,11 @@ def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
 def all_point_changes(
     base: Sequence[PointRow], new: Sequence[PointRow]
 ) -> dict[str, tuple[PointChange, ...]]:
-    """Return point_id -> `point_changes` of the points ok in both runs; () if none is known.
+    """Return point_id -> `point_changes`, for points that are ok in both runs.
 
-    base, new: of one run each, as returned by `mean_of_rounds`. In the order of `new`.
+    Args:
+        base: rows of one run, as returned by `mean_of_rounds`.
+        new: as `base`; decides the order.
     """
     of_base = {row.point_id: row for row in base if row.status is Status.OK}
     return {
@@ -578,9 +590,7 @@ def all_point_changes(
     }
 
 
-# The step time of a point over many runs, and where it changed its level.
-
-# What `history`, and those that filter or show its rows, need of the table `points`.
+# Columns of `points` that `history` and reports on it need.
 HISTORY_COLUMNS = (
     *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
     *("env", "host_bound", "step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
@@ -590,27 +600,28 @@ _TWO_SIDED_95 = 1.96
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryRow(PointRow):
-    """A point of a run among those of other runs.
+    """A point of one of many runs."""
 
-    machine: counts from 0, a number for each model and count of nodes. level_ms: geometric mean of
-    the runs between two steps. step: relative change from the level before (`find_steps`), in the
-    first run of a new level; None in the others, and in the first level of a machine.
-    """
-
+    # A number from 0 for each model of device and number of nodes.
     machine: int
+    # Geometric mean of the runs of the same level.
     level_ms: float
+    # In the first run of a level: relative change from the level before.
     step: float | None = None
 
 
 def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list[HistoryRow]:
-    """Return a row for each ok point of each run, rounds as one, with the level of its step time.
+    """Return a row for each ok point of each run, with the level of its step time.
 
-    Rows without a step time are left out. Points are in the order in which they first occur, rows
-    of a point by start. Each machine has levels of its own, but its rows are not kept apart.
-    points: rows of the table `points` of any runs, with HISTORY_COLUMNS at least. threshold: as of
-    `find_steps`, 0.015 for 1.5 %.
+    Rows of a point are sorted by start. Each machine has levels of its own.
+
+    Args:
+        points: rows of the table `points` of any runs, with HISTORY_COLUMNS at least.
+        threshold: as of `find_steps`; 0.015 means 1.5 %.
     """
-    order = {name: place for place, name in enumerate(dict.fromkeys(p.point_id for p in points))}
+    order: dict[str, int] = {}
+    for row in points:
+        order.setdefault(row.point_id, len(order))
     ok = [row for row in mean_of_rounds(points) if row.status is Status.OK and row.step_ms_p50]
     ok.sort(key=lambda row: (row.started_at, row.run_id))
     machines: dict[tuple[object, ...], int] = {}
@@ -619,7 +630,7 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
         key = (row.device_type, row.device_name, row.node_count)
         machine = machines.setdefault(key, len(machines))
         series.setdefault((row.point_id, machine), []).append(row)
-    found = []
+    history_rows = []
     for (_, machine), rows in series.items():
         values = np.log([row.step_ms_p50 or math.nan for row in rows])
         spans = [
@@ -634,7 +645,7 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
             level = float(values[first:end].mean())
             step = None if before is None else math.expm1(level - before)
             shared: dict[str, Any] = {"machine": machine, "level_ms": math.exp(level)}
-            found.append(HistoryRow(**vars(rows[first]), **shared, step=step))
-            found += [HistoryRow(**vars(row), **shared) for row in rows[first + 1 : end]]
+            history_rows.append(HistoryRow(**vars(rows[first]), **shared, step=step))
+            history_rows += [HistoryRow(**vars(row), **shared) for row in rows[first + 1 : end]]
             before = level
-    return sorted(found, key=lambda row: (order[row.point_id], row.started_at, row.run_id))
+    return sorted(history_rows, key=lambda row: (order[row.point_id], row.started_at, row.run_id))

@@ -1,4 +1,4 @@
-"""The doubts about the points of a run, merged by kind. Pure."""
+"""The doubts about the points of a run, merged by kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.rows import ScaledRow
 from raybench.records.doubts import Doubt, DoubtKind, NotComparedKind
 
-# These doubts concern only numbers that are divided by the baseline's.
+# Doubts that concern only ratios to the baseline.
 OF_RATIOS = frozenset(
     {
         DoubtKind.OTHER_CLOCKS,
@@ -17,7 +17,7 @@ OF_RATIOS = frozenset(
         DoubtKind.DRIFT,
     }
 )
-# These doubts concern the memory of a point.
+# Doubts that concern the memory of a point.
 OF_MEMORY = frozenset(
     {
         DoubtKind.OTHER_PRECISION,
@@ -34,23 +34,23 @@ OF_MEMORY = frozenset(
 class DoubtGroup:
     """A doubt that several points have."""
 
-    # How many points, or controls.
+    # Number of points, or of controls.
     count: int
     worst: Doubt
-    # The point that has the worst; None for controls.
+    # The point with the worst doubt; None for controls.
     row: ScaledRow | None
-    # All subjects, where `DoubtKind.is_one_for_all`.
+    # All subjects, for kinds that are `is_one_for_all`.
     subjects: tuple[str, ...] = ()
 
 
 def merge_doubts(rows: Iterable[ScaledRow]) -> tuple[DoubtGroup, ...]:
-    """Return the doubts of points, merged: the most harmful first, then the most frequent.
+    """Merge the doubts of points by kind and subject, the most harmful and frequent first.
 
-    Doubts of one kind and subject are one group; of kinds that are `is_one_for_all`, all subjects.
+    Kinds that are `is_one_for_all` are merged over all subjects.
     """
     members: dict[tuple[DoubtKind, str], list[tuple[Doubt, ScaledRow]]] = {}
     for row in rows:
-        for doubt in _told(row):
+        for doubt in _shown_doubts(row):
             subject = "" if doubt.kind.is_one_for_all else doubt.subject
             members.setdefault((doubt.kind, subject), []).append((doubt, row))
     groups = []
@@ -69,20 +69,19 @@ def merge_doubts(rows: Iterable[ScaledRow]) -> tuple[DoubtGroup, ...]:
 
 
 def _harm_order(group: DoubtGroup) -> tuple[int, int]:
-    """Return a sort key: the most harmful first, then the most frequent."""
     return group.worst.kind.harm, -group.count
 
 
-def _told(row: ScaledRow) -> Iterator[Doubt]:
-    """Yield the doubts of a point, without duplicates of other messages."""
-    told_elsewhere = {DoubtKind.BASE_UNSTEADY}
+def _shown_doubts(row: ScaledRow) -> Iterator[Doubt]:
+    """Yield the doubts of a point that no other message shows."""
+    shown_elsewhere = {DoubtKind.BASE_UNSTEADY}
     if row.why is not None and row.why.kind is NotComparedKind.NO_THROUGHPUT:
-        told_elsewhere.add(DoubtKind.NO_THROUGHPUT)
+        shown_elsewhere.add(DoubtKind.NO_THROUGHPUT)
     if row.throughput is None:
-        # No table shows the parts of steps that finish no items.
-        told_elsewhere.add(DoubtKind.NO_BREAKDOWN)
+        # No table shows the parts of such steps.
+        shown_elsewhere.add(DoubtKind.NO_BREAKDOWN)
     for doubt in row.doubts or ():
-        if doubt.kind not in told_elsewhere:
+        if doubt.kind not in shown_elsewhere:
             yield doubt
 
 
@@ -92,14 +91,11 @@ def doubts_of_run(rows: Iterable[ScaledRow], trials: Trials) -> tuple[DoubtGroup
 
 
 def _drifts(trials: Trials) -> Sequence[DoubtGroup]:
-    """Return the doubt about all controls of a run that moved; [] where none has.
-
-    Round and block of the control that moved most are its subject.
-    """
+    """Return a doubt about the controls that moved, if any; its subject is the worst control."""
     moved = list(trials.drifts())
     if not moved:
         return []
-    number, block, drift = max(moved, key=lambda one: abs(one[2]))
+    number, block, drift = max(moved, key=lambda control: abs(control[2]))
     worst = Doubt(
         kind=DoubtKind.DRIFT,
         value=drift,
@@ -109,12 +105,12 @@ def _drifts(trials: Trials) -> Sequence[DoubtGroup]:
     return [DoubtGroup(count=len(moved), worst=worst, row=None)]
 
 
-# Doubts by which no time of a run is reliable where so large a share of its points has them.
+# If so large a share of points has these doubts, no time of the run is reliable.
 _BUSY = (DoubtKind.BUSY_CORES, DoubtKind.NOT_ALONE)
 _MOST_BUSY = 0.5
 
 
 def busy_group(groups: Iterable[DoubtGroup], points: int) -> DoubtGroup | None:
-    """Return the doubt that other work ran beside half of the points or more; None without it."""
+    """Return the doubt that other work ran beside at least half of the points, if there is one."""
     busy = (group for group in groups if group.worst.kind in _BUSY)
     return next((group for group in busy if group.count >= _MOST_BUSY * points), None)

@@ -80,7 +80,7 @@ def load(
     if params == "columns" and table not in ("points", SCALING):
         raise ResultsError(f"params='columns': points and scaling have parameters, {table} has not")
     if table not in (SCALING, SUMMARY):
-        # Types that have a null of their own.
+        # pandas types that have nulls.
         types: dict[Any, Any] = {
             pa.int64(): pd.Int64Dtype(),
             pa.bool_(): pd.BooleanDtype(),
@@ -116,7 +116,7 @@ def units(table: str) -> dict[str, str]:
 
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
-    """Return the rows of `points` by run; among all runs a damaged one is left out."""
+    """Return run id -> rows of `points`; among all runs, a damaged run is left out."""
     by_run: dict[str, list[PointRow]] = {}
     for row in point_rows(reader.load_table(root, "points", run_id)):
         by_run.setdefault(row.run_id, []).append(row)
@@ -128,20 +128,18 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
     import pandas as pd
 
     baselines = reader.baselines(root, run_id)
-    found = []
+    records = []
     for name, points in _points_by_run(root, run_id).items():
         rows = scaling(points, baselines[name]) if name in baselines else []
         ids = {row.series: row.point_id for row in reversed(rows) if row.is_baseline}
-        found += [
-            {
-                **vars(row),
+        for row in rows:
+            derived = {
                 "baseline_point_id": ids.get(row.series),
                 "why_not": row.why and row.why.kind,
                 "why_no_losses": row.why_no_losses and row.why_no_losses.reason,
             }
-            for row in rows
-        ]
-    frame = pd.DataFrame(found, columns=[*_FROM_POINTS, *_DERIVED])
+            records.append({**vars(row), **derived})
+    frame = pd.DataFrame(records, columns=[*_FROM_POINTS, *_DERIVED])
     kinds = {column.name: column.kind for column in TABLES["points"]}
     types = {name: _PANDAS.get(kinds.get(name, "double"), "object") for name in frame.columns}
     texts = ("baseline_point_id", "why_no_losses", "why_not")
@@ -149,7 +147,7 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
 
 
 def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
-    """Return the summary of each run, also of a run that goes on."""
+    """Return the summary of each run, running runs included."""
     import pandas as pd
 
     all_runs = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
@@ -162,29 +160,28 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
         {column.name: _PANDAS.get(column.kind, "object") for column in TABLES[SUMMARY]}
     )
     for kind in ("params", "metrics"):
-        found = [json.loads(text) for text in frame.pop(f"{kind}_json")]
-        # A frame would make floats of whole numbers that a row lacks.
-        arrays = {n: pd.array([one.get(n) for one in found]) for n in dict.fromkeys(chain(*found))}
+        maps = [json.loads(text) for text in frame.pop(f"{kind}_json")]
+        arrays = {}
+        for name in dict.fromkeys(chain(*maps)):
+            # An array each: a frame would make floats of integers with nulls.
+            arrays[name] = pd.array([values.get(name) for values in maps])
         frame = frame.join(pd.DataFrame(arrays, frame.index).add_prefix(f"{kind}."))
     return frame
 
 
 def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with a column for each parameter in place of `params`.
-
-    It has truth values, integers or numbers where all its texts are such, else texts.
-    """
+    """Return the frame with a typed column for each parameter in place of `params`."""
     import pandas as pd
 
-    found = pd.DataFrame([one or {} for one in frame["params"]], frame.index, dtype="string")
+    params = pd.DataFrame([texts or {} for texts in frame["params"]], frame.index, dtype="string")
     columns: dict[str, Any] = {}
-    for name in sorted(map(str, found.columns)):
-        texts = found[name]
-        known = texts.dropna()
+    for name in sorted(map(str, params.columns)):
+        texts = params[name]
+        not_null = texts.dropna()
         numbers = pd.to_numeric(texts, errors="coerce")
-        if known.isin(["true", "false"]).all():
+        if not_null.isin(["true", "false"]).all():
             columns[f"params.{name}"] = (texts == "true").astype("boolean").mask(texts.isna())
-        elif known.str.fullmatch(r"[+-]?\d{1,18}").all():
+        elif not_null.str.fullmatch(r"[+-]?\d{1,18}").all():
             columns[f"params.{name}"] = numbers.astype("Int64")
         else:
             is_number = not numbers[texts.notna()].isna().any()

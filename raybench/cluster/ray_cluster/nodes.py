@@ -36,7 +36,7 @@ from raybench.cluster.device_reservation import (
 )
 from raybench.cluster.ray_cluster.ray_internals import logs_folder
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
-from raybench.conversion import GIB
+from raybench.conversion import GIB, KIB, MIB
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceSample
 from raybench.records.measurement import Measurement, RankAnswer, SpanNs
@@ -47,7 +47,7 @@ _TAIL_LINES = 60
 _OUTPUT_BYTES = 32 * KIB
 # A log that takes more space on disk is cut to its end.
 _MOST_LOG_BYTES = 8 * MIB
-_LOG_END_BYTES = 1024**2
+_LOG_END_BYTES = MIB
 _LOOK_AT_LOGS_EVERY_S = 1.0
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE of linux/falloc.h
 # Lines that Ray adds to the output of a worker.

@@ -200,7 +200,7 @@ def ray_nodes() -> list[dict[str, Any]]:
 
 
 def find_own_cluster() -> tuple[str, str]:
-    """Return (HOST:PORT of the head, "") of the cluster of this host, or ("", reason).
+    """Return HOST:PORT of the head of this host's cluster of `ray start`, else "" and a reason.
 
     The reason is "" unless there is an address file. The head may be gone. A cluster in Ray's
     default folder comes before clusters of `ray start --temp-dir`.
