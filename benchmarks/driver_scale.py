@@ -38,9 +38,10 @@ from raybench.records.devices import DeviceSample
 from raybench.records.measurement import RankAnswer
 from raybench.records.task import Task
 from raybench.results.writer import RunStore, compact_run
+from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import PointFinished, PointStarted, SweepSettings
 from raybench.sweep.run_state import RunRows, start_run
-from raybench.sweep.runner import Interrupts, record_run
+from raybench.sweep.runner import record_run
 from raybench.sweep.scheduler import Schedule, workers_needed
 from tests.local_cluster import LocalCluster
 
@@ -156,7 +157,7 @@ def sweep_on(cluster: SimulatedCluster, job: Job, output: Path, watch: Watch) ->
     settings = SweepSettings(
         measure=job.measure, strategy="pack", stop_on_error=False, code=start.code
     )
-    workers = workers_needed(start.plan, cluster.capacity)
+    workers = workers_needed(start.rounds.plan, cluster.capacity)
     store = RunStore.create(output, start.run, job.measure, start.code)
     with Interrupts(watch) as interrupts, timed_decisions(watch):
         rows = RunRows(start, store, watch)

@@ -3,7 +3,7 @@
     python -m benchmarks.simulations.drift [--runs 40] [--jobs 2]
 
 Runs of 1, 2 and 4 devices with three batch sizes, in the order and with the controls of a sweep
-(`raybench.sweep.scheduler.Rounds`), are written by the real writer, and `raybench report --format
+(`raybench.sweep.rounds.Rounds`), are written by the real writer, and `raybench report --format
 json` reads them. All points take the same step, so the true speed-ups are 2 and 4. ln(step) grows
 by `drift` for each block of points, and each trial has noise of its own (`noise`, normal).
 
@@ -38,7 +38,7 @@ from raybench.records.measurement import Measurement, Repetition, Samples
 from raybench.records.record import Record
 from raybench.records.status import Status
 from raybench.results.writer import RunStore
-from raybench.sweep.scheduler import Attempt, Rounds
+from raybench.sweep.rounds import Attempt, Rounds
 
 SIZES, BATCHES = (1, 2, 4), (64, 256, 1024)
 ROUNDS = (2, 3, 4)

@@ -65,7 +65,7 @@ def doctor_command(
     from raybench.cli.progress import ConsoleListener, show_phase
     from raybench.doctor.checks import Verdict
     from raybench.doctor.diagnosis import diagnose, open_cluster
-    from raybench.sweep.runner import Interrupts
+    from raybench.sweep.interrupts import Interrupts
 
     console = make_console()
     phase = partial(show_phase, console)

@@ -274,25 +274,24 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
         plan = plan_of_run(plan, output, run.run_id)
         start = resume_run(
             run,
-            rounds_of_job(job, plan),
+            replace(rounds_of_job(job, plan), chosen=_select_ids(plan, given["expression"])),
             output,
-            _select_ids(plan, given["expression"]),
-            _resume_command(ctx, run.run_id, output),
             code,
+            _resume_command(ctx, run.run_id, output),
             retry_failed=given["retry_failed"],
-            tags=given["tags"],
         )
         # The command of the run gets the `--set` values that it lacks, before a script's arguments.
         known = overrides_in(run.argv)
         new = [f"--set={one}" for one in given["overrides"] if one not in known]
         end = run.argv.index("--") if "--" in run.argv else len(run.argv)
         argv = (*run.argv[:end], *new, *run.argv[end:])
-        start = replace(start, run=replace(start.run, argv=argv))
+        tags = {**start.run.tags, **given["tags"]}
+        start = replace(start, run=replace(start.run, argv=argv, tags=tags))
         if given["dry_run"]:
-            if not start.todo:
+            if not start.rounds.todo:
                 say(make_console(), nothing_left_message(start))
-            if start.todo or given["as_json"]:
-                _print_plan(job, start.left, given["as_json"])
+            if start.rounds.todo or given["as_json"]:
+                _print_plan(job, start.rounds.plan_left, given["as_json"])
             return 0
         clear_leftovers(output, run.run_id)
         names, source = run.only_devices, f"--devices of {run.run_id}"
@@ -310,9 +309,9 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     from raybench.sweep.runner import run_sweep
 
     console = make_console()
-    for warning in start.plan.warnings:
+    for warning in start.rounds.plan.warnings:
         say(console, f"{warning} (warning)")
-    if start.todo:
+    if start.rounds.todo:
         run = run_sweep(job, start, where, ConsoleListener(console))
     else:
         say(console, nothing_left_message(start))

@@ -1,4 +1,4 @@
-"""What a sweep asks of a cluster, and how it gets one; Ray is imported when it is needed."""
+"""The interface of a cluster, and how to connect to one; imports Ray only when needed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from raybench.records.measurement import RankAnswer
 from raybench.records.record import OtherUsers
 from raybench.records.task import Task
 
-if TYPE_CHECKING:  # `raybench plan` shall not wait for psutil
+if TYPE_CHECKING:  # `raybench plan` must not load psutil
     from raybench.cluster.device_reservation import ReservationTerms
 
 
 class Cluster(Protocol):
-    """Live workers, one per device."""
+    """Live workers, one per device.
+
+    A worker id is a position in `devices`. Every method but `close` may raise ClusterError when the
+    cluster is gone, unless it says otherwise.
+    """
 
     @property
     def description(self) -> str:
-        """One line for the user: which cluster, and at most how many devices of which kind."""
+        """One line for the user: the cluster, and the number and kind of its devices."""
 
     @property
     def kind(self) -> DeviceKind:
@@ -31,100 +35,106 @@ class Cluster(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Upper limit of a point's devices, fixed by `connect`; lost and awaited ones count too."""
+        """Upper limit of the devices of a point; fixed, and includes lost and pending devices."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Device of every worker; the worker id is the position.
+        """Device of every worker; empty before `start`.
 
-        Empty before `start`. Then sorted by rack, node and index; workers that come late are
-        appended. That of a lost worker stays, that of a new process is read anew.
+        Sorted by rack, node and index; workers that come late are appended. Lost workers keep their
+        entry; the device of a replaced worker is read again.
         """
 
     @property
     def lost(self) -> frozenset[int]:
-        """Ids of workers of no more use: node or device is gone, or no new process starts."""
+        """Ids of workers whose node or device is gone, or whose process cannot be replaced."""
 
     @property
     def pending(self) -> int:
-        """Upper limit of workers waited for, also for lost ones; at 0 `refresh` may add some."""
+        """Upper limit of the workers to wait for, replacements included; `refresh` may add more."""
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
-        """Other sweeps with which `start` shared devices, in words; () where none is known of."""
+        """Other sweeps that share the devices, each in words."""
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start up to `count` workers, and wait for those that come soon: see `pending`. Call once.
+        """Start up to `count` workers and wait for those that come soon. Call it once.
 
-        count: 1 at least. With a device list it is unused: each of these gets one. strategy: which
-        devices are taken where there are more. Raises ClusterError when none comes, one cannot be
-        used, the cluster is gone or, without `wait_s`, a listed one is missing; DevicesInUseError
-        when other sweeps have one that `terms` do not share, or have all.
+        Args:
+            count: at least 1; ignored with a device list, of which each device gets a worker.
+            strategy: which devices to take if there are more.
+
+        Raises:
+            ClusterError: no worker comes, a device cannot be used, or a listed device is missing
+                without `wait_s`.
+            DevicesInUseError: another sweep has a device that `terms` do not share, or all devices.
         """
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that came and note lost ones; wait at most `timeout_s` for a pending one.
+        """Add workers that have come and note lost ones; points may run meanwhile.
 
-        Points may run. It takes longer where it starts workers on devices that are free now.
-        Changes `devices`, `lost` and `pending`. Raises ClusterError when the cluster is gone.
+        Args:
+            timeout_s: how long to wait for a pending worker. Starting a worker takes longer.
         """
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[RankAnswer, ...]:
-        """Run a point; return one answer per rank, in order: a Failure where it fails or hangs.
+        """Run a point and return one answer per rank; a rank that fails or hangs has a Failure.
 
-        worker_ids: one of each rank, in rank order; if one is `lost` or cannot start, no rank runs.
-        Several threads may call it for disjoint workers. It returns when these can run again or are
-        lost. Raises ClusterError when the cluster or its rendezvous store is gone, or closed.
+        It returns when its workers can run again or are lost. Several threads may call it for
+        disjoint workers.
+
+        Args:
+            worker_ids: in rank order. If one is lost or cannot start, no rank runs.
         """
 
     def restart(self) -> None:
-        """Replace each process that has been given a point, and wait; none may run one now.
+        """Replace each process that has run a point, and wait; no point may run.
 
-        A worker that gets none is lost. Raises ClusterError when the cluster is gone or closed.
+        A worker without a new process is lost.
         """
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], OtherUsers]:
-        """Look who else uses the nodes of these workers, before their point runs.
+        """Look before a point who else uses the nodes of its workers; call the result after it.
 
-        Call the result after the point: it names who is seen at either call or kept CPU workers'
-        CPUs busy, and silent hosts; nobody without `terms`. Neither raises or waits over 4 s.
+        Each call takes 4 s at most and raises nothing. The result names the users seen at either
+        call, hosts whose CPUs others kept busy, and hosts that do not answer; nobody without
+        `terms`.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return new GPU samples, slow nodes' later; never raises or waits long. For one thread."""
+        """Return new samples of GPUs; never raises or waits long. Not thread-safe."""
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """Return state and error counters of each device, in the order of `devices`.
+        """Return state and error counters of each device; no point may run. Never raises.
 
-        No point may run. Never raises: `unread` says so where a node does not answer in 20 s.
+        `DeviceFacts.unread` says so for a node that does not answer in 20 s.
         """
 
     def close(self) -> None:
-        """End all workers, also in a point, and give devices back, mostly in seconds. Call once."""
+        """End all workers, also during a point, and give the devices back. Call it once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRequest:
-    """Which cluster and which of its devices a sweep wants."""
+    """Which cluster to join or start, and which of its devices to use."""
 
-    # HOST:PORT, `local` (a private cluster) or `auto`: RAY_ADDRESS, else the cluster of `ray start`
-    # on this host, else a private cluster.
+    # HOST:PORT; `local` for a private Ray; or `auto`: RAY_ADDRESS, else the cluster of `ray start`
+    # on this host, else a private Ray.
     address: str
     # `auto` is cuda if the cluster has a GPU.
     device: Literal["auto", "cuda", "cpu"]
-    # Devices that `wait_s` waits for, and CPU workers of a private cluster. 0: what the cluster
-    # has; a private cluster then has one CPU worker a core.
-    wanted: int
+    # Number of devices that `wait_s` waits for, and of the CPU workers of a private Ray. 0: the
+    # devices that are there, at least one; a private Ray then has a CPU worker for each core.
+    devices_wanted: int
     # How long missing devices may take to come.
     wait_s: float = 0.0
-    # Let the CPU workers of a private cluster share cores.
+    # Whether CPU workers of a private Ray may share cores.
     oversubscribe: bool = False
-    # How devices are shared with other sweeps; None locks no device and sees no other sweep.
+    # How to share devices with other sweeps; None locks no device and sees no other sweep.
     terms: ReservationTerms | None = None
-    # Devices that may be used; None for all.
+    # The devices to use; None: all.
     only: DeviceList | None = None
-    # Names of device models that may be used; empty for all. Other models are used only if `start`
-    # finds nothing else.
+    # Models of devices to prefer; devices of other models are used only if there are no such ones.
     models: Collection[str] = ()
 
 
@@ -134,42 +144,43 @@ def connect(
     end: Callable[[str], None],
     log: Callable[[str], None] = lambda _: None,
 ) -> Cluster:
-    """Join a Ray cluster or start a private one; no worker is started yet.
+    """Join a Ray cluster, or start a private one, and return it; no worker is started yet.
 
-    Call `close` at the end, even if `start` raises. A process can have one cluster at a time. In
-    the main thread this replaces the handler of SIGTERM.
+    A process can have one cluster at a time. In the main thread this replaces the handler of
+    SIGTERM.
 
     Args:
-        request: the cluster and its devices.
-        end: ends this process; called with a reason, in a thread, if Ray is gone and a call into
-            Ray hangs.
+        end: must end this process. It is called with a reason, in a thread, while the main thread
+            waits for a cluster that is gone.
         log: gets lines for the user.
 
     Raises:
-        ClusterError: there is no cluster, or no GPU for cuda without `wait_s`.
+        ClusterError: there is no cluster, or no GPU for `cuda` without `wait_s`.
         UsageError: the address is malformed.
     """
     from raybench.cluster.ray_cluster import start
     from raybench.cluster.ray_cluster.cluster import RayCluster
 
-    connection = start.connect_ray(
+    joined = start.connect_ray(
         request.address,
         request.device,
-        request.wanted,
+        request.devices_wanted,
         request.wait_s,
         end,
         oversubscribe=request.oversubscribe,
     )
     return RayCluster(
-        connection, log, end=end, terms=request.terms, only=request.only, models=request.models
+        joined, log, end=end, terms=request.terms, only=request.only, models=request.models
     )
 
 
 def starts_private(address: str) -> bool:
     """Return whether `connect` will start a private Ray on this host.
 
-    If False, it may still do so: a cluster of this host that looks alive may be gone. Raises
-    ClusterError where `auto` could mean several clusters of this host.
+    False is not certain: a cluster of this host that looks alive may be gone.
+
+    Raises:
+        ClusterError: `auto` could mean several clusters of this host.
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or "auto"

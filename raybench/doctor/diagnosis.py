@@ -82,9 +82,8 @@ def open_cluster(
 
     terms = ReservationTerms(holder=this_process("raybench doctor"), shared=True)
     # A private Ray on CPUs gets a worker for each core.
-    request = ClusterRequest(
-        address=address, device=device, wanted=environment.usable_cores(), terms=terms
-    )
+    cores = environment.usable_cores()
+    request = ClusterRequest(address=address, device=device, devices_wanted=cores, terms=terms)
     return connect(request, end=end, log=log)
 
 

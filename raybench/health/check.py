@@ -30,9 +30,10 @@ from raybench.records.record import Record
 from raybench.records.status import RunStatus
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore
+from raybench.sweep.point_source import PointSource
+from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import Listener, RunTarget, start_run
 from raybench.sweep.runner import run_sweep
-from raybench.sweep.scheduler import Rounds
 
 MakeProbes = Callable[[Fleet], tuple[Probe, ...]]
 
@@ -126,7 +127,7 @@ def health_job() -> Job:
 
 
 @dataclass(slots=True)
-class Examiner:
+class Examiner(PointSource):
     """The source of the points of a check, for `run_sweep`; it keeps the readings of its records.
 
     make_probes: returns the probes of each pass. stages: if "facts" is one, these are read too.

@@ -1,4 +1,4 @@
-"""A run: how it begins or goes on, what is left of it, and what a sweep writes and says of it."""
+"""A run: how it begins or is resumed, and what a sweep writes of it and tells the user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 import shlex
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -30,14 +30,15 @@ from raybench.records.status import RunStatus, Status
 from raybench.results import reader
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore
-from raybench.sweep.loop import EarlierSweeps, Event, PointAdded, PointFinished, RoundStarted
-from raybench.sweep.scheduler import Rounds, with_probes
+from raybench.sweep.batch_search import with_probes
+from raybench.sweep.loop import Event, PointAdded, PointFinished, RoundStarted
+from raybench.sweep.rounds import Rounds
 
 _MOST_DIFFERENCES = 5
 
 
 class ProgressDisplay(Protocol):
-    """Shows the events of a sweep while they come; a context manager."""
+    """Shows the events of a sweep as they come."""
 
     def __enter__(self) -> Self: ...
 
@@ -48,36 +49,41 @@ class ProgressDisplay(Protocol):
 
 
 class Listener(Protocol):
-    """Whoever shows a sweep to the user; the sweep itself prints nothing."""
+    """Shows a sweep to the user; the sweep itself prints nothing."""
 
     def tell(self, line: str) -> None:
-        """Show the user one line, which stays visible; any thread may call it."""
+        """Show a line that stays visible; any thread may call it."""
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context that shows `what`, as "connecting to Ray", at least on a terminal."""
+        """Return a context that shows `what` on a terminal, such as "connecting to Ray"."""
 
     def progress(self, plan: Plan, trials: int) -> ProgressDisplay:
-        """Return the progress of a sweep of `plan`. trials: how many it runs, as far as known."""
+        """Return the progress display of a sweep.
+
+        Args:
+            trials: how many trials the sweep will run, as far as known.
+        """
 
     def show_cursor(self) -> None:
-        """Show the cursor, which a spinner hides; a thread calls it before the process ends."""
+        """Show the cursor, which a spinner hides; called before the process is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTarget:
-    """Where a run is carried out, and where its tables go.
+    """Where a run is carried out, and where its tables go."""
 
-    profiled: ids of the points to profile. wait_s: how long to wait for the devices that the
-    biggest point needs, and for other sweeps to end. shared: measure beside other sweeps.
-    only: the devices to use; None for all.
-    """
-
+    # As `address` of `raybench.cluster.connect`.
     address: str
     device: Literal["auto", "cuda", "cpu"]
+    # The results folder.
     output: Path
+    # Ids of the points to profile.
     profiled: frozenset[str]
+    # How long to wait for the devices of the biggest point, and for other sweeps to end.
     wait_s: float = 0.0
+    # Measure beside other sweeps on the same devices.
     shared: bool = False
+    # The devices to use; None: all.
     only: DeviceList | None = None
 
 
@@ -85,91 +91,66 @@ DeviceKey = tuple[str, str, int]
 
 
 def _device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
-    """Return a key that a device keeps over all sweeps of a run.
+    """Return a key of the device that is the same in all sweeps of a run.
 
-    For CPUs it is host and index (a uuid names a process), so two nodes of a host may share it.
+    The uuid of a CPU worker names a process, so two nodes of a host may share a key.
     """
     return (kind, uuid, 0) if kind == "cuda" else (kind, host, index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run, and the trials that a sweep still has to do in it.
-
-    rounds: of the whole run. ended: how the trials ended that have a row already. earlier: which of
-    these are kept, and what is to be run. code: source files that the workers must have.
-    devices: keys of the devices that have rows. models: their names. was_cut_short: it is resumed,
-    and was not ok. resume_command: what the user types to go on with the run.
-    """
+    """A run as it is before a sweep; `Rounds.todo` is what the sweep has to do."""
 
     run: Run
     rounds: Rounds
+    # How the trials ended that have a row; `Rounds.kept` has those that are not run again.
     ended: Mapping[TrialKey, Status] = field(default_factory=dict)
-    earlier: EarlierSweeps
+    # Source files that the workers must have.
     code: Code | None = None
+    # Devices that have a row, and their models.
     devices: frozenset[DeviceKey] = frozenset()
     models: frozenset[str] = frozenset()
     is_resumed: bool
+    # The run is resumed, and its last sweep did not end ok.
     was_cut_short: bool = False
+    # The command that resumes the run.
     resume_command: str
-
-    @property
-    def plan(self) -> Plan:
-        """The run's plan, unfiltered if resumed; without the points that this sweep adds."""
-        return self.rounds.plan
-
-    @property
-    def todo(self) -> tuple[TrialKey, ...]:
-        """The trials that this sweep has to run, in order, as far as is known before it begins.
-
-        Those in later rounds of a point kept as failed are left out. A sweep may add or drop some.
-        """
-        kept = self.earlier.kept
-        rounds = (self.rounds.attempts(n, kept) for n in range(1, self.rounds.count + 1))
-        return tuple(attempt.key for attempts in rounds for attempt in self.earlier.left(attempts))
-
-    @property
-    def left(self) -> Plan:
-        """The plan with only the points of `todo`, also those that are only run as controls."""
-        left = {key.point_id for key in self.todo}
-        points = (point for point in self.plan.points if point.point_id in left)
-        return replace(self.plan, points=tuple(points))
 
 
 def _finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
-    """Return the run with the counts of its points and its status: failed if one failed, else ok.
-
-    ended: how the trials ended; others and cancelled ones are not counted, so a run that was cut
-    short may be ok. In a batch search, points out of memory count as failed, but it stays ok.
-    """
+    """Return the run with the counts of its points and its status."""
     statuses = by_point(ended)
     run = reader.count_points(run, statuses)
     failures = {status for status in statuses.values() if status.is_failure}
+    # A batch search looks for the batch that runs out of memory.
     is_ok = plan.batch_search and failures <= {Status.OOM}
     return replace(run, status=RunStatus.OK) if is_ok else run
 
 
 class RunRows:
-    """Writes the tables of a run. left: keys of the trials that the sweep still has to finish."""
+    """Writes the tables of a run, and tells the user what is kept of it."""
 
     def __init__(self, start: RunState, store: RunStore, listener: Listener) -> None:
         self.start = start
         self.store = store
         self.listener = listener
-        self.left = set(start.todo)
+        # Trials that the sweep still has to finish.
+        self.left = set(start.rounds.todo)
         self._ended = dict(start.ended)
-        self._known = set(start.devices)
+        self._device_keys = set(start.devices)
         self._run = start.run
-        # A clock that is set back must not make the run end before it began.
+        # Add monotonic time to the start: the wall clock may be set back meanwhile.
         self._began = datetime.now(UTC), time.monotonic()
-        self._points = {point.point_id for point in start.plan.points}
-        self._is_told = False
+        self._point_ids = {point.point_id for point in start.rounds.plan.points}
+        self._has_told = False
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
-        """Write the devices of which the run has no row yet.
+        """Write the devices that have no row yet.
 
-        Raises ClusterError, before it writes, if a resumed run has devices, and one of these is of
-        another model than all of them; ResultsError where the folder cannot be written.
+        Raises:
+            ClusterError: a resumed run has no device of the model of one of these.
+            ResultsError: the folder cannot be written.
         """
         strange = {device.name for device in devices} - self.start.models
         if self.start.models and strange:
@@ -179,19 +160,22 @@ class RunRows:
                 f"{', '.join(sorted(strange))}; start a new run, to compare the two"
             )
         new = {_device_key(d.kind, d.uuid, d.host, d.index): d for d in devices}
-        new = {key: device for key, device in new.items() if key not in self._known}
-        if not self._known:
-            # CPU workers of two nodes of a host may have one key, and each has its row.
+        new = {key: device for key, device in new.items() if key not in self._device_keys}
+        if not self._device_keys:
+            # Write all, not `new`: CPU workers of two nodes of a host may share a key.
             self.store.write_devices(devices)
         elif new:
-            self.store.write_devices(list(new.values()), f"devices-{len(self._known)}")
-        self._known.update(new)
+            self.store.write_devices(list(new.values()), f"devices-{len(self._device_keys)}")
+        self._device_keys.update(new)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write a batch as for `RunStore.write_records`, new devices, and the devices' new samples.
+        """Write (index, record) of attempts, new devices, and new samples of the devices.
 
-        batch: one attempt or more. A record that cannot be kept gets status error, and the user is
-        told. `left` is unchanged. Raises as `keep_devices`, ClusterError once records are written.
+        A record that cannot be kept gets status error, and the user is told.
+
+        Raises:
+            ClusterError: see `keep_devices`; the records are written first.
+            ResultsError: the folder cannot be written.
         """
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
@@ -202,44 +186,38 @@ class RunRows:
         self.store.write_telemetry(batch, cluster.telemetry())
 
     def note(self, event: Event) -> None:
-        """Update `left` by an event of the sweep; write the run's number of points if it adds one.
-
-        To be called with each event, in order. Raises ResultsError where it cannot be written.
-        """
+        """Update `left` and the number of points of the run; call it with each event, in order."""
         if isinstance(event, RoundStarted):
-            # The trials of a round are known when it begins.
+            # Failures of earlier rounds may have shortened the round.
             self.left = {key for key in self.left if key.round != event.round} | {*event.trials}
         elif isinstance(event, PointFinished):
             self.left.discard(event.record.key)
         elif isinstance(event, PointAdded):
             point_id = event.point.point_id
             self.left.add(TrialKey(point_id, event.round))
-            if point_id not in self._points:
-                self._points.add(point_id)
+            if point_id not in self._point_ids:
+                self._point_ids.add(point_id)
                 self._keep_total(self._run.points_total + 1)
 
     def adopt(self, rounds: Rounds) -> None:
-        """Replace `start` by one with these rounds, whose points depend on devices known by now.
-
-        To be called before the first attempt: `left` begins anew. Their seed stays. Writes the row
-        of the run, with its number of points; raises ResultsError where it cannot.
-        """
+        """Replace the rounds of the run; call it before the first attempt."""
         self.start = replace(self.start, rounds=rounds)
-        self.left = set(self.start.todo)
-        self._points = {point.point_id for point in rounds.plan.points}
-        self._keep_total(len(self._points))
+        self.left = set(rounds.todo)
+        self._point_ids = {point.point_id for point in rounds.plan.points}
+        self._keep_total(len(self._point_ids))
 
     def _keep_total(self, points: int) -> None:
         self._run = replace(self._run, points_total=points)
         self.store.write_run(self._run)
 
     def close(self, status: RunStatus | None = None) -> Run:
-        """Write how the run ended, and its summary; return it. status: None: by its points.
+        """Write how the run ended, and its summary; return the run.
 
-        With None the row of a run that was cut short stays `interrupted`, unlike the result, while
-        trials that `--filter` leaves out have not ended. Raises ResultsError if it cannot write.
+        Args:
+            status: None derives it from the points. The row of a resumed run then stays
+                `interrupted` while trials that `--filter` leaves out have not ended.
         """
-        run = _finish_run(self._run, self.start.plan, self._ended)
+        run = _finish_run(self._run, self.start.rounds.plan, self._ended)
         began_at, began_s = self._began
         finished_at = began_at + timedelta(seconds=time.monotonic() - began_s)
         run = replace(run, status=status or run.status, finished_at=finished_at)
@@ -248,7 +226,7 @@ class RunRows:
         return run
 
     def forget(self) -> None:
-        """Delete a new run, before its first record; `close` a resumed one as interrupted."""
+        """Delete a new run that has no record; close a resumed run as interrupted."""
         if self.start.is_resumed:
             self.close(RunStatus.INTERRUPTED)
         else:
@@ -257,21 +235,22 @@ class RunRows:
     def tell_kept(self, what: str) -> None:
         """Tell the user once what is kept of a run that was cut short, and how to resume it.
 
-        The latter if trials are `left`. what: how the run ended, as "interrupted".
+        Args:
+            what: how the run ended, such as "interrupted".
         """
-        if self._is_told:
+        if self._has_told:
             return
-        self._is_told = True
+        self._has_told = True
         text = f"{what} before any point finished"
-        # As `raybench list` counts them: a point that was cut short is not finished.
+        # Count as `raybench list` does: a point that was cut short is not finished.
         run = reader.count_points(self._run, by_point(self._ended))
-        told = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
-        if count := sum(told.values()):
-            points = "point is" if count == 1 else "points are"
-            each = ", ".join(f"{count} {word}" for word, count in told.items() if count)
-            ended = f" ({each})" if run.points_ok < count else ""
+        counts = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
+        if total := sum(counts.values()):
+            points = "point is" if total == 1 else "points are"
+            parts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+            ended = f" ({parts})" if run.points_ok < total else ""
             words = ("raybench", "report", self.store.run_id, "--results", str(self.store.root))
-            text = f"{what}: {count} finished {points} kept{ended}; see: `{shlex.join(words)}`"
+            text = f"{what}: {total} finished {points} kept{ended}; see: `{shlex.join(words)}`"
         if self.left:
             self.listener.tell(f"go on with: {self.start.resume_command}")
         self.listener.tell(text)
@@ -285,10 +264,14 @@ def start_run(
     tags: Mapping[str, str],
     resume_command: Callable[[str], str],
 ) -> RunState:
-    """Return the state of a new run with a new id, of which nothing is done. Writes nothing.
+    """Return the state of a new run with a new id; writes nothing.
 
-    argv: the command line, whose `--set` a resumed run takes over. resume_command: from the run id
-    makes the command that resumes it. Raises UsageError as `code_of_job`.
+    Args:
+        argv: the command line; a resumed run takes over its `--set`.
+        resume_command: returns the command that resumes the run with this id.
+
+    Raises:
+        UsageError: see `code_of_job`.
     """
     code = code_of_job(job)
     now = datetime.now(UTC)
@@ -317,37 +300,42 @@ def start_run(
         run=run,
         code=code,
         rounds=replace(rounds_of_job(job, plan), seed=run.seed or 0),
-        earlier=EarlierSweeps(),
         is_resumed=False,
         resume_command=resume_command(run.run_id),
     )
 
 
 def rounds_of_job(job: Job, plan: Plan) -> Rounds:
-    """Return the rounds that the job asks for; seed 0, in place of which a run puts its own."""
+    """Return the rounds that the job asks for, without the seed of a run."""
     has_controls = job.placement.isolation == "cluster"
     return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)
 
 
 def code_of_job(job: Job) -> Code:
-    """Return the hashes of the source files of the job's workload and of raybench; imports none.
+    """Return the hashes of the source files of the job's workload and of raybench.
 
-    Of a script that is not found, those of its class in raybench. Raises UsageError for a kind that
-    is neither built in nor of the form package.module:Class.
+    The files are not imported.
+
+    Raises:
+        UsageError: the kind is neither built in nor of the form package.module:Class.
     """
     script = script_path(job) if job.workload.kind == SCRIPT else None
     return code_of_script(script) if script else code_of(module_and_class(job.workload.kind)[0])
 
 
-# A run that goes on: `raybench sweep --resume`.
+# A resumed run: `raybench sweep --resume`.
 
 
 def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
-    """Return the results folder and the run that `text` names in `output`, as `find_run` reads it.
+    """Return the results folder and the run that `text` names; does not hold the run.
 
-    The folder is another one where `text` has a path. Does not hold the run. Raises ResultsError
-    when no run or several are meant, its id is not its folder's name, or as `read_run` does;
-    UsageError when `job` has another `meaning_sha256`.
+    Args:
+        output: the results folder, unless `text` has a path.
+        text: as for `find_run`.
+
+    Raises:
+        ResultsError: there is no such run or several, or it cannot be read.
+        UsageError: the job of the run has another meaning.
     """
     root, run_id = reader.find_run(output, text)
     run = reader.read_run(root, run_id)
@@ -365,87 +353,86 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 
 
 def check_code(run: Run, code: Code) -> None:
-    """Raise UsageError, with five differences at most, if a workload file or raybench differs."""
-    differences = [
-        f"{name} is new"
-        if name not in run.workload_files
-        else f"{name} {'has changed' if name in code.workload else 'is gone'}"
-        for name in differing(run.workload_files, code.workload)
-    ]
+    """Raise UsageError if a file of the workload or of raybench is not as in the run."""
+    differences = []
+    for name in differing(run.workload_files, code.workload):
+        if name not in run.workload_files:
+            differences.append(f"{name} is new")
+        else:
+            differences.append(f"{name} {'has changed' if name in code.workload else 'is gone'}")
     if run.raybench_sha256 != code.raybench_sha256:
         differences.append("raybench itself has changed")
     if differences:
         raise UsageError(
-            f"--resume {run.run_id}: the code is not that of the run: {_few(differences)}; "
+            f"--resume {run.run_id}: the code is not that of the run: {_list_few(differences)}; "
             "resume it with the same code, or start a new run"
         )
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
-    """Return the plan with the points that a search for batch sizes has added to the run, if any.
+    """Return the plan of the job with the points that a batch search has added to the run.
 
-    The point that it wants next is in it too. plan: of the job, without a filter. run_id: the whole
-    id. Raises ResultsError where the rows cannot be read.
+    Raises:
+        ResultsError: the rows of the run cannot be read.
     """
     latest = reader.latest(root, run_id)
-    first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}
-    return with_probes(plan, first)
+    first_round = {key.point_id: row.status for key, row in latest.items() if key.round == 1}
+    return with_probes(plan, first_round)
 
 
 def resume_run(
     run: Run,
     rounds: Rounds,
     root: Path,
-    chosen: Collection[str],
-    resume_command: str,
     code: Code,
+    resume_command: str,
     *,
     retry_failed: bool,
-    tags: Mapping[str, str],
 ) -> RunState:
-    """Return the state of a run that is resumed. Writes nothing; the run must be held (`hold_run`).
+    """Return the state of a run that is resumed; writes nothing. The run must be held.
 
-    run: of `run_to_resume`, read before that, which tells when it ended. root: the results folder.
-    rounds: those of the job, with the plan of `plan_of_run`; the run's seed is put in. chosen: ids
-    of the points that may be run. retry_failed: run failed trials again, not only those that were
-    lost, skipped or cancelled. tags: added to the run's, in place of equal names. code: as it has
-    passed `check_code`. Raises ResultsError where the rows of the run cannot be read.
+    Args:
+        run: the run as it was before it was held; `finished_at` says when it ended.
+        rounds: those of the job, with the plan of `plan_of_run` and the points that may run.
+        root: the results folder.
+        code: has passed `check_code`.
+        retry_failed: run all failed trials again, not only those that were lost, skipped or
+            cancelled.
+
+    Raises:
+        ResultsError: the rows of the run cannot be read.
     """
     latest = reader.latest(root, run.run_id)
-    ended = {key: one.status for key, one in latest.items()}
-    by_attempt = sorted(latest.items(), key=lambda item: item[1].attempt)
-    attempts = {key.point_id: one.attempt for key, one in by_attempt}  # the largest comes last
+    ended = {key: row.status for key, row in latest.items()}
+    kept = {}
+    for key, status in ended.items():
+        if status is Status.OK or not (retry_failed or status.is_retried):
+            kept[key] = status
+    attempts: dict[str, int] = {}
+    for key, row in latest.items():
+        attempts[key.point_id] = max(row.attempt, attempts.get(key.point_id, 0))
     names = ["kind", "uuid", "host", "index"]
     table = reader.read_table(root, "devices", run.run_id).select([*names, "name"])
-    devices = {_device_key(*(row[key] for key in names)): row["name"] for row in table.to_pylist()}
-    # `finished_at` of a run whose driver was killed is its last sign of life. Without it the pause
-    # counts as none: another host may still work on the run.
+    devices = {}
+    for device in table.to_pylist():
+        devices[_device_key(*(device[name] for name in names))] = device["name"]
+    # If the driver was killed, `finished_at` is its last sign of life. If it is missing, the pause
+    # counts as 0: another host may still work on the run.
     ended_at = run.finished_at or datetime.now(UTC)
     pause_s = max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
-    # A run that was filtered has more points when it goes on without the filter.
-    points = {*(key.point_id for key in latest), *chosen}
+    # A run with a filter gets more points when it is resumed without the filter.
+    point_ids = {key.point_id for key in latest} | set(rounds.chosen or ())
     return RunState(
         run=replace(
             reader.read_run(root, run.run_id),
             status=RunStatus.RUNNING,
             finished_at=None,
             paused_s=(run.paused_s or 0.0) + pause_s,
-            points_total=max(run.points_total, len(points)),
+            points_total=max(run.points_total, len(point_ids)),
             host=socket.gethostname(),
-            tags={**run.tags, **tags},
         ),
-        rounds=replace(rounds, seed=run.seed or 0),
+        rounds=replace(rounds, seed=run.seed or 0, kept=kept, attempts_before=attempts),
         ended=ended,
-        earlier=EarlierSweeps(
-            # Skipped, cancelled and lost trials are run again; other failures where it is asked.
-            kept={
-                key: status
-                for key, status in ended.items()
-                if status is Status.OK or not (retry_failed or status.is_retried)
-            },
-            attempts=attempts,
-            chosen=chosen,
-        ),
         code=code,
         devices=frozenset(devices),
         models=frozenset(devices.values()),
@@ -456,23 +443,26 @@ def resume_run(
 
 
 def nothing_left_message(start: RunState) -> str:
-    """Return the message for a run without `todo`; it names --retry-failed where that runs some."""
+    """Return the message for a run without trials to do."""
     text = f"run {start.run.run_id}: nothing to do"
-    ok = {key: status for key, status in start.earlier.kept.items() if status is Status.OK}
-    if replace(start, earlier=replace(start.earlier, kept=ok)).todo:
+    ok = {key: status for key, status in start.rounds.kept.items() if status is Status.OK}
+    if replace(start.rounds, kept=ok).todo:
         text += "; the points that failed: --retry-failed"
     return text
 
 
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
-    """Return a resumed run that has no `todo`, with the counts and the status of its points.
+    """Return a resumed run without trials to do, with the counts and the status of its points.
 
-    It must be held. Writes new tags, and its end and summary if it was cut short and no trial is
-    cancelled or missing, even by `--filter`. Raises ResultsError if it cannot read or write.
+    The run must be held. Writes new tags; and the end of a run that was cut short if all its trials
+    have ended, including those that `--filter` leaves out.
+
+    Raises:
+        ResultsError: the run cannot be read or written.
     """
     stored = reader.read_run(root, start.run.run_id)
     tagged = replace(stored, tags=start.run.tags)
-    ended = _finish_run(tagged, start.plan, start.ended)
+    ended = _finish_run(tagged, start.rounds.plan, start.ended)
     store = RunStore(root=root, run_id=ended.run_id, measure=measure)
     if start.was_cut_short and _is_whole(start, stored, start.ended):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
@@ -483,11 +473,11 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
 
 def _is_whole(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:
-    """Return whether each trial of the run has ended, also those that `--filter` left out."""
+    """Return whether all trials have ended, including those that `--filter` leaves out."""
     over = {key: status for key, status in ended.items() if status is not Status.CANCELLED}
-    points = {key.point_id for key in over}
-    whole = replace(start, earlier=EarlierSweeps(kept=over, chosen=points))
-    return len(points) == run.points_total and not whole.todo
+    point_ids = {key.point_id for key in over}
+    whole = replace(start.rounds, kept=over, chosen=point_ids)
+    return len(point_ids) == run.points_total and not whole.todo
 
 
 def _write_end(store: RunStore, run: Run) -> None:
@@ -499,30 +489,30 @@ def _write_end(store: RunStore, run: Run) -> None:
 
 
 def _difference(run: Run, job: Job) -> str:
-    """Return in words which settings of the job differ from those of the run, five at most."""
+    """Return in words which settings of the job differ from those of the run."""
     with suppress(JobError):
         before = job_from_text("job.yaml", run.job_text, overrides_in(run.argv))
         if before.meaning_sha256 == run.job_sha256:
-            old, new = (dict(_leaves(one.model_dump(mode="json"))) for one in (before, job))
-            return _few(
-                [
-                    f"{key} was {old.get(key, 'not set')}, is {new.get(key, 'not set')}"
-                    for key in dict.fromkeys([*old, *new])
-                    if old.get(key) != new.get(key) and key.split(".")[0] not in NOT_MEASURED
-                ]
-            )
+            old = dict(_leaves(before.model_dump(mode="json")))
+            new = dict(_leaves(job.model_dump(mode="json")))
+            differences = []
+            for key in dict.fromkeys([*old, *new]):
+                if old.get(key) != new.get(key) and key.split(".")[0] not in NOT_MEASURED:
+                    was, now = old.get(key, "not set"), new.get(key, "not set")
+                    differences.append(f"{key} was {was}, is {now}")
+            return _list_few(differences)
     return "its --set overrides, or what this version of raybench takes as defaults, differ"
 
 
-def _few(differences: Sequence[str]) -> str:
-    """Return the first five differences on one line, and how many more there are."""
+def _list_few(differences: Sequence[str]) -> str:
+    """Return the first five differences on one line, and the number of the others."""
     more = len(differences) - _MOST_DIFFERENCES
-    told = ", ".join(differences[:_MOST_DIFFERENCES])
-    return f"{told} and {more} more" if more > 0 else told
+    text = ", ".join(differences[:_MOST_DIFFERENCES])
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings in nested mappings, each with its dotted key."""
+    """Yield the dotted key and the value of each setting in nested mappings."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

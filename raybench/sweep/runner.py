@@ -1,20 +1,12 @@
-"""A sweep on its cluster, from connecting to the row that says how the run ended; Ctrl-C in it."""
+"""A sweep on its cluster, from connecting to the row that says how the run ended."""
 
 from __future__ import annotations
 
 import math
-import os
-import select
-import signal
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Protocol, Self
 
 from raybench.cluster import Cluster, ClusterRequest, connect, starts_private
 from raybench.cluster.device_reservation import (
@@ -23,46 +15,25 @@ from raybench.cluster.device_reservation import (
     this_process,
 )
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
-from raybench.job.model import Job, Measure
-from raybench.job.point import Point
+from raybench.job.model import Job
 from raybench.records.environment import warn_of_torch
 from raybench.records.record import Record, TrialKey
 from raybench.records.status import RunStatus, Status
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore, hold_run
+from raybench.sweep.batch_search import check_bounded
+from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import (
-    LoopCallbacks,
+    Event,
     PointFinished,
     PointRetried,
     PointStarted,
     SweepSettings,
     sweep,
 )
+from raybench.sweep.point_source import BatchSearches, PointSource
 from raybench.sweep.run_state import Listener, RunRows, RunState, RunTarget
-from raybench.sweep.scheduler import BatchSearches, Rounds, check_bounded, workers_needed
-
-# The seconds and the exit code of `Interrupts`.
-_TICK_S = 0.25
-_NOTICE_S = 1.5  # Ray looks for signals once a second while it waits
-_CLOSE_S = 15.0
-_LAST_S = 1.0
-_INTERRUPTED = 130
-
-
-class PointSource(Protocol):
-    """Makes the points of a run while it runs, from its devices and records; in the main thread."""
-
-    def rounds(self, cluster: Cluster) -> Rounds:
-        """Return the first rounds, on a cluster whose workers have started; called first, once."""
-
-    def measure_of(self, point: Point) -> Measure | None:
-        """Return a point's settings; None: the job's, no breakdown in later rounds or controls."""
-
-    def note(self, record: Record) -> None:
-        """Use the record of an attempt that ended or was skipped; a trial may have two, if lost."""
-
-    def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of the next round, `number`, for the same workers; empty ends a run."""
+from raybench.sweep.scheduler import workers_needed
 
 
 def run_sweep(
@@ -74,19 +45,25 @@ def run_sweep(
 ) -> Run:
     """Run what is left of a run on a cluster, and return the run as it ended.
 
-    For the main thread: it takes SIGINT and SIGTERM, and may end the process, as `Interrupts`.
-    `start` must have points left, and a resumed run must be held. source: makes the points instead,
-    on all devices; `start` then is new and has none. Raises ClusterError where no cluster can be
-    had or used, it is gone, has only other models than a resumed run, or fits no point of a new
-    one, DevicesInUseError where another sweep has the devices, ResultsError where a new run's id is
-    taken or rows cannot be written, UsageError for a bad address or a batch search without maximum
-    on CPU workers, KeyboardInterrupt before workers start or after the end, or what source raises.
+    It must be called in the main thread: it handles SIGINT and SIGTERM, and may end the process.
+
+    Args:
+        start: must have trials to do, unless there is a source; a resumed run must be held.
+        source: makes the points of a new run, on all devices.
+
+    Raises:
+        ClusterError: there is no usable cluster, it is gone, it has only other models than a
+            resumed run, or no point of a new run fits.
+        DevicesInUseError: another sweep has the devices.
+        ResultsError: rows cannot be written, or the id of a new run exists.
+        UsageError: the address is malformed, or a batch search on CPU workers has no maximum.
+        KeyboardInterrupt: the interrupt came before the workers started or after the end.
     """
 
     def close() -> None:
         try:
             cluster.close()
-        except KeyboardInterrupt:  # the user is told what is kept
+        except KeyboardInterrupt:
             interrupts.say_farewell()
             raise
 
@@ -99,22 +76,22 @@ def run_sweep(
         is_on_cpus = where.device == "cpu" or (where.device == "auto" and not has_gpus)
         if is_on_cpus and starts_private(where.address):
             at_the_end.enter_context(reserve_this_hosts_cpus(terms, listener.tell))
+        request = ClusterRequest(
+            address=where.address,
+            device=where.device,
+            devices_wanted=_devices_wanted(job, start, where, source),
+            wait_s=where.wait_s,
+            oversubscribe=job.placement.oversubscribe,
+            terms=terms,
+            only=where.only,
+            models=start.models,
+        )
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
-            request = ClusterRequest(
-                address=where.address,
-                device=where.device,
-                wanted=_devices_wanted(job, start, where, source),
-                wait_s=where.wait_s,
-                oversubscribe=job.placement.oversubscribe,
-                terms=terms,
-                only=where.only,
-                models=start.models,
-            )
             cluster = connect(request, end=interrupts.end, log=listener.tell)
             at_the_end.callback(close)
             interrupts.take_signals()
-        check_bounded(start.plan, cluster.kind)
+        check_bounded(start.rounds.plan, cluster.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
         if warning := warn_of_torch(start.run.versions):
             listener.tell(warning)
@@ -125,51 +102,58 @@ def run_sweep(
         if not start.is_resumed:
             at_the_end.enter_context(hold_run(where.output, run.run_id))
             store = RunStore.create(where.output, run, job.measure, start.code)
-        else:  # it is held already
+        else:
             store = RunStore(
                 root=where.output, run_id=run.run_id, measure=job.measure, code=start.code
             )
             store.write_run(run)
-        # A fresh worker runs in one precision only.
-        of_plan = () if job.measure.fresh_workers else start.plan.precisions
-        settings = SweepSettings(
-            measure=job.measure,
-            # All points have one, or each device gets a worker.
-            strategy=next((p.strategy for p in start.left.points), job.placement.strategy),
-            isolation=job.placement.isolation,
-            stop_on_error=job.on_error == "stop",
-            profiled=where.profiled,
-            code=start.code,
-            precisions=None if source else of_plan,
-        )
+        settings = _settings(job, start, where, source)
         rows = RunRows(start, store, listener)
         return record_run(settings, cluster, workers, rows, interrupts, source)
 
 
 def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSource | None) -> int:
-    """Return how many devices a private Ray is started with, or are waited for; 0: as there are."""
+    """Return how many devices to wait for; 0: those that are there."""
     if where.only is not None:
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
     if source is not None:
         return 0
-    sizes = [point.devices_needed for point in start.left.points]
-    # Points side by side can use more devices; those are not waited for, and share no cores.
+    sizes = [point.devices_needed for point in start.rounds.plan_left.points]
+    # Points side by side can use more devices; do not wait for these, and let them share no cores.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
     return max(sizes) if is_alone or where.wait_s else sum(sizes)
 
 
 def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
-    """Return how many workers to start. Raises ClusterError where no point of a new run fits."""
-    plan = start.left
+    """Return how many workers to start. Raises ClusterError if no point of a new run fits."""
+    plan = start.rounds.plan_left
     if workers := workers_needed(plan, cluster.capacity, job.placement.isolation):
         return workers
     if start.is_resumed:
-        # Other points of it were run: one that still does not fit is a skipped row, and no error.
+        # The points that are left become skipped rows, because other points of the run have run.
         return 1
     smallest = min(point.world_size for point in plan.points)
     raise ClusterError(
         f"no point fits: the smallest needs {smallest} devices, the cluster has "
         f"{cluster.capacity}; set matrix.world_size with --set, or use a bigger cluster"
+    )
+
+
+def _settings(
+    job: Job, start: RunState, where: RunTarget, source: PointSource | None
+) -> SweepSettings:
+    # A fresh worker runs in one precision only.
+    precisions = () if job.measure.fresh_workers else start.rounds.plan.precisions
+    # All points have the same strategy, or each device gets a worker.
+    strategies = [point.strategy for point in start.rounds.plan_left.points]
+    return SweepSettings(
+        measure=job.measure,
+        strategy=strategies[0] if strategies else job.placement.strategy,
+        isolation=job.placement.isolation,
+        stop_on_error=job.on_error == "stop",
+        profiled=where.profiled,
+        code=start.code,
+        precisions=None if source else precisions,
     )
 
 
@@ -181,12 +165,18 @@ def record_run(
     interrupts: Interrupts,
     source: PointSource | None = None,
 ) -> Run:
-    """Start the workers, run what is left, write how the run ended, and return it.
+    """Start the workers, run what is left, write how the run ended, and return the run.
 
-    cluster: not started yet; it is left open. rows: of a run whose row is written. interrupts: must
-    be entered; a signal ends the run early, and the user is told how to resume. source, errors: as
-    for `run_sweep`, once there is a cluster. After an error the run is `failed`, if that can be
-    written; after DevicesInUseError see `RunRows.forget`. KeyboardInterrupt leaves it as it ended.
+    After an error the run is written as `failed` if possible. The cluster is left open.
+
+    Args:
+        cluster: must not be started yet.
+        workers: how many workers to start.
+        rows: the row of the run must be written.
+        interrupts: must be entered; a signal ends the run early.
+
+    Raises:
+        Exception: as `run_sweep`, once there is a cluster.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
@@ -198,39 +188,21 @@ def record_run(
         with rows.listener.waiting(f"starting {workers} worker{'s' * (workers != 1)}"):
             cluster.start(workers, settings.strategy)
         rows.keep_devices(cluster.devices)
-        if source:
-            settings = replace(settings, measure_of=source.measure_of)
-            rows.adopt(source.rounds(cluster))
-        start = rows.start
-        kept = start.earlier.kept.items()
-        searches = BatchSearches(start.plan, {k.point_id: one for k, one in kept if k.round == 1})
-        callbacks = LoopCallbacks(
-            stopping=lambda: interrupts.stopping, follow_ups=searches.follow_ups
-        )
-        if source:
-            callbacks = replace(callbacks, further_round=source.further_round)
-        events = sweep(start.rounds, settings, cluster, write, start.earlier, callbacks)
+        source = source or BatchSearches(rows.start.rounds)
+        if (rounds := source.rounds(cluster)) is not None:
+            rows.adopt(rounds)
+        rounds = rows.start.rounds
+        events = sweep(rounds, settings, cluster, write, source, lambda: interrupts.stopping)
         with (
-            rows.listener.progress(start.left, len(start.todo)) as progress,
+            rows.listener.progress(rounds.plan_left, len(rounds.todo)) as progress,
             closing(events),
             interrupts.points_run(),
         ):
             for event in events:
                 rows.note(event)
-                if isinstance(event, PointStarted):
-                    interrupts.in_flight += 1
-                elif isinstance(event, PointFinished | PointRetried):
-                    record = event.record
-                    interrupts.in_flight -= record.status is not Status.SKIPPED
-                    is_first = record.key == TrialKey(record.point.point_id)
-                    if interrupts.stopping and isinstance(event, PointFinished) and is_first:
-                        # The loop does not ask for them any more: they are left to a resumed run.
-                        added = searches.follow_ups(record)
-                        rows.left.update(TrialKey(point.point_id) for point in added)
-                    if source:
-                        source.note(record)
+                _note_end(event, rows, interrupts, source)
                 progress.show(event)
-        for line in searches.endings():
+        for line in source.last_lines():
             rows.listener.tell(line)
         run = rows.close(RunStatus.INTERRUPTED if rows.left else None)
     except KeyboardInterrupt:
@@ -241,162 +213,28 @@ def record_run(
         raise
     except BaseException:
         rows.tell_kept("stopped")
-        # Raise the first error, also where the disk takes no row any more.
+        # A full disk may refuse the row too; raise the first error.
         with suppress(ResultsError):
             rows.close(RunStatus.FAILED)
         raise
     if run.status is RunStatus.INTERRUPTED:
         rows.tell_kept("interrupted")
     if rows.store.traces.is_dir():
-        where = f"{rows.store.traces} (open them in ui.perfetto.dev or chrome://tracing)"
-        rows.listener.tell(f"traces: {where}")
+        hint = f"{rows.store.traces} (open them in ui.perfetto.dev or chrome://tracing)"
+        rows.listener.tell(f"traces: {hint}")
     return run
 
 
-class Interrupts:
-    """Takes SIGINT and SIGTERM while it is entered, which must be in the main thread.
-
-    One Ctrl-C while points run turns `stopping` true and interrupts nothing. A second one, the
-    first at any other time, and SIGTERM raise KeyboardInterrupt in the main thread, once. A thread
-    ends the process with exit code 130 when the main thread is stuck in native code and does not
-    take that notice, when it does not come to its end in 15 s, and soon after one more Ctrl-C. Once
-    it has raised, a Ctrl-C after the `with` block ends the process at once.
-
-    in_flight: points on their workers, for the message. farewell: tells how to go on; called with
-    what has happened, in any thread, before the process is ended so. None: no run has begun.
-    """
-
-    def __init__(self, listener: Listener) -> None:
-        self.in_flight = 0
-        self.farewell: Callable[[str], None] | None = None
-        self._listener = listener
-        self._points_run = False
-        self._asked = 0  # signals so far
-        self._due = 0  # of them, those that ask to stop now
-        self._raised = False
-        self._holds_s: list[float] = []  # how long each block that holds back may take
-        self._deadline_s = math.inf
-        # A handler of the main thread may be interrupted by another one.
-        self._lock = threading.RLock()
-        self._ended = threading.Event()
-
-    @property
-    def stopping(self) -> bool:
-        """Whether Ctrl-C or SIGTERM came; no further point may then start."""
-        return self._asked > 0
-
-    def __enter__(self) -> Self:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._usual = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
-        self._usual_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self.take_signals()
-        self._watcher = threading.Thread(target=self._watch, name="interrupts", daemon=True)
-        self._watcher.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._watcher.join()
-        signal.set_wakeup_fd(self._usual_fd)
-        for number, usual in self._usual:
-            signal.signal(number, usual)
-        if self._raised:
-            # All is kept: one more ends what is still to be printed, without a traceback.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        self._reader.close()
-        self._writer.close()
-
-    def take_signals(self) -> None:
-        """Install the signal handlers again: `ray.init` in the `with` block has set its own."""
-        signal.signal(signal.SIGINT, self._handle)
-        signal.signal(signal.SIGTERM, self._handle)
-
-    @contextmanager
-    def points_run(self) -> Iterator[None]:
-        """Return a context in which one Ctrl-C lets the points in flight finish."""
-        self._points_run = True
-        try:
-            yield
-        finally:
-            self._points_run = False
-
-    @contextmanager
-    def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
-        """Return a context that delays KeyboardInterrupt to its end, or until one more signal.
-
-        For the main thread. most_s: if the block takes longer after the delayed signal, and more
-        than 1.5 s, the process may be ended. With inf nothing is raised in the block, and the
-        process is ended soon after one more signal.
-        """
-        self._holds_s.append(most_s)
-        try:
-            yield
-        finally:
-            self._holds_s.pop()
-            self._raise_if_due()
-
-    def say_farewell(self) -> None:
-        """Call `farewell`, or tell the user "interrupted" where it is None; ends nothing."""
-        if self.farewell:
-            self.farewell("ended at once")
-        else:
-            self._listener.tell("interrupted")
-
-    def end(self, reason: str) -> None:
-        """Call `farewell`, if set, tell the user `reason`, and end the process with exit code 3.
-
-        No `finally` block runs. For a thread, while the main one waits for a cluster that is gone.
-        """
-        self._listener.show_cursor()
-        if self.farewell:
-            self.farewell("stopped")
-        self._listener.tell(reason)
-        os._exit(ClusterError.exit_code)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        self._take()
-        self._raise_if_due()
-
-    def _raise_if_due(self) -> None:
-        """Raise KeyboardInterrupt where one is asked for, no block holds it back, and none came."""
-        is_held = math.inf in self._holds_s or (bool(self._holds_s) and self._due < 2)
-        if self._due and not self._raised and not is_held:
-            self._raised = True
-            self._deadline_s = time.monotonic() + _CLOSE_S
-            raise KeyboardInterrupt
-
-    def _take(self) -> None:
-        """Count the signals that came since the last call; the handler alone may be called late."""
-        with self._lock:
-            try:
-                numbers = self._reader.recv(64)
-            except BlockingIOError:
-                return
-            for number in (n for n in numbers if n in (signal.SIGINT, signal.SIGTERM)):
-                is_first, self._asked = self._asked == 0, self._asked + 1
-                if is_first and self._points_run and number == signal.SIGINT:
-                    continue
-                self._due += 1
-                patience_s = _LAST_S if self._raised else _NOTICE_S
-                if self._due == 1:
-                    patience_s = max([patience_s, *self._holds_s])
-                self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
-
-    def _watch(self) -> None:
-        """Take signals in a thread, and end the process where the main thread is too late."""
-        told = False
-        while not self._ended.is_set():
-            select.select([self._reader], [], [], _TICK_S)
-            self._take()
-            if self.stopping and not self._due and not told:
-                told = True
-                what = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
-                text = f"finishing {what} in flight, then stopping; Ctrl-C again stops now"
-                self._listener.tell(text)
-            if time.monotonic() > self._deadline_s:
-                # A spinner or a progress bar has hidden it.
-                self._listener.show_cursor()
-                self.say_farewell()
-                os._exit(_INTERRUPTED)
+def _note_end(event: Event, rows: RunRows, interrupts: Interrupts, source: PointSource) -> None:
+    """Count the points in flight, and give the source the record of an attempt that ended."""
+    if isinstance(event, PointStarted):
+        interrupts.in_flight += 1
+    elif isinstance(event, PointFinished | PointRetried):
+        record = event.record
+        interrupts.in_flight -= record.status is not Status.SKIPPED
+        is_first = record.key == TrialKey(record.point.point_id)
+        if interrupts.stopping and isinstance(event, PointFinished) and is_first:
+            # The loop asks for no more points when it stops: leave them to a resumed run.
+            follow_ups = source.follow_ups(record)
+            rows.left.update(TrialKey(point.point_id) for point in follow_ups)
+        source.note(record)

@@ -10,7 +10,8 @@ from raybench.records.device import Device
 from raybench.records.measurement import Measurement, RankAnswer
 from raybench.records.task import RankInfo
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.scheduler import Rounds
+from raybench.sweep.point_source import PointSource
+from raybench.sweep.rounds import Rounds
 from tests.local_cluster import LocalCluster, this_process
 from tests.unit import builders
 
@@ -119,6 +120,12 @@ def measure_here(root: Path, points: Iterable[Point], **measure) -> Path:
     list(sweep(rounds, make_settings(measure=settings), cluster, store.write_records))
     cluster.close()
     return root
+
+
+class ScriptedSource(PointSource):
+    def __init__(self, follow_ups=lambda _: (), further_round=lambda _: ()) -> None:
+        self.follow_ups = follow_ups
+        self.further_round = further_round
 
 
 def make_settings(**changes) -> SweepSettings:

@@ -11,7 +11,7 @@ import pytest
 from builders import START, make_point, make_steady, write_run
 
 from raybench.job.plan import Plan
-from raybench.sweep.scheduler import Rounds
+from raybench.sweep.rounds import Rounds
 
 TRUTH = {1: 1.0, 2: 2.0, 4: 4.0}
 POINTS = tuple(

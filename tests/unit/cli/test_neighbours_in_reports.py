@@ -14,8 +14,8 @@ from raybench.cluster.device_reservation import (
     this_process,
 )
 from raybench.records.measurement import RankAnswer
-from raybench.sweep.loop import RunningAttempt, make_record_of
-from raybench.sweep.scheduler import Attempt
+from raybench.sweep import point_record
+from raybench.sweep.rounds import Attempt
 
 HOLD = """
 import sys, time
@@ -49,7 +49,7 @@ def test_neighbour_is_told_before_host_bound(command, tmp_path, other_sweep):
     records = []
     for batch_size in (8, 16):
         before = read_node_use([GPU], locks, sweep)
-        running = RunningAttempt(
+        running = point_record.RunningAttempt(
             attempt=Attempt(index=0, point=make_point(batch_size=batch_size), number=1),
             devices=(GPU,),
             started_at=START,
@@ -58,7 +58,7 @@ def test_neighbour_is_told_before_host_bound(command, tmp_path, other_sweep):
             # Only the first point had a neighbour, so host-bound is the more frequent warning.
             others=other_users(before, read_node_use([GPU], locks, sweep), [GPU]),
         )
-        records.append(make_record_of(running))
+        records.append(point_record.make_record(running))
         other_sweep.kill()
         other_sweep.wait()
     write_run(tmp_path, "run-a", records)

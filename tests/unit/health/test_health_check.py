@@ -16,7 +16,7 @@ from raybench.records.judgement import ProblemKind
 from raybench.records.measurement import Failure, RankAnswer
 from raybench.records.record import Record
 from raybench.records.status import Cause, RunStatus
-from raybench.sweep.loop import LoopCallbacks, PointFinished, PointRetried, SweepSettings, sweep
+from raybench.sweep.loop import PointFinished, PointRetried, SweepSettings, sweep
 from raybench.workloads.kernels import SameBits
 
 STAGES = ("alone", "together")
@@ -26,12 +26,9 @@ def run_check(cluster: Cluster, count: int) -> tuple[Examiner, list[Record]]:
     job = health_job()
     examiner = Examiner(lambda fleet: probes(fleet, STAGES), STAGES, job.measure)
     cluster.start(count, "pack")
-    settings = SweepSettings(
-        measure=job.measure, strategy="pack", stop_on_error=False, measure_of=examiner.measure_of
-    )
+    settings = SweepSettings(measure=job.measure, strategy="pack", stop_on_error=False)
     records = []
-    callbacks = LoopCallbacks(further_round=examiner.further_round)
-    events = sweep(examiner.rounds(cluster), settings, cluster, lambda _: None, callbacks=callbacks)
+    events = sweep(examiner.rounds(cluster), settings, cluster, lambda _: None, examiner)
     for event in events:
         if isinstance(event, PointFinished | PointRetried):
             examiner.note(event.record)

@@ -7,7 +7,7 @@ from fakes import make_measurement
 
 from raybench.records.measurement import Failure, Measurement
 from raybench.records.status import Status
-from raybench.sweep.loop import check_answers
+from raybench.sweep.point_record import check_answers
 
 
 def timed(step_ns, **changes) -> Measurement:

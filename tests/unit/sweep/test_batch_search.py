@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from jobs import MLP, plan
 from raybench.errors import UsageError
-from raybench.records.record import Record
+from raybench.records.record import Record, TrialKey
 from raybench.records.status import Status
-from raybench.sweep.scheduler import BatchSearches, check_bounded, next_batch, with_probes
+from raybench.sweep.batch_search import check_bounded, next_batch, with_probes
+from raybench.sweep.point_source import BatchSearches
+from raybench.sweep.rounds import Rounds
 
 MOST = 2**31 - 1
 
@@ -82,9 +84,14 @@ def outcome(point):
     return Status.OK if fits else Status.OOM
 
 
+def searches_of(plan, statuses):
+    kept = {TrialKey(point_id): status for point_id, status in statuses.items()}
+    return BatchSearches(Rounds(plan=plan, kept=kept))
+
+
 def run_all(plan, statuses, most=1000):
     """Run what is left of the plan and what follows; `statuses` takes how the points ended."""
-    follow = BatchSearches(plan, statuses).follow_ups
+    follow = searches_of(plan, statuses).follow_ups
     waiting = [point for point in plan.points if point.point_id not in statuses]
     ran = []
     while waiting and len(ran) < most:
@@ -136,28 +143,28 @@ def test_points_that_are_tried_again_lead_to_no_point_twice(two_series):
 
 
 def test_the_end_of_a_search_without_a_batch_is_told_with_its_settings(two_series):
-    searches = BatchSearches(two_series, {})
+    searches = searches_of(two_series, {})
     fp32, bf16 = two_series.points
     assert searches.follow_ups(record(fp32, Status.TIMEOUT)) == ()
     assert len(searches.follow_ups(record(bf16, Status.OK))) == 1
-    (ending,) = searches.endings()
+    (ending,) = searches.last_lines()
     assert ending == "batch_size: auto precision=fp32: batch_size 8 ended timeout"
-    found = BatchSearches(two_series, {fp32.point_id: Status.OK})
-    assert list(found.endings()) == []
+    found = searches_of(two_series, {fp32.point_id: Status.OK})
+    assert list(found.last_lines()) == []
 
 
 def test_ranks_that_share_their_work_have_one_batch_that_grows(two_series):
     shared = [replace(p, scaling="strong", global_batch_size=8) for p in two_series.points]
     plan = replace(two_series, points=tuple(shared))
-    following = BatchSearches(plan, {}).follow_ups(record(shared[1], Status.OK))
+    following = searches_of(plan, {}).follow_ups(record(shared[1], Status.OK))
     assert [(p.batch_size, p.global_batch_size) for p in following] == [(16, 16)]
 
 
 def test_without_a_search_nothing_follows():
     plan = plan_of("batch_size: [8, 16]")
-    searches = BatchSearches(plan, {})
+    searches = searches_of(plan, {})
     assert searches.follow_ups(record(plan.points[0], Status.OK)) == ()
-    assert list(searches.endings()) == []
+    assert list(searches.last_lines()) == []
     assert with_probes(plan, {plan.points[0].point_id: Status.OK}) is plan
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from raybench.cli.progress import ConsoleListener
-from raybench.sweep.runner import Interrupts
+from raybench.sweep.interrupts import Interrupts
 
 
 def entered():
@@ -73,7 +73,7 @@ STUCK = """
 import ctypes
 from rich.console import Console
 from raybench.cli.progress import ConsoleListener
-from raybench.sweep.runner import Interrupts
+from raybench.sweep.interrupts import Interrupts
 with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts.points_run():
     interrupts.in_flight = 2
     interrupts.farewell = lambda _: print("go on", flush=True)
@@ -89,7 +89,7 @@ HELD_BACK = """
 import math, time
 from rich.console import Console
 from raybench.cli.progress import ConsoleListener
-from raybench.sweep.runner import Interrupts
+from raybench.sweep.interrupts import Interrupts
 console = Console(stderr=True, force_terminal=True)
 with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(math.inf):
     console.show_cursor(False)

@@ -14,6 +14,7 @@ import builders
 import pytest
 from fakes import (
     ChangingCluster,
+    ScriptedSource,
     make_devices,
     make_measurement,
     make_plan_of,
@@ -30,14 +31,14 @@ from raybench.records.measurement import Failure
 from raybench.records.record import TrialKey
 from raybench.records.status import Status
 from raybench.records.task import Task
-from raybench.sweep import loop
-from raybench.sweep.scheduler import Attempt, Rounds
+from raybench.sweep import loop, point_record
+from raybench.sweep.rounds import Attempt, Rounds
 
 
-def begun(plan, cluster, written, earlier=None, callbacks=None, count=1, **settings):
+def begun(plan, cluster, written, source=None, stopping=lambda: False, count=1, **settings):
     """The events of a sweep, of which the records go to `written` with their indices."""
     rounds, chosen = Rounds(plan=plan, count=count), make_settings(**settings)
-    return loop.sweep(rounds, chosen, cluster, written.extend, earlier, callbacks)
+    return loop.sweep(rounds, chosen, cluster, written.extend, source, stopping)
 
 
 def run(plan, cluster, **more):
@@ -144,8 +145,8 @@ def test_an_interrupt_on_the_thread_of_a_point_ends_the_sweep():
 def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole_plan():
     plan, written = make_plan_of(1, 1, 1), []
     chosen = plan.points[1].point_id
-    earlier = loop.EarlierSweeps(attempts={chosen: 2}, chosen=[chosen])
-    list(begun(plan, make_started(make_devices(a=1)), written, earlier))
+    rounds = Rounds(plan=plan, attempts_before={chosen: 2}, chosen=[chosen])
+    list(loop.sweep(rounds, make_settings(), make_started(make_devices(a=1)), written.extend))
     assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]
 
 
@@ -202,9 +203,8 @@ def test_when_it_is_to_stop_what_is_in_flight_ends_and_nothing_else_starts():
         return make_measurement(rank) if point.batch_size == 1 else failure(rank, Status.LOST)
 
     cluster = make_started(make_devices(a=2), script)
-    callbacks = loop.LoopCallbacks(stopping=lambda: bool(ended))
     plan = make_plan_of(1, 1, 1, 1)
-    records, events = run(plan, cluster, isolation="device", callbacks=callbacks)
+    records, events = run(plan, cluster, isolation="device", stopping=lambda: bool(ended))
     assert {record.point.batch_size for record in records} == {1, 2}
     assert not any(isinstance(event, loop.PointRetried) for event in events)
 
@@ -290,16 +290,17 @@ def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their
 
     plan, written = Plan(points=(make_point(batch_size=2), make_point(batch_size=64))), []
     cluster = make_started(make_devices(a=1))
-    events = list(begun(plan, cluster, written, callbacks=loop.LoopCallbacks(follow_ups=follow)))
+    events = list(begun(plan, cluster, written, source=ScriptedSource(follow_ups=follow)))
     ran = [(index, record.point.batch_size) for index, record in written]
     assert ran == [(0, 2), (1, 64), (2, 4), (3, 8)]
     assert [event.index for event in events if isinstance(event, loop.PointAdded)] == [2, 3]
 
 
 def test_what_ran_out_of_memory_in_an_earlier_sweep_is_not_tried_again():
-    earlier = loop.EarlierSweeps(kept={TrialKey(make_point(batch_size=2).point_id): Status.OOM})
-    records, _ = run(make_plan_of(1, 1, 1), make_started(make_devices(a=1)), earlier=earlier)
-    assert statuses(records) == [Status.OK, Status.SKIPPED]
+    kept = {TrialKey(make_point(batch_size=2).point_id): Status.OOM}
+    rounds, written = Rounds(plan=make_plan_of(1, 1, 1), kept=kept), []
+    list(loop.sweep(rounds, make_settings(), make_started(make_devices(a=1)), written.extend))
+    assert statuses(record for _, record in written) == [Status.OK, Status.SKIPPED]
 
 
 def test_points_that_fit_run_before_the_workers_that_are_coming_are_waited_for():
@@ -438,13 +439,13 @@ def record_of(point=None, *, status=Status.ERROR, error_type="ValueError", **fac
     """The record of rank 0, which failed, and rank 1, which wrote nothing."""
     failure = Failure(rank=0, status=status, error_type=error_type, message="no", **facts)
     attempt = Attempt(index=0, point=point or make_point(), number=1)
-    running = loop.RunningAttempt(
+    running = point_record.RunningAttempt(
         attempt=attempt,
         devices=(builders.make_device(), builders.make_device(1)),
         started_at=datetime.now(UTC),
         outcome=(failure, replace(failure, rank=1, output="")),
     )
-    return loop.make_record_of(running)
+    return point_record.make_record(running)
 
 
 def test_the_last_lines_of_a_rank_stand_below_its_traceback():

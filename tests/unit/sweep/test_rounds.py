@@ -1,9 +1,10 @@
 """The plan several times, each in fresh workers: order, controls, and what a resumed run does."""
 
+from dataclasses import replace
 from itertools import groupby
 
 import pytest
-from fakes import make_devices, make_measurement, make_point, make_settings
+from fakes import ScriptedSource, make_devices, make_measurement, make_point, make_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from raybench.records.measurement import Failure
 from raybench.records.record import TrialKey
 from raybench.records.status import Status
 from raybench.sweep import loop
-from raybench.sweep.scheduler import Rounds
+from raybench.sweep.rounds import Rounds
 from tests.local_cluster import LocalCluster
 
 BASELINE = {"world_size": 1}
@@ -81,15 +82,15 @@ def test_later_rounds_measure_what_a_search_for_batches_has_found():
     assert [attempt.point.batch_size for attempt in rounds.attempts(2, first)] == [20]
     # So do those of a run that goes on, also where it is found only then.
     follow = {8: [make_point(batch_size=16)]}
-    earlier = loop.EarlierSweeps(chosen={plan.points[0].point_id})
-    swept = Swept(rounds, earlier, follow_ups=lambda r: follow.get(r.point.batch_size, ()))
+    resumed = replace(rounds, chosen={plan.points[0].point_id})
+    swept = Swept(resumed, follow_ups=lambda r: follow.get(r.point.batch_size, ()))
     assert [record.point.batch_size for record in swept.records] == [8, 16, 16]
 
 
 class Swept:
     """A sweep on workers of this process. processes: of each record, which start ran it."""
 
-    def __init__(self, rounds, earlier=None, fail=(), measure=None, **callbacks):
+    def __init__(self, rounds, fail=(), measure=None, stopping=lambda: False, **source):
         self.tasks, self.records, self.processes, self.starts = [], [], [], 0
         cluster = LocalCluster(make_devices(a=4), lambda _: self)
         restart = cluster.restart
@@ -102,8 +103,8 @@ class Swept:
         cluster.start(4, "pack")
         self._fail = fail
         chosen = make_settings(measure=measure or Measure())
-        hooks = loop.LoopCallbacks(**callbacks)
-        self.events = list(loop.sweep(rounds, chosen, cluster, self._write, earlier, hooks))
+        scripted = ScriptedSource(**source)
+        self.events = list(loop.sweep(rounds, chosen, cluster, self._write, scripted, stopping))
 
     def run(self, task, place, _):
         self.tasks.append(task)
@@ -149,7 +150,7 @@ def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count):
     whole = [attempt.key for number in (1, 2) for attempt in rounds.attempts(number, {})]
     kept = dict.fromkeys(whole[:count], Status.OK)
     made = {key.point_id: 5 for key in kept}
-    swept = Swept(rounds, loop.EarlierSweeps(kept=kept, attempts=made))
+    swept = Swept(replace(rounds, kept=kept, attempts_before=made))
     left = [key for key in whole[count:] if key != whole[count] or not key.control_of]
     assert [record.key for record in swept.records] == left
     assert all(r.attempt > 5 for r in swept.records if r.point.point_id in made)
@@ -159,7 +160,7 @@ def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count):
 def test_a_run_of_one_round_can_go_on_with_more():
     one, three = rounds_of(count=1), rounds_of(count=3)
     kept = {attempt.key: Status.OK for attempt in one.attempts(1, {})}
-    swept = Swept(three, loop.EarlierSweeps(kept=kept))
+    swept = Swept(replace(three, kept=kept))
     assert [record.round for record in swept.records] == [2] * 12 + [3] * 12
 
 

@@ -38,10 +38,11 @@ from raybench.records.record import TrialKey, by_point
 from raybench.records.status import Cause, RunStatus, Status
 from raybench.results.reader import count_points
 from raybench.results.writer import RunStore, hold_run
-from raybench.sweep.loop import EarlierSweeps, PointFinished
+from raybench.sweep.interrupts import Interrupts
+from raybench.sweep.loop import PointFinished
+from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
-from raybench.sweep.runner import Interrupts, record_run, run_sweep
-from raybench.sweep.scheduler import Rounds
+from raybench.sweep.runner import record_run, run_sweep
 from tests.local_cluster import LocalCluster, this_process
 
 SETTINGS = make_settings(measure=make_measure())
@@ -88,8 +89,9 @@ def job(tmp_path):
 def state_of(job, **changes):
     """A run of the job of which nothing is done yet."""
     run = make_run("run-a", status=RunStatus.RUNNING, finished_at=None)
-    usual = {"earlier": EarlierSweeps(), "is_resumed": False, "resume_command": RESUME}
-    return RunState(**{"run": run, "rounds": Rounds(plan=make_plan(job)), **usual, **changes})
+    rounds = Rounds(plan=make_plan(job), chosen=changes.pop("chosen", None))
+    usual = {"is_resumed": False, "resume_command": RESUME}
+    return RunState(**{"run": run, "rounds": rounds, **usual, **changes})
 
 
 @pytest.fixture
@@ -234,7 +236,7 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
 ):
     statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED, Status.SKIPPED]
     ended = {TrialKey(str(number)): status for number, status in enumerate(statuses)}
-    rows = rows_of(state_of(job, ended=ended, earlier=EarlierSweeps(chosen=())))
+    rows = rows_of(state_of(job, ended=ended, chosen=()))
     rows.tell_kept("stopped")
     rows.tell_kept("told again")
     listed = rows.close()
@@ -362,7 +364,7 @@ def test_points_beside_each_other_ask_for_more_devices_but_wait_for_none_and_sha
     for words in (["health"], argv):  # a check takes the devices that are there
         with pytest.raises(ClusterError, match="seen"):
             cli.raybench.main([*words, *options], standalone_mode=False)
-    counts = [call.args[0].wanted for call in connect.call_args_list]
+    counts = [call.args[0].devices_wanted for call in connect.call_args_list]
     assert (counts, connect().strategy) == ([0, wanted], "spread")
 
 
@@ -487,8 +489,8 @@ def refusal(resume, *asked, **of_run):
 )
 def test_a_resumed_run_has_left_what_is_not_ok(resume, job, status, options, attempts):
     start = resume(status, *options)
-    made = start.earlier.attempts
-    left = {key.point_id: made.get(key.point_id, 0) + 1 for key in start.todo}
+    made = start.rounds.attempts_before
+    left = {key.point_id: made.get(key.point_id, 0) + 1 for key in start.rounds.todo}
     assert [left.get(p.point_id) for p in make_plan(job).points] == attempts
     assert (start.run.run_id, start.run.points_total, start.run.finished_at) == ("run-a", 2, None)
     assert start.run.started_at == make_run().started_at
@@ -539,8 +541,8 @@ def test_a_run_has_not_ended_while_the_filter_leaves_out_what_was_cut_short(
     resume, sweeping, job, stored
 ):
     state = {"run": make_run("run-b"), "is_resumed": True, "was_cut_short": True}
-    earlier = EarlierSweeps(chosen={make_plan(job).points[0].point_id})
-    assert sweeping(one_worker(measured), earlier=earlier, **state).status is RunStatus.OK
+    chosen = {make_plan(job).points[0].point_id}
+    assert sweeping(one_worker(measured), chosen=chosen, **state).status is RunStatus.OK
     assert resume(Status.CANCELLED, "--filter", "batch_size == 2", has_both=True) is None
     assert "nothing to do" in resume.done.err
     assert stored("runs", "status") == ["interrupted", "interrupted"]

@@ -24,15 +24,8 @@ from raybench.job.point import Precision
 from raybench.records.doubts import NotCompared, NotComparedKind
 from raybench.records.status import Cause
 from raybench.sweep.loop import sweep
-from raybench.sweep.scheduler import (
-    Assign,
-    Attempt,
-    Rounds,
-    Schedule,
-    Skip,
-    smaller_batches_first,
-    workers_needed,
-)
+from raybench.sweep.rounds import Attempt, Rounds, smaller_batches_first
+from raybench.sweep.scheduler import Assign, Schedule, Skip, workers_needed
 from tests.local_cluster import LocalCluster
 
 

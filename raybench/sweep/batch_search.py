@@ -1,0 +1,163 @@
+"""The search for the largest batch that fits (`batch_size: auto`).
+
+A series is the points that differ only in their batch size. Each series is searched on its own, in
+the first round: the batch size is doubled until memory runs out or `max` is reached, then bisected
+until the largest batch that fits and the smallest that does not are within 1 % or one item. Any
+failure other than out of memory, such as a timeout, ends the search.
+
+The state of a search follows from the statuses of its points, so a resumed run continues it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from raybench.errors import UsageError
+from raybench.job.model import BatchSearch
+from raybench.job.plan import Plan
+from raybench.job.point import Point
+from raybench.job.rounds import is_largest_known
+from raybench.records.status import Status
+
+# The range of the setting batch_size.
+_MOST_BATCH = 2**31 - 1
+# The largest integer that the result tables can hold.
+_INT64_MAX = 2**63 - 1
+
+# The next batch size to try (int), the reason why a search failed (str), or None when it has
+# found the largest batch.
+Step = int | str | None
+SeriesKey = tuple[object, ...]
+
+
+def series_key(point: Point) -> SeriesKey:
+    """Return a key that is equal for points which differ only in their batch size."""
+    settings = *sorted(point.params.items()), *sorted(point.env.items())
+    return (point.workload, settings, point.world_size, *point.execution.values(), point.scaling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesSearch:
+    """The state of the search of one series."""
+
+    # Points tried after the first one, including the next one to try.
+    probes: list[Point]
+    step: Step
+
+
+def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
+    """Return the next step of the search of one series.
+
+    Args:
+        start: first batch size, at most `most`.
+        most: largest batch size that may be tried.
+        outcomes: batch size -> status of its point.
+    """
+    ran_out = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
+    below = {b: status for b, status in outcomes.items() if ran_out is None or b < ran_out}
+    for batch, status in sorted(below.items()):
+        if status is not Status.OK:
+            return f"batch_size {batch:,} ended {status.value}"
+    fits = max(below, default=0)
+    if ran_out is None:
+        if fits >= most:
+            return f"batch_size {fits:,} fits, and no larger one may be tried"
+        return min(2 * fits, most) if fits else start
+    if not is_largest_known(fits, ran_out):
+        return (fits + ran_out) // 2
+    return None if fits else "not even batch_size 1 fits"
+
+
+def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
+    """Raise UsageError for a search without a maximum on CPU workers: it would fill the host."""
+    search = plan.batch_search
+    if search is None or search.max is not None or kind == "cuda":
+        return
+    raise UsageError(
+        "matrix.batch_size: auto on CPU workers would fill the host's memory; give a maximum, "
+        f"as in --set 'matrix.batch_size={{start: {search.start}, max: {16 * search.start}}}'"
+    )
+
+
+def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
+    """Return the plan with the points that the searches of its run have added, at the end.
+
+    The next point of each search is added too.
+
+    Args:
+        plan: plan of the job, without added points.
+        statuses: point_id -> status in the first round, in the order of the rows.
+    """
+    search = plan.batch_search
+    if search is None:
+        return plan
+    order = {point_id: position for position, point_id in enumerate(statuses)}
+    probes: list[Point] = []
+    for first in plan.points:
+        probes += series_search(search, first, statuses).probes
+    probes.sort(key=lambda probe: order.get(probe.point_id, len(order)))
+    return replace(plan, points=(*plan.points, *probes))
+
+
+def largest_fitting(plan: Plan, statuses: Mapping[str, Status]) -> list[Point]:
+    """Return the point with the largest batch that was ok of each series that has one.
+
+    Args:
+        plan: must have a search.
+        statuses: point_id -> status in the first round.
+    """
+    search = plan.batch_search
+    assert search is not None, "only a search finds batches"
+    largest = []
+    for first in first_points(search, plan.points):
+        points = [first, *series_search(search, first, statuses).probes]
+        fitting = [point for point in points if statuses.get(point.point_id) is Status.OK]
+        if fitting:
+            largest.append(max(fitting, key=lambda point: point.batch_size or 0))
+    return largest
+
+
+def first_points(search: BatchSearch, points: Sequence[Point]) -> list[Point]:
+    """Return the point with which the search of each series begins."""
+    firsts = (with_batch(point, search.start) for point in points)
+    return list({first.point_id: first for first in firsts}.values())
+
+
+def series_search(
+    search: BatchSearch, first: Point, statuses: Mapping[str, Status]
+) -> SeriesSearch:
+    """Return the state of the search that began with `first`.
+
+    Args:
+        statuses: point_id -> status of the points that have ended.
+    """
+    batches_per_step = _batches_per_step(first)
+    most = min(search.max or _MOST_BATCH, _INT64_MAX // batches_per_step)
+    outcomes: dict[int, Status] = {}
+    # A point that was retried may have another status than when its search went on. The search
+    # goes on only after ok and oom, so every other status stands for oom here.
+    taken: dict[int, Status] = {}
+    step: Step = search.start
+    while isinstance(step, int) and (status := statuses.get(with_batch(first, step).point_id)):
+        outcomes[step] = status
+        taken[step] = Status.OK if status is Status.OK else Status.OOM
+        step = next_batch(search.start, most, taken)
+    wanted = next_batch(search.start, most, outcomes)
+    batches = dict.fromkeys([*outcomes, *([wanted] if isinstance(wanted, int) else [])])
+    probes = [with_batch(first, batch) for batch in batches if batch != search.start]
+    return SeriesSearch(probes=probes, step=wanted)
+
+
+def _batches_per_step(point: Point) -> int:
+    """Return global_batch_size / batch_size."""
+    assert point.global_batch_size is not None
+    assert point.batch_size is not None
+    return point.global_batch_size // point.batch_size
+
+
+def with_batch(point: Point, batch_size: int) -> Point:
+    """Return the point of the same series with this batch size."""
+    global_batch_size = batch_size * _batches_per_step(point)
+    return replace(point, batch_size=batch_size, global_batch_size=global_batch_size)

@@ -1,0 +1,92 @@
+"""Who adds points to a sweep while it runs: the searches of a job, or a health check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from raybench.cluster import Cluster
+from raybench.job.model import Measure
+from raybench.job.plan import varying_settings
+from raybench.job.point import Point
+from raybench.records.record import Record
+from raybench.records.status import Status
+from raybench.sweep.batch_search import first_points, series_search, with_batch
+from raybench.sweep.rounds import Rounds
+
+
+class PointSource:
+    """Adds points to a sweep while it runs; this base class adds none.
+
+    All methods are called in the main thread.
+    """
+
+    def rounds(self, cluster: Cluster) -> Rounds | None:
+        """Return the rounds to run in place of those of the run, or None.
+
+        It is called once, before all other methods, after the workers have started.
+        """
+        return None
+
+    def measure_of(self, point: Point) -> Measure | None:
+        """Return how to measure the point in all rounds; None: as the sweep measures every point.
+
+        The sweep takes the breakdown in the first round only, and not of controls.
+        """
+        return None
+
+    def note(self, record: Record) -> None:
+        """Use the record of an attempt that has ended or was skipped."""
+
+    def follow_ups(self, record: Record) -> Sequence[Point]:
+        """Return the points to add to the first round after this one has ended.
+
+        Args:
+            record: last record of a trial of the first round that is not a control.
+        """
+        return ()
+
+    def further_round(self, number: int) -> Sequence[Point]:
+        """Return the points of one more round, after the rounds of the plan; none ends the run."""
+        return ()
+
+    def last_lines(self) -> Iterable[str]:
+        """Return lines for the user at the end of the run."""
+        return ()
+
+
+class BatchSearches(PointSource):
+    """The batch searches of all series of a plan; does nothing for a plan without a search."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._plan = rounds.plan
+        self._statuses: dict[str, Status] = {}
+        for key, status in rounds.kept.items():
+            if key.round == 1:
+                self._statuses[key.point_id] = status
+        self._asked = {point.point_id for point in self._plan.points}
+
+    def follow_ups(self, record: Record) -> tuple[Point, ...]:
+        """Note how a point ended; return the next point of its series that is not yet planned."""
+        search = self._plan.batch_search
+        if search is None:
+            return ()
+        self._statuses[record.point.point_id] = record.status
+        first = with_batch(record.point, search.start)
+        probes = series_search(search, first, self._statuses).probes
+        new = tuple(probe for probe in probes if probe.point_id not in self._asked)
+        self._asked.update(probe.point_id for probe in new)
+        return new
+
+    def last_lines(self) -> list[str]:
+        """Return the reason, in one line, for each search that did not find the largest batch."""
+        search = self._plan.batch_search
+        if search is None:
+            return []
+        names = [name for name in varying_settings(self._plan.points) if name != "batch_size"]
+        lines = []
+        for first in first_points(search, self._plan.points):
+            step = series_search(search, first, self._statuses).step
+            if isinstance(step, str):
+                settings = "".join(f" {name}={first.settings.get(name)}" for name in names)
+                lines.append(f"batch_size: auto{settings}: {step}")
+        return lines

@@ -1,0 +1,203 @@
+"""The trials of a run, round by round, and which of them a sweep has to run.
+
+A round is the whole plan once. Rounds exist because samples from one start of the processes say
+nothing about other starts (A. Georges, D. Buytaert, L. Eeckhout, "Statistically rigorous Java
+performance evaluation", OOPSLA 2007; T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable
+time", ISMM 2013). Usually each round runs in fresh worker processes.
+
+The points of one world_size form a block, so that they share a process group. Each block is
+shuffled, and blocks run forward in odd rounds and backward in even ones: a linear drift of the
+machine then cancels over two rounds. A control ends each block: the baseline point is measured
+again, which shows a drift within the round.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from raybench.job.plan import Plan
+from raybench.job.point import Point, Precision
+from raybench.records.record import TrialKey
+from raybench.records.status import Status
+from raybench.sweep.batch_search import SeriesKey, largest_fitting, series_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt at a trial."""
+
+    # Position among all trials of the run. Points that a search adds, and controls after them,
+    # may share it with a trial of a later round.
+    index: int
+    point: Point
+    # Counts the attempts at the point over all rounds and sweeps, from 1; 1 before the start.
+    number: int
+    # Counts the attempts of this sweep at the trial, from 1.
+    tries: int = 1
+    round: int = 1
+    # The world_size of the block that this control ends; 0 if it is no control.
+    control_of: int = 0
+
+    @property
+    def key(self) -> TrialKey:
+        """The key of the trial."""
+        return TrialKey(self.point.point_id, self.round, self.control_of)
+
+    @property
+    def block(self) -> int:
+        """The world_size of the block, also for the control that ends the block."""
+        return self.control_of or self.point.world_size
+
+
+def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the attempts with the batch sizes of each series in ascending order.
+
+    Only attempts of one series swap positions. When a batch runs out of memory, the larger ones of
+    its series are skipped.
+    """
+    by_series: defaultdict[SeriesKey, deque[Attempt]] = defaultdict(deque)
+    for attempt in sorted(attempts, key=lambda attempt: attempt.point.batch_size or 0):
+        by_series[series_key(attempt.point)].append(attempt)
+    return [by_series[series_key(attempt.point)].popleft() for attempt in attempts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The trials of a run, what earlier sweeps did of them, and which points may run."""
+
+    plan: Plan
+    count: int = 1
+    # Seed of the order of the points in each block; None keeps the order of the plan.
+    seed: int | None = 0
+    # End each block with a control, which is useful only where one point runs at a time.
+    has_controls: bool = True
+    # Replace the worker processes before each round but the first.
+    in_fresh_workers: bool = True
+    # Trials that earlier sweeps of the run have finished, and that are not run again.
+    kept: Mapping[TrialKey, Status] = field(default_factory=dict)
+    # point_id -> number of attempts in earlier sweeps.
+    attempts_before: Mapping[str, int] = field(default_factory=dict)
+    # Ids of the points that may run; None allows all.
+    chosen: Collection[str] | None = None
+
+    @property
+    def first_free_index(self) -> int:
+        """An index above those of all trials; not valid for a plan with a batch search."""
+        return self.count * self._trials_per_round
+
+    @property
+    def todo(self) -> tuple[TrialKey, ...]:
+        """The trials that the sweep has to run, in order, as far as known before it begins.
+
+        Later rounds of points that are kept as failed are left out.
+        """
+        todo: list[TrialKey] = []
+        for number in range(1, self.count + 1):
+            todo += (attempt.key for attempt in self.left(number, self.kept))
+        return tuple(todo)
+
+    @property
+    def plan_left(self) -> Plan:
+        """The plan with only the points of `todo`, including those that run only as controls."""
+        left = {key.point_id for key in self.todo}
+        points = tuple(point for point in self.plan.points if point.point_id in left)
+        return replace(self.plan, points=points)
+
+    def left(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Attempt]:
+        """Return those `attempts` of a round that are not kept and whose points may run.
+
+        A control without any other attempt in its block is dropped, because it would have nothing
+        to compare with.
+        """
+        left = []
+        for attempt in self.attempts(number, ended):
+            may_run = self.chosen is None or attempt.point.point_id in self.chosen
+            if may_run and attempt.key not in self.kept:
+                left.append(attempt)
+        blocks = {attempt.block for attempt in left if not attempt.control_of}
+        return [attempt for attempt in left if attempt.block in blocks]
+
+    def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
+        """Return the attempts of a round in the order in which a `Schedule` gets them.
+
+        Points that failed or were skipped in an earlier round are left out; lost points are not.
+
+        Args:
+            number: number of the round, from 1.
+            ended: statuses of the trials so far; trials of this round are not left out.
+        """
+        points = self._points_of(number, ended)
+        positions = {point.point_id: index for index, point in enumerate(self.plan.points)}
+        for point in points:
+            positions.setdefault(point.point_id, len(positions))
+        first = (number - 1) * self._trials_per_round
+        attempts = [
+            Attempt(index=first + positions[point.point_id], point=point, number=1, round=number)
+            for point in points
+        ]
+        if self.count == 1:
+            return tuple(smaller_batches_first(attempts))
+        control = self._control(number, points)
+        ordered = []
+        for index, block in enumerate(self._blocks(number, attempts), first + len(positions)):
+            ordered += block
+            if control is not None:
+                size = block[0].point.world_size
+                ordered.append(
+                    Attempt(index=index, point=control, number=1, round=number, control_of=size)
+                )
+        return tuple(ordered)
+
+    @property
+    def _trials_per_round(self) -> int:
+        return len(self.plan.points) + len(_world_sizes(self.plan.points))
+
+    def _points_of(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Point]:
+        """Return the points of a round; after a batch search only the largest of each series."""
+        points: Sequence[Point] = self.plan.points
+        if self.plan.batch_search is not None and number > 1:
+            in_first = {key.point_id: status for key, status in ended.items() if key.round == 1}
+            points = largest_fitting(self.plan, in_first)
+        stopped = {
+            key.point_id
+            for key, status in ended.items()
+            if key.round < number and not key.control_of and status.is_lasting
+        }
+        return [point for point in points if point.point_id not in stopped]
+
+    def _blocks(self, number: int, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
+        """Return the attempts of a round in blocks, in the order in which they run."""
+        by_size: dict[int, list[Attempt]] = {size: [] for size in _world_sizes(self.plan.points)}
+        for attempt in attempts:
+            by_size.setdefault(attempt.point.world_size, []).append(attempt)
+        blocks = [block for block in by_size.values() if block]
+        if self.seed is not None:
+            draw = random.Random(f"{self.seed}/{number}")
+            for block in by_size.values():
+                draw.shuffle(block)
+            if number % 2 == 0:
+                blocks.reverse()
+        return blocks
+
+    def _control(self, number: int, points: Sequence[Point]) -> Point | None:
+        """Return the point that ends each block; None in rounds without controls."""
+        is_search = self.plan.batch_search is not None and number == 1
+        baseline = self.plan.baseline.items()
+        if not baseline or is_search or not self.has_controls:
+            return None
+        candidates = [point for point in points if baseline <= point.settings.items()]
+        # The largest batch scatters least, because its step waits least for the host. fp16 comes
+        # last.
+        return max(
+            candidates,
+            key=lambda point: (point.precision is not Precision.FP16, point.batch_size or 0),
+            default=None,
+        )
+
+
+def _world_sizes(points: Sequence[Point]) -> list[int]:
+    """Return each world_size once, by first appearance."""
+    return list(dict.fromkeys(point.world_size for point in points))
