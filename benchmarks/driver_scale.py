@@ -40,7 +40,8 @@ from raybench.records.task import Task
 from raybench.results.writer import RunStore, compact_run
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import PointFinished, PointStarted, SweepSettings
-from raybench.sweep.run_state import RunRows, start_run
+from raybench.sweep.run_rows import RunRows
+from raybench.sweep.run_state import start_run
 from raybench.sweep.runner import record_run
 from raybench.sweep.scheduler import Schedule, workers_needed
 from tests.local_cluster import LocalCluster

@@ -50,7 +50,7 @@ def sweep(path: Path) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = cli.raybench.main(words, standalone_mode=False)
-    if code or "1 ok" not in printed.getvalue():
+    if code or "1 of 1 point ok" not in printed.getvalue():
         raise RuntimeError(f"the sweep ended with {code}: {printed.getvalue()}")
 
 

@@ -305,7 +305,8 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     from raybench.analysis.run_data import load_run_data
     from raybench.cli.progress import ConsoleListener
     from raybench.report.run_report import RunReport
-    from raybench.sweep.run_state import end_of_run, nothing_left_message
+    from raybench.sweep.run_rows import end_of_run
+    from raybench.sweep.run_state import nothing_left_message
     from raybench.sweep.runner import run_sweep
 
     console = make_console()

@@ -30,9 +30,10 @@ from raybench.records.record import Record
 from raybench.records.status import RunStatus
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore
+from raybench.sweep.listener import Listener
 from raybench.sweep.point_source import PointSource
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.run_state import Listener, RunTarget, start_run
+from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
 
 MakeProbes = Callable[[Fleet], tuple[Probe, ...]]

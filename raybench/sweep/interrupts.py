@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Self
 
 from raybench.errors import ClusterError
-from raybench.sweep.run_state import Listener
+from raybench.sweep.listener import Listener
 
 _TICK_S = 0.25
 # How long the main thread may take to raise KeyboardInterrupt. Ray looks for signals once a second

@@ -1,71 +1,34 @@
-"""A run: how it begins or is resumed, and what a sweep writes of it and tells the user."""
+"""A run before a sweep: how it begins or is resumed, and what is left of it."""
 
 from __future__ import annotations
 
 import secrets
-import shlex
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal
 
-from raybench.cluster import Cluster
-from raybench.errors import ClusterError, JobError, ResultsError, UsageError
+from raybench.errors import JobError, ResultsError, UsageError
 from raybench.job.loading import job_from_text
-from raybench.job.model import NOT_MEASURED, Job, Measure
+from raybench.job.model import NOT_MEASURED, Job
 from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_and_class
 from raybench.job.source import overrides_in
 from raybench.records.code import Code, code_of, code_of_script, differing
-from raybench.records.device import Device
 from raybench.records.devices import DeviceList
 from raybench.records.environment import git_commit, package_versions, variables_that_matter
-from raybench.records.record import Record, TrialKey, by_point
+from raybench.records.record import TrialKey
 from raybench.records.status import RunStatus, Status
 from raybench.results import reader
 from raybench.results.tables import Run
-from raybench.results.writer import RunStore
 from raybench.sweep.batch_search import with_probes
-from raybench.sweep.loop import Event, PointAdded, PointFinished, RoundStarted
 from raybench.sweep.rounds import Rounds
 
 _MOST_DIFFERENCES = 5
-
-
-class ProgressDisplay(Protocol):
-    """Shows the events of a sweep as they come."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def show(self, event: Event) -> None:
-        """Show one more event, inside the `with` block."""
-
-
-class Listener(Protocol):
-    """Shows a sweep to the user; the sweep itself prints nothing."""
-
-    def tell(self, line: str) -> None:
-        """Show a line that stays visible; any thread may call it."""
-
-    def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context that shows `what` on a terminal, such as "connecting to Ray"."""
-
-    def progress(self, plan: Plan, trials: int) -> ProgressDisplay:
-        """Return the progress display of a sweep.
-
-        Args:
-            trials: how many trials the sweep will run, as far as known.
-        """
-
-    def show_cursor(self) -> None:
-        """Show the cursor, which a spinner hides; called before the process is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +53,7 @@ class RunTarget:
 DeviceKey = tuple[str, str, int]
 
 
-def _device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
+def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
     """Return a key of the device that is the same in all sweeps of a run.
 
     The uuid of a CPU worker names a process, so two nodes of a host may share a key.
@@ -116,144 +79,6 @@ class RunState:
     was_cut_short: bool = False
     # The command that resumes the run.
     resume_command: str
-
-
-def _finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
-    """Return the run with the counts of its points and its status."""
-    statuses = by_point(ended)
-    run = reader.count_points(run, statuses)
-    failures = {status for status in statuses.values() if status.is_failure}
-    # A batch search looks for the batch that runs out of memory.
-    is_ok = plan.batch_search and failures <= {Status.OOM}
-    return replace(run, status=RunStatus.OK) if is_ok else run
-
-
-class RunRows:
-    """Writes the tables of a run, and tells the user what is kept of it."""
-
-    def __init__(self, start: RunState, store: RunStore, listener: Listener) -> None:
-        self.start = start
-        self.store = store
-        self.listener = listener
-        # Trials that the sweep still has to finish.
-        self.left = set(start.rounds.todo)
-        self._ended = dict(start.ended)
-        self._device_keys = set(start.devices)
-        self._run = start.run
-        # Add monotonic time to the start: the wall clock may be set back meanwhile.
-        self._began = datetime.now(UTC), time.monotonic()
-        self._point_ids = {point.point_id for point in start.rounds.plan.points}
-        self._has_told = False
-
-    def keep_devices(self, devices: Sequence[Device]) -> None:
-        """Write the devices that have no row yet.
-
-        Raises:
-            ClusterError: a resumed run has no device of the model of one of these.
-            ResultsError: the folder cannot be written.
-        """
-        strange = {device.name for device in devices} - self.start.models
-        if self.start.models and strange:
-            raise ClusterError(
-                f"run {self.store.run_id} was measured on "
-                f"{', '.join(sorted(self.start.models))}, this cluster has "
-                f"{', '.join(sorted(strange))}; start a new run, to compare the two"
-            )
-        new = {_device_key(d.kind, d.uuid, d.host, d.index): d for d in devices}
-        new = {key: device for key, device in new.items() if key not in self._device_keys}
-        if not self._device_keys:
-            # Write all, not `new`: CPU workers of two nodes of a host may share a key.
-            self.store.write_devices(devices)
-        elif new:
-            self.store.write_devices(list(new.values()), f"devices-{len(self._device_keys)}")
-        self._device_keys.update(new)
-
-    def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write (index, record) of attempts, new devices, and new samples of the devices.
-
-        A record that cannot be kept gets status error, and the user is told.
-
-        Raises:
-            ClusterError: see `keep_devices`; the records are written first.
-            ResultsError: the folder cannot be written.
-        """
-        kept = self.store.write_records(batch)
-        self._ended.update((record.key, record.status) for record in kept)
-        for (_, measured), record in zip(batch, kept, strict=True):
-            if record is not measured:
-                self.listener.tell(f"point {record.point.point_id}: {record.error_message}")
-        self.keep_devices(cluster.devices)
-        self.store.write_telemetry(batch, cluster.telemetry())
-
-    def note(self, event: Event) -> None:
-        """Update `left` and the number of points of the run; call it with each event, in order."""
-        if isinstance(event, RoundStarted):
-            # Failures of earlier rounds may have shortened the round.
-            self.left = {key for key in self.left if key.round != event.round} | {*event.trials}
-        elif isinstance(event, PointFinished):
-            self.left.discard(event.record.key)
-        elif isinstance(event, PointAdded):
-            point_id = event.point.point_id
-            self.left.add(TrialKey(point_id, event.round))
-            if point_id not in self._point_ids:
-                self._point_ids.add(point_id)
-                self._keep_total(self._run.points_total + 1)
-
-    def adopt(self, rounds: Rounds) -> None:
-        """Replace the rounds of the run; call it before the first attempt."""
-        self.start = replace(self.start, rounds=rounds)
-        self.left = set(rounds.todo)
-        self._point_ids = {point.point_id for point in rounds.plan.points}
-        self._keep_total(len(self._point_ids))
-
-    def _keep_total(self, points: int) -> None:
-        self._run = replace(self._run, points_total=points)
-        self.store.write_run(self._run)
-
-    def close(self, status: RunStatus | None = None) -> Run:
-        """Write how the run ended, and its summary; return the run.
-
-        Args:
-            status: None derives it from the points. The row of a resumed run then stays
-                `interrupted` while trials that `--filter` leaves out have not ended.
-        """
-        run = _finish_run(self._run, self.start.rounds.plan, self._ended)
-        began_at, began_s = self._began
-        finished_at = began_at + timedelta(seconds=time.monotonic() - began_s)
-        run = replace(run, status=status or run.status, finished_at=finished_at)
-        is_over = status or not self.start.was_cut_short or _is_whole(self.start, run, self._ended)
-        _write_end(self.store, run if is_over else replace(run, status=RunStatus.INTERRUPTED))
-        return run
-
-    def forget(self) -> None:
-        """Delete a new run that has no record; close a resumed run as interrupted."""
-        if self.start.is_resumed:
-            self.close(RunStatus.INTERRUPTED)
-        else:
-            self.store.remove()
-
-    def tell_kept(self, what: str) -> None:
-        """Tell the user once what is kept of a run that was cut short, and how to resume it.
-
-        Args:
-            what: how the run ended, such as "interrupted".
-        """
-        if self._has_told:
-            return
-        self._has_told = True
-        text = f"{what} before any point finished"
-        # Count as `raybench list` does: a point that was cut short is not finished.
-        run = reader.count_points(self._run, by_point(self._ended))
-        counts = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
-        if total := sum(counts.values()):
-            points = "point is" if total == 1 else "points are"
-            parts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-            ended = f" ({parts})" if run.points_ok < total else ""
-            words = ("raybench", "report", self.store.run_id, "--results", str(self.store.root))
-            text = f"{what}: {total} finished {points} kept{ended}; see: `{shlex.join(words)}`"
-        if self.left:
-            self.listener.tell(f"go on with: {self.start.resume_command}")
-        self.listener.tell(text)
 
 
 def start_run(
@@ -415,7 +240,7 @@ def resume_run(
     table = reader.read_table(root, "devices", run.run_id).select([*names, "name"])
     devices = {}
     for device in table.to_pylist():
-        devices[_device_key(*(device[name] for name in names))] = device["name"]
+        devices[device_key(*(device[name] for name in names))] = device["name"]
     # If the driver was killed, `finished_at` is its last sign of life. If it is missing, the pause
     # counts as 0: another host may still work on the run.
     ended_at = run.finished_at or datetime.now(UTC)
@@ -449,43 +274,6 @@ def nothing_left_message(start: RunState) -> str:
     if replace(start.rounds, kept=ok).todo:
         text += "; the points that failed: --retry-failed"
     return text
-
-
-def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
-    """Return a resumed run without trials to do, with the counts and the status of its points.
-
-    The run must be held. Writes new tags; and the end of a run that was cut short if all its trials
-    have ended, including those that `--filter` leaves out.
-
-    Raises:
-        ResultsError: the run cannot be read or written.
-    """
-    stored = reader.read_run(root, start.run.run_id)
-    tagged = replace(stored, tags=start.run.tags)
-    ended = _finish_run(tagged, start.rounds.plan, start.ended)
-    store = RunStore(root=root, run_id=ended.run_id, measure=measure)
-    if start.was_cut_short and _is_whole(start, stored, start.ended):
-        ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
-        _write_end(store, ended)
-    elif tagged != stored:
-        store.write_run(tagged)
-    return ended
-
-
-def _is_whole(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:
-    """Return whether all trials have ended, including those that `--filter` leaves out."""
-    over = {key: status for key, status in ended.items() if status is not Status.CANCELLED}
-    point_ids = {key.point_id for key in over}
-    whole = replace(start.rounds, kept=over, chosen=point_ids)
-    return len(point_ids) == run.points_total and not whole.todo
-
-
-def _write_end(store: RunStore, run: Run) -> None:
-    """Write the row of a run that has ended, and its summary."""
-    from raybench.analysis.scaling import write_summary  # `raybench plan` needs no numpy
-
-    store.write_run(run)
-    write_summary(store, run)
 
 
 def _difference(run: Run, job: Job) -> str:

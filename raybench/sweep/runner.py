@@ -23,6 +23,7 @@ from raybench.results.tables import Run
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.batch_search import check_bounded
 from raybench.sweep.interrupts import Interrupts
+from raybench.sweep.listener import Listener
 from raybench.sweep.loop import (
     Event,
     PointFinished,
@@ -32,7 +33,8 @@ from raybench.sweep.loop import (
     sweep,
 )
 from raybench.sweep.point_source import BatchSearches, PointSource
-from raybench.sweep.run_state import Listener, RunRows, RunState, RunTarget
+from raybench.sweep.run_rows import RunRows
+from raybench.sweep.run_state import RunState, RunTarget
 from raybench.sweep.scheduler import workers_needed
 
 

@@ -41,7 +41,8 @@ from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import PointFinished
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.run_state import RunRows, RunState, RunTarget
+from raybench.sweep.run_rows import RunRows
+from raybench.sweep.run_state import RunState, RunTarget
 from raybench.sweep.runner import record_run, run_sweep
 from tests.local_cluster import LocalCluster, this_process
 
