@@ -19,37 +19,39 @@ from raybench.sweep.rounds import Attempt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Run the point on the workers with these ids, in rank order."""
+    """Run the attempt."""
 
     attempt: Attempt
+    # In rank order.
     worker_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
-    """Do not run the point; the reason goes into its row."""
+    """Do not run the attempt."""
 
     attempt: Attempt
     cause: Cause
+    # The error message of its row.
     reason: str
 
 
 Decision = Assign | Skip
-# The smallest runs first: round, minus the devices, block by first appearance, position.
+# The smallest runs first: (round, -devices, block by first appearance, order of `add`).
 _Rank = tuple[int, int, int, int]
 
 
 def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") -> int:
-    """Return how many workers the plan can keep busy at once, `capacity` at most.
+    """Return how many workers the plan can keep busy at once; 0 if no point fits.
 
-    0 if no point fits. capacity: number of devices of the cluster; it is returned if the choice
-    depends on the devices themselves, which are not known yet.
+    Args:
+        capacity: number of devices of the cluster, and upper limit of the result. It is returned if
+            the choice depends on the models and nodes of the devices, which are not known yet.
     """
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
     if not fitting:
         return 0
     strategies = {point.strategy for point in plan.points}
-    # The models of the devices, and which of them a node has, are known when workers are there.
     names_devices = any(point.devices != ANY for point in plan.points)
     if isolation == "node" or names_devices or len(strategies) > 1 or "rail" in strategies:
         return capacity
@@ -57,19 +59,19 @@ def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") 
 
 
 class Schedule:
-    """The attempts that wait for their turn, and which of them can begin on the idle workers.
+    """The waiting attempts, and the decision which of them begins next on the idle workers.
 
-    isolation `cluster`: points of one world_size follow each other and keep their process group;
-    `node` and `device`: points of many devices first, so that small ones fill the gaps at the end.
-    Otherwise attempts run round by round, in the order of `add`. One whose workers are busy or may
-    still come is overtaken by later ones, not by its control. pending: of a `Cluster`.
+    Attempts run round by round. With isolation `cluster` the points of one world_size follow each
+    other and keep their process group. With `node` and `device` the points with most devices come
+    first, so that small ones fill the gaps at the end. An attempt that has to wait for workers is
+    overtaken by later ones, but not by the control of its block.
     """
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
         self._stopped_by: str | None = None
         self._smallest_oom: dict[SeriesKey, int] = {}
-        # Heaps, by number, placement and devices of the workers that they wait for, and control_of.
+        # Heaps by what the attempts wait for: world_size, strategy, devices; and by control_of.
         self._waiting: dict[tuple[int, Strategy, str, int], list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
@@ -77,6 +79,7 @@ class Schedule:
         self._all_cuda = True
         self._capacity = 0
         self._lost: frozenset[int] = frozenset()
+        # As `Cluster.pending`.
         self.pending = 0
         # By the devices that points ask for, and the strategy.
         self._allocators: dict[tuple[str, Strategy], DeviceAllocator] = {}
@@ -84,24 +87,21 @@ class Schedule:
 
     @property
     def is_done(self) -> bool:
-        """Whether no attempt waits; others may still run."""
+        """Whether no attempt waits; some may still run."""
         return not any(self._waiting.values())
 
     @property
     def is_stopped(self) -> bool:
-        """Whether `stop` was called: `next` then skips whatever waits or is added."""
+        """Whether `stop` was called."""
         return self._stopped_by is not None
 
     def update_cluster(
         self, devices: Sequence[Device], capacity: int, lost: frozenset[int], pending: int
     ) -> None:
-        """Set the state of the cluster, by which `next` decides; call it before the first `next`.
-
-        devices: of every worker. capacity: most devices of a point. lost: ids of unusable workers.
-        pending: number of workers still waited for. All as in `Cluster`.
-        """
+        """Set the state of the cluster; the arguments are the properties of `Cluster`."""
         self._capacity, self.pending = capacity, pending
-        # The tuples are new at each look, but hold the same items: they are compared by their ids.
+        # The tuple is new at each call, but its items are mostly the same objects, which compare
+        # fast.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
@@ -109,10 +109,7 @@ class Schedule:
         self._allocators = {}
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt, at the end of its block in its round.
-
-        One with the round and index of an earlier one is a new try, and gets that one's place.
-        """
+        """Add an attempt at the end of its block; a retry gets the position of its first try."""
         trial = attempt.round, attempt.index
         if trial not in self._ranks:
             most = 0 if self._isolation == "cluster" else -attempt.point.world_size
@@ -123,10 +120,10 @@ class Schedule:
         heapq.heappush(self._waiting.setdefault(asked, []), (self._ranks[trial], attempt))
 
     def next(self) -> Decision | None:
-        """Take the next attempt off the queue, and return what to do with it.
+        """Remove the next attempt from the queue and return what to do with it.
 
-        The workers of an `Assign` count as busy until `free`. None if no attempt waits, or none can
-        begin before a point that runs has ended or a worker has come.
+        The workers of an `Assign` are busy until `free`. None: no attempt can begin before a
+        running one ends or a worker joins.
         """
         if self._isolation == "cluster" and self._running:
             return None
@@ -134,7 +131,7 @@ class Schedule:
         for waiting in sorted(filter(None, self._waiting.values())):
             attempt = waiting[0][1]
             if attempt.control_of and (attempt.round, attempt.block) in passed:
-                continue  # a control ends its block
+                continue
             decision: Decision | None = self._why_not(attempt)
             if decision is None:
                 taken = set(chain.from_iterable(self._running.values()))
@@ -149,35 +146,35 @@ class Schedule:
         return None
 
     def free(self, attempt: Attempt) -> None:
-        """Note that this attempt's workers are idle again; does nothing if it was skipped."""
+        """Mark the workers of this attempt as idle; does nothing if it was skipped."""
         self._running.pop(attempt.index, None)
 
     def note_oom(self, point: Point) -> None:
-        """Make `next` skip points that differ from this one only in a larger batch: it was oom."""
+        """Make `next` skip larger batches of the series of this point, which was out of memory."""
         if point.batch_size is not None:
             series = series_key(point)
             smallest = self._smallest_oom.get(series, point.batch_size)
             self._smallest_oom[series] = min(smallest, point.batch_size)
 
     def stop(self, point_id: str) -> None:
-        """Make `next` skip all that waits or is added: this point failed, with `on_error: stop`."""
+        """Make `next` skip all attempts, because this point failed with `on_error: stop`."""
         self._stopped_by = self._stopped_by or point_id
 
     def _allocator(self, point: Point) -> DeviceAllocator:
         """Return the allocator of the devices that the point may use."""
-        asked = point.devices, point.strategy
-        if asked not in self._allocators:
+        choice = point.devices, point.strategy
+        if choice not in self._allocators:
             chosen = None
             if point.devices != ANY:
-                # A device's number is its worker id, which does not change when others come later.
+                # Devices are numbered by worker id, which stays when more workers join.
                 chosen = choose_devices(point.devices, [device.name for device in self._devices])
-            self._allocators[asked] = DeviceAllocator(
+            self._allocators[choice] = DeviceAllocator(
                 self._devices, self._lost, point.strategy, self._isolation, chosen
             )
-        return self._allocators[asked]
+        return self._allocators[choice]
 
     def _why_not(self, attempt: Attempt) -> Skip | None:
-        """Return the reason why the point cannot be run, now or later; None where it can."""
+        """Return why the attempt can never run; None if it can run now or later."""
         point = attempt.point
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
@@ -194,15 +191,15 @@ class Schedule:
         return None
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
-        """Return why an attempt has too few devices: lost nodes or workers where those sufficed."""
+        """Return why the attempt has too few devices."""
         asked, choice = attempt.point.world_size, attempt.point.devices
         left = self._allocator(attempt.point).alive
         cause = Cause.TOO_FEW_DEVICES
         living = [device for worker, device in enumerate(self._devices) if worker not in self._lost]
         if choice != ANY and asked <= len(living):
             models = Counter(device.name for device in living)
-            each = ", ".join(f"{count} x {model}" for model, count in models.items())
-            why = f"{left} {'is' if left == 1 else 'are'} {choice}; the cluster has {each}"
+            listed = ", ".join(f"{count} x {model}" for model, count in models.items())
+            why = f"{left} {'is' if left == 1 else 'are'} {choice}; the cluster has {listed}"
         elif self._lost and asked <= len(self._devices):
             hosts = Counter(device.host for device in self._devices)
             lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
