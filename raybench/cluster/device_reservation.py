@@ -1,18 +1,18 @@
-"""Who uses which devices: locks across the sweeps and users of a host, and who is there besides.
+"""Who uses which devices: locks between the sweeps of a host, and other users of its devices.
 
-Who uses a device has a file of it in a folder that everybody may enter, and an exclusive lock of
-that file (flock: the kernel lets go of it when the holder dies). A sweep that wants the device for
-itself makes no file where there is a locked one of another sweep. Only one process of the host
+A sweep that uses a device has a file in a folder that every user may enter, and holds an exclusive
+lock (flock) on the file, which the kernel releases when the holder dies. A sweep that wants the
+device for itself makes no file if another sweep has a locked one. Only one process of the host
 makes files at a time. All processors of a host are one device, `CPU`.
 
-Everybody can write into the folder. So no link in it is followed, and what a file says of its
-holder is shortened, cleaned and shown; it decides no more than how long a sweep waits.
+Every user can write into the folder, so no link is followed. What a file says of its holder is
+cleaned and shown; the only decision that depends on it is how long a sweep waits.
 
-A `DeviceReservation` takes the locks on all nodes of a sweep, by the agents of these nodes.
+A `DeviceReservation` takes the locks on all nodes of a sweep, through the agents of these nodes.
 
-Who else used the nodes of a point is found by two looks at each node, before the point and after
-it: other sweeps by their locks, on CPUs the processor time of processes that are not of this sweep,
-on GPUs the processes that NVML names. Nothing here runs in the process of a rank.
+Other users of the nodes of a point are found by comparing two readings of each node, before and
+after the point: other sweeps by their locks, CPU load by the processor time of other processes,
+GPU use by the processes that NVML lists. Nothing here runs in the process of a rank.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -39,41 +40,43 @@ from raybench.errors import DevicesInUseError
 from raybench.records.device import Device
 from raybench.records.record import HostLoad, OtherUsers
 
-# All processors of a host: CPU workers are not bound to cores.
+# CPU workers are not bound to cores, so all processors of a host are one device.
 CPU = "cpu"
-# Names another folder, as for the tests of raybench, which run sweeps side by side.
+# Environment variable with another folder, for tests that run sweeps side by side.
 FOLDER_VARIABLE = "RAYBENCH_LOCK_DIR"
-# Not TMPDIR: users have each their own.
+# Not TMPDIR, which may differ between users.
 _FOLDER = Path("/tmp/raybench-locks")
 _MOST_BYTES = 64 * KIB
 _PAUSE_S = 0.05
 _TURN_S = 5.0
-# What a file in the folder may be the lock of.
+# Name of a lock file: the device, and a random suffix.
 _LOCK_FILE = re.compile(r"(cpu|GPU-[0-9A-Za-z-]+)\..+")
 _MOST_CHARACTERS = 120
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Share of the processors of the workers below which a load is ignored: an idle system has some.
+# Smaller loads are ignored, as a share of the processors of the workers: an idle system has some.
 _LEAST_SHARE = 0.05
-# Processor time is counted in ticks of 10 ms, for each processor and each process.
+# Smaller processor times are ignored: the kernel counts ticks of 10 ms for each processor and
+# process.
 _LEAST_S = 0.1
-# Ray's own processes count as ours, also where somebody else has started them.
+# Ray's own processes count as ours, even if another user has started them.
 _RAY_PROGRAMS = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-# Columns of a line of /proc/stat behind the name: user, nice, system, irq, softirq.
+# Columns of a line of /proc/stat: user, nice, system, irq, softirq.
 _BUSY_COLUMNS = (1, 2, 3, 6, 7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who uses a device. sweep: the same for all locks of one sweep. what: `run ID`, for example.
+    """A sweep that uses a device. Unknown fields are "unknown" or 0."""
 
-    host, process_id: of its driver. since: the sweep's start (UTC). Unknown: "unknown", or 0.
-    """
-
+    # Id that all locks of the sweep have.
     sweep: str
+    # Such as `run ID`.
     what: str
     user: str
+    # Host and process id of the driver.
     host: str
     process_id: int
+    # Start of the sweep (UTC).
     since: str
 
     def __str__(self) -> str:
@@ -81,38 +84,40 @@ class Holder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the driver ran on this host and no process has its id now; False if unknown."""
+        """Whether the driver has ended; False if it runs on another host or is unknown."""
         is_here = self.process_id > 0 and self.host == socket.gethostname()
         return is_here and not psutil.pid_exists(self.process_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationTerms:
-    """How a sweep shares its devices with other sweeps.
+    """How a sweep shares its devices with other sweeps."""
 
-    holder: this sweep, as other sweeps will see it. shared: measure beside sweeps that have the
-    same devices. wait_s: if not, how long to wait for their end; at least 65 s if all their drivers
-    ran on this host and are gone.
-    """
-
+    # This sweep, as other sweeps see it.
     holder: Holder
+    # Measure beside other sweeps on the same devices.
     shared: bool = False
+    # How long to wait for the end of other sweeps, if not shared; at least 65 s if their drivers
+    # have ended on this host.
     wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockResult:
-    """The result of locking devices. others: name of a device in use -> other sweeps on it.
+    """The result of locking devices."""
 
-    problem: why not all could be locked or seen, or "". The caller then goes on without locks.
-    """
-
+    # Lock name of a device -> other sweeps that use it.
     others: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
+    # Why the locks could not be taken or read, or "". The caller then continues without locks.
     problem: str = ""
 
 
 def this_process(what: str) -> Holder:
-    """Return this process as the holder of a new sweep; each call makes one. what: as `run ID`."""
+    """Return this process as the holder of a new sweep.
+
+    Args:
+        what: such as `run ID`.
+    """
     return Holder(
         sweep=os.urandom(16).hex(),
         what=what,
@@ -131,19 +136,22 @@ class DeviceLocks:
         self._held: dict[str, tuple[int, Path]] = {}
 
     def lock(self, devices: Sequence[str], holder: Holder, shared: bool) -> LockResult:
-        """Lock the devices; return who else uses them, or why locking failed. Never raises.
+        """Lock more devices; return who else uses them, or why locking failed. Never raises.
 
-        They are locked in addition to those of earlier calls. If another sweep uses one of them,
-        none is locked, unless `shared`: then all are. devices: names as returned by `lock_name`.
-        holder: this sweep, which is not counted as another. Waits at most 5 s while another process
-        of this host locks devices, then the result has a `problem`.
+        It may wait 5 s for another process that locks devices.
+
+        Args:
+            devices: names from `lock_name`.
+            holder: this sweep.
+            shared: lock the devices even if another sweep uses one of them; otherwise none is
+                locked then.
         """
         try:
             with _exclusive(self._folder):
                 others = self._find_others(devices, holder.sweep, remove_stale=True)
                 if shared or not others:
                     for device in set(devices) - self._held.keys():
-                        # Under a name at which nobody looks until it is locked and whole.
+                        # Nobody reads a hidden file: rename it when it is locked and complete.
                         file, name = tempfile.mkstemp(prefix=".", dir=self._folder)
                         hidden = Path(name)
                         path = self._folder / f"{_file_name(device)}{hidden.name}"
@@ -162,10 +170,13 @@ class DeviceLocks:
         return LockResult(others=others)
 
     def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
-        """Return who uses the devices now, or why that cannot be seen; locks nothing.
+        """Return who uses the devices now; locks nothing.
 
-        A missing or unreadable folder shows nobody, without a `problem`. devices: as of `lock`.
-        sweep: `Holder.sweep` of the sweep not to report; "" reports all, also this process.
+        A missing or unreadable folder counts as no users.
+
+        Args:
+            devices: names from `lock_name`.
+            sweep: `Holder.sweep` of a sweep to leave out.
         """
         try:
             return LockResult(others=self._find_others(devices, sweep))
@@ -173,7 +184,7 @@ class DeviceLocks:
             return LockResult(problem=f"{self._folder}: {error.strerror or error}")
 
     def users_beside(self, devices: Collection[str], sweep: str) -> dict[str, tuple[Holder, ...]]:
-        """Return the other sweeps on devices of this host that are not in `devices`, by device."""
+        """Return lock name -> other sweeps for the devices of this host that are not given."""
         matches = (_LOCK_FILE.fullmatch(path.name) for path in self._folder.glob("*"))
         names = sorted({match[1] for match in matches if match} - set(devices))
         return dict(self.other_users(names, sweep).others)
@@ -188,9 +199,10 @@ class DeviceLocks:
     def _find_others(
         self, devices: Sequence[str], sweep: str, *, remove_stale: bool = False
     ) -> dict[str, tuple[Holder, ...]]:
-        """Return the other sweeps that use each device; devices without any are left out.
+        """Return device -> other sweeps that use it.
 
-        remove_stale: remove the files of sweeps that were killed; the folder must be locked.
+        Args:
+            remove_stale: remove the files of killed sweeps; the folder must be locked.
         """
         others: dict[str, tuple[Holder, ...]] = {}
         for device in devices:
@@ -209,24 +221,24 @@ class DeviceLocks:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Let one process use the folder at a time; OSError after 5 s, or where it cannot be opened."""
+    """Let one process use the folder at a time; raises OSError after 5 s."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-        folder.chmod(0o1777)  # whatever the umask
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+        folder.chmod(0o1777)  # mkdir applies the umask
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
     until_s = time.monotonic() + _TURN_S
     try:
-        while not _try_lock(place, fcntl.LOCK_EX):
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
             if time.monotonic() > until_s:
                 raise OSError("another process holds the folder's lock")
             time.sleep(_PAUSE_S)
         yield
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def _try_lock(file: int, kind: int) -> bool:
-    """Lock the file unless somebody has; return whether that was done. kind: as of `flock`."""
+    """Return whether the file could be locked. kind: as for `flock`."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -235,14 +247,14 @@ def _try_lock(file: int, kind: int) -> bool:
 
 
 def _file_name(device: str) -> str:
-    """Return the beginning of the names of a device's lock files."""
+    """Return the part of a lock file's name that stands for the device."""
     return re.sub(r"[^A-Za-z0-9-]", "_", device)
 
 
 def _read_holder(path: Path) -> Holder | None:
-    """Return who holds the lock of a file; see `Holder` for the facts that it does not tell.
+    """Return who holds the lock of a file; None if nobody does, and for links, folders and pipes.
 
-    Each is a short line without control characters. None if nobody does; for links, folders, pipes.
+    The texts are shortened and have no control characters.
     """
     try:
         file = os.open(path, os.O_RDONLY | _OPEN)
@@ -253,27 +265,24 @@ def _read_holder(path: Path) -> Holder | None:
         is_file = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
         if not is_file or _try_lock(file, fcntl.LOCK_SH):
             return None
-        found = json.loads(os.pread(file, _MOST_BYTES, 0))
+        content = json.loads(os.pread(file, _MOST_BYTES, 0))
     except (ValueError, RecursionError):
-        found = None
+        content = None
     finally:
         os.close(file)
-    told = found if isinstance(found, dict) else {}
-    number = told.get("process_id")
+    fields = content if isinstance(content, dict) else {}
+    number = fields.get("process_id")
     process_id = number if type(number) is int and 0 < number < 2**22 else 0
     words = {}
     for name in ("sweep", "what", "user", "host", "since"):
-        text = told.get(name)
+        text = fields.get(name)
         shown = text[:_MOST_CHARACTERS] if isinstance(text, str) else "unknown"
         words[name] = "".join(c if c.isprintable() else "?" for c in shown)
     return Holder(**words, process_id=process_id)
 
 
 def lock_name(device: Device) -> str:
-    """Return under which name a worker's device is locked: the GPU's UUID, or the constant `CPU`.
-
-    So all CPU workers of a host share one lock.
-    """
+    """Return the name under which a device is locked: the UUID of a GPU, or `CPU`."""
     return device.uuid if device.kind == "cuda" else CPU
 
 
@@ -281,46 +290,50 @@ def lock_name(device: Device) -> str:
 def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None]) -> Iterator[None]:
     """Return a context in which this process has locked the CPUs of this host, to start Ray in it.
 
-    Unless the terms are shared, it first waits for the end of other sweeps on these CPUs, not of
-    those on GPUs only, and raises as `DeviceReservation.reserve`. Where no lock can be had, it does
-    without, and does not say so. log: gets a line for the user when it waits.
+    Without shared terms it waits first for other sweeps on the CPUs. If the lock cannot be taken,
+    it continues silently without.
+
+    Raises:
+        DevicesInUseError: other sweeps did not end in time.
     """
     locks = DeviceLocks()
 
-    def others() -> dict[str, tuple[Holder, ...]]:
-        found = locks.lock([CPU], terms.holder, shared=terms.shared).others
-        return {"the processors of this host": found[CPU]} if found else {}
+    def lock_cpus() -> dict[str, tuple[Holder, ...]]:
+        others = locks.lock([CPU], terms.holder, shared=terms.shared).others
+        return {"the processors of this host": others[CPU]} if others else {}
 
     try:
         if terms.shared:
-            others()  # a `DeviceReservation` will name them, when all devices are known
+            # Other sweeps are named by the `DeviceReservation`, when all devices are known.
+            lock_cpus()
         else:
-            _wait_for_others(others, terms, log)
+            _wait_for_others(lock_cpus, terms, log)
         yield
     finally:
         locks.close()
 
 
 class NodeLocks(Protocol):
-    """The calls to nodes that a reservation makes; `ray_cluster.nodes.NodeAgents` is one."""
+    """The calls to nodes that a reservation makes, as `ray_cluster.nodes.NodeAgents` has them."""
 
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Lock them on each node as `DeviceLocks.lock`; return one device per node with its result.
+        """Call `DeviceLocks.lock` on each node; return a device of each node with the result.
 
         Never raises: the result of a node that does not answer has a `problem`.
         """
 
     def unlock(self, devices: Sequence[Device]) -> None:
-        """Release all locks of this sweep on these devices' nodes, if they answer; never raises."""
+        """Release all locks of this sweep on the nodes of these devices; never raises."""
 
 
 class DeviceReservation:
-    """The devices of one sweep, locked against other sweeps on all its nodes.
+    """The devices of one sweep, locked on all its nodes.
 
-    terms: None locks no device and sees no other sweep. log: gets lines for the user, also where it
-    goes on without a lock. other_sweeps: those that `reserve` shared devices with, in words.
+    Args:
+        terms: None locks no device and sees no other sweep.
+        log: gets lines for the user.
     """
 
     def __init__(
@@ -330,24 +343,24 @@ class DeviceReservation:
         self._terms = terms
         self._log = log
         self._logged: set[str] = set()
+        # Sweeps with which the devices are shared, each in words.
         self.other_sweeps: tuple[str, ...] = ()
 
     def reserve(self, devices: Sequence[Device]) -> None:
-        """Lock the devices until the nodes' agents end; sets `other_sweeps`. Call it once.
+        """Lock the devices until the agents of the nodes end; sets `other_sweeps`. Call it once.
 
-        If another sweep has one of them, and the terms are not shared, waits for its end as long as
-        the terms say, then raises DevicesInUseError with none locked. Without terms does nothing.
+        Raises:
+            DevicesInUseError: other sweeps did not end in time; no device is locked.
         """
         if (terms := self._terms) is not None:
             others = _wait_for_others(lambda: self._lock_all(devices, terms), terms, self._log)
-            holders = (str(one) for held_by in others.values() for one in held_by)
-            self.other_sweeps = tuple(dict.fromkeys(holders))
+            sweeps = map(str, chain.from_iterable(others.values()))
+            self.other_sweeps = tuple(dict.fromkeys(sweeps))
 
     def try_reserve(self, device: Device) -> str:
-        """Lock one more device, or return in words which other sweep has it; "" if it is locked.
+        """Lock one more device without waiting; return "", or which other sweep has it, in words.
 
-        "" too without terms, and with shared ones or where no lock can be had. Does not wait for
-        the other's end. Devices that are reserved already stay so.
+        It returns "" too if the device may be used without a lock.
         """
         if self._terms is None:
             return ""
@@ -357,21 +370,18 @@ class DeviceReservation:
     def _lock_all(
         self, devices: Sequence[Device], terms: ReservationTerms
     ) -> dict[str, tuple[Holder, ...]]:
-        """Lock all devices of the sweep, or none; return what `_lock` does."""
-        found = self._lock(devices, terms)
-        if found and not terms.shared:
-            # Two sweeps that wait for each other's nodes would wait for ever.
+        """Lock all devices of the sweep, or none; return the result of `_lock`."""
+        others = self._lock(devices, terms)
+        if others and not terms.shared:
+            # Two sweeps that hold locks and wait for each other would wait for ever.
             self._nodes.unlock(devices)
-        return found
+        return others
 
     def _lock(
         self, devices: Sequence[Device], terms: ReservationTerms
     ) -> dict[str, tuple[Holder, ...]]:
-        """Lock the devices; return each place in words that others have, and its holders.
-
-        If others have a device of a node and the terms are not shared, none is locked there.
-        """
-        found: dict[str, tuple[Holder, ...]] = {}
+        """Lock the devices on each node; return device in words -> other sweeps that use it."""
+        others: dict[str, tuple[Holder, ...]] = {}
         for first, result in self._nodes.lock(devices, terms.holder, shared=terms.shared):
             if result.problem and result.problem not in self._logged:
                 self._logged.add(result.problem)
@@ -379,15 +389,14 @@ class DeviceReservation:
                     f"device locks of {first.host} cannot be had ({result.problem}): another sweep "
                     "there would go unseen (warning)"
                 )
-            here = [device for device in devices if device.node_id == first.node_id]
-            places = {
-                lock_name(device): f"cuda:{device.index} of {device.host}"
-                if device.kind == "cuda"
-                else f"the processors of {device.host}"
-                for device in here
-            }
-            found |= {places[name]: holders for name, holders in result.others.items()}
-        return found
+            words = {}
+            for device in devices:
+                if device.node_id == first.node_id:
+                    is_gpu = device.kind == "cuda"
+                    name = f"cuda:{device.index}" if is_gpu else "the processors"
+                    words[lock_name(device)] = f"{name} of {device.host}"
+            others |= {words[name]: holders for name, holders in result.others.items()}
+        return others
 
 
 def _wait_for_others(
@@ -395,25 +404,25 @@ def _wait_for_others(
     terms: ReservationTerms,
     log: Callable[[str], None],
 ) -> Mapping[str, tuple[Holder, ...]]:
-    """Wait until no other sweep has the devices, and return {}.
+    """Wait until no other sweep has the devices; with shared terms return the others at once.
 
-    With shared terms return the other sweeps at once, by device, without waiting.
-    Raises DevicesInUseError where the terms' time, or 65 s for sweeps that have ended, is over.
+    Raises:
+        DevicesInUseError: other sweeps did not end in time.
     """
     begun_s, logged = time.monotonic(), ""
     while (others := find_others()) and not terms.shared:
-        told = _in_use(others)
-        is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
+        text = _in_use(others)
+        is_ending = all(holder.has_ended for holder in chain.from_iterable(others.values()))
         patience_s = max(terms.wait_s, timeouts.ENDED_SWEEP_S if is_ending else 0.0)
         if time.monotonic() >= begun_s + patience_s:
-            gpus = "" if "processors" in told else ", CUDA_VISIBLE_DEVICES to use other GPUs"
+            gpus = "" if "processors" in text else ", CUDA_VISIBLE_DEVICES to use other GPUs"
             raise DevicesInUseError(
-                f"{told}; --wait SECONDS waits for them, --shared measures beside them "
+                f"{text}; --wait SECONDS waits for them, --shared measures beside them "
                 f"and says so in each row{gpus}"
             )
-        if logged != told:
-            logged = told
-            log(f"waiting: {told}" + (", and ends" if is_ending else ""))
+        if logged != text:
+            logged = text
+            log(f"waiting: {text}" + (", and ends" if is_ending else ""))
         time.sleep(timeouts.ASK_OTHER_SWEEPS_EVERY_S)
     if others:
         log(f"not alone: {_in_use(others)}")
@@ -421,23 +430,21 @@ def _wait_for_others(
 
 
 def _in_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
-    """Return `cuda:0 of alpha is used by run a-1 of bob (…) since 2026-11-22 04:00:00`, or "".
-
-    others: device in words -> its holders.
-    """
+    """Return `cuda:0 of alpha is used by run a-1 of bob (…) since 2026-11-22 04:00:00`, or ""."""
     if not others:
         return ""
-    place, held_by = next(iter(others.items()))
+    device, holders = next(iter(others.items()))
     more = f" and {len(others) - 1} more device{'s' * (len(others) > 2)}" if len(others) > 1 else ""
-    are = "are" if more or place.startswith("the processors") else "is"
-    besides = f" and {len(held_by) - 1} more" if len(held_by) > 1 else ""
-    return f"{place}{more} {are} used by {held_by[0]}{besides} since {held_by[0].since}"
+    are = "are" if more or device.startswith("the processors") else "is"
+    besides = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+    return f"{device}{more} {are} used by {holders[0]}{besides} since {holders[0].since}"
 
 
 class CpuTime(NamedTuple):
-    """Processor time of a process, and of its children that have ended and were waited for."""
+    """Processor time of a process."""
 
     own_s: float
+    # Of children that have ended and were waited for.
     children_s: float
 
 
@@ -445,11 +452,11 @@ class CpuTime(NamedTuple):
 class NodeUse:
     """Who used a node at one moment."""
 
-    # Time of the look, by the monotonic clock of the node.
+    # By the monotonic clock of the node.
     time_s: float
     # Other sweeps that have locked the devices.
     holders: tuple[Holder, ...] = ()
-    # GPU UUID -> other processes, in words. A GPU is missing where NVML does not name our worker.
+    # GPU UUID -> other processes, in words. A GPU is missing if NVML does not list our worker.
     processes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Other sweeps and processes on other devices of the node, in words.
     beside: tuple[str, ...] = ()
@@ -469,29 +476,32 @@ def read_node_use(
 ) -> NodeUse:
     """Return who uses this node now.
 
-    Must be called in a child process of the node's raylet. Ray workers with a mark of raybench that
-    can be read count as this sweep's; another sweep shows by its lock, as `locks` sees it.
+    Must be called in a child process of the node's raylet. Ray workers that another sweep started
+    count as processes of this sweep; that sweep is found by its lock.
 
     Args:
         devices: devices of a point on this node.
         locks: locks of this sweep on this node.
         holder: this sweep.
-        ended: ids of processes of this sweep that have just ended; NVML may still list them.
-        busy: UUIDs of GPUs with other points of this sweep; these points report their neighbours.
+        ended: ids of processes of this sweep that have ended; NVML may still list them.
+        busy: UUIDs of GPUs with other points of this sweep.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
     own = _own_processes(holder)
     gpus = [device for device in devices if device.kind == "cuda"]
     ended = {*ended, *(device.process_id for device in devices)}
-    looks = {gpu.uuid: _on_gpu(gpu, own | ended) for gpu in gpus}
-    processes = {uuid: others for uuid, others in looks.items() if others is not None}
-    # In a container NVML may name processes by ids of the host; then ours cannot be told apart.
-    known = own | ended if processes else None
+    processes = {}
+    for gpu in gpus:
+        others = _on_gpu(gpu, own | ended)
+        if others is not None:
+            processes[gpu.uuid] = others
+    # In a container NVML may list the process ids of the host, which do not match ours.
+    ours = own | ended if processes else None
     processors = os.sched_getaffinity(0)
     has_cpu_workers = len(gpus) < len(devices)
     times = {}
     for number in own if has_cpu_workers else ():
-        with suppress(psutil.Error):  # it has ended
+        with suppress(psutil.Error):  # the process has ended
             process = psutil.Process(number)
             spent = process.cpu_times()
             times[number, process.create_time()] = CpuTime(
@@ -500,9 +510,9 @@ def read_node_use(
             )
     return NodeUse(
         time_s=time.monotonic(),
-        holders=tuple(dict.fromkeys(one for held_by in locked.others.values() for one in held_by)),
+        holders=tuple(dict.fromkeys(chain.from_iterable(locked.others.values()))),
         processes=processes,
-        beside=_others_on_node(devices, locks, holder, busy, known),
+        beside=_others_on_node(devices, locks, holder, busy, ours),
         busy_s=_busy_s(processors) if has_cpu_workers else None,
         own=times,
         processors=len(processors),
@@ -510,11 +520,13 @@ def read_node_use(
 
 
 def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> OtherUsers:
-    """Return who else was seen at either look, and others' CPU load between.
+    """Return the other users in either reading, and the CPU load of others between them.
 
-    before, after: the node's use just before and just after our own. devices: those that we used
-    on this node, at least one. Left out are loads up to 0.1 s or 5 % of our threads, or of the
-    cores if these are fewer, and any load if we had no CPU workers.
+    Without CPU workers no load is returned.
+
+    Args:
+        before, after: readings just before and just after the point.
+        devices: devices of the point on this node, at least one.
     """
     load = _load_of_others(before, after, devices)
     return OtherUsers(
@@ -525,17 +537,17 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> O
 
 
 def _users_of(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield who else used these devices, in a few words each."""
+    """Yield the other users of these devices in words."""
     host = devices[0].host
-    yield from (str(one) for one in dict.fromkeys((*before.holders, *after.holders)))
+    yield from map(str, dict.fromkeys((*before.holders, *after.holders)))
     for device in devices:
-        found = (*before.processes.get(device.uuid, ()), *after.processes.get(device.uuid, ()))
-        for process in dict.fromkeys(found):
+        others = (*before.processes.get(device.uuid, ()), *after.processes.get(device.uuid, ()))
+        for process in dict.fromkeys(others):
             yield f"{process} on {device.kind}:{device.index} of {host}"
 
 
 def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> HostLoad | None:
-    """Return the cores that other processes kept busy; None if few, or without CPU workers."""
+    """Return the cores that other processes kept busy; None if they are too few to matter."""
     if before.busy_s is None or after.busy_s is None:
         return None
     threads = sum(max(1, device.omp_num_threads) for device in devices if device.kind == "cpu")
@@ -543,8 +555,8 @@ def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) 
     gained = [(now, before.own.get(process, nothing)) for process, now in after.own.items()]
     own_s = sum(now.own_s - then.own_s for now, then in gained)
     children_s = sum(now.children_s - then.children_s for now, then in gained)
-    # When a process exits, its time moves to the children_* counters of its parent, if that waits
-    # for it: subtract what was already counted.
+    # The time of a process that exits moves to the children_* counters of its parent, if the parent
+    # waits for it: subtract what was counted before.
     ended_s = sum(sum(then) for process, then in before.own.items() if process not in after.own)
     others_s = after.busy_s - before.busy_s - own_s - max(0.0, children_s - ended_s)
     taken = others_s / (after.time_s - before.time_s) if others_s > _LEAST_S else 0.0
@@ -554,37 +566,42 @@ def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) 
 
 
 def _busy_s(processors: Collection[int]) -> float | None:
-    """Return the busy time of these processors since the host started; None without /proc/stat.
-
-    Not by psutil, which does not say which processor is which where some are switched off.
-    """
+    """Return the busy time of these processors since the host started; None if unknown."""
+    # psutil does not say which processor is which if some are switched off.
     names = {f"cpu{number}" for number in processors}
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     except OSError:
         return None
-    busy = [sum(int(line[place]) for place in _BUSY_COLUMNS) for line in lines if line[0] in names]
-    return sum(busy) / os.sysconf("SC_CLK_TCK") if busy else None
+    ticks = []
+    for line in lines:
+        if line[0] in names:
+            ticks += [int(line[column]) for column in _BUSY_COLUMNS]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
 
 
 def _own_processes(holder: Holder) -> set[int]:
     """Return the ids of this sweep's processes on this node, and of the Ray that it runs on."""
     living = list(psutil.process_iter(["ppid", "name"]))
-    rays = {os.getppid(), *(one.pid for one in living if one.info["name"] in _RAY_PROGRAMS)}
-    own = {*rays, os.getpid()}
+    living_ids = {process.pid for process in living}
+    ray_ids = {process.pid for process in living if process.info["name"] in _RAY_PROGRAMS}
+    ray_ids.add(os.getppid())
+    own = {*ray_ids, os.getpid()}
     if holder.host == socket.gethostname():
         own.add(holder.process_id)
-    own &= {one.pid for one in living}
-    ours = []
-    for one in living:
-        is_foreign = False  # a Ray worker of another program
-        if one.info["ppid"] in rays:
-            with suppress(psutil.Error):  # another user's shows its title only
-                title = " ".join(one.cmdline())
+    own &= living_ids
+    candidates = []
+    for process in living:
+        # A Ray worker of another program has no mark of raybench.
+        is_foreign = False
+        if process.info["ppid"] in ray_ids:
+            with suppress(psutil.Error):  # another user's process shows its title only
+                title = " ".join(process.cmdline())
                 is_foreign = title.startswith("ray::") or "default_worker.py" in title
-                is_foreign = is_foreign and reaper.MARK not in one.environ()
-        ours += [] if is_foreign else [one]
-    while children := {one.pid for one in ours if one.info["ppid"] in own} - own:
+                is_foreign = is_foreign and reaper.MARK not in process.environ()
+        if not is_foreign:
+            candidates.append(process)
+    while children := {child.pid for child in candidates if child.info["ppid"] in own} - own:
         own |= children
     return own
 
@@ -599,43 +616,39 @@ def _others_on_node(
     """Return, in words, other sweeps and processes on the other devices of this host."""
     from raybench.hardware import nvml
 
-    host, here, told = devices[0].host, set(map(lock_name, devices)), []
+    host, here = devices[0].host, set(map(lock_name, devices))
+    users: list[str] = []
     sweeps = locks.users_beside(here, holder.sweep)
     numbers = nvml.uuids() if sweeps or own is not None else {}
     for name, holders in sweeps.items():
-        place = f"GPU {numbers[name]}" if name in numbers else "another GPU"
-        place = "the processors" if name == CPU else place
-        told += [f"{one} used {place} of {host}" for one in holders]
+        device = f"GPU {numbers[name]}" if name in numbers else "another GPU"
+        device = "the processors" if name == CPU else device
+        users += [f"{other} used {device} of {host}" for other in holders]
     if own is None:
-        return tuple(told)
+        return tuple(users)
     for uuid in sorted(numbers.keys() - here - sweeps.keys() - set(busy), key=numbers.__getitem__):
         handle = nvml.device(uuid)
-        found = set() if handle is None else nvml.compute_process_ids(handle)
-        told += [
-            f"{_in_words(process)} used GPU {numbers[uuid]} of {host}"
-            for process in sorted(found - own)
-        ]
-    return tuple(told)
+        process_ids = set() if handle is None else nvml.compute_process_ids(handle)
+        for process_id in sorted(process_ids - own):
+            users.append(f"{_in_words(process_id)} used GPU {numbers[uuid]} of {host}")
+    return tuple(users)
 
 
 def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
-    """Return other processes on the GPU in words; None where NVML does not even name the worker's.
-
-    own: ids of the processes of this sweep.
-    """
+    """Return other processes on the GPU in words; None if NVML does not list the worker itself."""
     from raybench.hardware import nvml
 
     handle = nvml.device(device.uuid)
-    found = set() if handle is None else nvml.process_ids(handle)
-    if device.process_id not in found:
+    process_ids = set() if handle is None else nvml.process_ids(handle)
+    if device.process_id not in process_ids:
         return None
-    return tuple(map(_in_words, sorted(found - own)))
+    return tuple(map(_in_words, sorted(process_ids - own)))
 
 
-def _in_words(process: int) -> str:
-    """Return `process 17 (python)`."""
+def _in_words(process_id: int) -> str:
+    """Return a text such as `process 17 (python)`."""
     try:
-        name = psutil.Process(process).name()
+        name = psutil.Process(process_id).name()
     except psutil.Error:
         name = "of another container"
-    return f"process {process} ({''.join(c if c.isprintable() else '?' for c in name)})"
+    return f"process {process_id} ({''.join(c if c.isprintable() else '?' for c in name)})"
