@@ -1,12 +1,12 @@
-"""The devices of one node by NVML and the kernel's log: identity, counters, samples and facts.
+"""The devices of one node, by NVML and the kernel's log: identity, counters, samples and facts.
 
-A device is named by its UUID: NVML ignores CUDA_VISIBLE_DEVICES and orders devices by PCI bus,
-torch's order depends on the environment, and only the UUID is the same for both.
+A device is named by its UUID: NVML orders devices by PCI bus and ignores CUDA_VISIBLE_DEVICES,
+while the order of torch depends on the environment.
 
-`describe_device` and `Counters` are for the process that owns the device. `Sampler` reads once a
-second while points run, and clocks ten times, in a process of its own: in a worker a thread would
-compete with the steps for the interpreter. `FactReader` reads before and after a health check, not
-while something is timed: it takes some hundred calls of NVML a device.
+`describe_device` and `Counters` run in the process that owns the device. `Sampler` samples while
+points run, in a process of its own, because a thread in a worker would compete with the steps for
+the interpreter. `FactReader` makes some hundred NVML calls for each device, so it runs only before
+and after a health check.
 """
 
 from __future__ import annotations
@@ -41,22 +41,19 @@ from raybench.records.measurement import SpanNs
 if TYPE_CHECKING:
     import torch
 
-# NVML gives sets of NUMA nodes as words of 64 bits.
+# Size of a set of NUMA nodes in NVML, in words of 64 bits.
 _NODE_WORDS = 4
-# Limits for a smaller share of the time belong to a ramp-up, not to the measurement.
+# Limits for a smaller share of the time are part of a ramp-up.
 _LIMITED_SHARE = 0.02
-# After a limit, wait until none has acted for so long, but not longer than the second figure; the
-# counters are read each time the third has passed.
+# For `wait_until_unlimited`: time without a limit, longest wait, period of reading.
 _UNLIMITED_S, _LONGEST_WAIT_S, _LOOK_S = 0.3, 3.0, 0.05
 # Limits by heat or by a fault, not by the work itself.
 _HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
-# NVML's energy counter moves every 20 to 100 ms, and on A100 and H100 only a quarter of the time is
-# sampled (arXiv 2312.02741). A reading is late by up to one update, so one short block says
-# nothing. The sum over blocks is right to one update or two, however short the blocks are: in the
-# short pause between two blocks the counter rarely moves, so the energy that one block lacks is
-# counted in the next block.
+# NVML updates its energy counter every 20 to 100 ms, and on A100 and H100 it samples only a quarter
+# of the time (arXiv 2312.02741). The sum over short blocks is exact to one or two updates: the
+# energy that one block misses is counted in the next block.
 _SHORTEST_ENERGY_S = 2.0
-# A reading of the clock takes some 30 us.
+# One reading of the clock takes 30 us.
 _CLOCK_PERIOD_S = 0.1
 # Half an hour of readings.
 _MOST_CLOCKS = 18_000
@@ -68,7 +65,7 @@ _NVLINK_RX = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS)
 # PCI domain, bus and device of the GPU, and the number of the error.
 _XID_LINE = re.compile(rb"NVRM: Xid \(PCI:([0-9a-f]+):([0-9a-f]+):([0-9a-f]+)[^)]*\): (\d+)", re.I)
 _RECORD_BYTES = 8192
-# A burst of errors may leave so many events to be read at once.
+# Upper limit of events read at once, after a burst of errors.
 _MOST_EVENTS = 1000
 
 _FABRIC_STATES = {
@@ -82,7 +79,7 @@ _FABRIC_FAULTS = {
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "an unhealthy route",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY: "access timeouts",
 }
-# The driver has a call for each counter up to Hopper, and a field later.
+# (counter for a call of the driver up to Hopper, field of newer drivers).
 _LINK_ERRORS = {
     "crc": (pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC),
     "replay": (pynvml.NVML_NVLINK_ERROR_DL_REPLAY, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY),
@@ -100,11 +97,13 @@ ClockReading = tuple[int, int]
 
 
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
-    """Return identity, versions and settings of this process and its device; `rack` stays empty.
+    """Return identity, versions and settings of this process and its device.
 
-    Facts that NVML does not report are None, `throttle_reasons` is then empty. `other_processes` is
-    known only after this process has created its CUDA context. index: as torch counts the device;
-    the number of a CPU worker. node_id, address: those of the node in Ray.
+    `other_processes` is known only after this process has created its CUDA context.
+
+    Args:
+        index: torch's index of the device, or the number of a CPU worker.
+        node_id, address: of the node in Ray.
     """
     import torch
 
@@ -129,7 +128,7 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
         uuid = f"GPU-{properties.uuid}"
         versions = {**package_versions(), "cuda": str(torch.version.cuda), **nccl}
         if not nccl:
-            # Without a library of its own NCCL is a part of torch.
+            # Without a shared library, NCCL is compiled into torch.
             compiled = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
             versions["nccl"] = ".".join(map(str, compiled))
         facts |= {"name": properties.name, "memory_bytes": properties.total_memory}
@@ -144,7 +143,7 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    """Return what NVML knows of the device by field of `Device`; unknown facts are left out."""
+    """Return field of `Device` -> value, for the facts that NVML reports."""
     handle = nvml.device(uuid)
     if handle is None:
         return {}
@@ -152,7 +151,7 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     mig_modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
     processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
-    # Not nvmlDeviceGetNumaNodeId: that is the node of a Grace Hopper GPU's own memory.
+    # nvmlDeviceGetNumaNodeId is another node: that of the memory of a Grace Hopper GPU.
     near = pynvml.nvmlDeviceGetMemoryAffinity
     words = nvml.ask(near, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE) or ()
     nodes = sum(word << (64 * position) for position, word in enumerate(words))
@@ -172,28 +171,26 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "mig_mode": nvml.flag(mig_modes and mig_modes[0]),
         "pcie_link": _pcie_link(handle, "Curr"),
         "pcie_link_max": _pcie_link(handle, "Max"),
-        # Unknown where several are near.
+        # Unknown if several nodes are near.
         "numa_node": nodes.bit_length() - 1 if nodes.bit_count() == 1 else None,
-        # Unknown where the list lacks this process, which has a context there: then it is not that
-        # of the whole host.
+        # This process has a context on the device. If the list lacks it, the list is incomplete.
         "other_processes": len(processes) - 1 if os.getpid() in processes else None,
     }
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
 def _pcie_link(handle: Any, which: Literal["Curr", "Max"]) -> str | None:
-    """Return for example "gen5 x16"; None if unknown. An idle link may have stepped down."""
+    """Return a text such as "gen5 x16"; None if unknown. An idle link may run at a lower speed."""
     questions = (f"nvmlDeviceGet{which}PcieLink{what}" for what in ("Generation", "Width"))
     answers = [nvml.ask(getattr(pynvml, question), handle) for question in questions]
     return None if None in answers else "gen{} x{}".format(*answers)
 
 
 def _topology(handle: Any) -> str:
-    """Return how this device reaches the others of its node, as `NVLink x12, 1:NV, 2:SYS`.
+    """Return how this device reaches the other devices of its node, as `NVLink x12, 1:NV, 2:SYS`.
 
-    First the active NVLinks, then by the other device's number, as CUDA counts those it may use,
-    "NV" where they lead to it, else the level that `nvidia-smi topo -m` names. Raises NVMLError
-    where NVML does not answer.
+    The text has the number of active NVLinks, then the path to each other device by CUDA index:
+    "NV" for NVLink, otherwise the level as in `nvidia-smi topo -m`. Raises NVMLError.
     """
     names = {
         pynvml.NVML_TOPOLOGY_INTERNAL: "board",
@@ -210,15 +207,16 @@ def _topology(handle: Any) -> str:
         if other is None or pynvml.nvmlDeviceGetUUID(other) == pynvml.nvmlDeviceGetUUID(handle):
             continue
         level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)
-        asked = (handle, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        is_nvlink = nvml.ask(pynvml.nvmlDeviceGetP2PStatus, *asked) == pynvml.NVML_P2P_STATUS_OK
+        capability = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+        status = nvml.ask(pynvml.nvmlDeviceGetP2PStatus, handle, other, capability)
+        is_nvlink = status == pynvml.NVML_P2P_STATUS_OK
         links.append(f"{index}:{'NV' if is_nvlink else names.get(level, level)}")
     nvlinks = sum(nvml.nvlink_states(handle).values())
     return ", ".join([f"NVLink x{nvlinks}", *links])
 
 
 def _free_bytes(folder: str) -> int | None:
-    """Return the free bytes of the file system of a folder; None where there is no such folder."""
+    """Return the free bytes of the file system of a folder; None without such a folder."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -227,15 +225,12 @@ def _free_bytes(folder: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReading:
-    """The counters of a device at one moment: energy, and for how long clocks were limited.
+    """The counters of a device at one moment, since the driver was loaded."""
 
-    time_s: of a monotonic clock. energy_j: used since the driver was loaded; None where unknown.
-    limited_s: seconds for which clocks were limited since then, by reason; empty where the device
-    counts none.
-    """
-
+    # By the monotonic clock.
     time_s: float
     energy_j: float | None = None
+    # Reason -> seconds for which it limited the clocks; empty if the device does not count them.
     limited_s: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -244,18 +239,18 @@ ReadingSpan = tuple[DeviceReading | None, DeviceReading | None]
 
 
 class Counters:
-    """Reads energy and limited clocks of one device; a CPU counts neither."""
+    """Reads the energy of one device, and how long its clocks were limited."""
 
     def __init__(self, device: torch.device) -> None:
         self._handle = None
         if device.type == "cuda":
             import torch
 
-            # torch has no prefix, NVML has one.
+            # NVML has the prefix, torch does not.
             self._handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
     def read(self) -> DeviceReading | None:
-        """Return the counters now; None on a CPU, and where NVML does not know the device."""
+        """Return the counters now; None on a CPU or if NVML does not know the device."""
         if self._handle is None:
             return None
         energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
@@ -280,10 +275,11 @@ class Counters:
 def wait_until_unlimited(
     counters: Counters, since: DeviceReading | None, at_most_s: float = _LONGEST_WAIT_S
 ) -> None:
-    """Block until nothing has limited the clocks for 0.3 s, or `at_most_s` (3 s at most) is over.
+    """Block until nothing has limited the clocks for 0.3 s, so that earlier work has no effect.
 
-    So the work before does not slow down what is measured next. Returns at once if the device does
-    not count limits. since: an earlier reading, where the 0.3 s may begin; None: do not wait.
+    Args:
+        since: an earlier reading, at which the 0.3 s may begin; None: do not wait.
+        at_most_s: longest wait; never more than 3 s.
     """
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
     last, unlimited_since_s = since, since.time_s if since else 0.0
@@ -299,8 +295,8 @@ def wait_until_unlimited(
 def throttle_reasons(before: DeviceReading | None, after: DeviceReading | None) -> tuple[str, ...]:
     """Return the reasons that limited the clocks for over 2 % of the time between two readings.
 
-    Such as "power_cap" or "thermal_sw"; empty also if a reading is None or counts none. Idling, and
-    clocks that an administrator has set, are no reason.
+    Reasons are names such as "power_cap" or "thermal_sw". Idling, and clocks set by an
+    administrator, do not count. Empty if a reading is None.
     """
     if before is None or after is None:
         return ()
@@ -313,20 +309,17 @@ def throttle_reasons(before: DeviceReading | None, after: DeviceReading | None) 
 
 
 def is_held_back(before: DeviceReading | None, after: DeviceReading | None) -> bool:
-    """Return whether heat or a fault is among the `throttle_reasons`; False if unknown."""
+    """Return whether heat or a fault limited the clocks; False if unknown."""
     return not _HEAT_OR_FAULT.isdisjoint(throttle_reasons(before, after))
 
 
 def seconds_between(spans: Iterable[ReadingSpan]) -> float:
-    """Return the seconds within all spans together; spans with an unknown reading count as 0."""
+    """Return the total duration of the spans; spans with an unknown reading count as 0."""
     return sum(after.time_s - before.time_s for before, after in spans if before and after)
 
 
 def energy_j(spans: Sequence[ReadingSpan]) -> float | None:
-    """Return the energy in J used within all spans together.
-
-    None if it is unknown, or if the spans are shorter than 2 s together.
-    """
+    """Return the energy in J used in all spans; None if unknown or if they last less than 2 s."""
     used_j = 0.0
     for before, after in spans:
         if before is None or after is None or before.energy_j is None or after.energy_j is None:
@@ -336,15 +329,18 @@ def energy_j(spans: Sequence[ReadingSpan]) -> float | None:
 
 
 class Sampler:
-    """Samples devices of this node in a thread; devices that NVML does not know are left out.
+    """Samples the GPUs of this node in a thread.
 
-    period_s: between two samples, and before the first. The SM clock is read each 0.1 s, or each
-    period if that is shorter.
+    Args:
+        period_s: period of the samples. The SM clock is read every 0.1 s if that is shorter.
     """
 
     def __init__(self, devices: Sequence[Device], period_s: float = 1.0) -> None:
-        asked = [(device, nvml.device(device.uuid)) for device in devices]
-        self._devices = [(device, handle) for device, handle in asked if handle is not None]
+        self._devices: list[tuple[Device, Any]] = []
+        for device in devices:
+            handle = nvml.device(device.uuid)
+            if handle is not None:
+                self._devices.append((device, handle))
         self._period_s = period_s
         self._samples: deque[DeviceSample] = deque()
         self._clocks: dict[str, deque[ClockReading]] = {
@@ -354,23 +350,26 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, if there is a device to sample. Call it once."""
+        """Start the thread if there is a device to sample. Call it once."""
         if self._devices:
             self._thread.start()
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """Return the samples since the last call, oldest first; until then all are kept."""
+        """Return the samples since the last call, oldest first."""
         return tuple(self._samples.popleft() for _ in range(len(self._samples)))
 
     def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
         """Return the SM clocks of a device in MHz, as `clocks_within`; empty if it is not sampled.
 
-        Of the last 18,000 readings, half an hour. spans_ns: (begin, end) by `time.monotonic_ns`.
+        Readings are kept for half an hour.
+
+        Args:
+            spans_ns: (begin, end) by `time.monotonic_ns`.
         """
         return clocks_within(list(self._clocks.get(uuid, ())), spans_ns)
 
     def stop(self) -> None:
-        """Stop the thread and wait for its end; its samples can still be drained."""
+        """Stop the thread and wait for its end; `drain` still returns its samples."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -389,33 +388,40 @@ class Sampler:
 
 
 def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
-    """Return the clocks in these spans of time, in MHz, the oldest first.
+    """Return the clocks in these spans in MHz, oldest first.
 
-    If no span contains a reading, it is the one nearest to the last span, if that is at most 0.1 s
-    away: the device did the same work just before and afterwards. Else empty.
-    clocks: (time in ns, MHz), oldest first. spans_ns: (begin, end) by the same clock.
+    If no span contains a reading, return the reading nearest to the last span, if it is at most
+    0.1 s away: the device did the same work then.
+
+    Args:
+        clocks: oldest first.
+        spans_ns: (begin, end) by the same clock.
     """
-    within = [mhz for at_ns, mhz in clocks if any(begin <= at_ns <= end for begin, end in spans_ns)]
+    within = []
+    for at_ns, mhz in clocks:
+        if any(begin_ns <= at_ns <= end_ns for begin_ns, end_ns in spans_ns):
+            within.append(mhz)
     if within or not spans_ns:
         return tuple(within)
     begin_ns, end_ns = spans_ns[-1]
-    near = [(max(begin_ns - at_ns, at_ns - end_ns), mhz) for at_ns, mhz in clocks]
-    away_ns, mhz = min(near, default=(math.inf, 0))
-    return (mhz,) if away_ns <= _CLOCK_PERIOD_S * NS_PER_S else ()
+    distances = [(max(begin_ns - at_ns, at_ns - end_ns), mhz) for at_ns, mhz in clocks]
+    distance_ns, mhz = min(distances, default=(math.inf, 0))
+    return (mhz,) if distance_ns <= _CLOCK_PERIOD_S * NS_PER_S else ()
 
 
 def memory_in_use_bytes() -> dict[str, int]:
-    """Return UUID of each GPU of the host that NVML reads -> bytes in use, without the driver's."""
-    read = [(nvml.ask(pynvml.nvmlDeviceGetUUID, one), nvml.memory(one)) for one in nvml.devices()]
-    return {uuid: memory.used for uuid, memory in read if uuid is not None and memory is not None}
+    """Return UUID -> bytes in use by processes, for each GPU of the host that NVML reads."""
+    used = {}
+    for handle in nvml.devices():
+        uuid, memory = nvml.ask(pynvml.nvmlDeviceGetUUID, handle), nvml.memory(handle)
+        if uuid is not None and memory is not None:
+            used[uuid] = memory.used
+    return used
 
 
 def _sample(device: Device, handle: Any) -> DeviceSample:
-    """Return one sample of a device, from about ten cheap calls; unknown values are None.
-
-    Left out, because they are slow or hold up other processes' work: PCIe throughput (NVML
-    measures it while it blocks), running processes, fans.
-    """
+    """Return one sample of a device, from about ten cheap calls."""
+    # PCIe throughput, running processes and fans are not read: they are slow or block other work.
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory(handle)
     sent = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
@@ -440,25 +446,22 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
 
 
 class FactReader:
-    """Reads the devices of this node, and watches each for driver errors from its first reading on.
-
-    kernel_log: the log as the kernel offers it to those who may read it.
-    """
+    """Reads the devices of this node, and watches them for driver errors."""
 
     def __init__(self, kernel_log: Path = Path("/dev/kmsg")) -> None:
         self._kernel_log = kernel_log
         self._watches: dict[str, _XidWatch] = {}
 
     def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return the facts of each device now, in order; unknown is None, or () of `fabric_faults`.
+        """Return the facts of each device now, in order.
 
-        All are unknown for a CPU, and for a GPU that NVML does not know, whose `unread` says so.
+        `unread` says so for a GPU that NVML does not know. A CPU has no facts.
         """
         logged = kernel_xids(self._kernel_log)
         return tuple(self._read_device(device, logged) for device in devices)
 
     def _read_device(self, device: Device, logged: _LoggedXids | None) -> DeviceFacts:
-        """Return the facts of one device, and watch it from now on. logged: as of `kernel_xids`."""
+        """Return the facts of one device, and watch it from now on."""
         now_s = time.monotonic()
         handle = nvml.device(device.uuid) if device.kind == "cuda" else None
         if handle is None:
@@ -473,8 +476,11 @@ class FactReader:
             kernel_xids = tuple(logged.get(address, ()))
         memory = nvml.memory(handle)
         remapped = nvml.ask(pynvml.nvmlDeviceGetRemappedRows, handle)
-        pages = [nvml.ask(pynvml.nvmlDeviceGetRetiredPages, handle, one) for one in _RETIREMENTS]
-        told = [addresses for addresses in pages if addresses is not None]
+        retired = []
+        for cause in _RETIREMENTS:
+            addresses = nvml.ask(pynvml.nvmlDeviceGetRetiredPages, handle, cause)
+            if addresses is not None:
+                retired.append(len(addresses))
         pending = nvml.ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
         return DeviceFacts(
             device=device,
@@ -484,18 +490,18 @@ class FactReader:
             xids_watched_since_s=watch.since_s,
             memory_free_bytes=None if memory is None else memory.free,
             ecc_errors=nvml.ecc_errors(handle),
-            # Those after errors that could be corrected, and those after others.
+            # Rows remapped after correctable errors, and after uncorrectable ones.
             remapped_rows=remapped[0] + remapped[1] if remapped else None,
             is_remap_pending=nvml.flag(remapped and remapped[2]),
             is_remap_failed=nvml.flag(remapped and remapped[3]),
-            retired_pages=sum(map(len, told)) if told else None,
+            retired_pages=sum(retired) if retired else None,
             is_retirement_pending=nvml.flag(pending),
             **_link_facts(handle),
         )
 
 
 class _XidWatch:
-    """The driver errors of one device since `since_s`, as NVML reports them by events."""
+    """The driver errors of one device since `since_s`, by events of NVML."""
 
     def __init__(self, handle: Any, since_s: float) -> None:
         self.since_s = since_s
@@ -515,38 +521,40 @@ class _XidWatch:
             return None
         for _ in range(_MOST_EVENTS):
             event = nvml.ask(pynvml.nvmlEventSetWait_v2, self._events, 0)
-            if event is None:  # there is none left
+            if event is None:
                 break
             self._seen.append(int(event.eventData))
         return tuple(self._seen)
 
 
 def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
-    """Return PCI (domain, bus, device) -> its driver errors as Xid numbers, oldest first.
+    """Return PCI (domain, bus, device) -> Xid numbers of its driver errors, oldest first.
 
-    Only devices with errors; None if the log cannot be read. log: /dev/kmsg, read without waiting
-    for more; an ordinary file may have 8 KiB at most, else a number may be cut.
+    None if the log cannot be read.
+
+    Args:
+        log: /dev/kmsg, or an ordinary file of at most 8 KiB.
     """
-    found: dict[tuple[int, ...], list[int]] = {}
+    xids: dict[tuple[int, ...], list[int]] = {}
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb", buffering=0) as records:
             while True:
                 try:
                     record = records.read(_RECORD_BYTES)
-                except BrokenPipeError:  # the kernel has dropped it meanwhile
+                except BrokenPipeError:  # the kernel has overwritten this record
                     continue
-                if not record:  # None: it has no more now
-                    return found
+                if not record:  # None: the log has no more records now
+                    return xids
                 for *address, number in _XID_LINE.findall(record):
                     device = tuple(int(part, 16) for part in address)
-                    found.setdefault(device, []).append(int(number))
+                    xids.setdefault(device, []).append(int(number))
     except OSError:
         return None
 
 
 def _link_facts(handle: Any) -> dict[str, Any]:
-    """Return the fields of `DeviceFacts` about PCIe, NVLinks and the fabric that NVML answers."""
+    """Return the fields of `DeviceFacts` about PCIe, NVLinks and the fabric."""
     links = [
         NvLink(link=link, is_active=is_active, errors=_link_errors(handle, link))
         for link, is_active in nvml.nvlink_states(handle).items()
@@ -562,7 +570,7 @@ def _link_facts(handle: Any) -> dict[str, Any]:
         return facts
     state = _FABRIC_STATES.get(info.state)
     faults = [name for shift, name in _FABRIC_FAULTS.items() if info.healthMask >> shift & 3 == 1]
-    # Four bits, of which 1 is a right configuration.
+    # Four bits: 0 is not supported, 1 a correct configuration.
     if info.healthMask >> pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION & 15 > 1:
         faults.append("an incorrect configuration")
     if state == "completed" and info.status != pynvml.NVML_SUCCESS:
@@ -571,7 +579,7 @@ def _link_facts(handle: Any) -> dict[str, Any]:
 
 
 def _link_errors(handle: Any, link: int) -> dict[str, int]:
-    """Return the errors of one NVLink by kind, without kinds that this driver does not count."""
+    """Return kind -> errors of one NVLink, for the kinds that the driver counts."""
     fields = {name: (field, link) for name, (_, field) in _LINK_ERRORS.items()}
     counted = {
         name: nvml.ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# As libnccl.so.2 or libnccl.so.2.28.9. Plugins have other names, such as libnccl-net.so.
+# Such as libnccl.so.2 or libnccl.so.2.28.9, but not plugins such as libnccl-net.so.
 _FILE = re.compile(r"libnccl\.so(?:\.\d+)*")
-# Linux appends this to the path of a loaded file that was replaced.
+# Linux appends this text to the path of a loaded file that was replaced.
 _DELETED = " (deleted)"
 
 
@@ -19,7 +19,7 @@ _DELETED = " (deleted)"
 class LoadedNccl:
     """An NCCL library in the memory of this process."""
 
-    # As `2.28.9`.
+    # Such as `2.28.9`.
     version: str
     path: str
 
@@ -28,12 +28,12 @@ def loaded_nccl() -> LoadedNccl | None:
     """Return the NCCL that this process calls; None without such a shared library."""
     # torch.cuda.nccl.version() is the version that torch was compiled with. LD_PRELOAD and
     # LD_LIBRARY_PATH do not change it.
-    found = list(_libraries())
-    if len(found) > 1:
+    libraries = list(_libraries())
+    if len(libraries) > 1:
         # The dynamic linker uses the first library in the global scope, such as one of LD_PRELOAD.
         in_use = _address(ctypes.CDLL(None))
-        found.sort(key=lambda named: _address(named[1]) != in_use)
-    for path, library in found:
+        libraries.sort(key=lambda item: _address(item[1]) != in_use)
+    for path, library in libraries:
         number = ctypes.c_int()
         if library.ncclGetVersion(ctypes.byref(number)) == 0:
             return LoadedNccl(version=_text(number.value), path=path)
@@ -41,7 +41,7 @@ def loaded_nccl() -> LoadedNccl | None:
 
 
 def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
-    """Yield path and handle of each NCCL library that is loaded already."""
+    """Yield path and handle of each loaded NCCL library."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     # The path is the sixth column and may contain blanks.
     paths = (columns[5] for line in lines if len(columns := line.split(maxsplit=5)) == 6)
@@ -51,19 +51,19 @@ def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
         except OSError:
-            continue  # its file was replaced, and the linker knows it by another path
+            continue  # the file was replaced, and the linker knows the library by another path
         if _address(library) is not None:
             yield path, library
 
 
 def _address(library: ctypes.CDLL) -> int | None:
-    """Return the address of `ncclGetVersion`, None without it."""
+    """Return the address of `ncclGetVersion`; None if the library has no such function."""
     function = getattr(library, "ncclGetVersion", None)
     return function and ctypes.cast(function, ctypes.c_void_p).value
 
 
 def _text(number: int) -> str:
-    """Write the version number of NCCL with dots."""
-    # As 22809; before 2.9 as 2804.
+    """Return the version with dots."""
+    # The number is 22809 for 2.28.9, and before 2.9 for example 2804 for 2.8.4.
     major = 10_000 if number >= 10_000 else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}"

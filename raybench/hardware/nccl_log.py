@@ -1,8 +1,8 @@
-"""NCCL's own log lines parsed: the routes between ranks, and the algorithms it chose. Pure.
+"""A parser of NCCL's log: the routes between ranks, and the algorithms that NCCL chose.
 
-The lines are those of the subsystems INIT, NET, P2P, SHM and TUNING, as NCCL 2.18 to 2.30 write
-them, TUNING as from 2.24 on. A plug-in is a network by its own name: that for EFA calls itself AWS
-Libfabric, later Libfabric.
+It reads the lines of the subsystems INIT, NET, P2P and SHM of NCCL 2.18 to 2.30, and of TUNING from
+2.24 on. A plug-in appears as a network with its own name; the plug-in for EFA is called AWS
+Libfabric, in later versions Libfabric.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _ROUTE = re.compile(
     r"(?P<way>\S.*?)\s*$"
 )
 _NETWORK = re.compile(r"NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\((?P<proxy>\d+)\))?(?P<rest>.*)")
-# `[0]eth0:10.0.0.1<0>` of sockets.
+# Sockets: `[0]eth0:10.0.0.1<0>`.
 _INTERFACE = re.compile(r"\[\d+\]([^\s:]+):(\S+?)<")
-# `[1]mlx5_1:1/RoCE` of an adapter, since 2.30 with rail and plane after the port, and of several
-# that are one device for NCCL 2.20 to 2.22 `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`.
+# An adapter: `[1]mlx5_1:1/RoCE`; NCCL 2.30 appends rail and plane to the port. NCCL 2.20 to 2.22
+# write adapters that form one device as `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}`.
 _IB_DEVICE = re.compile(r"\[\d+\](?:=\{.*?\}|\S+)")
 _ADAPTER = re.compile(r"([^\s:\]]+):\d+[:\d]*/(\w+)")
-# `AllReduce: 67108864 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}`, by rank 0.
+# Written by rank 0: `AllReduce: 67108864 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}`.
 _CHOICE = re.compile(
     r"NCCL INFO (?P<operation>\w+): (?P<size>\d+) Bytes -> Algo (?P<algorithm>\w+) "
     r"proto (?P<protocol>\w+) channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\}"
@@ -33,27 +33,27 @@ _NVLS_CHANNELS = re.compile(r"(\d+) nvls channels")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The way from one rank to another, by their numbers in the communicator.
+    """The way from one rank to another."""
 
-    kind: P2P, SHM, NET or another word of NCCL. detail: such as CUMEM or IPC of P2P. network:
-    Socket, IB or the name of a plug-in; empty unless the kind is NET. interface: name of the
-    interface of sockets; empty where it is not known. place: the interface or the adapter in words,
-    as `mlx5_0 (RoCE)`, or `device 1` where its name is not known; empty unless the kind is NET.
-    gpu_direct: the adapter reads and writes the GPU's memory itself.
-    """
-
+    # Ranks in the communicator.
     sender: int
     receiver: int
+    # P2P, SHM, NET or another word of NCCL.
     kind: str
+    # Such as CUMEM or IPC for P2P.
     detail: str = ""
+    # Socket, IB or the name of a plug-in, for NET.
     network: str = ""
+    # Name of the network interface of sockets; "" if unknown.
     interface: str = ""
+    # The interface or adapter in words, as `mlx5_0 (RoCE)` or `device 1`, for NET.
     place: str = ""
+    # Whether the adapter reads and writes the memory of the GPU itself.
     gpu_direct: bool = False
 
     @property
     def words(self) -> str:
-        """Return the route in words: `P2P/CUMEM`, or `NET/IB on mlx5_0 (RoCE), GPUDirect`."""
+        """The route in words, as `P2P/CUMEM` or `NET/IB on mlx5_0 (RoCE), GPUDirect`."""
         if self.kind != "NET":
             return "/".join(filter(None, (self.kind, self.detail)))
         place = f" on {self.place}" if self.place else ""
@@ -62,33 +62,36 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLog:
-    """What the NCCL log of one rank says about transports.
+    """What the NCCL log of one rank says about transports."""
 
-    routes: without repeats. adapter_count: InfiniBand and RoCE adapters that NCCL uses; 0 where it
-    tells of none. has_nvls: NCCL can reduce in the NVLink switch (NVLS); None: unknown.
-    """
-
+    # Without repeats.
     routes: tuple[Route, ...] = ()
+    # Number of InfiniBand and RoCE adapters that NCCL uses.
     adapter_count: int = 0
+    # Whether NCCL can reduce in the NVLink switch (NVLS); None: unknown.
     has_nvls: bool | None = None
 
 
 def parse(lines: Iterable[str]) -> NcclLog:
-    """Return the transports that the lines of one rank tell of; other lines are ignored."""
+    """Return the transports in the log of one rank; other lines are ignored."""
     kept = [line for line in lines if "NCCL" in line]
     text = "\n".join(kept)
-    # Supported by the devices, and given channels.
+    # NVLS is used if the devices support it and NCCL gives it channels.
     supported, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
     nvls = [supported[1] is None] if supported else []
     nvls += [int(channels[1]) > 0] if channels else []
     used = {"Socket": "", "IB": ""}
     for name in used:
-        told = (line.partition(f"NET/{name} : Using")[2] for line in kept)
-        used[name] = next(filter(None, told), "")
+        devices = (line.partition(f"NET/{name} : Using")[2] for line in kept)
+        used[name] = next(filter(None, devices), "")
     adapters = [_ADAPTER.findall(device) for device in _IB_DEVICE.findall(used["IB"])]
-    merged = [("+".join(name for name, _ in ports), ports[0][1]) for ports in adapters if ports]
-    networks = {"Socket": _INTERFACE.findall(used["Socket"]), "IB": merged}
-    routes = [_route(found, networks) for found in map(_ROUTE.search, kept) if found]
+    ib_devices = []
+    for ports in adapters:
+        if ports:
+            names, kinds = zip(*ports, strict=True)
+            ib_devices.append(("+".join(names), kinds[0]))
+    networks = {"Socket": _INTERFACE.findall(used["Socket"]), "IB": ib_devices}
+    routes = [_route(match, networks) for match in map(_ROUTE.search, kept) if match]
     return NcclLog(
         routes=tuple(dict.fromkeys(routes)),
         adapter_count=sum(map(len, adapters)),
@@ -97,25 +100,26 @@ def parse(lines: Iterable[str]) -> NcclLog:
 
 
 def choices(lines: Iterable[str]) -> Iterator[str]:
-    """Yield what NCCL ran, as `Reduce 4 B: RING LL, 1 channel`, for each line that tells it.
+    """Yield what NCCL ran, as `Reduce 4 B: RING LL, 1 channel`, for each line of TUNING.
 
-    In their order, repeats too. NCCL writes such lines on rank 0 of a group only.
+    Only rank 0 of a group writes such lines.
     """
-    for found in filter(None, map(_CHOICE.search, lines)):
-        channels = int(found["high"]) - int(found["low"]) + 1
+    for match in filter(None, map(_CHOICE.search, lines)):
+        channels = int(match["high"]) - int(match["low"]) + 1
         yield (
-            f"{found['operation']} {found['size']} B: {found['algorithm']} {found['protocol']}, "
+            f"{match['operation']} {match['size']} B: {match['algorithm']} {match['protocol']}, "
             f"{channels} channel{'s' * (channels > 1)}"
         )
 
 
-def _route(found: re.Match[str], networks: Mapping[str, Sequence[tuple[str, str]]]) -> Route:
-    """Return the route of one line. found: a match of `_ROUTE`.
+def _route(match: re.Match[str], networks: Mapping[str, Sequence[tuple[str, str]]]) -> Route:
+    """Return the route of one line.
 
-    networks: by name of the network its devices in the order of their numbers, each as its name,
-    and its address or kind.
+    Args:
+        match: of `_ROUTE`.
+        networks: network -> (name, address or kind) of its devices, by their numbers.
     """
-    sender, receiver, way = int(found["sender"]), int(found["receiver"]), found["way"]
+    sender, receiver, way = int(match["sender"]), int(match["receiver"]), match["way"]
     network = _NETWORK.fullmatch(way)
     if network is None:
         kind, _, detail = way.partition("/")
