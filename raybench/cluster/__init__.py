@@ -58,16 +58,15 @@ class Cluster(Protocol):
         """Other sweeps that share the devices, each in words."""
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start up to `count` workers and wait for those that come soon. Call it once.
+        """Start up to `count` workers; late workers join in `refresh`. Call it once.
 
         Args:
-            count: at least 1; ignored with a device list, of which each device gets a worker.
+            count: ignored if the request has a device list.
             strategy: which devices to take if there are more.
 
         Raises:
-            ClusterError: no worker comes, a device cannot be used, or a listed device is missing
-                without `wait_s`.
-            DevicesInUseError: another sweep has a device that `terms` do not share, or all devices.
+            ClusterError: no worker comes, or a device is missing or cannot be used.
+            DevicesInUseError: another sweep has the devices.
         """
 
     def refresh(self, timeout_s: float) -> None:

@@ -48,8 +48,6 @@ def counts_by_node(
 
 
 class _Slot(NamedTuple):
-    """A device to choose from."""
-
     node_id: str
     # Index of the device on its node.
     rail: int
@@ -87,7 +85,6 @@ def _ordered(racks: Mapping[str, Mapping[str, Sequence[_Slot]]], strategy: Strat
 
 
 def _in_turn(groups: Iterable[Sequence[_Slot]]) -> list[_Slot]:
-    """Return the first item of each group, then the second of each, and so on."""
     return [slot for column in zip_longest(*groups) for slot in column if slot is not None]
 
 
@@ -136,7 +133,8 @@ class DeviceAllocator:
 
     A point always gets the shape that it would get on the idle cluster: the same number of devices
     on the same number of nodes of the same models, and the same number of nodes of one rack. Points
-    beside it change only which devices these are. The model of a node is that of its first device.
+    beside it change only the choice of the devices. All devices of a node count as the model of its
+    first device.
 
     Args:
         devices: device of each worker id.

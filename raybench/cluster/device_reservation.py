@@ -143,8 +143,7 @@ class DeviceLocks:
         Args:
             devices: names from `lock_name`.
             holder: this sweep.
-            shared: lock the devices even if another sweep uses one of them; otherwise none is
-                locked then.
+            shared: if False, lock no device if another sweep uses one of them.
         """
         try:
             with _exclusive(self._folder):
@@ -238,7 +237,6 @@ def _exclusive(folder: Path) -> Iterator[None]:
 
 
 def _try_lock(file: int, kind: int) -> bool:
-    """Return whether the file could be locked. kind: as for `flock`."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -247,7 +245,6 @@ def _try_lock(file: int, kind: int) -> bool:
 
 
 def _file_name(device: str) -> str:
-    """Return the part of a lock file's name that stands for the device."""
     return re.sub(r"[^A-Za-z0-9-]", "_", device)
 
 
@@ -370,7 +367,6 @@ class DeviceReservation:
     def _lock_all(
         self, devices: Sequence[Device], terms: ReservationTerms
     ) -> dict[str, tuple[Holder, ...]]:
-        """Lock all devices of the sweep, or none; return the result of `_lock`."""
         others = self._lock(devices, terms)
         if others and not terms.shared:
             # Two sweeps that hold locks and wait for each other would wait for ever.
@@ -444,7 +440,7 @@ class CpuTime(NamedTuple):
     """Processor time of a process."""
 
     own_s: float
-    # Of children that have ended and were waited for.
+    # Time of ended children that the process has waited for.
     children_s: float
 
 
@@ -452,7 +448,7 @@ class CpuTime(NamedTuple):
 class NodeUse:
     """Who used a node at one moment."""
 
-    # By the monotonic clock of the node.
+    # Monotonic clock of the node.
     time_s: float
     # Other sweeps that have locked the devices.
     holders: tuple[Holder, ...] = ()
@@ -520,9 +516,7 @@ def read_node_use(
 
 
 def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> OtherUsers:
-    """Return the other users in either reading, and the CPU load of others between them.
-
-    Without CPU workers no load is returned.
+    """Return the users in both readings, and the CPU load of other processes between the readings.
 
     Args:
         before, after: readings just before and just after the point.
@@ -537,7 +531,6 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> O
 
 
 def _users_of(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield the other users of these devices in words."""
     host = devices[0].host
     yield from map(str, dict.fromkeys((*before.holders, *after.holders)))
     for device in devices:
@@ -613,7 +606,6 @@ def _others_on_node(
     busy: Collection[str],
     own: set[int] | None,
 ) -> tuple[str, ...]:
-    """Return, in words, other sweeps and processes on the other devices of this host."""
     from raybench.hardware import nvml
 
     host, here = devices[0].host, set(map(lock_name, devices))
@@ -646,7 +638,6 @@ def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
 
 
 def _in_words(process_id: int) -> str:
-    """Return a text such as `process 17 (python)`."""
     try:
         name = psutil.Process(process_id).name()
     except psutil.Error:

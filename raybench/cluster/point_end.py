@@ -44,7 +44,7 @@ _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<functio
 class RunningRanks(Protocol):
     """The ranks of one running point; each kind of cluster implements it."""
 
-    # By rank.
+    # In rank order.
     devices: Sequence[Device]
 
     def answers(self, timeout_s: float) -> Mapping[int, RankAnswer]:
@@ -133,17 +133,14 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
 
 
 def _with_detail(answer: RankAnswer, text: str, ranks: Collection[int]) -> RankAnswer:
-    """Return the answer with the text in its detail, if it is a failure of one of these ranks."""
     if isinstance(answer, Failure) and answer.rank in ranks:
         return replace(answer, detail=f"{answer.detail}\n{text}".strip())
     return answer
 
 
 class _Point:
-    """The answers of a point so far."""
-
     def __init__(self, ranks: RunningRanks) -> None:
-        # By rank, in order of arrival.
+        # Rank -> answer, in order of arrival.
         self.answers: dict[int, RankAnswer] = {}
         self.failures: list[Failure] = []
         # Ranks that have not answered yet.
@@ -152,7 +149,7 @@ class _Point:
         self._log_tails: dict[int, str] = {}
 
     def collect(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
-        """Add answers until none is missing, `enough` returns a true value, or time is up."""
+        """Add answers until all ranks have answered, `enough` is true, or the time is up."""
         deadline_s = time.monotonic() + timeout_s
         while self.missing and not enough() and (left_s := deadline_s - time.monotonic()) > 0:
             for rank, answer in self._ranks.answers(left_s).items():
@@ -190,7 +187,7 @@ class PointObservation:
     """What is known of a point that failed."""
 
     world_size: int
-    # By rank, in order of arrival; ranks without an answer are stuck.
+    # Rank -> answer, in order of arrival; ranks without an answer are stuck.
     answers: Mapping[int, RankAnswer]
     # Ranks that answered before the others were told to stop.
     finished: frozenset[int]
@@ -199,7 +196,6 @@ class PointObservation:
 
 
 def _stuck(point: PointObservation) -> list[int]:
-    """Return the ranks without an answer, in ascending order."""
     return [rank for rank in range(point.world_size) if rank not in point.answers]
 
 
@@ -243,7 +239,6 @@ def _main_thread(log_tail: str) -> list[re.Match[str]]:
 
 
 def _own_failure(answers: Collection[RankAnswer]) -> Failure | None:
-    """Return the first failure that is not the loss of a peer."""
     failures = (answer for answer in answers if isinstance(answer, Failure))
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
 
@@ -281,9 +276,8 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order, of a point that failed before its limit.
 
     Ranks keep their own failures, and measurements from before they were told to stop. The others
-    get PeerFailed. If no rank has a failure of its own, the first of these is to blame: ranks
-    without an answer, ranks whose script has ended, a rank whose process died after it was told to
-    stop.
+    get PeerFailed. If no rank has a failure of its own, blame stuck ranks; else ranks whose script
+    has ended; else a process that died after `abort`.
     """
     failures = [answer for answer in point.answers.values() if isinstance(answer, Failure)]
     died_late = [
@@ -319,7 +313,6 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
 
 
 def _is_lost_connection(failure: Failure) -> bool:
-    """Return whether the failure is a lost connection, and not a wrong call of NCCL."""
     text = failure.message + failure.detail
     is_named = any(words in text for words in (*_LOSS_WORDS, *_NCCL_LOSSES))
     return is_named or failure.error_type in _LOST_TYPES
@@ -328,8 +321,8 @@ def _is_lost_connection(failure: Failure) -> bool:
 def after_timeout(point: PointObservation, timeout_s: float) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
-    To blame are the ranks of `_hanging`, or all unfinished ranks if none is stuck. They get
-    Timeout. The others keep what they finished, or get PeerFailed with the status timeout.
+    The hanging ranks, or all unfinished ranks if no rank is stuck, get Timeout. The others keep
+    their own answers, or get PeerFailed with the status timeout.
 
     Args:
         point: at least one rank must be unfinished.
@@ -340,7 +333,7 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[RankAnswer
     waits: dict[int, str] = {}
     for rank in late:
         if rank not in blamed:
-            # A rank that stopped when it was told to had waited in a collective.
+            # Only a rank in a collective stops by `abort`.
             has_stopped = rank in point.answers
             tail = point.log_tails.get(rank, "")
             waits[rank] = "collective" if has_stopped else _waits_for(tail)
@@ -372,7 +365,7 @@ def _judge(
         if rank not in guilty and answer is not None:
             is_own = rank in point.finished
             if isinstance(answer, Failure):
-                # A process that died after it was told to stop is not to blame.
+                # A process that died after `abort` is not to blame.
                 is_own = is_own or answer.error_type != Cause.WORKER_DIED
                 is_own = is_own and not _is_loss_of_peer(answer)
             if is_own:

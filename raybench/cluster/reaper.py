@@ -112,7 +112,6 @@ def _start_watcher(mark: str, *, raylet: int = 0, ids: int | None = None, folder
 
 
 def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> None:
-    """Wait until the process has ended, and kill what it left behind."""
     watched = [os.pidfd_open(number) for number in (process, raylet) if number]
     # Fork, so that the watcher is no child of the worker: Ray kills such children.
     if os.fork():
@@ -159,7 +158,6 @@ def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> s
 
 
 def _living() -> list[psutil.Process]:
-    """Return all living processes of this host; `info` has their ppid, status and environ."""
     # Imported here: psutil would be half of the memory of a watcher that sleeps.
     import psutil
 

@@ -50,8 +50,8 @@ _UNLIMITED_S, _LONGEST_WAIT_S, _LOOK_S = 0.3, 3.0, 0.05
 # Limits by heat or by a fault, not by the work itself.
 _HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
 # NVML updates its energy counter every 20 to 100 ms, and on A100 and H100 it samples only a quarter
-# of the time (arXiv 2312.02741). The sum over short blocks is exact to one or two updates: the
-# energy that one block misses is counted in the next block.
+# of the time (arXiv 2312.02741). The sum over short blocks is exact to one or two updates, because
+# the next block counts the energy that one block misses.
 _SHORTEST_ENERGY_S = 2.0
 # One reading of the clock takes 30 us.
 _CLOCK_PERIOD_S = 0.1
@@ -151,7 +151,7 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     mig_modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
     processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
-    # nvmlDeviceGetNumaNodeId is another node: that of the memory of a Grace Hopper GPU.
+    # nvmlDeviceGetNumaNodeId would return the node of a Grace Hopper GPU's own memory.
     near = pynvml.nvmlDeviceGetMemoryAffinity
     words = nvml.ask(near, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE) or ()
     nodes = sum(word << (64 * position) for position, word in enumerate(words))
@@ -216,7 +216,6 @@ def _topology(handle: Any) -> str:
 
 
 def _free_bytes(folder: str) -> int | None:
-    """Return the free bytes of the file system of a folder; None without such a folder."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -227,7 +226,7 @@ def _free_bytes(folder: str) -> int | None:
 class DeviceReading:
     """The counters of a device at one moment, since the driver was loaded."""
 
-    # By the monotonic clock.
+    # Monotonic clock.
     time_s: float
     energy_j: float | None = None
     # Reason -> seconds for which it limited the clocks; empty if the device does not count them.
@@ -375,7 +374,6 @@ class Sampler:
             self._thread.join()
 
     def _run(self) -> None:
-        """Read clocks and samples of all devices until `stop` is called."""
         due_s = time.monotonic() + self._period_s
         while not self._stopped.wait(min(_CLOCK_PERIOD_S, self._period_s)):
             for device, handle in self._devices:
@@ -420,7 +418,6 @@ def memory_in_use_bytes() -> dict[str, int]:
 
 
 def _sample(device: Device, handle: Any) -> DeviceSample:
-    """Return one sample of a device, from about ten cheap calls."""
     # PCIe throughput, running processes and fans are not read: they are slow or block other work.
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory(handle)
@@ -461,7 +458,6 @@ class FactReader:
         return tuple(self._read_device(device, logged) for device in devices)
 
     def _read_device(self, device: Device, logged: _LoggedXids | None) -> DeviceFacts:
-        """Return the facts of one device, and watch it from now on."""
         now_s = time.monotonic()
         handle = nvml.device(device.uuid) if device.kind == "cuda" else None
         if handle is None:
@@ -554,7 +550,6 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
 
 
 def _link_facts(handle: Any) -> dict[str, Any]:
-    """Return the fields of `DeviceFacts` about PCIe, NVLinks and the fabric."""
     links = [
         NvLink(link=link, is_active=is_active, errors=_link_errors(handle, link))
         for link, is_active in nvml.nvlink_states(handle).items()

@@ -41,7 +41,6 @@ def loaded_nccl() -> LoadedNccl | None:
 
 
 def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
-    """Yield path and handle of each loaded NCCL library."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     # The path is the sixth column and may contain blanks.
     paths = (columns[5] for line in lines if len(columns := line.split(maxsplit=5)) == 6)
@@ -57,7 +56,6 @@ def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
 
 
 def _address(library: ctypes.CDLL) -> int | None:
-    """Return the address of `ncclGetVersion`; None if the library has no such function."""
     function = getattr(library, "ncclGetVersion", None)
     return function and ctypes.cast(function, ctypes.c_void_p).value
 

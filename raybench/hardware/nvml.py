@@ -101,7 +101,6 @@ def uuid_of(index: int) -> str | None:
 
 @cache
 def _is_open() -> bool:
-    """Open NVML at the first call; return whether it is open."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -151,7 +151,6 @@ def series_search(
 
 
 def _batches_per_step(point: Point) -> int:
-    """Return global_batch_size / batch_size."""
     assert point.global_batch_size is not None
     assert point.batch_size is not None
     return point.global_batch_size // point.batch_size

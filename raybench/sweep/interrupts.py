@@ -147,10 +147,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _take(self) -> None:
-        """Count the signals since the last call.
-
-        The watcher calls it too, because Python may call a handler late.
-        """
+        """Count new signals, also in the watcher: Python may call a handler late."""
         with self._lock:
             try:
                 numbers = self._reader.recv(64)

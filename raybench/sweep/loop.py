@@ -120,14 +120,12 @@ def sweep(
 ) -> Generator[Event]:
     """Run the trials that are left and yield an event for each step.
 
-    A trial that is lost with its worker or node is retried once. Each point runs on a thread of its
-    own, so that an interrupt does not wait for a stuck cluster; `write` is called on the caller's
-    thread. After an exception the workers still run their points until the caller closes the
-    cluster.
+    A trial that is lost with its worker or node is retried once. After an exception the workers
+    still run their points until the caller closes the cluster.
 
     Args:
         cluster: its workers must be started.
-        write: receives the records of attempts that ended together, before their events.
+        write: receives the records before their events, on the caller's thread.
         source: adds points while the sweep runs; None adds none.
         stopping: once it returns True, no further point starts or is added, and the sweep ends
             when the points in flight have ended.
@@ -149,8 +147,6 @@ def sweep(
 
 @dataclass(eq=False)
 class _Loop:
-    """The state of one sweep; the fields are the parameters of `sweep`."""
-
     rounds: Rounds
     settings: SweepSettings
     cluster: Cluster
@@ -175,7 +171,7 @@ class _Loop:
 
     def events(self) -> Iterator[Event]:
         """Run all rounds, and yield an event for each step."""
-        # Do not ask the cluster once all is measured: it may be gone by then.
+        # Do not ask the cluster when everything is measured: it may be gone.
         while self._in_flight.running or not (self.stopping() or self._has_ended):
             if not self._in_flight.running and self._schedule.is_done:
                 yield from self._next_round()
@@ -201,7 +197,7 @@ class _Loop:
             self.write(batch)
 
     def _next_round(self) -> Iterator[Event]:
-        """Begin the next round of the plan, then those of the source, or end the sweep."""
+        """Begin the next round of the plan or the source, or end the sweep."""
         self._round += 1
         if self._round > self.rounds.count:
             stopped = self._schedule.is_stopped
@@ -255,7 +251,6 @@ class _Loop:
                 yield from self._start(replace(decision, attempt=attempt))
 
     def _start(self, decision: Assign) -> Iterator[Event]:
-        """Send an attempt to its workers."""
         attempt, settings = decision.attempt, self.settings
         point = attempt.point
         devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
@@ -279,13 +274,12 @@ class _Loop:
         self._in_flight.submit(attempt, task, decision.worker_ids, devices)
 
     def _are_hot(self, devices: Sequence[Device]) -> bool:
-        """Return whether each of these devices was measured in the last 10 s."""
         since_s = time.monotonic() - _STAYS_HOT_S
         ends_s = [self._busy_until_s.get(device.lasting_name, -math.inf) for device in devices]
         return min(ends_s) > since_s
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
-        """Free the workers of these attempts, write their records, then retry or finish each."""
+        """Free the workers, write the records, then retry or finish each trial."""
         for attempt, record in ended:
             self._schedule.free(attempt)
             if record.status is Status.OK:
@@ -324,11 +318,11 @@ class _Loop:
 
 
 class InFlight:
-    """Runs attempts on a cluster, each on a thread of its own, and returns their records."""
+    """Runs each attempt on its own thread, so that an interrupt does not wait for the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        # By index, in the order of their starts, until `next_finished` returns them.
+        # Index -> attempt, in the order of their starts.
         self.running: dict[int, RunningAttempt] = {}
         self._by_node: defaultdict[str, dict[int, None]] = defaultdict(dict)
         self._finished: SimpleQueue[RunningAttempt] = SimpleQueue()

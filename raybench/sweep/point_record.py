@@ -35,7 +35,7 @@ class RunningAttempt:
     attempt: Attempt
     devices: tuple[Device, ...]
     started_at: datetime
-    # By the monotonic clock: the wall clock may be set back meanwhile.
+    # Monotonic, because the wall clock may be set back.
     started_s: float = field(default_factory=time.monotonic)
     # point_ids of other points on the same nodes; a dict keeps their order.
     neighbours: dict[str, None] = field(default_factory=dict)
@@ -123,7 +123,6 @@ def _failed(record: Record, failure: Failure, output: str) -> Record:
 
 
 def _doubts_about_users(running: RunningAttempt) -> Iterator[Doubt]:
-    """Yield a doubt for each other user of the hosts, and each host whose users are unknown."""
     others = running.others
     for load in others.loads:
         yield Doubt(
@@ -168,7 +167,6 @@ def check_answers(answers: Sequence[RankAnswer]) -> tuple[RankAnswer, ...]:
 
 
 def _problems(measurement: Measurement) -> Iterator[str]:
-    """Yield the reasons why a measurement cannot be kept."""
     if not measurement.repetitions:
         yield "nothing was measured"
     for repetition in measurement.repetitions:
@@ -182,7 +180,6 @@ def _problems(measurement: Measurement) -> Iterator[str]:
 
 
 def _sample_problems(samples: Samples) -> Iterator[str]:
-    """Yield the reasons why samples cannot be kept."""
     durations = {"start": samples.start_ns, "step": samples.step_ns, "host": samples.host_ns}
     for part, spent_ns in samples.part_ns.items():
         if not isinstance(part, str):

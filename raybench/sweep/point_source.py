@@ -15,34 +15,21 @@ from raybench.sweep.rounds import Rounds
 
 
 class PointSource:
-    """Adds points to a sweep while it runs; this base class adds none.
-
-    All methods are called in the main thread.
-    """
+    """Adds points to a sweep while it runs; the base class adds none. For the main thread."""
 
     def rounds(self, cluster: Cluster) -> Rounds | None:
-        """Return the rounds to run in place of those of the run, or None.
-
-        It is called once, before all other methods, after the workers have started.
-        """
+        """Replace the rounds of the run, or return None; called once, on started workers."""
         return None
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return how to measure the point in all rounds; None: as the sweep measures every point.
-
-        The sweep takes the breakdown in the first round only, and not of controls.
-        """
+        """Return the settings of this point for all rounds; None: those of `SweepSettings`."""
         return None
 
     def note(self, record: Record) -> None:
         """Use the record of an attempt that has ended or was skipped."""
 
     def follow_ups(self, record: Record) -> Sequence[Point]:
-        """Return the points to add to the first round after this one has ended.
-
-        Args:
-            record: last record of a trial of the first round that is not a control.
-        """
+        """Return the points to add to the first round, after a point of this round has ended."""
         return ()
 
     def further_round(self, number: int) -> Sequence[Point]:

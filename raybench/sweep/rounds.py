@@ -85,7 +85,7 @@ class Rounds:
 
     @property
     def first_free_index(self) -> int:
-        """An index above those of all trials; not valid for a plan with a batch search."""
+        """Upper bound of the indices of all trials; not valid for a plan with a batch search."""
         return self.count * self._trials_per_round
 
     @property
@@ -101,16 +101,15 @@ class Rounds:
 
     @property
     def plan_left(self) -> Plan:
-        """The plan with only the points of `todo`, including those that run only as controls."""
+        """The plan with only the points of `todo`."""
         left = {key.point_id for key in self.todo}
         points = tuple(point for point in self.plan.points if point.point_id in left)
         return replace(self.plan, points=points)
 
     def left(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Attempt]:
-        """Return those `attempts` of a round that are not kept and whose points may run.
+        """Return the `attempts` of a round that are not kept and whose points may run.
 
-        A control without any other attempt in its block is dropped, because it would have nothing
-        to compare with.
+        A control is dropped if its block has no other attempt to compare with.
         """
         left = []
         for attempt in self.attempts(number, ended):
@@ -189,8 +188,7 @@ class Rounds:
         if not baseline or is_search or not self.has_controls:
             return None
         candidates = [point for point in points if baseline <= point.settings.items()]
-        # The largest batch scatters least, because its step waits least for the host. fp16 comes
-        # last.
+        # The step of a large batch waits least for the host, so it scatters least.
         return max(
             candidates,
             key=lambda point: (point.precision is not Precision.FP16, point.batch_size or 0),
@@ -199,5 +197,4 @@ class Rounds:
 
 
 def _world_sizes(points: Sequence[Point]) -> list[int]:
-    """Return each world_size once, by first appearance."""
     return list(dict.fromkeys(point.world_size for point in points))

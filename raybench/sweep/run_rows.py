@@ -46,7 +46,7 @@ class RunRows:
         """Write the devices that have no row yet.
 
         Raises:
-            ClusterError: a resumed run has no device of the model of one of these.
+            ClusterError: the run is resumed, and has no device of one of these models.
             ResultsError: the folder cannot be written.
         """
         strange = {device.name for device in devices} - self.start.models
@@ -68,7 +68,7 @@ class RunRows:
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
         """Write (index, record) of attempts, new devices, and new samples of the devices.
 
-        A record that cannot be kept gets status error, and the user is told.
+        A record that cannot be kept gets the status error.
 
         Raises:
             ClusterError: see `keep_devices`; the records are written first.
@@ -156,8 +156,7 @@ class RunRows:
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return a resumed run without trials to do, with the counts and the status of its points.
 
-    The run must be held. Writes new tags; and the end of a run that was cut short if all its trials
-    have ended, including those that `--filter` leaves out.
+    The run must be held. Writes new tags, and the end of the run if all its trials have ended.
 
     Raises:
         ResultsError: the run cannot be read or written.
@@ -175,7 +174,7 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
 
 def _is_whole(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:
-    """Return whether all trials have ended, including those that `--filter` leaves out."""
+    """Return whether all trials have ended, including trials that `--filter` leaves out."""
     over = {key: status for key, status in ended.items() if status is not Status.CANCELLED}
     point_ids = {key.point_id for key in over}
     whole = replace(start.rounds, kept=over, chosen=point_ids)
@@ -183,7 +182,6 @@ def _is_whole(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bo
 
 
 def _write_end(store: RunStore, run: Run) -> None:
-    """Write the row of a run that has ended, and its summary."""
     from raybench.analysis.scaling import write_summary  # `raybench plan` needs no numpy
 
     store.write_run(run)

@@ -67,7 +67,7 @@ class RunState:
 
     run: Run
     rounds: Rounds
-    # How the trials ended that have a row; `Rounds.kept` has those that are not run again.
+    # Statuses of all trials that have a row, also of trials that will run again.
     ended: Mapping[TrialKey, Status] = field(default_factory=dict)
     # Source files that the workers must have.
     code: Code | None = None
@@ -218,11 +218,10 @@ def resume_run(
 
     Args:
         run: the run as it was before it was held; `finished_at` says when it ended.
-        rounds: those of the job, with the plan of `plan_of_run` and the points that may run.
+        rounds: rounds of the job, with the plan of `plan_of_run` and the points that may run.
         root: the results folder.
         code: has passed `check_code`.
-        retry_failed: run all failed trials again, not only those that were lost, skipped or
-            cancelled.
+        retry_failed: run failed trials again too; lost, skipped and cancelled ones always are.
 
     Raises:
         ResultsError: the rows of the run cannot be read.
@@ -277,7 +276,7 @@ def nothing_left_message(start: RunState) -> str:
 
 
 def _difference(run: Run, job: Job) -> str:
-    """Return in words which settings of the job differ from those of the run."""
+    """Return in words which settings of the job have changed."""
     with suppress(JobError):
         before = job_from_text("job.yaml", run.job_text, overrides_in(run.argv))
         if before.meaning_sha256 == run.job_sha256:
@@ -293,7 +292,6 @@ def _difference(run: Run, job: Job) -> str:
 
 
 def _list_few(differences: Sequence[str]) -> str:
-    """Return the first five differences on one line, and the number of the others."""
     more = len(differences) - _MOST_DIFFERENCES
     text = ", ".join(differences[:_MOST_DIFFERENCES])
     return f"{text} and {more} more" if more > 0 else text

@@ -54,8 +54,7 @@ def run_sweep(
         source: makes the points of a new run, on all devices.
 
     Raises:
-        ClusterError: there is no usable cluster, it is gone, it has only other models than a
-            resumed run, or no point of a new run fits.
+        ClusterError: there is no usable cluster, or no point of a new run fits.
         DevicesInUseError: another sweep has the devices.
         ResultsError: rows cannot be written, or the id of a new run exists.
         UsageError: the address is malformed, or a batch search on CPU workers has no maximum.
@@ -115,7 +114,7 @@ def run_sweep(
 
 
 def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSource | None) -> int:
-    """Return how many devices to wait for; 0: those that are there."""
+    """Return how many devices to wait for; 0: do not wait."""
     if where.only is not None:
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
     if source is not None:
@@ -173,7 +172,6 @@ def record_run(
 
     Args:
         cluster: must not be started yet.
-        workers: how many workers to start.
         rows: the row of the run must be written.
         interrupts: must be entered; a signal ends the run early.
 
@@ -228,7 +226,6 @@ def record_run(
 
 
 def _note_end(event: Event, rows: RunRows, interrupts: Interrupts, source: PointSource) -> None:
-    """Count the points in flight, and give the source the record of an attempt that ended."""
     if isinstance(event, PointStarted):
         interrupts.in_flight += 1
     elif isinstance(event, PointFinished | PointRetried):

@@ -81,7 +81,7 @@ class Schedule:
         self._lost: frozenset[int] = frozenset()
         # As `Cluster.pending`.
         self.pending = 0
-        # By the devices that points ask for, and the strategy.
+        # (devices that a point asks for, strategy) -> allocator.
         self._allocators: dict[tuple[str, Strategy], DeviceAllocator] = {}
         self._running: dict[int, tuple[int, ...]] = {}
 
@@ -161,7 +161,6 @@ class Schedule:
         self._stopped_by = self._stopped_by or point_id
 
     def _allocator(self, point: Point) -> DeviceAllocator:
-        """Return the allocator of the devices that the point may use."""
         choice = point.devices, point.strategy
         if choice not in self._allocators:
             chosen = None
@@ -191,7 +190,6 @@ class Schedule:
         return None
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
-        """Return why the attempt has too few devices."""
         asked, choice = attempt.point.world_size, attempt.point.devices
         left = self._allocator(attempt.point).alive
         cause = Cause.TOO_FEW_DEVICES
