@@ -595,6 +595,16 @@ def impossible_figures(
     return doubts
 
 
+def without_repeated_mfu(doubts: Sequence[Doubt]) -> list[Doubt]:
+    """Return the doubts without that about MFU if the same TFLOP/s exceed a reference."""
+    subjects = {one.subject for one in doubts if one.kind is DoubtKind.IMPOSSIBLE}
+    if "achieved_tflops_per_device" not in subjects:
+        return list(doubts)
+    return [
+        one for one in doubts if not (one.kind is DoubtKind.IMPOSSIBLE and one.subject == "mfu_pct")
+    ]
+
+
 def has_impossible(row: ScaledRow) -> bool:
     """Return whether a figure of a point is impossible (`impossible_figures`)."""
     return any(doubt.kind is DoubtKind.IMPOSSIBLE for doubt in row.doubts or ())

@@ -20,6 +20,7 @@ from raybench.analysis.references import (
     Standing,
     impossible_figures,
     standings,
+    without_repeated_mfu,
 )
 from raybench.analysis.rounds import Trials, latest_trials, regions_by_point, without_controls
 from raybench.analysis.rows import (
@@ -77,8 +78,8 @@ class RunData:
         for row in scaling(self.points, self.run.baseline):
             attempts_s = [one.duration_s for one in self.trials.rounds(row).values()]
             impossible = impossible_figures(row, self.references, attempts_s)
-            doubts = worst_of_each((*(row.doubts or ()), *impossible))
-            rows.append(replace(row, doubts=doubts) if impossible else row)
+            doubts = without_repeated_mfu((*(row.doubts or ()), *impossible))
+            rows.append(replace(row, doubts=worst_of_each(doubts)) if impossible else row)
         return rows
 
     @cached_property

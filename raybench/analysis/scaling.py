@@ -224,7 +224,7 @@ def _doubts_beside(row: ScaledRow, base: ScaledRow) -> Iterator[Doubt]:
     own, others = row.attention_kernels, base.attention_kernels
     is_asked = row.params.get("attention") != base.params.get("attention")
     if own and others and own != others and not is_asked:
-        subject = f"{', '.join(own)} instead of the baseline's {', '.join(others)}"
+        subject = f"`{', '.join(own)}` here and `{', '.join(others)}` at the baseline point"
         yield Doubt(kind=DoubtKind.OTHER_KERNELS, subject=subject)
 
 

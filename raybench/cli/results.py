@@ -220,7 +220,7 @@ def _lead(results: Path, run_id: str) -> str:
 
     try:
         if health := load_health(results, run_id):
-            return health.title
+            return health.headline
         return lead(decide(load_run_data(results, run_id)))
     except ResultsError as error:
         return str(error)

@@ -219,7 +219,7 @@ class HealthComparison(Document):
             for name, side in sides
         ]
         yield Listing(lines=lines, is_quoted=True)
-        yield Listing(title="Verdicts", lines=[(name, side.title) for name, side in sides])
+        yield Listing(title="Verdicts", lines=[(name, side.headline) for name, side in sides])
         if self._new_cases:
             yield Listing(
                 title="No longer healthy",
@@ -253,8 +253,8 @@ class HealthComparison(Document):
             "base": asdict(self.base.run),
             "new": asdict(self.new.run),
             "headline": self.title,
-            "headline_base": self.base.title,
-            "headline_new": self.new.title,
+            "headline_base": self.base.headline,
+            "headline_new": self.new.headline,
             "is_regression": self.is_regression,
             "changes": [asdict(one) for one in self.changes],
             "figures": [one.members for one in self.figures],

@@ -162,7 +162,7 @@ def grade_text(graded: Sequence[Standing]) -> str:
     """
     outside = [f"{one.entry.of['test']} {one.share:.0%}" for one in graded if not one.is_within]
     told = f"Outside: {some(outside)}." if outside else ""
-    return " ".join(filter(None, (count_within(graded), told)))
+    return " ".join(filter(None, (count_within(graded, says_own=False), told)))
 
 
 def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[MeasuredValue]:

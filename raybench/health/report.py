@@ -7,6 +7,7 @@ stands before a figure that is not healthy, so that it is seen without colour.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -63,7 +64,7 @@ _LEGEND = "! bad, ? suspect, x not tested"
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
 # The titles of the tables.
 _STAGES = {
-    "alone": "Each device without communication, all at the same time",
+    "alone": "Single devices, all tested at the same time, without communication",
     "host-links": "Between host and device",
     "pairs": "Pairs",
     "together": "Collectives over all devices",
@@ -147,8 +148,13 @@ class HealthReport(Document):
         """Return "red" if something is bad, "green" if `exit_code` is 0, else "amber"."""
         return {Verdict.HEALTHY: "green", Verdict.BAD: "red"}.get(self._verdict, "amber")
 
-    @cached_property
+    @property
     def title(self) -> str:
+        """Return the question that a check answers."""
+        return words.question("cuda" if self._has_gpus else "cpu")
+
+    @cached_property
+    def headline(self) -> str:
         """Return lamp and verdict in a sentence: `Red: 1 of 4 GPUs is bad: node7 GPU 3`."""
         noun, count = "GPU" if self._has_gpus else "CPU worker", len(self.devices)
         status = self.run.status
@@ -170,8 +176,8 @@ class HealthReport(Document):
                 devices, healthy = f"the {noun}", "is healthy"
             text = f"{devices} {healthy} together"
             if "device" in kinds:
-                paths = ", and the paths between them" if "pair" in kinds else ""
-                text = f"{devices} {healthy}{paths}"
+                paths = " and the paths between them" if "pair" in kinds else ""
+                text = f"{devices}{paths} {'are healthy' if paths else healthy}"
             elif "pair" in kinds:
                 text = f"the paths between {devices} are healthy"
             text = sentence(text)
@@ -236,19 +242,26 @@ class HealthReport(Document):
             advice.append(Advice(about="devices", text=text, rows=tests))
         return advice
 
-    @property
-    def tone(self) -> Tone:
-        """Return how a terminal shows the title, by `exit_code`: 0 good, 1 alarm, 3 advice."""
-        return _TONES[self.exit_code]
-
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the document: the machine, the run, and those of `_body`."""
+        """Yield the blocks of the document: verdict, machine, run, and those of `_body`."""
+        yield Line(text=self.headline, tone=_TONES[self.exit_code])
         yield Line(text=self.machine)
         yield Line(text=f"{course(self.run)}; run {self.run.run_id}")
         yield from self._body()
 
+    def _basis(self) -> Iterator[str]:
+        """Yield with what the devices are compared, and what that leaves open, in sentences."""
+        models = Counter(device.name for device in self.devices)
+        has_peers = max(models.values(), default=0) > 1
+        standings = [one for graded in self.grades.values() for one in graded]
+        yield words.basis(has_peers=has_peers, has_references=bool(standings))
+        is_own = any(one.is_own for one in standings)
+        yield words.blind_spot(has_peers=has_peers, has_references=bool(standings), is_own=is_own)
+
     def _body(self) -> Iterator[Block]:
-        """Yield a listing for each case, lines of advice and notes, tables of tests, and grades."""
+        """Yield the basis, a listing for each case, advice, notes, tables of tests, and grades."""
+        if any(one.ratio is not None for one in self.findings):
+            yield from (Line(text=text) for text in self._basis() if text)
         for case in self.cases:
             lines = [
                 ("what", case.reason),
@@ -319,7 +332,7 @@ class HealthReport(Document):
             "machine": self.machine,
             "verdict": self._verdict,
             "lamp": self.lamp,
-            "headline": self.title,
+            "headline": self.headline,
             "exit_code": self.exit_code,
             "cases": [
                 {
@@ -499,7 +512,7 @@ def export(report: HealthReport, kind: str) -> str:
     if kind == "csv":
         return csv_text([column.name for column in TABLES["health"]], report._rows())
     facts = {"run_id": report.run.run_id, "machine": report.machine}
-    return junit_text(report.title, report.run, facts, list(map(_junit_case, report.findings)))
+    return junit_text(report.headline, report.run, facts, list(map(_junit_case, report.findings)))
 
 
 def _junit_case(finding: Finding) -> JUnitCase:

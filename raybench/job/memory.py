@@ -71,10 +71,11 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
             if needed is not None and needed <= free_bytes:
                 fits.append(f"{name} {setting_text(value)} ({short_gib(needed)} GiB)")
                 break
-    text = f"estimated {short_gib(estimate_bytes)} of {short_gib(device_bytes)} GiB"
+    room = f"{short_gib(estimate_bytes)} GiB and the device has {short_gib(device_bytes)} GiB"
+    text = f"by an estimate, the point needs {room}"
     if not fits:
-        return f"{text}; by the estimate no single setting makes it fit"
-    return f"{text}; what fits by the estimate: {' or '.join(fits)}"
+        return f"{text}; no change of one setting makes the point fit"
+    return f"{text}; what should fit: {' or '.join(fits)}"
 
 
 def short_gib(count: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raybench.analysis.answer import Gains, LargestBatches, SpeedUps, speed_up_half_width
@@ -18,6 +18,7 @@ from raybench.analysis.rows import (
     varying,
     with_most_ranks,
 )
+from raybench.records.doubts import DoubtKind
 from raybench.report import formatting
 from raybench.report.documents import WIDTH, Table, TableColumn
 from raybench.report.point_settings import setting_text, short_name
@@ -33,6 +34,8 @@ _MOST_COLUMNS = 7
 _LEAST_FILLED = 0.75
 # Numbers read better from left to right than names do: names must save two rows.
 _NAMES_COST = 1.5
+# Before a value that is wide.
+_WIDE = DoubtKind.WIDE.mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +49,18 @@ class AnswerValue:
     order: float
     # Half of the 95 % interval as a share of the value; None if unknown.
     half_width: float | None = None
+    is_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTable:
-    """The table of an answer. Its title names the values and their certainty."""
+    """The table of an answer."""
 
     table: Table
     # How many values it leaves out.
     left_out: int
+    # A value has the mark of wide values.
+    has_wide: bool
 
 
 def answer_values(answer: RunAnswer) -> list[AnswerValue]:
@@ -105,6 +111,15 @@ def _speed_up(row: ScaledRow) -> AnswerValue:
     )
 
 
+def half_widths(answer: RunAnswer) -> list[float | None]:
+    """Return half of the 95 % interval of each value of the answer as a share of the value."""
+    values = answer_values(answer)
+    if isinstance(answer.leading, SpeedUps | Gains):
+        # The speed-up of a baseline is 1 by definition and has no interval.
+        values = [value for value in values if not value.row.is_baseline] or values
+    return [value.half_width for value in values]
+
+
 def answer_table(answer: RunAnswer) -> AnswerTable | None:
     """Return the answer as a table under a heading; None for fewer than two values."""
     values = answer_values(answer)
@@ -113,12 +128,38 @@ def answer_table(answer: RunAnswer) -> AnswerTable | None:
     names = distinguishing_settings([value.row for value in values])
     if isinstance(answer.leading, LargestBatches):
         names = [name for name in names if name != "batch"]
-    compared = values
-    if isinstance(answer.leading, SpeedUps | Gains):
-        # The speed-up of a baseline is 1 by definition and has no interval.
-        compared = [value for value in values if not value.row.is_baseline] or values
-    heading = words.heading(answer, [value.half_width for value in compared])
+    values = _marked(answer, values)
+    heading = words.heading(answer)
     return _crossed(answer, values, names, heading) or _list(answer, values, names, heading)
+
+
+def _marked(answer: RunAnswer, values: Sequence[AnswerValue]) -> list[AnswerValue]:
+    """Return the values, the wide ones with their mark before the text.
+
+    A value is wide by its interval between rounds; without one, by the interval of its step time
+    within one round. A speed-up depends on the step time of its baseline point too.
+    """
+    if answer.is_of_memory:
+        return list(values)
+    is_ratio = isinstance(answer.leading, SpeedUps | Gains)
+    bases = {row.series: row for row in answer.data.rows if row.is_baseline}
+    marked = []
+    for value in values:
+        rows = [value.row]
+        if is_ratio and value.row.series in bases:
+            rows.append(bases[value.row.series])
+        is_wide = any(_is_wide(row) for row in rows)
+        if value.half_width is not None:
+            is_wide = value.half_width >= words.WIDE
+        if is_ratio and value.row.is_baseline:
+            is_wide = False
+        text = f"{_WIDE} {value.text}" if is_wide else value.text
+        marked.append(replace(value, text=text, is_wide=is_wide))
+    return marked
+
+
+def _is_wide(row: ScaledRow) -> bool:
+    return any(doubt.kind is DoubtKind.WIDE for doubt in row.doubts or ())
 
 
 def _list(
@@ -151,7 +192,8 @@ def _list(
         rows=tuple(tuple(row[place] for place in kept) for row in rows),
         kind=heading,
     )
-    return AnswerTable(table=table, left_out=len(values) - len(shown))
+    has_wide = any(value.is_wide for value in shown)
+    return AnswerTable(table=table, left_out=len(values) - len(shown), has_wide=has_wide)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +219,8 @@ def _crossed(
     if len(names) < 2:
         return None
     rows = [value.row for value in values]
+    # Columns may stand closer together where marks need the room.
+    has_wide = any(value.is_wide for value in values)
     layouts = []
     for name in names:
         layout = _layout(values, name, [other for other in names if other != name])
@@ -185,14 +229,14 @@ def _crossed(
             2 <= len(layout.heads) <= _MOST_COLUMNS
             and len(layout.cells) <= MOST_ROWS
             and layout.filled >= _LEAST_FILLED
-            and _width(table) <= WIDTH
+            and _width(table) - has_wide * len(layout.heads) <= WIDTH
         ):
             cost = len(layout.cells) + (0 if is_numeric(rows, name) else _NAMES_COST)
             layouts.append((cost, table))
     if not layouts:
         return None
     _, table = min(layouts, key=lambda pair: pair[0])
-    return AnswerTable(table=table, left_out=0)
+    return AnswerTable(table=table, left_out=0, has_wide=has_wide)
 
 
 def _layout(values: Sequence[AnswerValue], name: str, others: Sequence[str]) -> _Layout:
@@ -234,6 +278,8 @@ def _label(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
 def _head(row: ScaledRow, name: str, ranks: str) -> str:
     """Return a value as the head of a column: words speak for themselves, numbers have a name."""
     value = setting_of(row, name)
+    if str(value).lower() in ("true", "false"):
+        return f"{formatting.heading(name)}={str(value).lower()}"
     is_word = isinstance(value, str) and not is_numeric([row], name)
     return setting_text(row, name) if is_word else short_name(row, [name], ranks)
 

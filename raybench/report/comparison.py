@@ -49,6 +49,7 @@ from raybench.report.documents import (
 from raybench.report.formatting import counted
 from raybench.report.point_settings import point_names, setting_columns, short_name
 from raybench.report.words import compare as words
+from raybench.report.words.answer import POINT_AND_ROUND
 from raybench.report.words.compare import VERDICT_WORDS, before_and_now, fact_name, not_decided
 from raybench.results.tables import Run
 
@@ -169,7 +170,7 @@ class Comparison(Document):
         if not self.compared:
             sentences.append(words.NOT_ON_BOTH_SIDES)
         elif self.has_one_run and not self.obstacles:
-            sentences.append(" ".join(words.one_run(self._sides_of_one_run())))
+            sentences += words.one_run(self._sides_of_one_run())
         if self.broken:
             sentences.append(words.more_failures(len(self.broken)))
         if self.compared and not self.has_one_run:
@@ -224,7 +225,8 @@ class Comparison(Document):
 
     def blocks(self) -> Iterator[Block]:
         """Yield runs, answer, differences, points and failures; fewer of them if `is_short`."""
-        lines = [*(Line(text=text) for text in self.runs), *self._answer_lines()]
+        terms = Line(text=POINT_AND_ROUND, tone="aside")
+        lines = [*(Line(text=text) for text in self.runs), terms, *self._answer_lines()]
         advice = [Line(text=text) for text in self._advice()]
         if self.is_short:
             yield from self._short(lines, advice)
@@ -328,9 +330,9 @@ class Comparison(Document):
         return " or ".join(sorted({row.unit for row in self.compared}))
 
     def _one_sided(self) -> list[str]:
-        """Return how many points only one of the sides has, and in what all of them differ.
+        """Return why points are not compared, and in what the points of one side differ.
 
-        Empty where both sides have all points.
+        Empty where all points are compared.
         """
         lone = {side: [r for r in self.rows if _lacks(r) == side] for side in ("new", "base")}
         apart = [
@@ -341,7 +343,14 @@ class Comparison(Document):
                 *({str(setting_of(r, name)) for r in rows} for rows in lone.values())
             )
         ]
-        return words.lone_points(len(lone["new"]), len(lone["base"]), apart)
+        failed = [row for row in self.rows if not (row.verdict or _lacks(row))]
+        counts = words.PointCounts(
+            compared=len(self.compared),
+            only_base=len(lone["new"]),
+            only_new=len(lone["base"]),
+            failed=len(failed),
+        )
+        return words.missing_points(counts, apart)
 
     def _advice(self) -> Iterator[str]:
         """Yield what would decide points that are undecided, and which runs are left out."""
@@ -380,7 +389,7 @@ class Comparison(Document):
             columns.insert(-1, column("detectable", _detectable, meaning=_SEEN, drop=0))
         hidden = len(self.compared) - len(rows)
         which = f", {len(rows)} largest of {len(self.compared)}" if hidden else ""
-        interval = ", ± half its 95 % interval over the runs" if has_intervals else ""
+        interval = ", ± half its 95 % interval between runs" if has_intervals else ""
         kind = f"Change of {unit}{interval}{which}"
         note = _EXPLANATION.format(f"{100 * self.threshold:g} %")
         return make_table(rows, columns, kind=kind, note=note)
@@ -427,8 +436,7 @@ _EXPLANATION = (
     "a workload without samples is compared by steps/s. Slower and faster: the change is larger "
     "than {0}, and chance alone is an unlikely cause. False alarms: if nothing changed, about 2 "
     "of 100 runs of this command call some point slower, and about 2 some point faster. Same: "
-    "the change lies within ±{0}, with 95 % certainty at each of the two limits. Undecided: none "
-    "of these is certain."
+    "the change lies within ±{0}, at 95 % certainty. Undecided: none of these is certain."
 )
 
 

@@ -278,6 +278,20 @@ def some(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def cases_words(count: int, total: int, names: Sequence[str]) -> str:
+    """Return `in 3 of 4 combinations of k and m`, or `for 3 of 4 values of k`.
+
+    Args:
+        names: the settings that make the cases.
+    """
+    heads = [heading(name) for name in names]
+    *others, last = heads or ["the other settings"]
+    settings_ = f"{', '.join(others)} and {last}" if others else last
+    if others or not names:
+        return f"in {count} of {total} combinations of {settings_}"
+    return f"for {count} of {total} values of {settings_}"
+
+
 def when(time: datetime) -> str:
     """Return a time as `2026-11-26 01:16 UTC`. time: in UTC."""
     return f"{time:%Y-%m-%d %H:%M} UTC"
@@ -337,10 +351,14 @@ def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None)
             for (name, cores), count in processors.items()
         )
         return f"{counted(len(devices), 'worker')} on {text}"
-    names = Counter(device["name"] for device in devices)
-    models = ", ".join(f"{count} x {name}" for name, count in names.items())
     count = node_count or len({device["node_id"] for device in devices})
-    return f"{models} on {counted(count, 'node')}"
+    return f"{models(devices)} on {counted(count, 'node')}"
+
+
+def models(devices: Sequence[Mapping[str, Any]]) -> str:
+    """Return the devices without their nodes: `4 x NVIDIA H200`."""
+    names = Counter(device["name"] for device in devices)
+    return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
 def versions(found: Mapping[str, str]) -> str:

@@ -146,7 +146,7 @@ def _doubt(
 ) -> MessageGroup:
     advice = doubt_advice(group.worst, group.row)
     if group.row is None:
-        who = counted(group.count, "control")
+        who = counted(group.count, "repeated baseline measurement")
         text = drift_words(group.worst, ranks)
         return MessageGroup(who=who, text=text, count=group.count, advice=advice)
     text, where = doubt_words(group.worst, group.row), ""

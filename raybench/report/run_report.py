@@ -10,9 +10,9 @@ from typing import Any
 from raybench.analysis.answer import Next, RunAnswer, as_data
 from raybench.analysis.doubts import busy_group
 from raybench.analysis.run_data import RunData
-from raybench.records.doubts import Harm
+from raybench.records.doubts import DoubtKind, Harm
 from raybench.report import formatting, messages
-from raybench.report.answer_table import AnswerTable, answer_table
+from raybench.report.answer_table import AnswerTable, answer_table, half_widths
 from raybench.report.documents import Block, Document, Legend, Line, Listing, Table, Tone
 from raybench.report.formatting import command, counted
 from raybench.report.messages import LONG, SHORT, MessageGroup, list_messages
@@ -58,7 +58,7 @@ class RunReport(Document):
     @cached_property
     def lead(self) -> str:
         """Return what the run found, and what is open; "" if nothing was measured."""
-        return words.lead(self.answer)
+        return " ".join(filter(None, (words.lead(self.answer), self._certainty)))
 
     @cached_property
     def failures(self) -> tuple[MessageGroup, ...]:
@@ -112,6 +112,8 @@ class RunReport(Document):
         """Yield the first screen; in full: the answer, facts, findings, tables and messages."""
         data = self.data
         yield Line(text=of_run.facts(data))
+        if data.rows:
+            yield Line(text=words.POINT_AND_ROUND, tone="aside")
         yield from self._answer()
         if self.is_short:
             yield from self._caveats()
@@ -149,11 +151,19 @@ class RunReport(Document):
         """Return the only value of the answer as a sentence, or why there is none."""
         return words.headline(self.answer) or "No point has been finished yet."
 
+    @cached_property
+    def _certainty(self) -> str:
+        return words.certainty(self.answer, half_widths(self.answer))
+
     @property
     def findings(self) -> list[str]:
         """Return sentences on what follows from the values of the answer, and how certain it is."""
-        certainty = "" if self.answer_table else words.certainty(self.answer)
-        return [*words.findings(self.answer), *filter(None, (certainty,))]
+        sentences = list(words.findings(self.answer))
+        if self.answer_table and self.answer_table.has_wide:
+            sentences.insert(0, words.wide_meaning(DoubtKind.WIDE.mark))
+        if self._certainty:
+            sentences.append(f"Certainty: {self._certainty}")
+        return sentences
 
     def _answer(self) -> Iterator[Block]:
         """Yield the answer, a table of several values or a sentence, and what follows from it."""

@@ -393,6 +393,7 @@ def advise_run(answer: RunAnswer) -> Iterator[Advice]:
     without `share_by_rank` in which one rank is slow. Last, without `fleets`, the best settings or
     the largest batches, if a case is `contested`.
     """
+    from raybench.report.answer_table import half_widths
     from raybench.report.words import answer as words
     from raybench.report.words import shares
 
@@ -415,7 +416,8 @@ def advise_run(answer: RunAnswer) -> Iterator[Advice]:
             text = f"Rank {local_ms.index(slowest_ms)} of {about} is slow; {text}"
             yield Advice(about="shares", text=text, rows=(row.point_id,))
     if answer.contested and not data.fleets:
-        text = " ".join([words.headline(answer), *words.findings(answer)])
+        certainty = words.certainty(answer, half_widths(answer))
+        text = " ".join([words.headline(answer), *words.findings(answer), certainty])
         which = f"all {len(data.ok_rows)} points that are ok"
         yield Advice(about="choice", text=text, rows=(which,))
 

@@ -78,8 +78,8 @@ class PartColumns:
             "ms",
             "step minus local_step_ms and comm_exposed_ms",
             heading="unexplained",
-            meaning="the step minus its parts. It is below 0 if the instrumented steps were slower "
-            "than the timed ones",
+            meaning="the median step minus its parts. A value below 0 means that the instrumented "
+            "steps were slower than the timed steps",
             format="part",
         ),
     ] = None

@@ -218,7 +218,13 @@ class RateColumns:
     ] = None
     mfu_pct: Annotated[
         float | None,
-        Column("%", "TFLOP/s in % of the datasheet's dense peak", heading="MFU", format="percent"),
+        Column(
+            "%",
+            "TFLOP/s in % of the datasheet's dense peak",
+            heading="MFU",
+            meaning="model FLOP utilization: TFLOP/s in % of the datasheet's peak without sparsity",
+            format="percent",
+        ),
     ] = None
     mfu_6n_pct: Annotated[
         float | None,
@@ -226,8 +232,7 @@ class RateColumns:
             "%",
             "MFU by 6 FLOPs per parameter and token, plus attention",
             heading="MFU 6N",
-            meaning="MFU by the usual estimate of 6 operations per parameter and token, plus "
-            "attention",
+            meaning="MFU with an estimated work of 6 x parameters FLOP per token, plus attention",
             format="percent",
         ),
     ] = None

@@ -88,7 +88,8 @@ def test_another_kernel_of_attention_than_the_baseline_is_told(tmp_path):
     kernels = {one["precision"]: ", ".join(one["attention_kernels"]) for one in points}
     print(kernels)
     [doubt] = [one for one in doubts if one["kind"] == "other_kernels"]
-    assert doubt["subject"] == f"{kernels['fp32']} instead of the baseline's {kernels['bf16']}"
+    subject = f"`{kernels['fp32']}` here and `{kernels['bf16']}` at the baseline point"
+    assert doubt["subject"] == subject
     assert kernels["bf16"] != kernels["fp32"]
     assert (doubt["harm"], doubt["mark"], doubt["points"]) == ("disturbed", "", 1)
     assert (doubt["value"], doubt["limit"]) == (None, None)

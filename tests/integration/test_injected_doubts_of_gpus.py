@@ -64,7 +64,7 @@ measure: {warmup: 3, seconds: 0.5, max_seconds: 2}
 EXPECTED = {
     "throttled": ("thermal_sw", 1, 1, "disturbed", "t"),
     "other_clocks": ("", 0.5, 0.5, "disturbed", ""),
-    "other_kernels": ("math instead of the baseline's flash", None, None, "disturbed", ""),
+    "other_kernels": ("`math` here and `flash` at the baseline point", None, None, "disturbed", ""),
     # 1e15 operations in 4 ms or more, of 67 TFLOP/s.
     "impossible": ("mfu_pct", 1e5, 3.8e5, "wrong", ""),
     "unknown_users": (os.uname().nodename, None, None, "disturbed", ""),

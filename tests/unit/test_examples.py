@@ -48,9 +48,9 @@ def points(job):
 def answer_of(job):
     """The rows of the table that the committed report begins with, and the lines below it."""
     _, _, text = (REPORTS / f"{job}.md").read_text().partition("\n### ")
-    _, table, below, *_ = text.split("\n\n")
+    _, table, *others = text.split("\n\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    return {name: cells for name, *cells in rows}, below
+    return {name: cells for name, *cells in rows}, " ".join(others[:3])
 
 
 def visible(page):
@@ -126,7 +126,7 @@ def test_the_scaling_report_leads_with_each_precision_and_the_share_of_communica
         speed_ups = [float(cell) for cell in told[precision]]
         assert speed_ups == pytest.approx(list(found.sort_values("batch_size").speed_up), abs=0.01)
     share = f"{100 * four.share.min():.0f} to {100 * four.share.max():.0f} %"
-    assert below == f"{share} of the lost time is communication that computation does not hide."
+    assert f"{share} of the lost time is communication that computation does not hide." in below
 
 
 def test_the_search_leads_with_batches_that_ran_below_others_that_did_not():

@@ -36,7 +36,7 @@ def change_figures(comparison: Comparison) -> list[Figure]:
         bars.append(("", comparison.name(row), [{**mark, "line": name.format(threshold)}]))
     note = f"Bars: the change of {comparison.unit}, the slowest first. Colours: the verdict."
     if any(row.interval_low is not None for _, row in drawn):
-        note += " Thin lines: 95 % intervals over the runs."
+        note += " Thin lines: 95 % intervals between runs."
     if len(changes) > len(drawn):
         note += f" {len(drawn)} of {len(changes)} points are drawn; the table has more."
     x = axis(f"change of {comparison.unit}", format="+%")

@@ -33,9 +33,11 @@ from raybench.analysis.ranking import (
     share_of_datasheet,
 )
 from raybench.analysis.rows import ScaledRow, is_column
+from raybench.records.doubts import NotMeasured
 from raybench.records.metrics import Metric
 from raybench.report import formatting
-from raybench.report.formatting import counted, span
+from raybench.report.documents import WIDTH
+from raybench.report.formatting import cases_words, counted, share_words, span
 from raybench.report.point_settings import settings_words, short_name
 from raybench.report.words import shares
 from raybench.report.words.causes import LOST_TO
@@ -55,6 +57,12 @@ _NOUNS = {
 _USED_UP = ("peak_mem_allocated_bytes", "peak_mem_reserved_bytes", "energy_j")
 # So many cases are named.
 _MOST_NAMED = 4
+# From this half of an interval on, a value of the answer is marked as wide.
+WIDE = 0.1
+# Said before the first sentence about lost time.
+_LOST_TIME = "Lost time is the part of a step beyond ideal scaling."
+# The terms that stand in the first lines of a report.
+POINT_AND_ROUND = "Point: one combination of settings. Round: all points once, in new processes."
 _OPTION = re.compile(r"--?[a-z]")
 # By the format of a metric, where that says it.
 _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
@@ -95,8 +103,8 @@ def question(answer: RunAnswer) -> str:
 
 
 def lead(answer: RunAnswer) -> str:
-    """Return the answer in sentences, with what is open; "" if nothing was measured."""
-    return " ".join(filter(None, (headline(answer), *findings(answer), certainty(answer))))
+    """Return the answer in sentences, without its certainty; "" if nothing was measured."""
+    return " ".join(filter(None, (headline(answer), *findings(answer))))
 
 
 def headline(answer: RunAnswer) -> str:
@@ -140,6 +148,7 @@ def findings(answer: RunAnswer) -> list[str]:
         case Ranking() as found:
             sentences += _winner(found, answer)
             sentences.append(of_datasheet(found.metric, found.figures[0][1].row))
+            sentences.append(_without_memory(found, answer))
         case Values() as found:
             sentences += _beside_values(found, answer)
     if answer.uncompared:
@@ -150,56 +159,53 @@ def findings(answer: RunAnswer) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def certainty(answer: RunAnswer) -> str:
-    """Return how many points have no interval, and how to get one, as a sentence; or ""."""
-    count = answer.single_starts
-    if not count:
+def certainty(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
+    """Return how certain the values of the answer are, as a sentence; "" if nothing was measured.
+
+    half_widths: half of the 95 % interval between rounds of each value; None if unknown.
+    """
+    rows = answer.data.ok_rows
+    if isinstance(answer.leading, LargestBatches):
+        is_exact = all(one.ran_out == one.batch_size + 1 for one in answer.leading.batches)
+        more = "1" if is_exact else "1 %"
+        return f"A batch larger by {more} runs out of memory."
+    if not rows:
         return ""
-    is_all = count == len(answer.data.ok_rows)
-    who = (
-        "This run has" if is_all else f"{counted(count, 'point')} {'has' if count == 1 else 'have'}"
-    )
-    text = f"{who} one round and so no intervals"
-    if more := answer.more_rounds:
-        text += f"; `--set measure.rounds={more.rounds}` gives them"
-    return f"{text}."
+    if answer.is_of_memory:
+        return "The memory of a point is the same in each round."
+    known = [half for half in half_widths if half is not None]
+    if known and len(known) == len(half_widths):
+        which = "The" if len(known) == 1 else "The widest"
+        return f"{which} 95 % interval between rounds is {formatting.interval_words(max(known))}."
+    count = sum(row.rounds == 1 for row in rows)
+    if count == len(rows):
+        return "One round gives no 95 % interval between rounds."
+    if count:
+        have = "has" if count == 1 else "have"
+        return (
+            f"{count} of {counted(len(rows), 'point')} {have} one round, and so no 95 % interval."
+        )
+    return "The 95 % intervals between rounds are unknown."
 
 
-def heading(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
-    """Return what the values of the answer are, and how certain, as the title of their table."""
-    ranks, facts = answer.data.ranks, []
+def wide_meaning(mark: str) -> str:
+    """Return the legend of the mark of wide values in the table of the answer."""
+    return f"{mark} = wide: a 95 % interval behind the value is wider than ±{share_words(WIDE)}."
+
+
+def heading(answer: RunAnswer) -> str:
+    """Return what the values of the answer are, as the title of their table."""
+    ranks = answer.data.ranks
     match answer.leading:
         case LargestBatches():
-            text = "Largest batch per device that fits"
+            return "Largest batch per device that fits"
         case SpeedUps() as found:
             devices = formatting.ranks_words(found.world_size, ranks)
             text = f"Speed-up from {_baseline_devices(found, ranks)} to {devices}"
-            if found.ideal is not None:
-                facts.append(f"ideal {found.ideal:.2f}")
+            return text if found.ideal is None else f"{text} (ideal {found.ideal:.2f})"
         case Gains() as found:
-            text = f"Speed-up against {_baseline_words(found, ranks)}"
-        case _:
-            text = value_title(answer)
-    facts.append(_how_certain(answer, half_widths))
-    return f"{text} ({'; '.join(facts)})" if facts else text
-
-
-def _how_certain(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
-    """Return how certain the values of a table are."""
-    if answer.metric is not None and answer.metric.format == "gib":
-        return "does not vary between rounds"
-    if isinstance(answer.leading, LargestBatches):
-        is_exact = all(one.ran_out == one.batch_size + 1 for one in answer.leading.batches)
-        return "one more runs out of memory" if is_exact else "1 % more runs out of memory"
-    known = [half for half in half_widths if half is not None]
-    if known and len(known) == len(half_widths):
-        if max(known) < 1:
-            return f"95 % intervals of at most {formatting.interval_words(max(known))}"
-        least = formatting.interval_words(min(known))
-        return f"95 % intervals from {least} to more than ±100 %"
-    if any(row.rounds > 1 for row in answer.data.ok_rows):
-        return "some points have one round, so the spread between rounds is unknown"
-    return "one round, so the spread between rounds is unknown"
+            return f"Speed-up against {_baseline_words(found, ranks)}"
+    return value_title(answer)
 
 
 def value_title(answer: RunAnswer) -> str:
@@ -259,10 +265,6 @@ def _scaling(found: SpeedUps, answer: RunAnswer) -> str:
     facts = [] if found.ideal is None else [f"ideal {found.ideal:.2f}"]
     if found.ideal is None and found.has_several_models:
         facts.append("the ideal is unknown, because the devices differ")
-    halves = [one.half_width for one in found.series if one.half_width is not None]
-    if len(halves) == len(found.series):
-        most = "" if len(found.series) == len(found.series[0].rows) == 1 else "s of at most"
-        facts.append(f"95 % interval{most} {formatting.interval_words(max(halves))}")
     devices = formatting.ranks_words(found.world_size, answer.data.ranks)
     reach = "reaches" if found.world_size == 1 else "reach"
     times = span(formatting.ratio(low), formatting.ratio(high))
@@ -284,19 +286,18 @@ def main_loss(loss: MainLoss) -> list[str]:
     if loss.cause is None:
         reasons = list(dict.fromkeys(map(losses_unknown_words, why_not_known(loss.unknown))))
         if len(reasons) == 1:
-            return [f"What the rest of the time is lost to is unknown: {reasons[0]}."]
+            return [f"The reason why scaling is not ideal is unknown: {reasons[0]}."]
         if reasons:
-            return ["What the rest of the time is lost to is unknown."]
-        return ["What the rest of the time is lost to was not measured."]
+            return ["The reason why scaling is not ideal is unknown."]
+        return ["The reason why scaling is not ideal was not measured."]
     cause = LOST_TO[loss.cause]
     if loss.count == loss.losing:
-        share = formatting.share_words(*loss.shares)
-        return [f"{share} of the lost time is {cause}."]
+        return [_LOST_TIME, f"{share_words(*loss.shares)} of the lost time is {cause}."]
     most = f"Most of the lost time is {cause} in {loss.count} of {counted(loss.losing, 'point')}"
     if loss.losing < loss.points:
         most += " that surely lose time"
-    unknown = f"At {counted(len(loss.unknown), 'point')} the cause is unknown."
-    return [f"{most}.", *([unknown] if loss.unknown else [])]
+    unknown = f"The cause is unknown at {counted(len(loss.unknown), 'point')}."
+    return [_LOST_TIME, f"{most}.", *([unknown] if loss.unknown else [])]
 
 
 def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:
@@ -361,12 +362,9 @@ def _values(found: Ranking | Values, answer: RunAnswer) -> str:
         if not metric.is_rate:
             extreme = "highest" if found.is_most_best else "lowest"
             noun, verb = "value" if is_single else f"{extreme} value", "is"
-    interval = ""
-    if one.half_width is not None:
-        interval = f" (95 % interval {formatting.interval_words(one.half_width)})"
     names = [] if is_single else [candidate_name(answer, one), case_name(answer, case)]
     place = ", ".join(filter(None, names))
-    text = f"The {noun} {verb} {value}{interval}{f' with {place}' if place else ''}."
+    text = f"The {noun} {verb} {value}{f' with {place}' if place else ''}."
     if is_single and not follows_step_time(metric) and one.row.step_ms_p50 is not None:
         text += f" The step takes {formatting.duration(one.row.step_ms_p50)}."
     return text
@@ -382,7 +380,8 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
         # More rounds do not change the memory.
         ask = [] if answer.is_of_memory else [_ask(rounds_to_decide(case.best.row))]
         if over:
-            return [f"There is no clear winner in any of {over.cases} cases.", *ask]
+            where = cases_words(over.cases, over.cases, answer.case_settings)
+            return [f"There is no clear winner {where}.", *ask]
         rivals = candidate_name(answer, case.rivals[0])
         if len(case.rivals) > 1:
             rivals = f"{len(case.rivals)} other points"
@@ -397,11 +396,12 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     following = candidate_name(answer, case.ranked[1])
     if over:
         following = "the second fastest" if is_speed(found.metric) else "the second best"
+    faster = "The fastest" if over else best
     if is_speed(found.metric):
         gains = span(*(formatting.ratio(choose(one.gain for one in won)) for choose in (min, max)))
         sentences = [
             f"{best} {'is' if is_sure else 'was'} the fastest{often}{of_run}.",
-            f"{best} is {gains} times as fast as {following}.",
+            f"{faster} is {gains} times as fast as {following}.",
         ]
     else:
         ratios = [one.best.value / (one.ranked[1].value or 1.0) - 1 for one in won]
@@ -419,8 +419,8 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
                 f"The value of {best} is {shares} {degree}er than that of {following}.",
             ]
     if over and over.undecided:
-        are = "is" if over.undecided == 1 else "are"
-        sentences.append(f"{over.undecided} of {over.cases} cases {are} undecided.")
+        where = cases_words(over.undecided, over.cases, answer.case_settings)
+        sentences.append(f"The winner is undecided {where}.")
     return sentences
 
 
@@ -434,12 +434,22 @@ def _won(found: Ranking, case: RankedCase) -> list[RankedCase]:
 
 
 def _where_won(answer: RunAnswer, won: Sequence[RankedCase], count: int) -> str:
-    """Return ` with 1 GPU, 2 GPUs and 4 GPUs`; where several settings make cases ` in 3 of 4`."""
+    """Return ` with 1 GPU, 2 GPUs and 4 GPUs`, or `cases_words` of several settings."""
     names = answer.case_settings
     if len(names) != 1 or len(won) > _MOST_NAMED:
-        return f" in {len(won)} of {count} cases"
+        return f" {cases_words(len(won), count, names)}"
     *others, last = [case_name(answer, case) for case in won]
     return f" with {', '.join(others)} and {last}" if others else f" with {last}"
+
+
+def _without_memory(found: Ranking, answer: RunAnswer) -> str:
+    """Return that the answer leaves memory out, if the job has a question and memory is unknown."""
+    rows = answer.data.ok_rows
+    reasons = {(row.not_measured or {}).get("mem_parameters_bytes") for row in rows}
+    if not answer.asked.question or reasons != {NotMeasured.MEMORY_OF_CPU}:
+        return ""
+    noun = metric_noun(found.metric, answer.asked.items)
+    return f"The answer covers {noun} only: torch does not count the memory of a CPU."
 
 
 def _beside_values(found: Values, answer: RunAnswer) -> list[str]:
@@ -501,7 +511,7 @@ def more_rounds(more: MoreRounds) -> str:
     time = formatting.long_time(more.seconds)
     added = counted(more.rounds - more.done, "more round")
     return (
-        f"{added} ({more.rounds} in all) give 95 % intervals, in about {time}: "
+        f"{added} ({more.rounds} in all) give 95 % intervals between rounds, in about {time}: "
         f"sweep JOB --resume RUN --set measure.rounds={more.rounds}"
     )
 
@@ -509,7 +519,7 @@ def more_rounds(more: MoreRounds) -> str:
 def next_command(found: NextCommand) -> list[str]:
     """Return `Next: ` and the command in lines, which a shell joins.
 
-    A command that is too long has a line for each option.
+    A command that is too long is broken before options.
     """
     label = "Next: "
     if found.kind is Next.RETRY:
@@ -518,16 +528,19 @@ def next_command(found: NextCommand) -> list[str]:
         time = formatting.long_time(found.seconds)
         label = f"Next, to get 95 % intervals (takes about {time}): "
     whole = label + formatting.command(*found.words)
-    if len(whole) <= 80:
+    if len(whole) <= WIDTH:
         return [whole]
     groups: list[list[str]] = [[]]
     for word in found.words:
         if _OPTION.match(word):
             groups.append([])
         groups[-1].append(word)
-    first, *others = groups
-    lines = [
-        formatting.command(*first),
-        *(f"    {formatting.quoted(*one)}" for one in others),
-    ]
+    lines = [formatting.command(*groups[0])]
+    for group in groups[1:]:
+        option = formatting.quoted(*group)
+        # Room for the backslash.
+        if len(lines[-1]) + len(option) + 3 <= WIDTH:
+            lines[-1] += f" {option}"
+        else:
+            lines.append(f"    {option}")
     return [label.rstrip(), *(f"{line} \\" for line in lines[:-1]), lines[-1]]

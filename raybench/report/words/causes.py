@@ -16,7 +16,7 @@ CAUSES = {
     "lost_wait": "slow rank",
     "lost_data": "waiting for data",
     "lost_host": "host gap",
-    "lost_unexplained": "no known cause",
+    "lost_unexplained": "unexplained",
 }
 # What takes the lost time, as the end of a sentence.
 LOST_TO = {
@@ -25,15 +25,16 @@ LOST_TO = {
     "lost_wait": "waiting for the slowest rank",
     "lost_data": "waiting for data",
     "lost_host": "waiting for the host",
-    "lost_unexplained": "not explained",
+    "lost_unexplained": "unexplained",
 }
 _MEANINGS = {
-    "lost_comm": "Computation does not hide it.",
+    "lost_comm": "Computation does not hide this communication.",
     "lost_compute": "Computation, DDP's copies of gradients included, takes longer than ideal.",
     "lost_wait": "The other ranks wait for the slowest rank of a step.",
     "lost_data": "The device waits for the next batch.",
     "lost_host": "The device idles because the host is late.",
-    "lost_unexplained": "No measured part explains it. Rare slow steps are only in the mean step.",
+    "lost_unexplained": "The rest of the lost time. Rare slow steps, which lengthen the mean step "
+    "only, are in it.",
 }
 
 # Smaller shares of a step may be noise, even if the intervals of the step times are narrower.
@@ -70,7 +71,7 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
     most = max(small, default=0.0)
     if most >= _LEAST_TOLD:
         if most > _MOST_NOISE:
-            text = f"They cannot be told from noise, which is up to {share_words(most, digits=1)}."
+            text = f"The shares are smaller than the noise of up to {share_words(noise, digits=1)}."
         else:
             text = f"Each is at most {share_words(most, digits=1)}, which may be noise."
         yield "other causes" if is_any_told else "causes", text

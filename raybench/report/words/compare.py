@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from raybench.analysis.compare import (
     FASTER,
@@ -23,9 +24,10 @@ from raybench.report.formatting import counted, plain, shorten
 QUESTION = "Is NEW slower than BASE?"
 # The environments of two runs, where no difference is recorded.
 SAME_AROUND = "No difference in devices, driver, versions, variables or commit is recorded."
+NO_CAVEAT = f"Caveat: none. {SAME_AROUND}"
 NO_CAUSE = "no difference is recorded"
 OTHER_MACHINE = "The changes show the difference of the machines, not of the software."
-NOT_ON_BOTH_SIDES = "No point was measured on both sides."
+NOT_ON_BOTH_SIDES = "No verdict: no point was measured on both sides."
 # Verdicts as reports print them; JSON and --fail-on keep `unclear`.
 VERDICT_WORDS = {name: name for name in (SLOWER, FASTER, SAME)} | {UNCLEAR: "undecided"}
 _PREDICATES = VERDICT_WORDS | {SAME: "the same"}
@@ -42,7 +44,7 @@ _KINDS = (
 # Facts in a sentence, and runs of a side in a command that is an example.
 _MOST_NAMED = 3
 # Two lines of a terminal, less the words before and after the list.
-_MOST_OF_DIFFERENCES = 120
+_MOST_OF_DIFFERENCES = 100
 
 _OF_RUN = {
     "job_sha256": "job file",
@@ -143,7 +145,10 @@ def more_failures(points: int) -> str:
 def one_run(sides: Sequence[str]) -> tuple[str, str]:
     """Return why there is no verdict, in two sentences. sides: those with one run, 1 or 2."""
     where = f"one run of {sides[0]}" if len(sides) == 1 else "one run on each side"
-    return f"No verdict: {where}.", "Rounds of one run do not show how runs differ."
+    return (
+        f"No verdict: {where}.",
+        "Certainty: unknown, because rounds of one run do not show how runs differ.",
+    )
 
 
 def detectable(slowdowns: Sequence[float], unit: str) -> str:
@@ -151,10 +156,10 @@ def detectable(slowdowns: Sequence[float], unit: str) -> str:
     least, most = min(slowdowns), max(slowdowns)
     if least > _USELESS:
         share = percent_words(_USELESS).replace(".0", "")
-        return f"The runs of a side differ too much to detect {share} fewer {unit} at a point."
+        return f"Certainty: runs differ too much to detect {share} fewer {unit} at a point."
     ends = dict.fromkeys(f"{100 * share:.1f}" for share in (least, most))
     share = f"{' to '.join(ends)} %"
-    return f"In 95 % of cases, these runs detect {share} fewer {unit} at one point."
+    return f"Certainty: in 95 % of cases, such runs detect {share} fewer {unit} at one point."
 
 
 def not_excluded(slowdown: float, has_slower: bool) -> str:
@@ -190,7 +195,7 @@ def more_runs(runs: int, tags: tuple[str, str] | None) -> list[str]:
 def environment(differences: Sequence[Change]) -> str:
     """Return what differs between the newest runs of both sides, in at most two lines."""
     if not differences:
-        return SAME_AROUND
+        return NO_CAVEAT
     phrases: list[str] = []
     for change in sorted(differences, key=lambda change: _KINDS.index(change.kind)):
         is_short = max(len(change.base), len(change.new)) <= _SHORT_VALUE
@@ -203,7 +208,7 @@ def environment(differences: Sequence[Change]) -> str:
         shown.append(phrase)
     hidden = len(phrases) - len(shown)
     more = f" and {hidden} more" if hidden else ""
-    return f"Environment differences: {', '.join(shown)}{more}."
+    return f"Caveat: the environments differ in {', '.join(shown)}{more}."
 
 
 def impossible(point: str, why: str, others: int) -> str:
@@ -212,15 +217,41 @@ def impossible(point: str, why: str, others: int) -> str:
     return f"Impossible value at {point}: {why}.{more}"
 
 
-def lone_points(base: int, new: int, settings: Sequence[str]) -> list[str]:
-    """Return how many points one side alone has, and in which settings these differ; [] for 0."""
-    counts = {"BASE": base, "NEW": new}
-    sentences = [
-        f"{counted(count, 'point')} {'is' if count == 1 else 'are'} in {side} only."
-        for side, count in counts.items()
-        if count
-    ]
-    return [*sentences, *([f"BASE and NEW differ in {', '.join(settings)}."] if settings else [])]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointCounts:
+    """How many points are compared, and where the other points are."""
+
+    compared: int
+    only_base: int
+    only_new: int
+    # Points of both sides that have no rate on one side.
+    failed: int
+
+
+def missing_points(counts: PointCounts, settings: Sequence[str]) -> list[str]:
+    """Return why points are not compared; [] if all points are.
+
+    Args:
+        settings: the settings in which the points of one side differ from those of the other.
+    """
+    parts = {
+        "in BASE only": counts.only_base,
+        "in NEW only": counts.only_new,
+        "without a result on one side": counts.failed,
+    }
+    phrases = []
+    for where, count in parts.items():
+        number = str(count) if counts.compared else counted(count, "point")
+        if count:
+            phrases.append(f"{number} {'is' if count == 1 else 'are'} {where}")
+    if not phrases:
+        return []
+    *first, last = phrases
+    sentence = f"{', '.join(first)} and {last}." if first else f"{last}."
+    if counts.compared:
+        total = counts.compared + sum(parts.values())
+        sentence = f"{counts.compared} of {counted(total, 'point')} can be compared: {sentence}"
+    return [sentence, *([f"BASE and NEW differ in {', '.join(settings)}."] if settings else [])]
 
 
 def left_out(run_id: str, facts: Sequence[Fact]) -> str:

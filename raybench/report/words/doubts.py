@@ -12,11 +12,12 @@ from raybench.report.formatting import counted, share_words
 from raybench.results.breakdown import write_time
 from raybench.results.point_row import PointRow
 from raybench.stats.outliers import NEARLY_ALL
+from raybench.stats.summary import MIN_LEVEL_STEPS
 
 # The marks in tables, in their order there, each with its word and its meaning.
 MARKS = {
     "u": ("unsteady", "the step time was still changing"),
-    "w": ("wide", "the step time of a single round is uncertain by more than ±10 %"),
+    "w": ("wide", "the 95 % interval of the step time within one round is wider than ±10 %"),
     "h": ("host-bound", "the device waits for the host"),
     "t": ("throttled", "heat or a fault limited the clock"),
     "s": ("slow rank", "one rank works longer than the others"),
@@ -130,7 +131,8 @@ def busy_words(group: DoubtGroup, points: int) -> str:
 
 
 _LIKELIEST = {
-    "efficiency": "Either the baseline was slowed, or some counted steps did not run.",
+    "efficiency": "Measure again: the baseline may be slowed. "
+    "Else check that all counted steps ran.",
     "items": "Samples are counted that no iteration finished: check items_per_step.",
     "iterations": "Iterations are counted that did not run.",
     "mfu_pct": "Check flops_per_step and the precision, or the peak is that of another device.",
@@ -229,7 +231,7 @@ def _of_clocks(doubt: Doubt) -> str:
 
 
 def _other_kernels(doubt: Doubt, _row: PointRow) -> str:
-    return f"attention used the kernel {doubt.subject}"
+    return f"the kernel of attention was {doubt.subject}"
 
 
 def _slow_rank(doubt: Doubt, row: PointRow) -> str:
@@ -366,8 +368,8 @@ def _too_few_steps(doubt: Doubt, _row: PointRow) -> str:
 
 def _wide(doubt: Doubt, _row: PointRow) -> str:
     half_width = doubt.value or 0.0
-    by = formatting.interval_words(half_width)
-    return f"the step time of a single round is uncertain by {by}"
+    size = formatting.interval_words(half_width)
+    return f"the 95 % interval of the step time within one round is {size}"
 
 
 def _base_unsteady(_doubt: Doubt, _row: PointRow) -> str:
@@ -388,7 +390,7 @@ _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.CROWDED: "Use fewer workers.",
     DoubtKind.DRIFT: "Speed-ups between numbers of devices are corrected; step times are not.",
     DoubtKind.SHARED_NODE: "The nodes share memory and host links.",
-    DoubtKind.OTHER_KERNELS: "The speed-up includes this change of kernel.",
+    DoubtKind.OTHER_KERNELS: "The speed-up includes the change of kernel.",
     DoubtKind.HOST_BOUND: "CUDA graphs, compilation or larger batches help.",
     DoubtKind.ALLOCATOR_RETRIES: "Use a smaller batch.",
     DoubtKind.DEVICE_ALLOCS: "Memory had not settled: warm up for longer.",
@@ -401,7 +403,8 @@ _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.SHORT: "Raise measure.max_seconds.",
     DoubtKind.FEW_SAMPLES: "Raise measure.max_seconds.",
     DoubtKind.UNSTEADY: "Measure several rounds.",
-    DoubtKind.TOO_FEW_STEPS: "Raise measure.seconds.",
+    DoubtKind.TOO_FEW_STEPS: "Raise measure.seconds: "
+    f"{MIN_LEVEL_STEPS} steps are needed, warm-up included.",
     DoubtKind.WIDE: "Raise measure.max_seconds.",
 }
 

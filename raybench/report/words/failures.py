@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from raybench.records.record import Record
 from raybench.records.status import Status
 from raybench.results.point_row import PointRow
+
+# What torch.OutOfMemoryError says; the advice on fragmentation that follows is left out.
+_OUT_OF_MEMORY = re.compile(
+    r".*Tried to allocate (?P<needed>[\d.]+ \w+)\. GPU \d+ has a total capacity of "
+    r"(?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free\.[^;]*"
+)
 
 
 def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:
@@ -33,6 +41,9 @@ def failure_of_record(record: Record) -> str:
 def _reason(status: str, error_type: str | None, message: str) -> str:
     """Return a message on one line, with the class of the exception unless it begins with that."""
     text = " ".join(message.split())
+    if status == Status.OOM:
+        words = r"the step needed \g<needed> more, and \g<free> of \g<total> were free"
+        text = _OUT_OF_MEMORY.sub(words, text)
     if status != Status.ERROR or error_type is None or text.startswith(error_type):
         return text
     return f"{error_type}: {text}".removesuffix(": ")

@@ -23,6 +23,30 @@ from raybench.records.judgement import (
 from raybench.report.formatting import counted, number, some, span
 
 
+def question(kind: DeviceKind) -> str:
+    """Return the question that a check answers."""
+    devices = "GPUs, links or nodes" if kind == "cuda" else "workers or nodes"
+    return f"Which {devices} are slower than they should be?"
+
+
+def basis(*, has_peers: bool, has_references: bool) -> str:
+    """Return with what the values of a check are compared; "" if with nothing."""
+    own = "devices are compared with each other in this run" if has_peers else ""
+    if not has_references:
+        return f"Certainty: {own}." if own else ""
+    more = f"{own}, and with reference values" if own else "values are compared with references"
+    return f"Certainty: {more}."
+
+
+def blind_spot(*, has_peers: bool, has_references: bool, is_own: bool) -> str:
+    """Return what a check cannot see, as a sentence; "" if its comparisons leave nothing open."""
+    if is_own:
+        return "Caveat: the reference values include this run and may hide a common slowdown."
+    if has_peers and not has_references:
+        return "Caveat: without reference values, the check cannot see a common slowdown."
+    return ""
+
+
 def device_name(place: DevicePlace) -> str:
     """Return the name of a device: "node7 GPU 3", "node7 worker 3"."""
     return f"{place.host} {short_device_name(place)}"

@@ -34,26 +34,26 @@ def standing_text(one: Standing, *, says_own: bool = True) -> str:
     return " ".join(sentences)
 
 
-def count_within(found: Sequence[Standing]) -> str:
+def count_within(found: Sequence[Standing], *, says_own: bool = True) -> str:
     """Return in sentences how many values are in the range of their reference.
 
     The text names how many values have a range too wide to count.
+
+    Args:
+        says_own: say where references include this run.
     """
     count = references.count_within(found)
     sentences = []
     if count.counted:
         are = "is" if count.within == 1 else "are"
-        have_one = "has" if count.counted == 1 else "have"
-        sentences.append(
-            f"{counted(count.counted, 'value')} {have_one} a reference. {count.within} of these "
-            f"{are} in the normal range."
-        )
+        values = counted(count.counted, "value")
+        sentences.append(f"{count.within} of {values} {are} in the normal range of the reference.")
     if count.wide:
         sentences.append(
             f"{counted(count.wide, 'other value')} cannot be judged: the normal range is wider "
             f"than ±{share_words(NARROW)}."
         )
-    if count.is_own:
+    if count.is_own and says_own:
         sentences.append(_OWN)
     return " ".join(sentences)
 

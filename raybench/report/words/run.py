@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
 from raybench.analysis.rows import is_column, varying
 from raybench.analysis.run_data import RunData
 from raybench.job.answer import Answer
 from raybench.records.metrics import Metric
 from raybench.records.record import TrialKey, by_point
-from raybench.records.status import RunStatus, Status
+from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.documents import records
 from raybench.report.formatting import counted, span
 from raybench.report.messages import marks
 from raybench.report.point_settings import settings_words
 from raybench.report.words.doubts import MARKS, mark_words
-from raybench.results.tables import Run
 from raybench.workloads.base import builtin_class
 
 
@@ -93,14 +92,8 @@ def in_all_points(data: RunData) -> str:
 
 
 def counts(data: RunData) -> str:
-    """Return how the points ended: `33 of 36 points ok, 3 out of memory; 3 rounds`.
-
-    An interrupted run has `interrupted: 13 of 16 points ran, 12 ok, 1 cancelled`. A point with a
-    failed round counts as failed.
-    """
-    ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in data.attempts}
-    statuses = list(by_point(ended).values())
-    phrases = [", ".join(_endings(data.run, statuses))]
+    """Return how the points ended: `33 of 36 points ok, 3 out of memory; 3 rounds`."""
+    phrases = [_endings(data)]
     rounds = sorted(row.rounds for row in data.rows if row.rounds)
     if rounds and rounds[-1] > 1:
         phrases.append(f"{span(str(rounds[0]), str(rounds[-1]))} rounds")
@@ -109,24 +102,27 @@ def counts(data: RunData) -> str:
     return "; ".join(phrases)
 
 
-def _endings(run: Run, statuses: Sequence[str]) -> Iterator[str]:
-    """Yield how many points ended in each way, points without rows included."""
-    points, ok = counted(run.points_total, "point"), statuses.count(Status.OK)
-    is_interrupted = run.status == RunStatus.INTERRUPTED
-    if is_interrupted:
-        yield f"interrupted: {len(statuses)} of {points} ran"
-    yield f"{ok} ok" if is_interrupted else f"{ok} of {points} ok"
+def _endings(data: RunData) -> str:
+    """Return how many points ended in each way: `33 of 36 points ok, 3 out of memory`.
+
+    A point with a failed round counts as failed. Points without rows are counted too.
+    """
+    run = data.run
+    ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in data.attempts}
+    statuses = list(by_point(ended).values())
+    phrases = [f"{statuses.count(Status.OK)} of {counted(run.points_total, 'point')} ok"]
     for status in Status:
         if status is not Status.OK and (count := statuses.count(status)):
-            yield f"{count} {status.label}"
+            phrases.append(f"{count} {status.label}")
     in_tables = [one for one in statuses if one != Status.CANCELLED]
-    ended = run.points_ok + run.points_failed + run.points_skipped
     missing = run.points_total - len(statuses)
-    without_rows = max(0, min(missing, ended - len(in_tables)))
+    with_end = run.points_ok + run.points_failed + run.points_skipped
+    without_rows = max(0, min(missing, with_end - len(in_tables)))
     if without_rows:
-        yield f"{without_rows} ended without rows"
-    if missing > without_rows and not is_interrupted:
-        yield f"{missing - without_rows} not run"
+        phrases.append(f"{without_rows} ended without rows")
+    if missing > without_rows:
+        phrases.append(f"{missing - without_rows} not run")
+    return ", ".join(phrases)
 
 
 def course(data: RunData) -> str:
@@ -138,14 +134,14 @@ def plus_minus(data: RunData) -> str:
     """Return over which rounds ± is computed, no full stop; "" if no point has an interval."""
     known = [row.rounds for row in data.rows if row.step_ms_low is not None]
     counts = span(*(str(choose(known)) for choose in (min, max) if known))
-    return counts and f"± is half of the 95 % interval over the {counts} rounds of this run"
+    return counts and f"± is half of the 95 % interval between the {counts} rounds"
 
 
 def step_meaning(data: RunData) -> str:
     """Return what the step time of a point is, no full stop."""
     meaning = "median time of one step"
     if any(row.world_size > 1 for row in data.rows):
-        meaning += " of the slowest rank (of the median rank if all ranks agree within 1 %)"
+        meaning += ". If the ranks differ by more than 1 %, the slowest rank counts"
     return meaning
 
 
@@ -174,30 +170,20 @@ def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
 
 
 def facts(data: RunData) -> str:
-    """Return one line: `4 x NVIDIA H200, 1 node, 3 rounds, 2026-11-22, 36 of 36 points ok`."""
-    ended = {TrialKey(row.point_id, row.round or 1): row.status for row in data.attempts}
-    statuses = [str(status) for status in by_point(ended).values()]
-    ok, total = statuses.count(Status.OK), data.run.points_total
+    """Return one line: `4 x NVIDIA H200, 3 rounds, 2026-11-22, 36 of 36 points ok`."""
     counts = [row.rounds for row in data.ok_rows] or [1]
     most = counted(max(counts), "round")
     rounds = most if min(counts) == max(counts) else f"{min(counts)} to {most}"
-    others = [(status, statuses.count(status)) for status in Status if status is not Status.OK]
-    told = [
-        f"{count} {'failed' if status is Status.ERROR else status.label}"
-        for status, count in others
-        if count
-    ]
-    if (missing := total - len(statuses)) > 0:
-        told.append(f"{missing} not run")
     devices = data.run.cluster
     if not data.devices.empty:
-        devices = formatting.machine(records(data.devices), data.node_counts[0])
+        rows, nodes = records(data.devices), data.node_counts[0]
+        is_one_node = data.ranks == "GPUs" and nodes == 1
+        devices = formatting.models(rows) if is_one_node else formatting.machine(rows, nodes)
     parts = (
-        devices.replace(" on ", ", ") if data.ranks == "GPUs" else devices,
+        devices,
         rounds,
         f"{data.run.started_at:%Y-%m-%d}",
         formatting.course(data.run),
-        f"{ok} of {counted(total, 'point')} ok",
-        *told,
+        _endings(data),
     )
     return ", ".join(parts)

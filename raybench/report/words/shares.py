@@ -9,21 +9,22 @@ from raybench.analysis.rows import varying
 from raybench.analysis.uneven import Gain, UnevenFleet, gain_over
 from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST
 from raybench.report import formatting
-from raybench.report.formatting import counted, interval_words, share_words
+from raybench.report.formatting import cases_words, interval_words, share_words
 from raybench.report.point_settings import settings_words
 
 
 def best_shares(found: BestShares, fleets: Sequence[UnevenFleet], ranks: str) -> list[str]:
     """Return sentences on which shares are the best, where they gain most, and what is open."""
     cases, name = len(fleets), fleet_name(found.fleet, ranks, fleets)
+    settings = varying([fleet.first for fleet in fleets], ("shares",))
     if found.shares is None:
-        in_cases = f" in any of {cases} cases" if cases > 1 else ""
+        in_cases = f" {cases_words(cases, cases, settings)}" if cases > 1 else ""
         return [
             f"It is undecided which division of the work is the fastest{in_cases}.",
             f"With {name}, {found.fleet.best.shares} is {_faster(found.gain)} than the second best "
             "division.",
         ]
-    where = f" in {found.wins} of {cases} cases" if cases > 1 else ""
+    where = f" {cases_words(found.wins, cases, settings)}" if cases > 1 else ""
     verb = "is" if found.is_sure else "was"
     of_run = "" if found.is_sure else " in this run"
     upto = "up to " if found.wins > 1 else ""
@@ -32,7 +33,8 @@ def best_shares(found: BestShares, fleets: Sequence[UnevenFleet], ranks: str) ->
         f"With {name}, it is {upto}{_faster(found.gain)} than the second fastest.",
     ]
     if found.undecided:
-        sentences.append(f"{counted(found.undecided, 'case')} {_are(found.undecided)} undecided.")
+        where = cases_words(found.undecided, cases, settings)
+        sentences.append(f"The fastest division is undecided {where}.")
     return sentences
 
 
@@ -49,10 +51,6 @@ def meaning(found: Iterable[str]) -> str:
     used = set(found)
     meanings = [f"{name} = {text}" for name, text in _MEANINGS.items() if name in used]
     return f"division of the work: {'; '.join(meanings)}"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 def fleet_name(fleet: UnevenFleet, ranks: str, fleets: Sequence[UnevenFleet] = ()) -> str:

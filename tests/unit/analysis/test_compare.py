@@ -77,7 +77,7 @@ def test_rounds_of_one_run_are_no_verdict(tmp_path, command):
     sweep(tmp_path, "base", rounds=5)
     sweep(tmp_path, "new", 1.3, rounds=5, day=1)
     code, out, _ = command("compare", "base", "new")
-    told = "No verdict: one run on each side. Rounds of one run do not show how runs differ."
+    told = "Certainty: unknown, because rounds of one run do not show how runs differ."
     assert (code, told in flat(out)) == (0, True)
     assert len(re.findall(r"-(22|23)\.\d% .* undecided", out)) == 3
     assert "Then name all runs: raybench compare RUN,RUN,RUN RUN,RUN,RUN" in flat(out)
@@ -116,7 +116,7 @@ def test_the_first_screen_fits_24_lines(tmp_path, command, runs, count):
     out = command("compare", *SIDES).out
     assert len(out.splitlines()) <= 24
     assert max(map(len, out.splitlines())) <= 80
-    told = "Environment differences: torch 2.27.3 -> 2.28.9, nccl 2.27.3 -> 2.28.9, variable NCCL"
+    told = "Caveat: the environments differ in torch 2.27.3 -> 2.28.9, nccl 2.27.3 -> 2.28.9"
     assert told in flat(out)
     assert ("Next: raybench compare side=base side=new --results" in out) or (
         "Next: repeat this command with --full" in out
@@ -129,7 +129,7 @@ def test_json_has_question_and_answer(tmp_path, command):
     found = compare_as_json(command, *SIDES)
     assert found["question"] == "Is NEW slower than BASE?"
     assert found["answer"][0].startswith("All 3 points are slower. The worst is batch ")
-    assert found["answer"][-1].startswith("In 95 % of cases, these runs detect ")
+    assert found["answer"][-1].startswith("Certainty: in 95 % of cases, such runs detect ")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_the_printed_slowdown_is_found_in_95_percent(tmp_path, command, count, s
         found = nct.sf(needed, 4, -math.log(1 - point["least_seen"]) / error)
         assert found == pytest.approx(0.95, abs=0.001)
     seen = point["least_seen"]
-    told = f"these runs detect {100 * seen:.1f} % fewer samples/s at one point."
+    told = f"such runs detect {100 * seen:.1f} % fewer samples/s at one point."
     assert (told in flat(command("compare", *SIDES).out)) is (count == 1)
 
 
@@ -343,7 +343,7 @@ def test_points_of_one_side_alone_are_counted_and_told_apart(tmp_path, command):
     sweep(tmp_path, "base", points=many)
     sweep(tmp_path, "new", points=few, day=1)
     out = command("compare", "base", "new")[1]
-    told = "36 points are in BASE only. 8 points are in NEW only. BASE and NEW differ in hidden."
+    told = "36 points are in BASE only and 8 points are in NEW only. BASE and NEW differ in hidden."
     assert told in flat(out)
     assert "None" not in out
     assert len(out.splitlines()) < 14

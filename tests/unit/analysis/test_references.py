@@ -12,7 +12,7 @@ from raybench.analysis import references
 from raybench.analysis.rows import ScaledRow
 from raybench.analysis.run_data import RunData, load_run_data
 from raybench.errors import UsageError
-from raybench.records.doubts import DoubtKind
+from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.status import Status
 
 H200 = "NVIDIA H200"
@@ -203,6 +203,13 @@ def test_each_figure_that_cannot_be_is_marked_and_named(changes, figure, value):
     assert found.value == pytest.approx(value)
     assert found.limit < value
     assert marks(**{**changes, "status": Status.ERROR}) == []
+
+
+def test_impossible_mfu_is_told_once():
+    of_mfu = Doubt(kind=DoubtKind.IMPOSSIBLE, value=104.0, limit=100.0, subject="mfu_pct")
+    of_tflops = marks(achieved_tflops_per_device=1030.0, mfu_pct=104.0)
+    assert references.without_repeated_mfu([of_mfu, *of_tflops]) == of_tflops
+    assert references.without_repeated_mfu([of_mfu]) == [of_mfu]
 
 
 def test_iterations_of_a_long_and_a_short_round_are_held_against_the_time_of_both():

@@ -106,7 +106,7 @@ def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit(is_colo
     assert "est. GiB" in text
     assert "GiB a device; --device-memory SIZE tells which" in " ".join(text.split())
     told = " ".join(run("plan", "job.yaml", *wide, "--device-memory", "4GiB").split())
-    assert "do not fit into 4 GiB, and run all the same: #1, #2 #1: estimated " in told
+    assert "do not fit into 4 GiB, and run all the same: #1, #2 #1: by an estimate, the " in told
     assert "all fit into 93.1 GiB" in run("plan", "job.yaml", *wide, "--device-memory", "100GB")
     points = json.loads(run("plan", "job.yaml", *wide, "--json"))["points"]
     assert all(point["mem_estimate_bytes"] > 4 * 2**30 for point in points)
@@ -339,7 +339,10 @@ def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(nam
         (("comm_exposed_ms",), 'comm_exposed_ms ("exposed comm" in reports), in ms:'),
         (("straggler",), "straggler_ms"),
         (("idle",), "Python has not issued work"),
-        (("w",), "w: wide: the step time of a single round is uncertain by more than ±10 %"),
+        (
+            ("w",),
+            "w: wide: the 95 % interval of the step time within one round is wider",
+        ),
         (("not", "alone"), "n: not alone: other work used the same devices or nodes"),
         (("±",), "95 % interval"),
         (("marks",), "h: host-bound"),

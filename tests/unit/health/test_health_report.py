@@ -132,7 +132,7 @@ ALIKE = "all are slow alike: 1.40 times as long as they should take"
             f"{NOT_TESTED}; 1 of 4 GPUs is suspect: alpha GPU 3",
             1,
         ),
-        ([*healthy(4), FINE_PAIR], "Green: All 4 GPUs are healthy, and the paths between them.", 0),
+        ([*healthy(4), FINE_PAIR], "Green: All 4 GPUs and the paths between them are healthy.", 0),
         # Where no device was tested alone the devices of the run are counted.
         ([FINE_PAIR], "Green: The paths between both GPUs are healthy.", 0),
         ([make_finding(NODE)], "Green: Both GPUs are healthy together.", 0),
@@ -144,10 +144,12 @@ ALIKE = "all are slow alike: 1.40 times as long as they should take"
         ),
     ],
 )
-def test_the_first_line_is_the_lamp_and_the_verdict(findings, headline, exit_code):
+def test_the_verdict_follows_the_question(findings, headline, exit_code):
     report = report_of(findings)
-    assert (report.title, report.exit_code) == (headline, exit_code)
-    assert " ".join(format_health(report).split()).startswith(f"{headline} 4 x NVIDIA H200")
+    assert (report.headline, report.exit_code) == (headline, exit_code)
+    question = "Which GPUs, links or nodes are slower than they should be?"
+    text = " ".join(format_health(report).split())
+    assert text.startswith(f"{question} {headline} 4 x NVIDIA H200")
 
 
 def test_a_case_has_all_tests_of_a_device_the_gravest_action_and_the_victims():
@@ -238,9 +240,9 @@ def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(tmp_path, com
     argv = ("raybench", "health")
     write_run(tmp_path, RUN, [make_record()], argv=argv, status=RunStatus.INTERRUPTED)
     told = "Amber: The check did not come to its end: nothing "
-    assert command("report").out.startswith(f"{told}can be said.\n")
+    assert command("report").out.splitlines()[1] == f"{told}can be said."
     partly = report_of(healthy(4), status=RunStatus.INTERRUPTED)
-    assert (partly.title, partly.exit_code) == (f"{told}was wrong in the tests that ended.", 3)
+    assert (partly.headline, partly.exit_code) == (f"{told}was wrong in the tests that ended.", 3)
     assert command("export", "--format", "csv").out.startswith("run_id,test,stage,")
 
 

@@ -314,12 +314,13 @@ def test_the_largest_batch_that_fits_and_the_first_other_setting_are_named():
     point = point_of(text, batch_size=64, precision="bf16", world_size=1)
     needed = estimate(point)
     found = explain_oom(point, needed, 216 * GIB)
-    assert found.startswith("estimated 344 of 216 GiB; what fits by the estimate: batch_size 32 (")
+    needs = "by an estimate, the point needs 344 GiB and the device has"
+    assert found.startswith(f"{needs} 216 GiB; what should fit: batch_size 32 (")
     assert " or activation_checkpointing full (" in found
     tiny = explain_oom(point, needed, GIB)
-    assert tiny == "estimated 344 of 1 GiB; by the estimate no single setting makes it fit"
+    assert tiny == f"{needs} 1 GiB; no change of one setting makes the point fit"
     # Where the estimate said that it fits, something smaller is proposed.
-    assert " of 1230 GiB; what fits by the estimate: b" in explain_oom(point, needed, 1234 * GIB)
+    assert " has 1230 GiB; what should fit: b" in explain_oom(point, needed, 1234 * GIB)
 
 
 @pytest.mark.parametrize("found", ["1 / 0", "float('nan')", "float('inf')"])

@@ -4,10 +4,19 @@ import itertools
 import re
 
 import pytest
-from builders import make_failed, make_point, make_record, make_run, make_steady, make_summary
+from builders import (
+    make_failed,
+    make_point,
+    make_record,
+    make_run,
+    make_steady,
+    make_summary,
+)
+from commands import EXAMPLES
 
 from raybench.analysis.answer import decide
 from raybench.analysis.rows import setting_order
+from raybench.analysis.run_data import load_run_data
 from raybench.job.point import Precision
 from raybench.report.answer_table import MOST_ROWS, answer_table
 from raybench.report.run_report import RunReport
@@ -110,40 +119,49 @@ def test_fewer_than_two_values_are_no_table():
     assert table_of([]) is None
 
 
+def certainty_of(records, baseline=None, **run):
+    summary = make_summary(records, make_run("run-a", baseline=baseline or {}, **run))
+    return RunReport(answer=decide(summary)).findings[-1]
+
+
 @pytest.mark.parametrize(
     ("counts", "certainty"),
     [
-        ((3, 3), "ideal 2.00; 95 % intervals of at most ±"),
-        ((1, 1), "ideal 2.00; one round, so the spread between rounds is unknown)"),
-        (
-            (3, 1),
-            "ideal 2.00; some points have one round, so the spread between rounds is unknown)",
-        ),
+        ((3, 3), r"The widest 95 % interval between rounds is ±[\d.]+ %\."),
+        ((1, 1), r"One round gives no 95 % interval between rounds\."),
+        ((3, 1), r"1 of 2 points has one round, and so no 95 % interval\."),
     ],
 )
-def test_heading_says_how_certain_speed_ups_are(counts, certainty):
-    heading = table_of(in_rounds(counts), ON_ONE).table.kind
-    assert heading.startswith(f"Speed-up from 1 GPU to 2 GPUs ({certainty}")
-
-
-def test_heading_of_intervals_of_all_points_names_the_widest():
-    heading = table_of(in_rounds((3, 3)), ON_ONE).table.kind
-    assert re.search(r"; 95 % intervals of at most ±[\d.]+ %\)$", heading)
-
-
-def test_heading_of_intervals_of_some_points_says_so():
-    records = [*in_rounds((3, 3)), *in_rounds((1, 1), batch_size=256)]
-    heading = table_of(records, ON_ONE).table.kind
-    assert heading.endswith(
-        "; some points have one round, so the spread between rounds is unknown)"
+def test_certainty_of_speed_ups_is_a_sentence(counts, certainty):
+    # Two points have more than one line, so that the answer is a table.
+    assert table_of(in_rounds(counts), ON_ONE).table.kind == (
+        "Speed-up from 1 GPU to 2 GPUs (ideal 2.00)"
     )
+    told = certainty_of(in_rounds(counts), ON_ONE)
+    assert re.fullmatch(f"Certainty: {certainty.replace('The widest', 'The( widest)?')}", told)
 
 
-def test_heading_of_memory_has_no_rounds():
+def test_points_without_intervals_are_counted():
+    records = [*in_rounds((3, 3)), *in_rounds((1, 1), batch_size=256)]
+    told = certainty_of(records, ON_ONE)
+    assert told == "Certainty: 2 of 4 points have one round, and so no 95 % interval."
+
+
+def test_memory_is_the_same_in_each_round():
     job = BY_PRECISION.replace("throughput", "peak_mem_allocated_bytes")
     records = [make_steady(1, 8.0), make_steady(1, 4.0, precision=Precision.BF16)]
-    found = table_of(records, job_text=job)
-    assert found.table.kind == "Memory, GiB (does not vary between rounds)"
+    assert table_of(records, job_text=job).table.kind == "Memory, GiB"
+    told = certainty_of(records, job_text=job)
+    assert told == "Certainty: The memory of a point is the same in each round."
+
+
+def test_wide_values_have_their_mark():
+    answer = decide(load_run_data(EXAMPLES, "timing_ways-20261123-033641-43f4"))
+    table = answer_table(answer)
+    assert table.table.texts[1][1:] == ("w 101.9%", "23.6%")
+    assert RunReport(answer=answer).findings[0] == (
+        "w = wide: a 95 % interval behind the value is wider than ±10 %."
+    )
 
 
 def test_presets_of_models_are_ordered_by_size():

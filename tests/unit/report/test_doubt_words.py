@@ -162,7 +162,7 @@ def test_advice_is_a_sentence_or_nothing(kind):
         (
             DoubtKind.WIDE,
             (0.125, 0.1),
-            "the step time of a single round is uncertain by ±12.5 %",
+            "the 95 % interval of the step time within one round is ±12.5 %",
         ),
         (DoubtKind.QUICK, (0.048,), "the point was timed for a moment only (0.048 s)"),
         (DoubtKind.SHORT, (0.048, 3.0), "the point was timed for 0.048 s instead of 3 s"),

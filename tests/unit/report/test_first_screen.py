@@ -230,7 +230,7 @@ def test_label_of_long_commands_has_its_own_line(kind, seconds):
     assert label.startswith("Next")
     assert label.endswith(":")
     assert len(label) <= 80
-    assert first == "raybench sweep job.yaml \\"
+    assert first == f"raybench sweep job.yaml --resume {'b' * 40} \\"
     typed = " ".join([first, *others]).replace("\\", " ")
     assert tuple(typed.split()) == ("raybench", *words)
 

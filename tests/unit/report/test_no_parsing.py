@@ -38,6 +38,7 @@ ALLOWED = {
     ("report/show.py", "_facts"): "name of a column",
     ("report/words/answer.py", "_OPTION"): "word of a command",
     ("report/words/answer.py", "question"): "name of a setting",
+    ("report/words/failures.py", "_OUT_OF_MEMORY"): "message of an exception",
     ("report/words/failures.py", "_reason"): "message of an exception",
     ("report/words/references.py", "standing_text"): "name of a device",
     ("analysis/answer.py", "_next_command"): "word of a command",

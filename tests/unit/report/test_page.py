@@ -108,7 +108,7 @@ def test_the_first_screen_has_question_facts_answer_and_doubts():
     texts = first_screen(load_run_data(EXAMPLES, "ddp_scaling-20261122-142621-6209"))
     wanted = (
         "How does a DDP training step scale from 1 to 2 to 4 devices",
-        "4 x NVIDIA H200, 1 node, 3 rounds",
+        "4 x NVIDIA H200, 3 rounds",
         "Speed-up from 1 GPU to 4 GPUs",
         "batch 1,024",
         "3.47",

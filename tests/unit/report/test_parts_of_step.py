@@ -87,7 +87,7 @@ def test_exposed_communication_is_one_quantity(command, tmp_path):
     told = "68 % of the lost time is communication that computation does not hide."
     assert told in words(text)
     assert "exposed communication 15.0 %." in words(text)
-    assert "no known cause 7.0 %." in words(text)
+    assert "unexplained 7.0 %." in words(text)
     titles = line_of(text, "where the step goes", "GPUs")
     assert titles[-5:] == ["exposed", "comm", "unexplained", "slow", "rank"]
     assert line_of(text, "where the step goes", " *2 ")[-3:] == ["1.50", "0.700", "0"]
@@ -109,7 +109,7 @@ def test_unknown_exposed_communication_has_one_reason(command, tmp_path):
     ranks = [replace(one, breakdown=Breakdown(not_measured=unknown)) for one in two.measurements]
     alone_and_two(tmp_path, replace(two, measurements=tuple(ranks)))
     text = words(command("report", "run-a", "--full").out)
-    assert f"What the rest of the time is lost to is unknown: {reason}." in text
+    assert f"The reason why scaling is not ideal is unknown: {reason}." in text
     assert f"1 of 1 point Unknown: {reason}" in text
     page = tmp_path / "page.html"
     command("report", "run-a", "--format", "html", "-o", page)
@@ -121,7 +121,7 @@ def test_contradicted_baseline_is_named_as_reason(command, tmp_path):
     write_run(tmp_path, "run-a", [apart([10.4], 8.0), apart([7.8, 7.8], 10.0, **COMM)])
     text = words(command("report", "run-a", "--full").out)
     reason = "at the baseline point, the parts add up to more than the step"
-    assert f"What the rest of the time is lost to is unknown: {reason}." in text
+    assert f"The reason why scaling is not ideal is unknown: {reason}." in text
     # Beside the answer, and in the list of losses.
     assert text.count(reason) == 2
     assert "was not measured" not in text
@@ -141,10 +141,10 @@ def test_each_reason_for_unknown_loss_is_counted(command, tmp_path):
     own = "the parts add up to more than the step"
     of_base = f"at the baseline point, {own}"
     text = words(command("report", "run-a").out)
-    assert "does not hide in 1 of 4 points. At 3 points the cause is unknown." in text
+    assert "does not hide in 1 of 4 points. The cause is unknown at 3 points." in text
     write_run(tmp_path, "run-b", contradicted)
     text = words(command("report", "run-b", "--full").out)
-    assert "What the rest of the time is lost to is unknown." in text
+    assert "The reason why scaling is not ideal is unknown." in text
     assert f"2 of 3 points Unknown: {of_base}." in text
     assert f"1 of 3 points Unknown: {own}." in text
 
@@ -165,5 +165,5 @@ def test_tables_name_exposed_communication_alike():
 def test_unmeasured_losses_are_not_listed_as_unexplained(command, tmp_path):
     write_run(tmp_path, "run-a", [make_steady(1, 8.0), make_steady(2, 8.4)])
     text = words(command("report", "run-a", "--full").out)
-    assert "What the rest of the time is lost to was not measured." in text
+    assert "The reason why scaling is not ideal was not measured." in text
     assert "% unexplained" not in text

@@ -99,6 +99,19 @@ def test_an_exception_is_told_with_its_type_after_the_place_and_only_once():
     assert failure_of_row(unplaced) == "ValueError: CUDA out of memory"
 
 
+def test_out_of_memory_names_the_gib_without_advice():
+    message = (
+        "CUDA out of memory. Tried to allocate 49.12 GiB. GPU 0 has a total capacity of 139.80 GiB "
+        "of which 6.82 GiB is free. Including non-PyTorch memory, this process has 132.98 GiB "
+        "memory in use. See https://docs.pytorch.org; what should fit: batch_size 128 (104 GiB)"
+    )
+    [row] = make_rows([make_failed(error_message=message)])
+    assert failure_of_row(row, with_place=False) == (
+        "the step needed 49.12 GiB more, and 6.82 GiB of 139.80 GiB were free; "
+        "what should fit: batch_size 128 (104 GiB)"
+    )
+
+
 def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
     def failed(ranks):
         devices = tuple(make_device(index, host="vm") for index in range(3))
@@ -221,8 +234,8 @@ def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(own, as
     doubts = RunReport(answer=decide(found)).doubts
     told = [one.shortened(150) for one in doubts if "attention" in one.text]
     assert told == is_told * [
-        "attention used the kernel flash instead of the baseline's cudnn. "
-        "The speed-up includes this change of kernel."
+        "the kernel of attention was `flash` here and `cudnn` at the baseline point. "
+        "The speed-up includes the change of kernel."
     ]
 
 
@@ -532,12 +545,12 @@ def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_c
     summary = reported(tmp_path, 1)
     text = " ".join(report_text(summary, width=200).split())
     assert "±" not in text
-    assert "ideal 2.00; one round, so the spread between rounds is unknown)" in text
+    assert "Certainty: One round gives no 95 % interval between rounds." in text
     more = decide(summary).more_rounds
     assert more.rounds == WORTHWHILE
     # Two points of 3.5 s, twice more, and new processes between.
     assert more.seconds == pytest.approx(2 * (2 * 3.5 + 5), abs=2)
-    assert "2 more rounds (3 in all) give 95 % intervals, in about" in text
+    assert "2 more rounds (3 in all) give 95 % intervals between rounds, in about" in text
     assert "--set measure.rounds=3" in text
 
 
@@ -556,7 +569,7 @@ def test_intervals_as_wide_as_their_values_are_not_written_as_thousands_of_perce
     ]
     text = " ".join(report_text(make_summary(records), width=200).split())
     assert "±>100%" in text
-    assert " % to more than ±100 %)" in text
+    assert "95 % interval between rounds is more than ±100 %." in text
 
 
 @pytest.mark.parametrize(
@@ -612,7 +625,7 @@ def test_a_report_never_cuts_the_cure_of_a_failure(tmp_path, command):
 
 def test_a_control_that_moved_is_a_doubt_that_names_the_block(tmp_path):
     [said] = RunReport(answer=decide(reported(tmp_path, 2, control_ms=12.0))).doubts
-    assert (said.who, said.count) == ("2 controls", 2)
+    assert (said.who, said.count) == ("2 repeated baseline measurements", 2)
     told = r"the machine became [\d.]+ % slower while the points of round \d with 2 GPUs ran"
     assert re.fullmatch(told, said.text)
     assert said.advice.startswith("Speed-ups between numbers of devices are corrected")

@@ -475,5 +475,5 @@ def test_a_point_that_ran_out_of_memory_names_the_estimate_and_what_fits():
     point = make_point(params=params, batch_size=4_194_304)
     record = record_of(point, status=Status.OOM, error_type="OutOfMemoryError")
     assert record.mem_estimate_bytes
-    assert "no; estimated " in record.error_message
-    assert " of 140 GiB; what fits by the estimate: batch_size " in record.error_message
+    assert "no; by an estimate, the point needs " in record.error_message
+    assert " has 140 GiB; what should fit: batch_size " in record.error_message
