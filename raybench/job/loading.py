@@ -104,9 +104,9 @@ def _load(source: YamlSource) -> Job:
     return job
 
 
-def _not_below(known: Sequence[JobProblem], problems: Sequence[JobProblem]) -> list[JobProblem]:
-    """Return the problems that are neither at nor below the path of a known problem."""
-    paths = {problem.path for problem in known}
+def _not_below(reported: Sequence[JobProblem], problems: Sequence[JobProblem]) -> list[JobProblem]:
+    """Return the problems that are neither at nor below the path of a reported problem."""
+    paths = {problem.path for problem in reported}
     remaining = []
     for problem in problems:
         prefixes = {problem.path[:length] for length in range(len(problem.path) + 1)}
@@ -146,8 +146,8 @@ def _add_settings(
         settings = {n: setting for n, setting in settings.items() if n not in BATCH_SIZES}
     problems = list(_check_env_and_script(job, settings))
     variables = {name: make_setting(name, str) for name in env if name not in settings}
-    own: dict[str, PointSetting] = {}
-    known = settings | variables
+    script_axes: dict[str, PointSetting] = {}
+    declared = settings | variables
     for path, text in _texts(job, getattr(workload_class, "templates", ())):
         try:
             names = names_in(text)
@@ -155,7 +155,8 @@ def _add_settings(
         except ValueError as error:
             problems.append(JobProblem(path=path, message=f"{error}, given {quote(text)}"))
             continue
-        own |= {name: make_setting(name, Scalar) for name in names if name in given - known.keys()}
+        axes = [name for name in names if name in given - declared.keys()]
+        script_axes |= {name: make_setting(name, Scalar) for name in axes}
         for name in names:
             if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
                 message = f"names {{{name}}}, but the job gives no batch size; "
@@ -163,10 +164,10 @@ def _add_settings(
             elif name in BATCH_SIZES and path[0] == "env" and job.batch_search is not None:
                 message = f"names {{{name}}}, which does not go with matrix.batch_size: auto"
                 problems.append(JobProblem(path=path, message=f"{message}; list the batch sizes"))
-            elif name not in known and name not in own:
-                message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
+            elif name not in declared and name not in script_axes:
+                message = f"{say_unknown('setting', name, [*declared, *script_axes])}, in braces"
                 problems.append(JobProblem(path=path, message=message))
-    return known | own, problems
+    return declared | script_axes, problems
 
 
 def _texts(job: Job, templates: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
@@ -229,9 +230,9 @@ def _check(
     if not is_workload_known:
         return problems
     if job.answer is not None:
-        known = job.metrics
-        if job.answer.metric not in known:
-            message = say_unknown("metric", job.answer.metric, known)
+        metrics = job.metrics
+        if job.answer.metric not in metrics:
+            message = say_unknown("metric", job.answer.metric, metrics)
             problems.append(JobProblem(path=("answer", "metric"), message=message))
         for index, name in enumerate(job.answer.over):
             if name not in settings:
@@ -278,12 +279,12 @@ def _check_values(
     for path, group, what in groups:
         if not group and path[0] in ("zip", "exclude"):
             yield JobProblem(path=path, message="must not be empty")
-        known = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
+        valid = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
         for name, given in group.items():
             value_path = (*path, name)
-            if name not in known:
+            if name not in valid:
                 kind, is_parameter = job.workload.kind, what == "parameter"
-                message = say_unknown(what, name, known)
+                message = say_unknown(what, name, valid)
                 if is_parameter and name in settings:
                     message = "not a parameter; put it into matrix"
                 elif name in BATCH_SIZES:
@@ -322,9 +323,9 @@ def _check_axes(job: Job) -> Iterator[JobProblem]:
     for number, point in enumerate(job.include):
         paths += [("include", number, name) for name in point if name in fixed]
     for path in paths:
-        known = first.setdefault(str(path[-1]), path)
-        if known != path:
-            message = f"also given by {key_text(known)}; keep one of them"
+        first_path = first.setdefault(str(path[-1]), path)
+        if first_path != path:
+            message = f"also given by {key_text(first_path)}; keep one of them"
             yield JobProblem(path=path, at_key=True, message=message)
     for number, entry in enumerate(job.zip):
         if len({len(values) for values in entry.values()}) > 1:

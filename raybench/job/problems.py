@@ -83,21 +83,21 @@ def rule_of(error: ErrorDetails) -> str:
     return f"{rule}, given {quote(given)}{did_you_mean(given, allowed)}"
 
 
-def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the nearest known name, or "".
+def did_you_mean(given: object, valid: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` with the nearest valid name, or "".
 
     The nearest name is preferably a word of `given`, such as `seconds` of `min_seconds`.
     """
-    names = list(known)
+    names = list(valid)
     words = str(given).split("_")
     near = [name for name in names if name in words]
     near = near or difflib.get_close_matches(str(given), names, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def say_unknown(what: str, given: object, known: Iterable[str]) -> str:
-    """Return "unknown WHAT 'x'" with the nearest known name, or else the first 16."""
-    names = list(known)
+def say_unknown(what: str, given: object, valid: Iterable[str]) -> str:
+    """Return "unknown WHAT 'x'" with the nearest valid name, or else the first 16."""
+    names = list(valid)
     hint = did_you_mean(given, names)
     if not hint and names:
         more = ", ..." if len(names) > _LISTED_NAMES else ""

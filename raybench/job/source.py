@@ -115,8 +115,8 @@ class YamlSource:
                 return self.overrides[path[:length]]
         # An override of a key may have created the section.
         while path and path not in self._places:
-            for known, text in self.overrides.items():
-                if known[: len(path)] == path:
+            for overridden, text in self.overrides.items():
+                if overridden[: len(path)] == path:
                     return text
             path = path[:-1]
         return None
@@ -318,8 +318,9 @@ def _override(source: YamlSource, text: str) -> str | None:
         if not isinstance(container, dict):
             return f"{_label(text)}: {key_text(path[:depth])} is not a mapping"
     container[str(path[-1])] = tree.data
-    for known in [known for known in source.overrides if known[: len(path)] == path]:
-        del source.overrides[known]
+    for other in list(source.overrides):
+        if other[: len(path)] == path:
+            del source.overrides[other]
     source.overrides[path] = text
     return None
 
@@ -366,13 +367,13 @@ def _syntax_problem(error: Exception, text: str) -> JobProblem:
         # Line at which the parser began the construct.
         start = error.context_mark.line + 1 if error.context_mark else start
         reason = " ".join(str(error.problem or error.context).split())
-    known = (
+    matching = (
         advice.replace("{line}", str(start))
         for beginning, advice in _SYNTAX.items()
         if reason.startswith(beginning)
     )
     # Other messages end with a list of tokens, which is cut off.
-    reason = next(known, reason.partition(", but ")[0])
+    reason = next(matching, reason.partition(", but ")[0])
     is_yaml = isinstance(error, ComposerError)
     return JobProblem(position=position, message=reason if is_yaml else f"not YAML: {reason}")
 

@@ -119,8 +119,8 @@ def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | Non
     Returns:
         None if no value is left, and for a sum if any value is None. NaN if any value is NaN.
     """
-    known = [value for value in values if value is not None]
-    if not known or (how == "sum" and len(known) < len(values)):
+    present = [value for value in values if value is not None]
+    if not present or (how == "sum" and len(present) < len(values)):
         return None
     # `max`, `min` and `median` of Python may lose a NaN.
-    return math.nan if any(map(math.isnan, known)) else _COMBINE[how](known)
+    return math.nan if any(map(math.isnan, present)) else _COMBINE[how](present)

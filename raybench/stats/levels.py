@@ -61,10 +61,10 @@ def _candidates(values: Floats) -> list[int]:
     while len(places) < most:
         ends = [0, *places, len(values)]
         splits = [_best_split(values, ends[i], ends[i + 1]) for i in range(len(ends) - 1)]
-        gain, place = max(splits)
+        gain, best = max(splits)
         if gain < 0:
             break
-        places = sorted([*places, place])
+        places = sorted([*places, best])
     return places
 
 
@@ -72,10 +72,10 @@ def _with_short_levels(values: Floats, places: list[int]) -> list[int]:
     """Return the places where a level of one or two runs would fit better."""
     ends = [0, *places, len(values)]
     short = []
-    for place, first, end in zip(places, ends[:-2], ends[2:], strict=True):
+    for split, first, end in zip(places, ends[:-2], ends[2:], strict=True):
         _, best = _best_split(values, first, end, least=1)
-        if best != place and min(best - first, end - best) < LEAST_RUNS:
-            short.append(place)
+        if best != split and min(best - first, end - best) < LEAST_RUNS:
+            short.append(split)
     return short
 
 

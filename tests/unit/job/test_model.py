@@ -22,7 +22,7 @@ JOB = MLP + "matrix:\n  batch_size: [64]\n"
 SEARCH = MLP + "matrix: {batch_size: auto}\n"
 
 
-def test_quick_is_short_for_the_settings_of_a_short_look():
+def test_quick_means_half_a_second():
     for job in (load(JOB + "measure: quick\n"), load(JOB, "measure=quick")):
         assert job.measure.is_quick
         assert job.measure == Measure(seconds=0.5)
@@ -35,7 +35,7 @@ def test_quick_keeps_the_other_measure_settings():
     assert more.measure == less.measure == Measure(seconds=0.5, rounds=3)
 
 
-def test_the_meaning_changes_with_what_is_run_and_with_nothing_else():
+def test_hash_changes_with_what_is_measured():
     meaning = load(JOB).meaning_sha256
     same = ["name=other", "baseline={}", "on_error=stop"]
     same += ["measure.warmup={min: 20, max: 200}", "measure.breakdown=true"]
@@ -139,7 +139,7 @@ def test_a_malformed_job_is_one_located_line(text, expected):
     assert line.startswith(f"job.yaml:{expected}")
 
 
-def test_the_problem_of_an_override_is_located_at_it():
+def test_override_problem_names_the_override():
     assert places_of(JOB, "measure.repeats=0") == ["measure.repeats"]
     (line,) = problems_of(JOB, "matrix.world_sise=1")
     assert line.startswith("--set matrix.world_sise=1: matrix.world_sise: unknown axis")
@@ -198,17 +198,17 @@ def test_the_problem_of_an_override_is_located_at_it():
         ),
     ],
 )
-def test_all_problems_come_at_once_and_none_hides_another(text, places):
+def test_all_problems_are_reported_at_once(text, places):
     assert places_of(text) == places.split()
 
 
-def test_a_file_of_thousands_of_mistakes_is_fifty_lines_and_a_count():
+def test_at_most_fifty_problems_are_listed():
     lines = problems_of(JOB + "".join(f"x{n}: 1\n" for n in range(3000)))
     assert len(lines) == 51
     assert lines[-1] == "job.yaml: and 2,950 more"
 
 
-def test_what_is_no_regular_file_is_refused_without_being_read(tmp_path):
+def test_pipe_is_refused_without_reading(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(JobError, match=r":1:1: a job is a regular file"):
@@ -250,7 +250,7 @@ def _flow(value: Any) -> str:
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(_sections.map(_flow), _trees.map(_flow), st.text(max_size=40)))
 @example(MLP + "matrix: {batch_size: [2], world_size: 3, <<: *a}")
-def test_no_text_makes_anything_but_a_job_or_located_lines(text):
+def test_any_text_gives_job_or_located_problems(text):
     try:
         plan(text)
     except JobError as error:
@@ -281,7 +281,7 @@ def test_a_range_stands_for_its_sizes(given, sizes):
     assert job.meaning_sha256 == listed.meaning_sha256
 
 
-def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
+def test_sizes_and_ranges_are_read_everywhere():
     text = SIZES + "matrix: {world_size: [2]}\n"
     zipped = text + "zip: [{size_bytes: 8:32:x2, cuda_graph: [true, true, false]}]\n"
     assert load(zipped).zip[0]["size_bytes"] == (8, 16, 32)
@@ -300,7 +300,7 @@ def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
 @pytest.mark.parametrize(
     "given", ["8:1GiB", "16Gb", "0:64:x2", "0.3KiB", "8:64:x1", "64:8:x2", "many"]
 )
-def test_what_is_no_size_is_refused_where_it_stands(given):
+def test_invalid_size_is_located(given):
     text = f"matrix:\n  world_size: [2]\n  size_bytes: [8, '{given}']\n"
     [line] = problems_of(SIZES + text)
     place = "job.yaml:7:19: matrix.size_bytes[1]"
@@ -315,7 +315,7 @@ ASKED = (
 TWO_WIDTHS = MLP + "matrix: {batch_size: 4, hidden: [8, 16], world_size: [1, 2]}\n"
 
 
-def test_a_job_says_what_it_asks_and_only_settings_that_vary_are_compared():
+def test_answer_compares_only_varying_settings():
     assert answer_of_run(TWO_WIDTHS + ASKED, [], ["world_size", "hidden"]) == Answer(
         metric="throughput", over=("hidden",), items="tokens", question="Which width is fastest?"
     )
@@ -337,9 +337,7 @@ def test_a_job_says_what_it_asks_and_only_settings_that_vary_are_compared():
         ("gone.module:Class", ["world_size"], "speed_up", ("world_size",), "samples"),
     ],
 )
-def test_a_job_that_asks_nothing_answers_as_its_workload_declares(
-    workload, varying, metric, over, items
-):
+def test_answer_defaults_to_workload(workload, varying, metric, over, items):
     text = f"{HEAD}workload: {{kind: '{workload}'}}\n"
     answer = answer_of_run(text, [], varying)
     assert (answer.metric, answer.over, answer.items) == (metric, over, items)
@@ -349,11 +347,11 @@ def test_a_job_that_asks_nothing_answers_as_its_workload_declares(
 @pytest.mark.parametrize(
     "text", ["", "a: [", "answer: 3\nitems: 4\nworkload: 5\nquestion: [1]", "answer: {x: 1}"]
 )
-def test_a_stored_text_that_cannot_be_read_answers_with_the_speed_up(text):
+def test_unreadable_job_answers_with_speed_up(text):
     assert answer_of_run(text, ["x.y"], []) == Answer(metric="speed_up")
 
 
-def test_an_older_run_of_a_built_in_job_answers_what_the_job_asks_today():
+def test_old_run_answers_current_question():
     text = "version: 1\nname: memory_of_a_step\nworkload: {kind: transformer}\n"
     found = answer_of_run(text, (), ["precision"])
     assert found.metric == "peak_mem_allocated_bytes"
@@ -362,14 +360,14 @@ def test_an_older_run_of_a_built_in_job_answers_what_the_job_asks_today():
     assert (other.metric, other.question) == ("speed_up", "")
 
 
-def test_the_metrics_that_can_be_asked_for_are_columns():
+def test_answer_metrics_are_columns():
     # What `raybench.analysis.scaling` adds to the table `points`.
     derived = {"speed_up", "efficiency", "samples_per_joule", "wall_unsynced_share"}
     assert set(ANSWER_METRICS) - derived <= {column.name for column in TABLES["points"]}
 
 
 @pytest.mark.parametrize("name", BUILTIN)
-def test_built_in_workloads_answer_with_metrics_that_they_have(name):
+def test_builtin_answers_name_existing_metrics(name):
     workload_class = load_class(name)
     known = {*ANSWER_METRICS, *(metric.name for metric in workload_class.metrics)}
     assert {answer.metric for answer in workload_class.answers} <= known

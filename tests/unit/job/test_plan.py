@@ -48,7 +48,7 @@ def test_the_first_key_of_the_matrix_varies_slowest():
     )
 
 
-def test_a_baseline_that_the_job_gives_must_be_of_a_point():
+def test_given_baseline_must_match_a_point():
     text = MLP + "matrix: {world_size: [1, 2], precision: [fp32, bf16], batch_size: 1}\n"
     text += "exclude: [{world_size: 1, precision: bf16}]\n"
     assert plan(text + "baseline: {world_size: 2, precision: bf16}\n").warnings == ()
@@ -72,7 +72,7 @@ def module(tmp_path, monkeypatch):
     return write
 
 
-def test_each_zip_entry_is_one_axis_that_varies_faster_than_the_matrix():
+def test_zip_varies_faster_than_matrix():
     zipped = "zip: [{batch_size: [8, 16], hidden: [64, 32]}, {layers: [1, 2]}]\n"
     made = plan(MLP + "matrix: {world_size: [1, 2]}\n" + zipped)
     assert columns(made, "world_size", "batch_size", "hidden", "layers") == [
@@ -83,7 +83,7 @@ def test_each_zip_entry_is_one_axis_that_varies_faster_than_the_matrix():
     ]
 
 
-def test_a_batch_size_is_per_device_and_scaling_is_weak():
+def test_batch_size_means_weak_scaling():
     text = "matrix: {batch_size: [8], world_size: [4], grad_accumulation: [2]}\n"
     (point,) = plan(MLP + text).points
     assert (point.batch_size, point.global_batch_size, point.scaling) == (8, 64, "weak")
@@ -92,14 +92,14 @@ def test_a_batch_size_is_per_device_and_scaling_is_weak():
     assert point.params["hidden"] == 1024
 
 
-def test_a_global_batch_size_is_shared_out_and_scaling_is_strong():
+def test_global_batch_size_means_strong_scaling():
     text = "matrix: {global_batch_size: [64], world_size: [1, 4], grad_accumulation: [1, 2]}\n"
     made = plan(MLP + text)
     expected = [(size, 64, "strong") for size in (64, 32, 16, 8)]
     assert columns(made, "batch_size", "global_batch_size", "scaling") == expected
 
 
-def test_a_global_batch_size_that_does_not_divide_is_located_at_its_value():
+def test_indivisible_global_batch_size_is_located():
     text = MLP + "matrix:\n  world_size: [1, 3]\n  global_batch_size: [64, 66, 65]\n"
     assert problems_of(text) == [
         "job.yaml:6:23: matrix.global_batch_size[0]: 64 cannot be divided by world_size 3",
@@ -120,7 +120,7 @@ def test_a_global_batch_size_that_does_not_divide_is_located_at_its_value():
     assert "does not fit into 64 bits" in problems_of(MLP + text)[0]
 
 
-def test_exclude_is_a_partial_match_and_a_list_means_any_of():
+def test_exclude_matches_partially():
     text = "matrix: {world_size: [1, 2], batch_size: [1, 2, 3]}\n"
     made = plan(MLP + text + "exclude: [{world_size: 2, batch_size: [1, 3]}, {hidden: 7}]\n")
     assert columns(made, "world_size", "batch_size") == [(1, 1), (1, 2), (1, 3), (2, 2)]
@@ -150,7 +150,7 @@ def test_duplicates_are_dropped_with_a_warning():
     )
 
 
-def test_a_budget_that_cannot_be_used_is_a_warning_where_the_job_gives_it():
+def test_unusable_budget_is_a_warning():
     text = MLP + "matrix: {batch_size: 1}\n"
     (cut,) = plan(text, "measure.repeats=15").warnings
     assert cut.startswith("--set measure.repeats=15: measure.timeout_s: a slow point is stopped")
@@ -164,7 +164,7 @@ def test_a_budget_that_cannot_be_used_is_a_warning_where_the_job_gives_it():
     assert "measure.timeout_s: a point that heats for 400 s is stopped after 300 s" in heated
 
 
-def test_a_point_of_a_workload_without_batches_has_none():
+def test_workload_without_batches_has_no_batch_size():
     text = HEAD + "workload: {kind: collective, size_bytes: 64}\nmatrix: {world_size: [2, 4]}\n"
     made = plan(text + "include: [{world_size: 8}]\nbaseline: {}\n")
     assert made.warnings == ()
@@ -180,7 +180,7 @@ def test_a_point_of_a_workload_without_batches_has_none():
 
 
 @pytest.mark.parametrize("answer", ["return 'two'", "raise SystemExit('two')"])
-def test_a_workload_that_answers_no_number_or_exits_is_told_of_in_one_line(module, answer):
+def test_failing_class_method_is_one_line(module, answer):
     text = module(
         f"@classmethod\n    def ranks_per_item(cls, settings): {answer}\n"
         "    def __init__(self, context): ..."
@@ -189,7 +189,7 @@ def test_a_workload_that_answers_no_number_or_exits_is_told_of_in_one_line(modul
         plan(text + "matrix: {world_size: 2, batch_size: 1}\n")
 
 
-def test_a_point_that_its_workload_refuses_is_a_mistake_unless_it_is_excluded(module):
+def test_refused_point_is_a_problem_unless_excluded(module):
     text = module(
         "@classmethod\n    def why_not(cls, settings):\n"
         "        if settings['heads'] % settings['world_size']: return 'heads left over'\n"
@@ -202,12 +202,12 @@ def test_a_point_that_its_workload_refuses_is_a_mistake_unless_it_is_excluded(mo
 
 
 @pytest.mark.parametrize("name", ["batch_size", "global_batch_size"])
-def test_of_the_two_batch_sizes_only_the_one_of_the_job_varies(name):
+def test_only_the_given_batch_size_varies(name):
     made = plan(MLP + f"matrix: {{world_size: [1, 2], {name}: [4, 8]}}\n")
     assert varying_settings(made.points) == ["world_size", name]
 
 
-def test_values_that_are_equal_but_of_another_type_vary():
+def test_equal_values_of_other_types_vary():
     assert varying_settings([make_point(params={"x": x}) for x in (1, 1.0)]) == ["x"]
 
 
@@ -231,13 +231,13 @@ def test_a_point_id_tells_points_apart(change):
     assert make_point(**change).point_id != make_point().point_id
 
 
-def test_a_point_id_is_the_same_for_the_same_work():
+def test_same_work_has_same_point_id():
     assert make_point(scaling="strong").point_id == make_point().point_id
     first, second = (make_point(params=params) for params in ({"b": 1, "a": 2}, {"a": 2, "b": 1}))
     assert first.point_id == second.point_id
 
 
-def test_the_limit_of_points_is_counted_before_they_are_made():
+def test_points_are_counted_before_they_are_made():
     axis = ", ".join(map(str, range(1, 1001)))
     text = MLP + f"matrix: {{batch_size: [{axis}], hidden: [1, 2, 3, 4, 5]}}\n"
     more = ", ".join(map(str, range(1, 102)))
@@ -245,7 +245,7 @@ def test_the_limit_of_points_is_counted_before_they_are_made():
     assert line.startswith("job.yaml:4:9: matrix: a job has at most 100,000 points, given 101,000")
 
 
-def test_a_search_for_the_batch_size_plans_the_first_point_of_each_series():
+def test_batch_search_plans_first_points():
     text = MLP + "matrix: {world_size: [1, 2], batch_size: {start: 8, max: 99}, hidden: [4, 5]}\n"
     made = plan(text)
     names = ("world_size", "batch_size", "global_batch_size", "hidden")
@@ -257,7 +257,7 @@ def test_a_search_for_the_batch_size_plans_the_first_point_of_each_series():
     assert plan(MLP + "matrix: {batch_size: 64}\n").batch_search is None
 
 
-def test_ranks_that_share_their_work_have_one_batch_and_scale_strongly(module):
+def test_shared_work_means_strong_scaling(module):
     shared = module("shares_work = True\n    def __init__(self, context): ...")
     for sizes in ("batch_size: 6", "global_batch_size: 6"):
         made = plan(shared + f"matrix: {{{sizes}, world_size: [1, 4]}}\n")
@@ -277,7 +277,7 @@ OTHER: dict[str, Any] = {
 }
 
 
-def test_run_settings_are_checked_by_what_is_declared_at_the_fields_of_a_point():
+def test_run_settings_follow_fields_of_point():
     settings = settings_of_class(registry.load_workload("mlp"))
     assert list(RUN_SETTINGS) == list(settings)[: len(RUN_SETTINGS)]
     for name, declared in RUN_SETTINGS.items():
@@ -289,7 +289,7 @@ def test_run_settings_are_checked_by_what_is_declared_at_the_fields_of_a_point()
 
 
 @pytest.mark.parametrize("name", EXECUTION)
-def test_how_steps_are_executed_is_told_to_workloads_ids_filters_and_tables(name):
+def test_execution_reaches_workloads_ids_filters_tables(name):
     point = make_point(**{name: OTHER[name]})
     assert name in {field.name for field in fields(Context)}
     assert point.execution[name] == OTHER[name]
@@ -309,7 +309,7 @@ def point_of(text: str, **settings: object) -> Point:
     return point
 
 
-def test_the_largest_batch_that_fits_and_the_first_other_setting_are_named():
+def test_oom_advice_names_batch_and_setting():
     text = "{kind: transformer, preset: 350m, seq_len: 4096}"
     point = point_of(text, batch_size=64, precision="bf16", world_size=1)
     needed = estimate(point)
@@ -324,7 +324,7 @@ def test_the_largest_batch_that_fits_and_the_first_other_setting_are_named():
 
 
 @pytest.mark.parametrize("found", ["1 / 0", "float('nan')", "float('inf')"])
-def test_a_workload_that_does_not_estimate_or_fails_to_has_none(tmp_path, monkeypatch, found):
+def test_missing_or_failing_estimate_is_none(tmp_path, monkeypatch, found):
     assert estimate(point_of("{kind: gemm}", m=1024)) is None
     monkeypatch.chdir(tmp_path)
     Path("guessing.py").write_text(
@@ -351,7 +351,7 @@ COLLECTIVE = HEAD + "workload: {kind: collective}\n"
         ("matrix: {world_size: 2}\nbaseline: {batch_size: 1}\n", "5:12: baseline.batch_size"),
     ],
 )
-def test_a_workload_without_batches_is_given_no_batch_size(rest, place):
+def test_batch_size_is_refused_without_batches(rest, place):
     refused = "workload collective takes no batch size; leave batch_size out"
     assert problems_of(COLLECTIVE + rest) == [f"job.yaml:{place}: {refused}"]
     (line,) = problems_of(COLLECTIVE + rest.replace("batch_size", "global_batch_size"))
@@ -386,7 +386,7 @@ def mlp_job(matrix: str, more: str = "") -> str:
 MODELS = ["NVIDIA H200", "NVIDIA A100", "NVIDIA H200"]
 
 
-def test_devices_are_chosen_by_a_part_of_their_models_name_or_by_number():
+def test_devices_are_chosen_by_model_or_number():
     assert choose_devices("any", MODELS) == [0, 1, 2]
     assert choose_devices("h200", MODELS) == [0, 2]
     assert choose_devices("2/1", MODELS) == [2, 1]
@@ -400,7 +400,7 @@ def test_devices_are_chosen_by_a_part_of_their_models_name_or_by_number():
 @pytest.mark.parametrize(
     ("name", "usual", "other"), [("devices", "any", "A100"), ("strategy", "pack", "rail")]
 )
-def test_a_choice_of_the_placement_is_of_all_points_unless_it_is_an_axis(name, usual, other):
+def test_placement_applies_unless_axis(name, usual, other):
     job = mlp_job("world_size: 1")
     axis = plan(job, f"matrix.{name}={usual},{other}", f"placement.{name}={other}").points
     assert [getattr(point, name) for point in axis] == [usual, other]
@@ -463,7 +463,7 @@ REFUSED_KEYS = [
         ),
     ],
 )
-def test_a_setting_that_no_point_can_have_is_refused_before_anything_runs(text, rule):
+def test_impossible_setting_is_refused(text, rule):
     (line,) = problems_of(text)
     assert rule in line
 
@@ -491,7 +491,7 @@ def script_problems(load, text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_any_axis_that_a_text_names_is_one_of_the_job(load_script):
+def test_text_may_name_any_axis(load_script):
     job = load_script(
         SCRIPT + '"--batch {batch_size} --lr {lr} {flag}"}\n'
         "matrix: {world_size: [1, 2], batch_size: 8, lr: [0.1, 1e-3], flag: [--a, '--b 1']}\n"
@@ -509,7 +509,7 @@ def test_a_script_needs_no_batch_size(load_script):
     assert "gives no items_per_step" in plan.warnings[0]
 
 
-def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load_script):
+def test_each_problem_has_place_and_advice(load_script):
     text = SCRIPT + '"{bacth_size} {hiden} {"}\nmatrix: {batch_size: 8, hidden: 1}\n'
     text += "env: {B: x, D: x, A: x, E: x, C: x}\n"
     lines = script_problems(load_script, text)
@@ -537,7 +537,7 @@ def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load_script):
             make_plan(load_script(SCRIPT + text + axes))
 
 
-def test_variables_are_axes_which_vary_slowest_and_may_name_settings(load_script):
+def test_variables_vary_slowest_and_name_settings(load_script):
     job = load_script(
         "workload: {kind: mlp, hidden: 8}\nmatrix: {world_size: [1, 2], batch_size: 8}\n"
         "env: {NCCL_ALGO: [Ring, Tree], NCCL_NTHREADS: 2.10, SIZE: '{batch_size}x{hidden}'}\n"
@@ -582,7 +582,7 @@ POINTS = [
         ("True", [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_it_keeps_the_points_for_which_it_is_true_in_their_order(expression, kept):
+def test_filter_keeps_order_of_points(expression, kept):
     assert select_points(POINTS, expression) == tuple(POINTS[index] for index in kept)
 
 

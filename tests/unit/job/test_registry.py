@@ -57,7 +57,7 @@ def module(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", registry.BUILTIN)
-def test_every_built_in_workload_loads_and_declares_its_parameters(name):
+def test_builtin_workloads_declare_parameters(name):
     workload_class = registry.load_workload(name)
     parameters = parameters_of_class(workload_class)
     trains = getattr(workload_class, "takes_batch_size", True) and name != SCRIPT
@@ -69,7 +69,7 @@ def test_every_built_in_workload_loads_and_declares_its_parameters(name):
     )
 
 
-def test_parameters_have_name_type_default_and_description_and_say_what_they_take():
+def test_parameters_have_type_default_and_description():
     found = {parameter.name: parameter for parameter in parameters_of_class(Declared)}
     assert list(found) == list(inspect.signature(Declared).parameters)[1:]
     assert (found["width"].type, found["width"].default) == ("integer > 0", 8)
@@ -99,7 +99,7 @@ def test_parameters_have_name_type_default_and_description_and_say_what_they_tak
         ("pathlib:Path", "pathlib:Path has no method step()"),
     ],
 )
-def test_a_workload_that_is_none_is_refused_with_the_reason(kind, message):
+def test_invalid_workload_is_refused_with_reason(kind, message):
     assert message in refusal_of(UsageError, registry.load_workload, kind)
 
 
@@ -112,7 +112,7 @@ def test_a_workload_that_is_none_is_refused_with_the_reason(kind, message):
         ("import raybench\nraybench.Answer(metric='m', over='n')", "over must be a tuple"),
     ],
 )
-def test_a_module_that_fails_to_import_is_one_line(module, text, message):
+def test_failing_import_is_one_line(module, text, message):
     assert message in refusal_of(UsageError, registry.load_workload, f"{module(text)}:Mine")
 
 
@@ -137,7 +137,7 @@ def test_parameters_that_no_job_could_give_are_refused(module, arguments, messag
     assert message in refusal_of(UsageError, parameters_of_class, mine)
 
 
-def test_what_a_module_prints_when_it_is_imported_is_on_stderr(module, capfd):
+def test_output_of_imported_module_is_on_stderr(module, capfd):
     name = module("print('by print')\nclass Mine:\n    def step(self): ...\n")
     print("before")
     registry.load_workload(f"{name}:Mine")
@@ -148,7 +148,7 @@ def test_what_a_module_prints_when_it_is_imported_is_on_stderr(module, capfd):
 
 
 @pytest.mark.parametrize("given", ["None", "('step_ms_p50', 3)", "raybench.Answer(metric='zeta')"])
-def test_a_class_may_use_the_names_answers_metrics_and_items_for_something_else(module, given):
+def test_unrelated_class_attributes_are_ignored(module, given):
     body = f"answers = {given}; metrics = {{'a': 1}}; step = items = lambda self: 3"
     kind = module(f"import raybench\nclass Mine: {body}") + ":Mine"
     found = answer_of_run(f"workload: {{kind: '{kind}'}}", (), ["precision"])

@@ -34,11 +34,11 @@ def file(tmp_path, monkeypatch):
         ("matrix.batch_size={a: [1, 2]}", {"a": [1, 2]}),
     ],
 )
-def test_an_override_is_read_as_yaml_and_a_comma_makes_a_list(file, override, value):
+def test_override_is_yaml_with_comma_lists(file, override, value):
     assert read_source(file, [override]).data == {"name": "x", "matrix": {"batch_size": value}}
 
 
-def test_an_override_can_make_a_section_and_a_list_of_axes_alone_and_the_last_one_wins(file):
+def test_override_creates_sections_and_last_wins(file):
     given = ["measure.warmup=1", "measure.warmup=2", "workload.groups=0-1,2-3", "env.A=[1.10,0x1F]"]
     data = read_source(file, given).data
     assert data["measure"] == {"warmup": 2}
@@ -65,13 +65,13 @@ def test_a_variable_keeps_its_commas(file):
         ("matrix.batch_size=.nan", "must be finite"),
     ],
 )
-def test_a_bad_override_is_named_as_it_was_given(file, override, message):
+def test_bad_override_is_quoted(file, override, message):
     told = refusal_of(JobError, read_source, file, [override])
     assert told.startswith(f"--set {override}: ")
     assert message in told
 
 
-def test_what_lacks_in_a_section_that_an_override_made_is_located_at_the_override(file):
+def test_missing_key_names_override_of_section(file):
     source = read_source(file, ["measure.warmup.min=5", "matrix.batch_size=1"])
     lacks = JobProblem(path=("measure", "warmup", "max"), at_key=True, message="required")
     assert source.explain(lacks) == "--set measure.warmup.min=5: measure.warmup.max: required"
@@ -79,7 +79,7 @@ def test_what_lacks_in_a_section_that_an_override_made_is_located_at_the_overrid
     assert source.explain(of_the_file) == "job.yaml:2:1: matrix.other: no"
 
 
-def test_a_problem_of_an_overridden_value_is_located_at_the_override(file):
+def test_problem_of_overridden_value_names_override(file):
     source = read_source(file, ["matrix.batch_size=1,0", "new.key=1"])
     below = JobProblem(path=("matrix", "batch_size", 1), message="no")
     above = JobProblem(path=("new",), at_key=True, message="no")
@@ -100,14 +100,14 @@ def test_a_problem_of_an_overridden_value_is_located_at_the_override(file):
         (b"x" * (MAX_FILE_BYTES + 1), "job.yaml:1:1: ", "at most 100,000 bytes"),
     ],
 )
-def test_a_file_that_is_no_mapping_of_text_is_refused(file, content, where, message):
+def test_file_without_mapping_is_refused(file, content, where, message):
     file.write_bytes(content)
     told = refusal_of(JobError, read_source, file, ())
     assert told.startswith(where)
     assert message in told
 
 
-def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path):
+def test_unreadable_file_is_named_with_reason(tmp_path):
     for path, reason in [
         (tmp_path / "none.yaml", "No such file"),
         (tmp_path, "Is a directory"),
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path):
         assert reason in told
 
 
-def test_a_byte_order_mark_does_not_shift_the_columns(file):
+def test_byte_order_mark_keeps_columns(file):
     file.write_bytes(b"\xef\xbb\xbfname: x\n")
     source = read_source(file, ())
     assert source.explain(JobProblem(path=("name",), message="no")) == "job.yaml:1:7: name: no"
@@ -166,7 +166,7 @@ def test_scalars_are_those_of_yaml_1_2(text, value):
         ('a: "\\0"\n', (1, 4), "not a text that can be kept: '\\x00'"),
     ],
 )
-def test_what_a_job_may_not_say_is_a_problem_with_its_place(text, position, message):
+def test_forbidden_yaml_is_located(text, position, message):
     tree = parse_yaml(text)
     assert tree.is_complete
     found = [problem for problem in tree.problems if problem.position == position]
@@ -200,7 +200,7 @@ def test_where_reading_must_end_there_is_one_problem(text, position, message):
 
 @settings(max_examples=300, deadline=None)
 @given(st.text("ab01 \n\t:-[]{},&*!?|>'\"%#~.\\ux<=@`\x00é\ufeff", max_size=60))
-def test_no_text_makes_it_raise_or_name_a_token_of_the_parser(text):
+def test_any_text_gives_readable_problems(text):
     tree = parse_yaml(text)
     assert tree.is_complete or tree.problems
     assert not any(re.search("<[a-z ]+>", problem.message) for problem in tree.problems)

@@ -19,7 +19,7 @@ def read(folder: Path, text: str) -> tuple[str, ...]:
     return read_device_list(path).names
 
 
-def test_names_come_in_their_order_without_comments_blank_lines_and_repeats(tmp_path):
+def test_list_drops_comments_blanks_and_repeats(tmp_path):
     text = f"\ufeff# of node7\n\n  {SECOND}  # GPU 3\n{FIRST}\nalpha-1.net:0\n{SECOND}\n"
     assert read(tmp_path, text) == (SECOND, FIRST, "alpha-1.net:0")
 
@@ -36,7 +36,7 @@ def test_what_is_written_is_read_again(tmp_path):
     assert cpu.lasting_name == replace(cpu, uuid="b/1", process_id=1).lasting_name == "host-a:2"
 
 
-def test_each_host_needs_workers_up_to_the_last_that_is_named(tmp_path):
+def test_host_needs_workers_up_to_last_number(tmp_path):
     read(tmp_path, f"alpha:1\nalpha:3\nbeta:0\n{FIRST}\n")
     assert read_device_list(tmp_path / "healthy.txt").cpu_workers() == {"alpha": 4, "beta": 1}
 
@@ -53,13 +53,13 @@ def test_each_host_needs_workers_up_to_the_last_that_is_named(tmp_path):
         ("x" * 500, f"got '{'x' * 60}'"),
     ],
 )
-def test_a_file_that_is_no_list_is_one_line(tmp_path, text, problem):
+def test_invalid_list_is_one_line(tmp_path, text, problem):
     told = refusal_of(UsageError, read, tmp_path, text)
     assert problem in told
     assert "healthy.txt" in told
 
 
-def test_a_file_that_cannot_be_read_or_written_is_one_line(tmp_path):
+def test_inaccessible_list_is_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"--devices .*none.txt: No such file or directory"):
         read_device_list(tmp_path / "none.txt")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")

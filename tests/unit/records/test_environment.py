@@ -41,7 +41,7 @@ PROJECT = {
 }
 
 
-def test_the_files_are_those_of_the_module_and_of_all_that_it_imports(project):
+def test_files_include_recursive_imports(project):
     module = project(PROJECT)
     name = module.partition(".")[0]
     own = ["__init__.py", "bench.py", "losses.py", "nets/layers.py", "nets/small.py"]
@@ -49,7 +49,7 @@ def test_the_files_are_those_of_the_module_and_of_all_that_it_imports(project):
     assert f"{name}.nets.layers" not in sys.modules  # found without importing it
 
 
-def test_a_module_in_another_folder_counts_unless_it_is_installed(project, tmp_path, monkeypatch):
+def test_modules_elsewhere_count_unless_installed(project, tmp_path, monkeypatch):
     for folder, module in (("src", "own_library_x"), ("site-packages", "installed_library_x")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{module}.py").write_text("")
@@ -62,7 +62,7 @@ def test_a_module_in_another_folder_counts_unless_it_is_installed(project, tmp_p
     assert code_here(code) == code
 
 
-def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(project, tmp_path, monkeypatch):
+def test_hash_is_independent_of_folder(project, tmp_path, monkeypatch):
     module = project(PROJECT)
     name = module.partition(".")[0]
     before = code_of(module)
@@ -82,7 +82,7 @@ def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(project, tmp_p
 
 
 @pytest.mark.parametrize("kind", registry.BUILTIN)
-def test_a_built_in_workload_is_made_of_its_neighbours_and_not_of_all_of_raybench(kind):
+def test_builtin_workload_hashes_its_room(kind):
     module = registry.load_workload(kind).__module__
     files = code_of(module).workload
     assert f"{module.replace('.', '/')}.py" in files
@@ -96,7 +96,7 @@ def test_a_module_without_a_file_has_no_hash(monkeypatch):
     assert code_of("made_by_hand_x").workload_sha256 is None
 
 
-def test_a_script_is_made_of_itself_and_of_what_lies_beside_it(tmp_path, monkeypatch):
+def test_script_includes_modules_beside_it(tmp_path, monkeypatch):
     (tmp_path / "random.v2").write_text("import json, torch, shards\nfrom parts import nets\n")
     (tmp_path / "shards.py").write_text("rows = 1\n")
     (tmp_path / "parts").mkdir()
@@ -113,7 +113,7 @@ def test_a_script_is_made_of_itself_and_of_what_lies_beside_it(tmp_path, monkeyp
 
 @pytest.mark.parametrize("tested", ["2.11.0", "2.13.1+cu130", "2.13.0a0+gitabc"])
 @pytest.mark.parametrize("newer", ["2.14.0", "2.100.0+cpu", "3.0.0"])
-def test_a_newer_torch_is_named_with_the_newest_that_was_tested(newer, tested):
+def test_newer_torch_is_a_warning(newer, tested):
     told = f"torch {newer} is newer than 2.13, the newest that raybench was tested with"
     assert warn_of_torch({"torch": newer}) == told
     assert warn_of_torch({"torch": tested}) is warn_of_torch({}) is None

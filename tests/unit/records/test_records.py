@@ -12,7 +12,7 @@ from raybench.results.metrics import relate_to_step
 
 
 @pytest.mark.parametrize("cause", Cause)
-def test_a_failure_has_the_status_of_its_cause_also_when_it_has_travelled(cause):
+def test_failure_keeps_status_after_pickling(cause):
     failure = Failure.of(cause, rank=3, message="so it was")
     assert (failure.status, failure.error_type) == (cause.status, cause.value)
     assert pickle.loads(pickle.dumps(failure)) == failure
@@ -22,7 +22,7 @@ def test_a_failure_has_the_status_of_its_cause_also_when_it_has_travelled(cause)
 @pytest.mark.parametrize(
     ("how", "value"), [("max", 4), ("min", 1), ("mean", 2.5), ("median", 2.5), ("sum", 10)]
 )
-def test_the_values_of_ranks_become_one_as_the_metric_says(how, value):
+def test_ranks_are_combined_as_metric_says(how, value):
     assert combine_ranks(how, [1, 4, 2, 3]) == value
     # A sum needs all ranks, and the others one that knows its value.
     assert combine_ranks(how, [1.0, None]) == (None if how == "sum" else 1.0)
@@ -33,12 +33,12 @@ def test_the_values_of_ranks_become_one_as_the_metric_says(how, value):
 @pytest.mark.parametrize(
     ("how", "value"), [(None, 8.0), ("ms_each", 5.0), ("per_second", 160.0), ("seconds", 0.4)]
 )
-def test_what_a_step_does_becomes_a_time_of_each_a_rate_or_the_time_of_so_many(how, value):
+def test_metric_is_related_to_step_time(how, value):
     assert relate_to_step(how, 8.0, typical_ms=40.0, mean_ms=50.0) == value
     assert relate_to_step(how, None, typical_ms=40.0, mean_ms=50.0) is None
 
 
-def test_the_title_of_a_metric_has_its_unit_once():
+def test_metric_title_has_unit_once():
     titles = [Metric(name=name, unit="ms", description="d").title for name in ("a_ms", "ms")]
     assert titles == ["a ms", "ms"]
 
@@ -52,6 +52,6 @@ def test_the_title_of_a_metric_has_its_unit_once():
         {"name": 5},
     ],
 )
-def test_a_metric_that_cannot_be_kept_is_refused_where_it_is_declared(wrong):
+def test_invalid_metric_is_refused(wrong):
     with pytest.raises(UsageError, match="Metric"):
         Metric(description="d", **wrong)

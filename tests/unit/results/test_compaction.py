@@ -53,7 +53,7 @@ def parts(store, table):
     return sorted((store.root / table / RUN).glob("[!.]*.parquet"))
 
 
-def test_each_table_is_one_part_with_the_same_rows_in_the_same_order(store):
+def test_compaction_keeps_rows_and_order(store):
     before = rows(store)
     (store.root / "samples" / RUN / "0-link.parquet").symlink_to("gone")
     done = compact_run(store.root, RUN)
@@ -64,7 +64,7 @@ def test_each_table_is_one_part_with_the_same_rows_in_the_same_order(store):
     assert len(pd.read_parquet(store.root / "points")) == len(before["points"]) == 4
 
 
-def test_points_alone_are_put_together_and_the_rest_with_them_later(store):
+def test_points_are_merged_before_other_tables(store):
     before = rows(store)
     with hold_run(store.root, RUN):
         compact_points(store.root, RUN)
@@ -75,7 +75,7 @@ def test_points_alone_are_put_together_and_the_rest_with_them_later(store):
 
 
 @pytest.mark.parametrize("of", [(RUN,), ()], ids=["a run", "all runs"])
-def test_a_reader_has_all_rows_of_a_run_that_is_compacted_meanwhile(store, monkeypatch, of):
+def test_reader_survives_concurrent_compaction(store, monkeypatch, of):
     before, read_parts = reader.load_table(store.root, "points", *of), reader.read_parts
 
     def late(*given):
@@ -96,7 +96,7 @@ def test_the_samples_of_an_attempt_are_found(store):
     assert [path.name for path in parts(store, "samples")] == [parts(store, "points")[0].name]
 
 
-def test_a_run_that_goes_on_afterwards_is_whole_and_compacted_again(store):
+def test_resumed_run_is_compacted_again(store):
     compact_run(store.root, RUN)
     clear_leftovers(store.root, RUN)
     store.write_records([(3, make_record(make_point(world_size=8)))])
@@ -115,9 +115,7 @@ def test_a_run_that_goes_on_afterwards_is_whole_and_compacted_again(store):
         (0, PermissionError(1, "Not permitted"), ResultsError),
     ],
 )
-def test_an_end_before_the_old_parts_are_removed_shows_each_row_once(
-    store, monkeypatch, removed, end, told
-):
+def test_killed_compaction_shows_rows_once(store, monkeypatch, removed, end, told):
     unlink, left = Path.unlink, [removed]
 
     def killed(path, missing_ok=False):
@@ -140,7 +138,7 @@ def test_an_end_before_the_old_parts_are_removed_shows_each_row_once(
     assert_same(rows(store), before)
 
 
-def test_a_merged_part_is_on_disk_before_others_vanish(store, monkeypatch):
+def test_merged_part_is_synced_before_deleting(store, monkeypatch):
     synced, unsynced = set(), []
     fsync, unlink = os.fsync, Path.unlink
 
@@ -190,7 +188,7 @@ def test_a_run_that_is_measured_is_refused(store):
     assert parts(store, "points") == names
 
 
-def test_a_part_of_a_newer_version_stays_as_it_is(store):
+def test_newer_part_is_not_compacted(store):
     path = parts(store, "samples")[0]
     part = pq.read_table(path, partitioning=None)
     newer = part.schema.metadata | {b"schema_version": b"999"}
@@ -233,7 +231,7 @@ def test_samples_of_attempts_without_a_row_are_removed(single, sizes):
 
 
 @pytest.mark.parametrize("act", [clear_leftovers, compact_run])
-def test_where_the_rows_of_a_run_cannot_be_seen_nothing_is_deleted(single, act):
+def test_unreadable_points_prevent_clearing(single, act):
     folder = single.root / "points" / RUN
     folder.rename(folder.with_name(".aside"))
     with pytest.raises(ResultsError, match=f"{RUN}: cannot be read, put it back"):
@@ -250,7 +248,7 @@ def test_samples_whose_rows_somebody_has_put_elsewhere_stay(single):
 
 
 @pytest.mark.parametrize(("of", "suffix"), [("traces", "json.gz"), ("logs", "txt")])
-def test_traces_and_logs_of_attempts_without_a_row_are_removed(single, of, suffix):
+def test_traces_and_logs_without_row_are_removed(single, of, suffix):
     folder = single.root / of / RUN
     folder.mkdir(parents=True)
     kept = f"00000-{make_point(world_size=2).point_id}-1-rank0.{suffix}"

@@ -125,7 +125,7 @@ def test_strange_results_are_shown_without_harm(results, called, kind, name):
 
 
 @pytest.mark.parametrize("table", ["runs", "points"])
-def test_a_newer_part_is_refused_in_one_line_and_hides_its_run_alone(results, called, table):
+def test_newer_part_hides_only_its_run(results, called, table):
     path = parts(results, table)[0]
     rewrite(path, dict, version="999")
     line = (
@@ -141,7 +141,7 @@ def test_a_newer_part_is_refused_in_one_line_and_hides_its_run_alone(results, ca
     assert (code, err.splitlines()[-1]) == (2, line)
 
 
-def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):
+def test_run_with_unknown_status_is_skipped(results, called):
     [path] = parts(results, "runs")
     rewrite(path, lambda row: row | {"status": "sideways"})
     code, out, err = called(["list"])
@@ -186,9 +186,7 @@ DAMAGE = {
     ("table", "is_killed"), [("runs", False), ("points", False), ("points", True)]
 )
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_to_another_run_costs_a_whole_one_at_most_a_warning(
-    results, called, table, is_killed, kind
-):
+def test_damage_spares_other_runs(results, called, table, is_killed, kind):
     if is_killed:  # its points tell how far it came
         running = {"status": "running", "finished_at": None, "host": socket.gethostname()}
         rewrite(parts(results, "runs")[0], lambda row: row | running)
@@ -214,7 +212,7 @@ def test_damage_to_another_run_costs_a_whole_one_at_most_a_warning(
         ("a=1", "a=1"),
     ],
 )
-def test_a_cell_that_begins_a_formula_is_quoted_and_a_number_is_not(results, called, text, cell):
+def test_formula_cells_are_quoted(results, called, text, cell):
     for path in parts(results, "points"):
         rewrite(path, lambda row: row | {"error_message": text, "params": [(text, text)]})
     rows = list(csv.DictReader(io.StringIO(called(["export", "run-a", "--format", "csv"])[1])))

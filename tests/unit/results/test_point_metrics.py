@@ -41,7 +41,7 @@ def rank(number=0, step_ms=42.0, **changes):
     return make_measurement(number, [[round(step_ms * MS)] * 6], **changes)
 
 
-def test_a_slow_rank_is_named_with_how_much_longer_its_own_step_is_and_where():
+def test_slow_rank_is_named_with_excess():
     slow = breakdown(45.0, device_ms=44.0, comm_ms=(0.5, 1.0, 9.0), hooked_ms=(47.0,) * 3)
     fast = breakdown(tail_ms=(6.5, 6.6, 6.4), comm_ms=(6.0,) * 3, hooked_ms=(47.0,) * 3)
     found = of(*(rank(n, 47.0, breakdown=slow if n == 2 else fast) for n in range(4)))
@@ -61,7 +61,7 @@ def test_a_slow_rank_is_named_with_how_much_longer_its_own_step_is_and_where():
     assert found["methods"] == {"comm_exposed_ms": "timed less local"}
 
 
-def test_the_parts_are_those_of_one_rank_the_slowest_and_add_up_to_the_step():
+def test_parts_of_slowest_rank_add_up():
     late = breakdown(45.0, device_ms=39.0)
     found = of(rank(0, 47.0, breakdown=breakdown()), rank(1, 47.0, breakdown=late))
     names = ("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms", "unexplained_ms")
@@ -70,7 +70,7 @@ def test_the_parts_are_those_of_one_rank_the_slowest_and_add_up_to_the_step():
     assert found["straggler_device_ms"] == 0.0
 
 
-def test_a_wait_is_none_where_the_instrumented_step_was_another_step():
+def test_wait_is_none_for_another_step():
     """bf16, batch 512 on two H200s: a wait of 2.50 ms in a step that had no room for it."""
     waiting = breakdown(4.2, device_ms=4.1, hooked_ms=(7.4,) * 3, tail_ms=(3.0,) * 3)
     last = breakdown(4.25, device_ms=4.1, hooked_ms=(7.3,) * 3, tail_ms=(0.5,) * 3)
@@ -80,7 +80,7 @@ def test_a_wait_is_none_where_the_instrumented_step_was_another_step():
     assert of(rank(0, breakdown=breakdown()))["not_measured"] is None
 
 
-def test_a_wait_fits_beside_the_ranks_own_step_and_the_last_collective():
+def test_wait_fits_beside_own_step():
     waiting, last = breakdown(tail_ms=(4.5,) * 3), breakdown(tail_ms=(1.5,) * 3)
     ranks = (rank(0, breakdown=waiting), rank(1, breakdown=last))
     assert of(*ranks)["wait_ms"] == pytest.approx(42.0 - 40.0 - 1.5)
@@ -88,7 +88,7 @@ def test_a_wait_fits_beside_the_ranks_own_step_and_the_last_collective():
     assert of(rank(0, breakdown=no_room), ranks[1])["wait_ms"] == 0.0
 
 
-def test_the_host_clocks_of_all_ranks_are_kept_in_their_order_or_none():
+def test_wall_clocks_need_all_ranks():
     walls = [WallTimes(unsynced_ms=5.0 + n, synced_ms=43.0 + n) for n in range(2)]
     found = of(*(rank(n, breakdown=breakdown(wall=wall)) for n, wall in enumerate(walls)))
     assert found["wall_unsynced_ms_by_rank"] == [5.0, 6.0]
@@ -104,7 +104,7 @@ def test_a_single_rank_has_no_communication():
     assert found["local_step_ms_by_rank"] == [40.0]
 
 
-def test_without_the_breakdown_of_every_rank_no_part_is_known():
+def test_parts_need_breakdown_of_every_rank():
     for ranks in ([rank(0), rank(1)], [rank(0, breakdown=breakdown()), rank(1)]):
         found = of(*ranks)
         names = ("local_step", "compute", "comm", "comm_exposed", "wait", "optimizer", "host_gap")
@@ -113,12 +113,12 @@ def test_without_the_breakdown_of_every_rank_no_part_is_known():
         assert found["local_step_ms_by_rank"] is found["device_ms_by_rank"] is None
 
 
-def test_without_a_breakdown_the_rank_that_stands_out_is_named_by_the_timed_steps():
+def test_slow_rank_without_breakdown_by_timed_steps():
     assert of(rank(0, 42), rank(2, 43))["slowest_rank"] == 2, "rank 1 has no share of the step"
     assert of(rank(0, 42), rank(1, 42.5))["slowest_rank"] is None
 
 
-def test_a_late_host_must_stand_out_from_how_far_the_timed_steps_wander_and_a_device_not():
+def test_late_host_must_exceed_wandering():
     """On hosts that are 10 % slower for a second and faster again, a rank is late by chance."""
     wandering = [[round(ms * MS) for ms in (40.0, 46.0, 41.0, 45.0) for _ in range(10)]]
     ranks = [make_measurement(number, wandering, breakdown=breakdown()) for number in (0, 1)]
@@ -130,7 +130,7 @@ def test_a_late_host_must_stand_out_from_how_far_the_timed_steps_wander_and_a_de
     assert (slow["straggler_error_ms"], slow["slowest_rank"]) == (0.0, 2)
 
 
-def test_on_a_cpu_computing_is_the_local_step_less_the_optimizer_and_the_data():
+def test_compute_on_cpu_excludes_optimizer_and_data():
     timed = make_samples([42 * MS] * 6, data=[3 * MS] * 6)
     measured = replace(
         rank(breakdown=breakdown(device_ms=None)),
@@ -144,13 +144,13 @@ def test_on_a_cpu_computing_is_the_local_step_less_the_optimizer_and_the_data():
 @pytest.mark.parametrize(
     ("device_ms", "bound"), [(39.9, False), (38.0, False), (30.0, True), (41.0, False)]
 )
-def test_a_point_is_host_bound_when_the_device_idles_for_more_than_a_twentieth(device_ms, bound):
+def test_host_bound_above_five_percent_idle(device_ms, bound):
     found = of(rank(breakdown=breakdown(device_ms=device_ms)))
     assert found["host_bound"] is bound
     assert found["host_gap_ms"] == pytest.approx(max(0.0, 40 - device_ms))
 
 
-def test_a_point_is_host_bound_where_its_slowest_rank_is():
+def test_host_bound_follows_slowest_rank():
     late, fast = breakdown(42.0, device_ms=30.0), breakdown()
     assert of(rank(0, breakdown=fast), rank(1, breakdown=late))["host_bound"] is True
     early = breakdown(38.0, device_ms=30.0)
@@ -168,7 +168,7 @@ def test_bandwidths_are_those_of_nccl_tests():
     assert waiting["memory_gb_s"] == pytest.approx(2**30 / 4.5e-3 / 1e9)
 
 
-def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product(monkeypatch):
+def test_mfu_and_gemm_share_have_different_references(monkeypatch):
     monkeypatch.setattr(metrics, "dense_peak_tflops", lambda name, precision: 1000.0)
     step = {"flops_per_step": 4e12, "model_flops_per_step": 5e12}
     found = of(rank(0, 10.0, gemm_tflops=800.0, **step), rank(1, 10.0, gemm_tflops=750.0, **step))
@@ -178,7 +178,7 @@ def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-def test_an_unknown_device_or_a_cpu_has_no_mfu(monkeypatch):
+def test_unknown_device_has_no_mfu(monkeypatch):
     peaks = {"Known": 1000.0, "Slower": 500.0}
     monkeypatch.setattr(metrics, "dense_peak_tflops", lambda name, precision: peaks.get(name))
     ranks = [rank(n, 10.0, flops_per_step=4e12) for n in (0, 1)]
@@ -199,13 +199,13 @@ def test_unknown_operations_make_no_rate():
     assert [found[name] for name in (*names, "gemm_share_pct")] == [None] * 5
 
 
-def test_the_clock_is_the_median_of_the_slowest_device_or_unknown():
+def test_clock_is_of_slowest_device():
     fast, slow = rank(0, sm_clocks_mhz=(1980, 1980, 1965)), rank(1, sm_clocks_mhz=(1755, 1770))
     assert of(fast, slow)["sm_clock_mhz_p50"] == 1762.5
     assert of(fast, rank(1))["sm_clock_mhz_p50"] is None
 
 
-def test_the_burst_is_of_the_first_30_ms_of_the_warm_up_of_a_bare_product():
+def test_burst_covers_first_30_ms():
     def product(warmup_ms):
         measured = make_measurement(0, [[2 * MS] * 30], flops_per_step=2e12)
         warm = make_samples([ms * MS for ms in warmup_ms])
@@ -230,7 +230,7 @@ def marked(marks, reasons=()):
     return replace(measured, repetitions=(replace(repetition, timed=timed),))
 
 
-def test_one_throttled_sample_marks_the_point_and_names_the_reasons_once():
+def test_one_throttled_sample_marks_the_point():
     slow = marked((False,) * 5 + (True,), ("sw_power_cap", "sw_thermal"))
     found = of(marked((False,) * 6), replace(slow, rank=1))
     assert (found["throttled"], found["throttle_reasons"]) == (True, ["sw_power_cap", "sw_thermal"])
@@ -240,7 +240,7 @@ def test_one_throttled_sample_marks_the_point_and_names_the_reasons_once():
     assert without_counters["throttled"] is without_counters["throttle_reasons"] is None
 
 
-def test_a_point_is_stable_when_its_level_stayed_in_all_repeats():
+def test_stable_needs_all_repeats():
     def settled(*answers):
         measured = make_measurement(0, [[MS] * 60] * len(answers))
         parts = zip(measured.repetitions, answers, strict=True)
@@ -257,6 +257,6 @@ def test_a_point_is_stable_when_its_level_stayed_in_all_repeats():
     assert settled(True, None) is None, "too few steps tell nothing"
 
 
-def test_items_that_some_ranks_do_not_finish_count_for_those_that_do():
+def test_ranks_without_items_do_not_count():
     assert of(rank(0, 10.0), rank(1, 10.0, items_per_step=None))["throughput"] == 6400
     assert of(rank(0, 10.0, items_per_step=None))["throughput"] is None

@@ -21,7 +21,7 @@ def row(step_ms, device_type="cuda", **columns):
     return make_row(step_ms_p50=step_ms, device_type=device_type, **columns)
 
 
-def test_an_interval_is_wide_beyond_a_tenth_of_the_step_to_either_side():
+def test_interval_is_wide_beyond_ten_percent():
     assert half_interval(row(10.0, step_ms_ci_low=9.0, step_ms_ci_high=12.0)) == pytest.approx(0.15)
     assert is_imprecise(row(10.0, step_ms_ci_low=8.9, step_ms_ci_high=11.0))
     assert not is_imprecise(row(10.0, step_ms_ci_low=9.1, step_ms_ci_high=11.0))
@@ -48,7 +48,7 @@ def test_an_interval_is_wide_beyond_a_tenth_of_the_step_to_either_side():
         ({"compute_ms": 30.0, "step_ms_p50": None}, False),
     ],
 )
-def test_parts_are_no_breakdown_beyond_a_tenth_above_the_step(parts, contradicts):
+def test_no_breakdown_ten_percent_above_step(parts, contradicts):
     known = {"step_ms_p50": 10.0, "device_type": "cuda"}
     assert (why_no_breakdown(make_row(**known | parts)) is not None) is contradicts
 
@@ -75,7 +75,7 @@ def slowed(row):
     return [doubt for doubt in row.doubts if doubt.kind is not DoubtKind.HOST_BOUND]
 
 
-def test_a_slow_rank_is_doubted_by_its_share_of_the_step():
+def test_slow_rank_doubt_is_a_share():
     [doubt] = slowed(slow_row(11.51, 6.05, 11.03))
     assert (doubt.kind, doubt.subject) == (DoubtKind.SLOW_RANK, "rank 1")
     assert (doubt.value, doubt.limit) == (pytest.approx(4.98 / 11.51), MARK_SHARE)
@@ -88,7 +88,7 @@ def test_a_slow_rank_is_doubted_by_its_share_of_the_step():
     assert slowed(slow_row(6.49, 6.03, 6.05)) == []
 
 
-def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
+def test_late_ranks_and_negative_communication_are_doubts():
     measured = [make_measurement(rank, [[10_000_000] * 6]) for rank in (0, 1)]
     steps = [((8.0, 9.0) * 3, (8.0, 9.0) * 3), ((9.0, 8.0) * 3, (9.0, 8.0) * 3)]
     parts = [Breakdown(local_ms=local) for local in steps]
@@ -100,7 +100,7 @@ def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
     assert slowed(slow_row(10.0, 10.1, 10.1)) == []
 
 
-def test_of_rounds_that_name_no_rank_in_common_none_is_slow():
+def test_rounds_without_common_rank_name_none():
     late = {"straggler_ms": 2.0, "straggler_error_ms": 0.1}
     assert is_slowed_by_one_rank(row(10.0, **late, slowest_rank=0))
     assert not is_slowed_by_one_rank(row(10.0, **late, slowest_rank=None))
@@ -111,7 +111,7 @@ def cpu_workers(count, **facts):
     return [make_device(rank, **known | facts) for rank in range(count)]
 
 
-def test_workers_are_crowded_beyond_the_cores_of_their_host_however_many_nodes_ray_sees():
+def test_crowding_counts_cores_of_host():
     def crowded(devices):
         point = make_point(world_size=len(devices))
         row = point_row("r", make_record(point, devices=tuple(devices)), make_measure())
@@ -137,7 +137,7 @@ def test_workers_are_crowded_beyond_the_cores_of_their_host_however_many_nodes_r
         ({}, None),
     ],
 )
-def test_cores_are_those_of_the_affinity_and_of_the_quota(tmp_path, files, cores):
+def test_usable_cores_heed_affinity_and_quota(tmp_path, files, cores):
     for name, content in files.items():
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)

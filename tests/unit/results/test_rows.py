@@ -37,13 +37,13 @@ def row_of(record, **measure):
     return {name: list(v) if isinstance(v, tuple) else v for name, v in row.items()}
 
 
-def test_the_step_of_ranks_that_differ_is_that_of_the_one_with_the_largest_median():
+def test_differing_ranks_give_slowest_step():
     row = row_of(two_ranks())
     assert row["step_ms_p50"] == row["step_ms_max"] == 11
     assert row["step_ms_ci_low"] == row["step_ms_ci_high"] == 11
 
 
-def test_the_step_of_ranks_in_lockstep_is_their_median_and_not_the_maximum():
+def test_lockstep_ranks_give_median_step():
     steps = [[100 * MS, 102 * MS] * 5, [102 * MS, 100 * MS] * 5]
     measurements = tuple(make_measurement(rank, [ns]) for rank, ns in enumerate(steps))
     row = row_of(make_record(make_point(world_size=2), measurements=measurements))
@@ -55,7 +55,7 @@ def test_a_row_tells_how_long_its_attempt_took():
     assert row_of(make_record(duration_s=9.5))["duration_s"] == 9.5
 
 
-def test_throughput_is_global_over_the_whole_time_of_the_rank_that_took_longest():
+def test_throughput_uses_mean_step_of_slowest_rank():
     row = row_of(two_ranks())
     assert row["step_ms_mean"] == pytest.approx(statistics.mean([10, 12, 10, 32, 10, 10]))
     assert row["throughput"] == pytest.approx(128 / 0.014)
@@ -81,13 +81,13 @@ def test_a_mean_far_above_the_median_is_told():
         ({"iterations": 25, "repeats": 2}, [(DoubtKind.FEW_SAMPLES, 6, 50)]),
     ],
 )
-def test_what_falls_short_of_the_job_is_told_and_a_quick_look_is_marked(measure, doubts):
+def test_short_timing_is_a_doubt(measure, doubts):
     row = row_of(make_record(), **measure)
     found = [(one.kind, pytest.approx(one.value, rel=0.01), one.limit) for one in row["doubts"]]
     assert (found, row["quick"]) == (doubts, measure.get("seconds") == 0.5)
 
 
-def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell():
+def test_changing_level_is_unsteady_or_unknown():
     def doubted(settled, **measure):
         timed = make_samples([8 * MS] * 6)
         repetition = Repetition(warmup=make_samples([MS] * 2), timed=timed, settled=settled)
@@ -100,7 +100,7 @@ def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell():
     assert doubted(None) == [], "a fixed count was meant"
 
 
-def test_one_rank_has_neither_skew_nor_slowest_rank_nor_backend():
+def test_one_rank_has_no_skew_or_backend():
     row = row_of(make_record())
     assert (row["skew_ms_p50"], row["slowest_rank"], row["backend"]) == (None, None, None)
 
@@ -128,7 +128,7 @@ WAYS = ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM")
         ("is_of_new_process", (None, None), None),
     ],
 )
-def test_what_ranks_tell_becomes_one_value_of_the_point(column, by_rank, expected):
+def test_rank_metrics_become_one_value(column, by_rank, expected):
     ranks = [make_measurement(r, [[MS] * 6], **{column: told}) for r, told in enumerate(by_rank)]
     row = row_of(make_record(make_point(world_size=2), measurements=tuple(ranks)))
     assert row["new_processes" if column == "is_of_new_process" else column] == expected
@@ -153,7 +153,7 @@ def test_energy_counts_devices_without_a_share():
     assert row["energy_j"] == 790.0
 
 
-def test_the_first_step_and_the_first_after_compiling_are_those_of_the_slowest_rank():
+def test_first_steps_are_of_slowest_rank():
     row = row_of(make_record(measurements=(cold(0, 90, 20), cold(1, 70, 30))))
     assert (row["first_step_ms"], row["compiled_step_ms"]) == (90.0, None)
     assert (row["alloc_retries"], row["device_allocs"]) == (None, None)
@@ -183,7 +183,7 @@ def apart(*breakdowns):
     return row_of(make_record(make_point(world_size=2), measurements=tuple(measurements)))
 
 
-def test_what_a_step_sends_is_told_by_kind_of_the_rank_that_sends_most():
+def test_traffic_is_of_largest_rank_by_kind():
     first = (sent("all_gather", 4, 100), sent("send", 1, 10, ranks=1))
     row = apart(Breakdown(traffic=first), Breakdown(traffic=(sent("all_gather", 4, 120),)))
     assert row["comm_calls"] == {"all_gather": 4, "send of 1": 1}
@@ -191,14 +191,14 @@ def test_what_a_step_sends_is_told_by_kind_of_the_rank_that_sends_most():
     assert row["comm_busbw_gb_s"] is None
 
 
-def test_the_bus_bandwidth_in_the_step_is_that_of_timed_gradients():
+def test_bus_bandwidth_is_of_timed_gradients():
     timed = Breakdown(traffic=(sent("all_reduce", 2, 3_000_000),), comm_ms=(2.0, 2.0))
     assert apart(timed, timed)["comm_busbw_gb_s"] == {"all_reduce": pytest.approx(1.5)}
     others = replace(timed, traffic=(*timed.traffic, sent("all_gather", 1, 10)))
     assert apart(others, others)["comm_busbw_gb_s"] is None
 
 
-def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most():
+def test_memory_is_of_largest_rank():
     parts = {"parameters_bytes": 4, "gradients_bytes": 2, "optimizer_bytes": 8, "other_bytes": 1}
     most, less = (Breakdown(peak=PeakParts(**parts, activations_bytes=n)) for n in (100, 50))
     row = apart(less, most)
@@ -214,14 +214,14 @@ def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most():
         ((0, 3), [Doubt(kind=DoubtKind.DEVICE_ALLOCS, value=3, limit=0.0)]),
     ],
 )
-def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(calls, doubts):
+def test_busy_allocator_is_a_doubt(calls, doubts):
     counts = {"alloc_retries": calls[0], "device_allocs": calls[1]}
     row = row_of(make_record(measurements=(make_measurement(0, [[MS] * 6], **counts),)))
     assert (row["alloc_retries"], row["device_allocs"]) == calls
     assert row["doubts"] == doubts
 
 
-def test_on_a_cpu_the_memory_is_null_and_the_backend_gloo():
+def test_cpu_has_null_memory_and_gloo():
     devices = tuple(make_device(rank, kind="cpu", name="CPU") for rank in range(2))
     none = {"peak_mem_allocated_bytes": None, "peak_mem_reserved_bytes": None}
     row = row_of(make_record(make_point(world_size=2), devices=devices, of_ranks=none))
@@ -249,7 +249,7 @@ def test_a_wide_interval_is_a_doubt():
     assert doubted(9) == [of_record]
 
 
-def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells():
+def test_data_wait_is_longest_over_ranks():
     warmup, ranks = make_samples([MS], data=[7 * MS]), []
     for rank, wait in enumerate([2, 4]):
         timed = make_samples([MS] * 5, data=[wait * MS] * 5)
@@ -260,7 +260,7 @@ def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells()
     assert row_of(two_ranks())["data_ms"] is None
 
 
-def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait():
+def test_repeat_without_data_wait_counts_zero():
     def repetition(count, **parts):
         return Repetition(warmup=make_samples([]), timed=make_samples([MS] * count, **parts))
 
@@ -273,7 +273,7 @@ def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait():
     assert row_of(both)["data_ms"] == 2.0
 
 
-def test_a_failed_point_has_its_reason_its_rank_and_its_device_and_no_number():
+def test_failed_point_has_reason_and_no_numbers():
     devices = (make_device(0), make_device(3, host="beta"))
     failed = make_failed(
         make_point(world_size=2), devices=devices, error_rank=1, error_detail="Traceback\n  line"
@@ -295,7 +295,7 @@ def test_parameters_are_text_that_yaml_readers_know():
     assert row_of(record)["params"] == {"compile": "true", "lr": "0.001", "hidden": "8"}
 
 
-def test_samples_keep_every_iteration_of_every_rank_and_its_part_times():
+def test_samples_keep_every_iteration():
     timed = make_samples([5, 6], data=[1, 2], tokenize=[3, 4])
     repetition = Repetition(warmup=make_samples([9]), timed=timed)
     record = make_record(of_ranks={"repetitions": (repetition,)})
@@ -308,7 +308,7 @@ def test_samples_keep_every_iteration_of_every_rank_and_its_part_times():
     assert (second["data_ns"], second["other_parts_ns"]) == (2, {"tokenize": 4})
 
 
-def test_a_run_comes_back_from_its_row_but_for_the_types_of_its_baseline():
+def test_run_survives_its_row():
     run = make_run()
     assert from_row(Run, to_row(run)) == replace(run, baseline={"world_size": "1"})
 
@@ -327,7 +327,7 @@ SUFFIXES = {
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_schema_tells_its_table_and_version_and_of_each_column_what_it_is(table):
+def test_schema_has_table_version_and_descriptions(table):
     metadata = schema(table).metadata
     assert metadata[b"table"].decode() == table
     assert metadata[b"schema_version"].decode() == str(SCHEMA_VERSION)
@@ -342,7 +342,7 @@ def test_a_schema_tells_its_table_and_version_and_of_each_column_what_it_is(tabl
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_unit_in_a_name_is_the_unit_of_the_column(table):
+def test_unit_in_name_matches_column(table):
     for name, unit in column_units(table).items():
         told = [meant for suffix, meant in SUFFIXES.items() if name.endswith(suffix)]
         assert not told or unit in told, name
@@ -364,9 +364,7 @@ def test_a_unit_in_a_name_is_the_unit_of_the_column(table):
         ("Intel(R) Xeon(R)", None, None, None),
     ],
 )
-def test_each_form_factor_has_its_own_dense_peaks_and_an_unknown_device_none(
-    name, fp32, tf32, bf16
-):
+def test_peaks_depend_on_form_factor(name, fp32, tf32, bf16):
     asked = [dense_peak_tflops(name, p) for p in (Precision.FP32, Precision.TF32, Precision.BF16)]
     assert asked == [fp32, tf32, bf16]
     assert dense_peak_tflops("NVIDIA H100 PCIe", Precision.FLOAT8) == 1513.0

@@ -48,7 +48,7 @@ def test_doubts_come_back_as_they_were_stored(results):
     assert [field.name for field in kind] == ["kind", "value", "limit", "subject"]
 
 
-def test_a_struct_has_its_kind_value_limit_and_subject(results):
+def test_doubt_struct_has_its_fields(results):
     neighbour, crowded = of_batch(results, "points")[DOUBTED]
     told = {"kind": "crowded", "value": 4.0, "limit": 2.0, "subject": "alpha"}
     assert crowded == told

@@ -71,7 +71,7 @@ def test_pandas_and_load_read_the_same(results, table):
 
 
 @pytest.mark.parametrize("table", ["runs", "points", "samples", "devices"])
-def test_every_part_carries_the_whole_schema_with_units_and_its_version(results, table):
+def test_parts_carry_schema_and_version(results, table):
     for path in (results / table).rglob("*.parquet"):
         found = pq.read_schema(path)
         assert found.equals(schema(table), check_metadata=False)
@@ -79,7 +79,7 @@ def test_every_part_carries_the_whole_schema_with_units_and_its_version(results,
         assert [f.metadata for f in found] == [f.metadata for f in schema(table)]
 
 
-def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_end(tmp_path):
+def test_run_is_written_first_and_rewritten(tmp_path):
     run = make_run("run-x", status=RunStatus.RUNNING, finished_at=None, points_ok=0)
     written = RunStore.create(tmp_path, run, make_measure())
     assert [known.status for known in read_runs(tmp_path)] == [RunStatus.RUNNING]
@@ -90,7 +90,7 @@ def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_en
     assert dict(found.tags) == {"rack": "7"}
 
 
-def test_a_half_written_dot_file_is_seen_by_no_reader(results):
+def test_readers_ignore_half_written_files(results):
     before = len(load_table(results, "points"))
     part = part_of(results, "points")
     (part.parent / f".{part.name}.77").write_bytes(part.read_bytes()[:200])
@@ -98,14 +98,14 @@ def test_a_half_written_dot_file_is_seen_by_no_reader(results):
     assert {len(read(results / "points")) for read in (pd.read_parquet, pq.read_table)} == {before}
 
 
-def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+def test_written_pipe_stays_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     replace_file(tmp_path / "pipe", b"text")
     assert os.read(pipe, 9) == b"text"
 
 
-def test_a_kill_before_the_rename_leaves_the_old_part_whole(results, monkeypatch):
+def test_kill_before_rename_keeps_old_part(results, monkeypatch):
     monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         old_run(results).write_run(make_run("run-old", status=RunStatus.INTERRUPTED))
@@ -123,7 +123,7 @@ def test_a_point_that_is_seen_has_its_samples(results, monkeypatch):
     assert order == ["samples", "points"]
 
 
-def test_attempts_that_ended_together_share_their_parts_and_are_found_there(results):
+def test_attempts_of_one_batch_share_parts(results):
     sizes = (4, 1, 8)
     records = [make_record(make_point(world_size=size)) for size in sizes]
     batch = [(5, records[0]), (6, make_failed(make_point(world_size=16))), (9, records[1])]
@@ -141,7 +141,7 @@ def test_attempts_that_ended_together_share_their_parts_and_are_found_there(resu
         assert sorted(found["rank"].unique()) == list(range(size))
 
 
-def test_a_full_disk_leaves_no_half_part_and_is_one_line(results):
+def test_full_disk_leaves_no_partial_file(results):
     code = (
         "import resource, sys\n"
         "from builders import make_failed, open_run\n"
@@ -161,7 +161,7 @@ def test_a_full_disk_leaves_no_half_part_and_is_one_line(results):
     assert sorted((results / "points").rglob("*")) == before
 
 
-def test_a_part_that_goes_while_its_folder_is_read_is_no_error(results, monkeypatch):
+def test_vanishing_part_is_no_error(results, monkeypatch):
     listed = part_of(results, "samples")
     monkeypatch.setattr(reader, "parts_of", lambda *_: [listed])
     listed.unlink()
@@ -182,7 +182,7 @@ def test_a_hundred_parts_stay_below_six_megabytes(tmp_path):
 @pytest.mark.parametrize(
     "run_id", ["../evil", "a/b", "..", ".hidden", "", "12345", "latest", "a\\b", "run\n"]
 )
-def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
+def test_invalid_run_id_is_refused(tmp_path, run_id):
     with pytest.raises(ResultsError, match=r"run_id: must be .* begin with a letter or a digit"):
         RunStore.create(tmp_path / "results", make_run(run_id), make_measure())
     assert list(tmp_path.iterdir()) == []
@@ -210,7 +210,7 @@ def test_the_latest_attempt_counts_whatever_its_part(results):
     assert (last.attempt, last.status) == (2, Status.OK)
 
 
-def test_a_run_is_never_written_over_and_not_begun_anew_where_its_folders_were_taken_away(results):
+def test_run_is_never_overwritten(results):
     store = old_run(results)
     with pytest.raises(ResultsError, match="run run-old is already there"):
         RunStore.create(results, make_run("run-old"), make_measure())
@@ -220,7 +220,7 @@ def test_a_run_is_never_written_over_and_not_begun_anew_where_its_folders_were_t
     assert not results.exists()
 
 
-def test_a_part_that_cannot_be_written_is_one_line(results):
+def test_unwritable_part_is_one_line(results):
     shutil.rmtree(results / "points" / "run-old")
     (results / "points" / "run-old").write_text("a file")
     with pytest.raises(ResultsError, match=r"points/run-old/.*cannot be written: File exists"):
@@ -255,7 +255,7 @@ def test_a_foreign_parquet_file_is_named(results):
         load_table(results, "points", "run-old")
 
 
-def test_a_part_of_an_older_schema_gets_nulls_and_one_of_a_newer_is_cut(results):
+def test_missing_columns_are_null_and_extra_dropped(results):
     path = part_of(results, "points")
     part = pq.read_table(path)
     older = part.drop_columns(["energy_j", "scaling"])
@@ -266,7 +266,7 @@ def test_a_part_of_an_older_schema_gets_nulls_and_one_of_a_newer_is_cut(results)
     assert points["scaling"].isna().sum() == 1
 
 
-def test_columns_that_no_longer_fit_are_one_line_with_the_file(results):
+def test_misfit_column_names_its_file(results):
     path = part_of(results, "points")
     part = pq.read_table(path)
     place = part.schema.get_field_index("world_size")
@@ -276,7 +276,7 @@ def test_columns_that_no_longer_fit_are_one_line_with_the_file(results):
         load_table(results, "points", "run-old")
 
 
-def test_an_unknown_table_and_a_folder_that_is_missing_or_a_file_are_one_line(tmp_path):
+def test_unknown_table_or_folder_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     for message, call, *given in (
         ("got 'point'; did you mean 'points'?", load_table, tmp_path, "point"),
@@ -293,13 +293,13 @@ def test_an_unknown_table_and_a_folder_that_is_missing_or_a_file_are_one_line(tm
 @pytest.mark.parametrize(
     ("text", "run_id"), [("run-old", "run-old"), ("run-o", "run-old"), ("latest", "run-new")]
 )
-def test_a_run_is_found_by_id_prefix_and_latest(results, text, run_id):
+def test_run_is_found_by_prefix_or_latest(results, text, run_id):
     assert find_run(results, text) == (results, run_id)
     assert set(load_table(results, "points", text)["run_id"]) == {run_id}
 
 
 @pytest.mark.parametrize("path", ["runs/run-old", "points/run-old/", "runs/run-old/run.parquet"])
-def test_a_path_finds_a_run_in_its_results_and_in_others_too(results, path):
+def test_path_finds_run_in_any_folder(results, path):
     for root in (results, results / "nowhere"):
         assert find_run(root, f"{results}/{path}") == (results, "run-old")
     assert set(load_table(results, "points", f"{results}/{path}")["run_id"]) == {"run-old"}
@@ -318,13 +318,13 @@ def test_a_path_finds_a_run_in_its_results_and_in_others_too(results, path):
         ("a/" + "9" * 5000, "not a run of"),
     ],
 )
-def test_a_run_that_cannot_be_told_names_the_candidates(results, text, message, monkeypatch):
+def test_ambiguous_run_names_candidates(results, text, message, monkeypatch):
     # Where the folder above the working directory has no results.
     monkeypatch.chdir(results)
     assert message in refusal_of(ResultsError, find_run, results, text)
 
 
-def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_path, monkeypatch):
+def test_unwritable_folder_is_refused_early(tmp_path, monkeypatch):
     check_writable(tmp_path / "new" / "results")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
@@ -341,7 +341,7 @@ def unfinished(root, host, **changes):
     write_run(root, "run-b", [make_record()], host=host, **running)
 
 
-def test_a_run_is_running_while_its_driver_lives_and_interrupted_afterwards(tmp_path):
+def test_run_without_driver_is_interrupted(tmp_path):
     with hold_run(tmp_path, "run-b"):
         unfinished(tmp_path, socket.gethostname())
         assert [run.status for run in read_runs(tmp_path)] == [RunStatus.RUNNING]
@@ -369,7 +369,7 @@ def test_a_killed_resumed_run_ended_after_its_pause(tmp_path, command):
 
 
 @pytest.mark.parametrize("is_held_once", [True, False])
-def test_what_cannot_be_told_of_a_driver_is_not_called_interrupted(tmp_path, is_held_once):
+def test_unknown_driver_is_not_interrupted(tmp_path, is_held_once):
     host = "another-host" if is_held_once else socket.gethostname()
     unfinished(tmp_path, host)
     if is_held_once:
@@ -378,7 +378,7 @@ def test_what_cannot_be_told_of_a_driver_is_not_called_interrupted(tmp_path, is_
     assert [run.status for run in read_runs(tmp_path)] == [RunStatus.RUNNING]
 
 
-def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monkeypatch):
+def test_unwritable_attempt_spares_others(tmp_path, monkeypatch):
     def broken(record):
         if record.point.batch_size == 1:
             raise ArithmeticError("a bug of ours")
@@ -396,7 +396,7 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monk
     assert set(load_table(tmp_path, "samples")["point_id"]) == {good.point.point_id}
 
 
-def test_what_is_no_text_for_utf8_is_kept_as_far_as_it_goes(tmp_path):
+def test_invalid_utf8_is_kept_with_replacement(tmp_path):
     module = ModuleTime(name="a\ud800", kind="B", calls=1, forward_ms=1.0, backward_ms=None)
     record = make_record()
     (measurement,) = record.measurements
@@ -415,7 +415,7 @@ def test_what_is_no_text_for_utf8_is_kept_as_far_as_it_goes(tmp_path):
 
 
 @pytest.mark.parametrize(("table", "name"), [("points", "point_id"), ("runs", "run_id")])
-def test_a_row_without_its_key_is_refused_with_the_name_of_its_part(results, table, name):
+def test_row_without_key_names_its_part(results, table, name):
     path = part_of(results, table)
     rows = pq.read_table(path)
     place = rows.column_names.index(name)

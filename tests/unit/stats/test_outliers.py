@@ -35,7 +35,7 @@ def slow(values, *, is_time=False):
     return [int(place) for place in np.flatnonzero(found)]
 
 
-def test_a_device_that_is_slow_in_two_of_three_passes_is_not_called_slow():
+def test_slow_in_two_of_three_passes_is_accepted():
     values = fleet([1.0] * 8)
     values[:2, 4] *= 0.8
     assert slow(values) == []
@@ -54,13 +54,13 @@ def test_what_healthy_devices_do_makes_none_slow(levels):
 
 
 @pytest.mark.parametrize("slower", [2, 4, 6])
-def test_of_a_divided_fleet_the_slower_group_is_named_be_it_the_larger(slower):
+def test_divided_fleet_names_slower_group(slower):
     values = fleet([0.8] * slower + [1.0] * (8 - slower))
     assert slow(values) == list(range(slower))
     assert compare_peers(values, is_time=False, floor=FLOOR).is_divided
 
 
-def test_what_did_not_run_is_neither_slow_nor_a_measure_for_others():
+def test_missing_values_are_ignored():
     values = fleet([1.0] * 8)
     values[:, 2] = np.nan
     values[0, 3] = np.nan
@@ -72,7 +72,7 @@ def test_what_did_not_run_is_neither_slow_nor_a_measure_for_others():
     assert slow(values) == [1, 6]
 
 
-def test_among_more_tests_the_same_excess_has_to_be_rarer():
+def test_more_tests_demand_rarer_excess():
     """4.9 standard deviations: rare enough for 1,000 values, not for 100,000."""
     rng = np.random.default_rng(0)
     levels = 1 + 0.013 * rng.standard_normal((100, 1, 1000))
@@ -84,7 +84,7 @@ def test_among_more_tests_the_same_excess_has_to_be_rarer():
     assert not find_slow(tests)[0][0]
 
 
-def test_where_no_pass_of_any_device_ran_nothing_is_said():
+def test_no_values_give_no_slow_device():
     nothing = np.full((3, 4), np.nan)
     peers = compare_peers(nothing, is_time=True, floor=FLOOR)
     ratios, is_slow = compare_few(nothing, is_time=True, floor=FLOOR)
@@ -135,7 +135,7 @@ def test_the_trials_of_the_audit_are_marked_right(
 
 @pytest.mark.parametrize(("count", "trials"), [(2, 600), (4, 300), (64, 100)])
 @pytest.mark.parametrize("scatter", [0.01, 0.03, 0.08])
-def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(scatter, count, trials):
+def test_equal_ranks_rarely_have_a_straggler(scatter, count, trials):
     marked = 0
     for trial in range(trials):
         found = find_straggler([steps_of(10.0, scatter, count * trial + n) for n in range(count)])
@@ -150,7 +150,7 @@ def of_hosts(rng, late_ms):
 
 
 @pytest.mark.parametrize("count", [6, 16, 64])
-def test_the_slowest_of_many_hosts_that_differ_by_chance_is_not_slow(count):
+def test_chance_explains_slowest_of_many_hosts(count):
     rng = np.random.default_rng(3)
     marked = 0
     for _ in range(300):
@@ -161,14 +161,14 @@ def test_the_slowest_of_many_hosts_that_differ_by_chance_is_not_slow(count):
 
 
 @pytest.mark.parametrize("slow", [1, 2])
-def test_a_host_that_is_later_than_chance_stands_out_and_hides_no_other(slow):
+def test_late_host_stands_out(slow):
     ranks = of_hosts(np.random.default_rng(4), [4.0] * slow + [0.0] * (16 - slow))
     found = find_straggler(ranks)
     assert found.rank < slow
     assert stands_out(found.excess_ms, host_error_ms(ranks, []), 10.0)
 
 
-def test_two_hosts_differ_by_what_the_timed_steps_wander_but_not_by_their_noise():
+def test_host_error_covers_wandering_only():
     ranks = of_hosts(np.random.default_rng(5), [0.0, 0.5])
     noise = 0.1 * np.random.default_rng(6).standard_normal(200)
     pace = np.repeat([10.0, 10.8, 10.1, 10.9, 10.2, 10.7, 10.0, 10.6], 25)
@@ -183,7 +183,7 @@ def test_thirty_timed_steps_show_that_hosts_wander():
     assert host_error_ms(ranks, [(pace + noise).tolist()]) > 0.3
 
 
-def test_a_rank_that_was_late_for_a_moment_only_is_not_slow():
+def test_momentarily_late_rank_is_not_slow():
     late = [[12.0] * 12, [10.0] * 10]
     found = find_straggler([late, [[10.0] * 12, [10.0] * 10]])
     assert found.excess_ms == pytest.approx(2.0)
@@ -191,7 +191,7 @@ def test_a_rank_that_was_late_for_a_moment_only_is_not_slow():
     assert find_straggler([[[10.0]], [[11.0]]]) is None, "one step tells nothing of its error"
 
 
-def test_of_four_ranks_the_slowest_is_held_against_the_lower_median_of_the_others():
+def test_slowest_is_compared_with_lower_median():
     assert slowest_and_other([10.0, 13.0, 11.0, 10.5]) == (1, 3)
     assert slowest_and_other([10.0, 13.0, 11.0]) == (1, 0)
     assert slowest_and_other([5.0, 5.0]) == (0, 1)

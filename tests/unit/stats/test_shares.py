@@ -49,9 +49,7 @@ def _fits(speeds, shares):
 
 
 @given(speeds_drawn, st.integers(1, 200), st.sampled_from([1, 2, 8]))
-def test_shares_by_speed_are_whole_fit_and_are_never_worse_than_equal_or_fast_ones(
-    speeds, units, unit
-):
+def test_shares_by_speed_beat_equal_and_fast(speeds, units, unit):
     batch = units * unit
     try:
         shares = shares_by_speed(speeds, batch, unit)
@@ -80,7 +78,7 @@ def test_no_other_shares_in_units_are_done_earlier(lines, batch):
     assert longest_step_s(speeds, shares_by_speed(speeds, batch)) == pytest.approx(least)
 
 
-def test_what_one_memory_does_not_hold_goes_to_the_others_and_equal_shares_are_whole_units():
+def test_full_memory_passes_items_on():
     speeds = [DeviceSpeed(fixed_s=0.0, items_per_s=rate, most=50) for rate in (30, 10, 10)]
     assert shares_by_speed(speeds, 100) == (50, 25, 25)
     with pytest.raises(ValueError, match="hold 150 items together, not 151"):
@@ -90,7 +88,7 @@ def test_what_one_memory_does_not_hold_goes_to_the_others_and_equal_shares_are_w
         equal_shares(2, 10, 4)
 
 
-def test_what_was_measured_of_a_step_counts_and_not_the_line_through_it():
+def test_measured_steps_replace_the_line():
     # One more than 100 takes a tile more; a second device has a line that meets the first stair.
     steps = ((100, 0.010), (101, 0.015), (200, 0.015), (201, 0.020))
     stairs = DeviceSpeed(fixed_s=0.005, items_per_s=20_000, steps=steps)
@@ -125,7 +123,7 @@ def _probe(step_s, equal):
 
 @pytest.mark.parametrize("ratio", [0.9, 0.8, 0.7, 0.5, 0.33])
 @pytest.mark.parametrize("equal", [1024, 8192])
-def test_on_stairs_measured_shares_are_as_good_as_the_best_to_1_percent(ratio, equal):
+def test_balance_is_near_optimal_on_stairs(ratio, equal):
     steps, unit = [_of_stairs(1.0), _of_stairs(ratio)], equal // 64
     shares, own_s = balance(
         [_probe(step_s, equal) for step_s in steps],
@@ -139,7 +137,7 @@ def test_on_stairs_measured_shares_are_as_good_as_the_best_to_1_percent(ratio, e
     assert max(own_s) == pytest.approx(best_s, rel=0.012)
 
 
-def test_shares_by_speed_are_no_others_where_equal_ones_were_measured_to_be_better():
+def test_equal_shares_win_when_measured_better():
     speeds = [
         DeviceSpeed(fixed_s=0.0, items_per_s=rate, steps=((100, 100 / rate),)) for rate in (100, 80)
     ]
@@ -148,13 +146,13 @@ def test_shares_by_speed_are_no_others_where_equal_ones_were_measured_to_be_bett
     assert (shares, own_s) == ((100, 100), (1.0, 1.25))
 
 
-def test_the_fast_devices_are_those_above_the_largest_gap():
+def test_fast_devices_are_above_largest_gap():
     assert fast_devices([100, 52, 98, 50]) == (True, False, True, False)
     assert fast_devices([100, 99, 98]) == (True, True, True)
     assert fast_devices([7]) == (True,)
 
 
-def test_below_the_crossover_the_fast_devices_alone_are_quicker():
+def test_fast_devices_win_below_crossover():
     speeds = [DeviceSpeed(fixed_s=0.001, items_per_s=rate) for rate in (1000, 1000, 500)]
     are_fast = _fast(speeds)
     batch = crossover_batch(speeds, are_fast, exchange_s=0.02, fast_exchange_s=0.01)
@@ -166,7 +164,7 @@ def test_below_the_crossover_the_fast_devices_alone_are_quicker():
     assert crossover_batch(speeds[:2], (True, True), exchange_s=1, fast_exchange_s=0) is None
 
 
-def test_a_line_is_found_that_begins_at_0_at_least_as_one_through_a_single_point():
+def test_line_has_nonnegative_intercept():
     assert fit_line([(x, 3.0 + 0.5 * x) for x in (8, 16, 24, 32)]) == pytest.approx((3.0, 0.5))
     noisy = fit_line([(8, 7.1), (16, 10.9), (24, 15.1), (32, 18.9)])
     assert noisy == pytest.approx((3.0, 0.5), rel=0.1)

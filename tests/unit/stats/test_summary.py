@@ -25,11 +25,11 @@ def noise(runs, count, phi):
 
 @pytest.mark.parametrize("count", [6, 7, 30, 100, 1000])
 @pytest.mark.parametrize("phi", [0.0, 0.3, 0.6])
-def test_the_interval_covers_the_median_though_neighbours_are_alike(phi, count):
+def test_interval_covers_median_of_correlated_samples(phi, count):
     assert coverage(noise(600, count, phi)) >= 0.925
 
 
-def test_repeats_that_differ_are_not_independent_samples_and_few_have_no_interval():
+def test_interval_treats_repeats_as_batches():
     noise = 0.001 * np.random.default_rng(1).standard_normal((4, 50))
     levels = np.array([[1.0], [1.01], [1.02], [1.03]])
     apart = stats.median_interval((levels + noise).tolist())
@@ -44,7 +44,7 @@ def test_repeats_that_differ_are_not_independent_samples_and_few_have_no_interva
 
 @given(SAMPLES)
 @settings(max_examples=50, deadline=None)
-def test_the_interval_holds_the_median_and_scales_with_the_samples(samples):
+def test_interval_scales_with_samples(samples):
     interval = stats.median_interval([samples])
     if interval is None:
         assert len(samples) < stats.MIN_SAMPLES
@@ -63,7 +63,7 @@ def test_a_summary_of_known_samples():
         stats.summarize([])
 
 
-def test_ranks_of_equally_many_steps_are_told_apart_by_their_medians_and_spread():
+def test_rank_statistics_of_equal_counts():
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert (*stats.per_iteration_max(ranks), stats.median_skew(ranks)) == (9, 9, 9, 9, 8, 8)
     # The smallest is taken step by step.
@@ -89,13 +89,13 @@ def rows(count, phi, sd, runs=300):
 
 @given(st.floats(-0.05, 0.05), st.floats(1e-3, 1e9), st.integers(40, 400))
 @settings(max_examples=50, deadline=None)
-def test_a_straight_drift_changes_the_level_by_its_ends(size, level, count):
+def test_drift_size_is_its_total_change(size, level, count):
     line = level * (1 + size * (np.arange(count) / count - 0.5))
     change = level_change(line.tolist())
     assert change.size == pytest.approx(size, rel=0.15, abs=1e-9)
 
 
-def test_only_a_change_above_the_least_counts_of_25_steps_or_more():
+def test_small_or_short_changes_do_not_count():
     assert level_change([1.0] * (MIN_LEVEL_STEPS - 1)) is None
     assert marked([1.0] * MIN_LEVEL_STEPS) is False
     drift = [1 + 0.02 * i / 200 for i in range(200)]
@@ -129,7 +129,7 @@ def coverage_of_starts(count, starts, *, own, common):
 
 @pytest.mark.parametrize("count", [1, 5, 36])
 @pytest.mark.parametrize(("own", "common"), [(0.015, 0.0), (0.003, 0.02)])
-def test_an_interval_over_three_starts_holds_the_level_in_95_of_100(count, own, common):
+def test_interval_over_three_starts_has_coverage(count, own, common):
     assert 0.92 < coverage_of_starts(count, 3, own=own, common=common) < 0.99
 
 
@@ -140,7 +140,7 @@ def test_one_point_alone_has_students_interval():
     assert found.half_width(1 / 3) == pytest.approx(student.ppf(0.975, 2) * found.sd / 3**0.5)
 
 
-def test_a_noisy_point_among_quiet_ones_keeps_its_noise():
+def test_noisy_point_keeps_its_noise():
     rng = np.random.default_rng(3)
     sds = np.array([0.003] * 9 + [0.05])
     found = scatter(sds[:, np.newaxis] * rng.standard_normal((10, 4)))
@@ -163,13 +163,13 @@ def test_noisy_points_have_intervals_that_hold(count, noisy, times):
     assert np.mean(held) > 0.88
 
 
-def test_the_level_of_a_side_is_no_scatter_of_its_starts():
+def test_levels_of_sides_are_no_scatter():
     values = np.array([[0.0, 0.01, 1.0, 1.01]])
     [apart] = scatter(values, sides=[0, 0, 1, 1])
     assert (apart.degrees, apart.sd) == (2, pytest.approx(0.01 / 2**0.5))
 
 
-def test_without_two_starts_on_a_side_there_is_no_scatter_and_of_equal_ones_all_is_certain():
+def test_scatter_needs_two_starts_on_a_side():
     values = np.array([[0.0, np.nan, 1.0], [0.0, 0.1, np.nan]])
     assert [one is None for one in scatter(values, sides=[0, 0, 1])] == [True, False]
     assert scatter(np.array([[1.0], [2.0]])) == [None, None]
