@@ -1,6 +1,6 @@
 """raybench: multi-node GPU benchmark sweeps on Ray.
 
-The results as pandas DataFrames, here those of the checkout:
+Results as pandas DataFrames, here the results that are committed in the checkout:
 
 >>> import raybench
 >>> scaling = raybench.load("results/examples", "scaling", "ddp_scaling-20261122")

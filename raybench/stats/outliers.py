@@ -22,7 +22,7 @@ from raybench.stats.summary import student_t
 # Steps of a rank in ms, in blocks that lie apart in time.
 Blocks = Sequence[Sequence[float]]
 
-# A rank is called slow where its excess is larger than both of these.
+# A slow rank has an excess larger than both thresholds.
 MARK_SHARE = 0.02
 MARK_ERRORS = 3.0
 # A part of an excess from this share on is reported as all of it.
@@ -31,7 +31,8 @@ NEARLY_ALL = 0.75
 _CHANCE = 2 * NormalDist().cdf(-MARK_ERRORS)
 # A larger probability for hosts, whose pace wanders: three errors would hide too much.
 _CHANCE_OF_HOSTS = 0.01
-# Standard error of a median of normal samples over that of their mean: sqrt(pi / 2).
+# Standard error of the median over the standard error of the mean, for normal samples: sqrt(pi /
+# 2).
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 # Standard deviation of normal samples over their median absolute deviation, and the statistical
 # efficiency of the latter (P. J. Rousseeuw, C. Croux, J. Am. Stat. Assoc. 88(424), 1993).
@@ -207,7 +208,7 @@ Bools = NDArray[np.bool_]
 
 # The spread of fewer peers cannot be estimated.
 LEAST_ALIKE = 4
-# A slow subject takes longer than its peers by more than both of these.
+# A slow subject exceeds its peers by more than both thresholds.
 SLOW_SHARE = 0.05
 SLOW_SIGMAS = 3.5
 # A bad subject takes more than 1.5 times as long as its peers.

@@ -143,7 +143,7 @@ def balance(
 ) -> tuple[Shares, tuple[float, ...]]:
     """Return shares by speed, corrected by timed steps, and the step seconds of each device.
 
-    Of all shares that were tried, those whose slowest device is fastest win. Equal shares take part
+    The shares whose slowest device is fastest win. Equal shares take part
     with predicted times.
 
     Args:

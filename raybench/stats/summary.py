@@ -230,7 +230,7 @@ class Scatter:
         """Return half the width of the confidence interval of a mean or difference, as a logarithm.
 
         Args:
-            share: variance of the mean or difference over that of one start: 1 / n for n starts.
+            share: variance of the mean or difference / variance of one start: 1 / n for n starts.
         """
         return student_t(self.degrees, confidence) * self.sd * math.sqrt(share)
 
@@ -239,7 +239,7 @@ class Scatter:
 
         Args:
             size: a difference of logarithms.
-            share: variance of the difference over that of one start: 2 for two single starts.
+            share: variance of the difference / variance of one start: 2 for two single starts.
         """
         from scipy.special import stdtr
 
@@ -325,7 +325,7 @@ def _independent_points(
 def _fit_prior(variances: NDArray[np.float64], degrees: NDArray[np.float64]) -> tuple[float, float]:
     """Return the common level of the variances, and its weight in degrees of freedom.
 
-    By the mean and the variance of their logarithms: Smyth 2004, section 6.2.
+    Uses the mean and the variance of their logarithms: Smyth 2004, section 6.2.
     """
     from scipy.special import digamma, polygamma
 
