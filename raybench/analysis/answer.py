@@ -114,7 +114,7 @@ class MainLoss:
 
     # One of LOSSES; None if no point has causes.
     cause: str | None
-    # Numbers of points: with `cause` as largest loss, that lose for certain, in all.
+    # Points whose largest loss is `cause`, points that lose for certain, and all points.
     count: int
     losing: int
     points: int

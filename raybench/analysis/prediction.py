@@ -1,17 +1,16 @@
-"""What a data-parallel step would take on more devices of the same node. Pure.
+"""The predicted step of a data-parallel workload on more devices of the same node.
 
-Each rank does the same step whatever their number, so all that grows is communication: the step at
-the largest measured world size, longer by what its exposed communication grows. That is fitted to
-the bytes that a device sends in an all_reduce of s bytes over n devices, 2 (n - 1) / n s: what
-nccl-tests divides by its time to get busbw.
+Each rank does the same step at any number of devices, so only communication grows. The prediction
+is the step at the largest measured world size, plus the growth of its exposed communication. The
+growth is fitted to the bytes that a device sends in an all_reduce of s bytes over n devices,
+2 (n - 1) / n s, as nccl-tests computes busbw.
 
-The 95 % interval adds three errors as squares of logarithms: what the run leaves open of the step
-that it measured, what of the additional communication is hidden, and ERROR_OF_A_DOUBLING for each
-doubling of the devices.
+The 95 % interval adds the squares of three errors, as logarithms: of the measured step, of the
+hidden part of the additional communication, and ERROR_OF_A_DOUBLING for each doubling of devices.
 
-Steps over several nodes are not predicted: they depend on the algorithm that NCCL chooses, and no
-measured steps over a network were there to check an interval. From 16 to 64 devices in nodes of 8,
-a flat ring sends 5 % more between nodes, a hierarchical all_reduce 75 % more.
+Steps over several nodes are not predicted. They depend on the algorithm that NCCL chooses, and no
+steps over a network were measured to check an interval. From 16 to 64 devices in nodes of 8, a flat
+ring sends 5 % more between nodes, a hierarchical all_reduce 75 % more.
 """
 
 from __future__ import annotations
@@ -33,55 +32,53 @@ from raybench.results.point_row import PointRow, why_no_breakdown
 from raybench.stats.summary import student_t
 from raybench.workloads.base import parameter_count
 
-# What 22 of 24 committed points that the GPU bounds were missed by at most when 4 H200s of one node
-# were predicted from 1 and 2, by benchmarks/prediction_accuracy.py. Other models, machines and
-# links were not tried. Errors of further doublings are taken to be independent of each other.
+# The largest error of 22 of 24 committed GPU-bound points, when 4 H200s of one node were predicted
+# from 1 and 2 (benchmarks/prediction_accuracy.py). Other models, machines and links were not tested.
+# Errors of several doublings are assumed to be independent.
 ERROR_OF_A_DOUBLING = 0.05
 _SETTINGS = ("workload", "scaling", *EXECUTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A point at a number of devices that was not measured; times in milliseconds.
+    """A point at a number of devices that was not measured."""
 
-    measured: the row of the largest world of its series among the points that `predict` uses;
-    base_world is the smallest, base_ms its step. comm_exposed_ms: the exposed communication in
-    `step_ms`; without a breakdown of `measured`, all that the step is longer than base_ms. *_low,
-    *_high: a 95 % interval. speed_up and efficiency: over base_world.
-    """
-
+    # The point of the series with the most devices, among points that `predict` uses.
     measured: PointRow
     world_size: int
     step_ms: float
+    # 95 % interval.
     step_ms_low: float
     step_ms_high: float
+    # Exposed communication in `step_ms`; without a breakdown, all time beyond `base_ms`.
     comm_exposed_ms: float
+    # The smallest world size of the series, and its step.
     base_world: int
     base_ms: float
 
     @property
     def half_interval(self) -> float:
-        """Return half of the step's 95 % interval, as a share of the step."""
+        """Return half of the step's 95 % interval over the step."""
         return (self.step_ms_high - self.step_ms_low) / 2 / self.step_ms
 
     @property
     def measured_efficiency(self) -> float:
-        """Return the efficiency of the largest measured world over the smallest; may be above 1."""
+        """Return the efficiency of the largest measured world size over the smallest."""
         return self.base_ms / _step_ms(self.measured)
 
     @property
     def efficiency(self) -> float:
-        """Return base_ms / step_ms, at most `max(1, measured_efficiency)`; 1 is perfect scaling."""
+        """Return base_ms / step_ms, at most `max(1, measured_efficiency)`."""
         return self._efficiency(self.step_ms)
 
     @property
     def efficiency_low(self) -> float:
-        """Return the low end of the 95 % interval of `efficiency`; base_ms counts as exact."""
+        """Return the low end of the 95 % interval of `efficiency`, with an exact base_ms."""
         return self._efficiency(self.step_ms_high)
 
     @property
     def efficiency_high(self) -> float:
-        """Return the high end of the 95 % interval of `efficiency`, with the same upper limit."""
+        """Return the high end of the 95 % interval of `efficiency`, with an exact base_ms."""
         return self._efficiency(self.step_ms_low)
 
     def _efficiency(self, step_ms: float) -> float:
@@ -89,7 +86,7 @@ class Prediction:
 
     @property
     def speed_up(self) -> float:
-        """Return `efficiency` x world_size / base_world: relative to the rate of base_world."""
+        """Return the speed-up over base_world."""
         return self.efficiency * self.world_size / self.base_world
 
 
@@ -97,11 +94,11 @@ class Unpredictable(StrEnum):
     """Why the points of a series cannot be predicted."""
 
     SEVERAL_NODES = "several_nodes"
-    # No gradients are known to be reduced by DistributedDataParallel.
+    # DistributedDataParallel is not known to reduce gradients.
     NO_GRADIENTS = "no_gradients"
-    # Steps are not known well enough.
+    # The intervals of the steps are too wide.
     IMPRECISE = "imprecise"
-    # Fewer than two world sizes are ok on one node.
+    # Fewer than two world sizes on one node are usable.
     FEW_WORLDS = "few_worlds"
     STRONG_SCALING = "strong_scaling"
     SEVERAL_MODELS = "several_models"
@@ -113,14 +110,14 @@ class NotPredicted:
     """Why a series cannot be predicted. Fields of other kinds are empty."""
 
     kind: Unpredictable
-    # SEVERAL_NODES: the largest number of devices asked for, and the most that a node has.
+    # SEVERAL_NODES: the largest requested number of devices, and the devices of a node.
     world_size: int | None = None
     devices_per_node: int | None = None
     # NO_GRADIENTS.
     workload: str = ""
-    # IMPRECISE: the imprecise points; FEW_WORLDS: the usable ones.
+    # IMPRECISE: of the imprecise points; FEW_WORLDS: of the usable points.
     world_sizes: tuple[int, ...] = ()
-    # IMPRECISE: half the 95 % interval of each step, as a share; None with too few samples.
+    # IMPRECISE: half the 95 % interval of each step over the step; None with too few samples.
     half_intervals: tuple[float | None, ...] = ()
     # SEVERAL_MODELS.
     models: tuple[str, ...] = ()
@@ -129,17 +126,16 @@ class NotPredicted:
 def predict(
     points: Sequence[PointRow], world_sizes: Sequence[int], devices_per_node: int
 ) -> tuple[list[Prediction], list[NotPredicted]]:
-    """Return predictions by series, then as in world_sizes, and why each other series has none.
+    """Return predictions of each series, and for other series the reason why there are none.
 
-    A series: points that differ in the number of devices alone, in the order of the points. Points
-    that failed, are imprecise (`is_imprecise`), have one round without an interval, or ran on
-    several nodes are not used.
+    A series is all points that differ in the number of devices alone. Points that failed, are
+    imprecise, or ran on several nodes are not used.
 
     Args:
         points: rows of the table `points` of one run.
-        world_sizes: one or more, above the measured ones; the largest decides whether a series can
-            be predicted.
-        devices_per_node: the most that a node has.
+        world_sizes: larger than the measured ones; the largest decides whether a series can be
+            predicted.
+        devices_per_node: of the largest node.
     """
     trials = Trials(points)
     series: dict[tuple[Any, ...], list[PointRow]] = {}
@@ -147,7 +143,7 @@ def predict(
         names = (*_SETTINGS, *filter(None, [batch_column(row)]))
         settings = (str(getattr(row, name)) for name in names)
         series.setdefault((*settings, *sorted(row.params.items())), []).append(row)
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     left_out: list[NotPredicted] = []
     for unordered in series.values():
         rows = sorted(unordered, key=lambda row: row.world_size)
@@ -165,12 +161,12 @@ def predict(
         elif why := _why_not(rows, of_node, usable):
             left_out.append(why)
         else:
-            found += [_predict_series(usable, world, trials) for world in world_sizes]
-    return found, left_out
+            predictions += [_predict_series(usable, world, trials) for world in world_sizes]
+    return predictions, left_out
 
 
 def is_on_one_node(row: PointRow) -> bool:
-    """Return whether a point ran on a single node, as far as known."""
+    """Return whether a point ran on a single node; True if unknown."""
     return (row.node_count or 1) == 1
 
 
@@ -179,13 +175,12 @@ def _is_timed(row: PointRow) -> bool:
 
 
 def _is_precise(row: PointRow, trials: Trials) -> bool:
-    """Return whether it is known how far the step scatters, and the interval is narrow enough."""
+    """Return whether the interval of the step is known, and narrow enough."""
     is_known = half_interval(row) is not None or len(trials.rounds(row)) > 1
     return is_known and not is_imprecise(row)
 
 
 def _step_ms(row: PointRow) -> float:
-    """Return the step of a point that a prediction stands on, in ms."""
     assert row.step_ms_p50 is not None
     return row.step_ms_p50
 
@@ -193,10 +188,15 @@ def _step_ms(row: PointRow) -> float:
 def _why_not(
     rows: Sequence[PointRow], of_node: Sequence[PointRow], usable: Sequence[PointRow]
 ) -> NotPredicted | None:
-    """Return why a series cannot be predicted; None where it can."""
-    # rows: all points. of_node: timed points on one node. usable: the precise points of `of_node`.
-    # DDP reduces the gradients of built-in models in training, and where that was timed: `comm_ms`
-    # is known for buckets of gradients alone.
+    """Return why a series cannot be predicted.
+
+    Args:
+        rows: all points of the series.
+        of_node: timed points on one node.
+        usable: the precise points of `of_node`.
+    """
+    # DDP reduces gradients if a built-in model is trained, or if `comm_ms` is known, which is timed
+    # for buckets of gradients alone.
     if rows[0].params.get("mode") == "inference" or not any(
         parameter_count(row.workload, row.params) is not None or row.comm_ms is not None
         for row in rows
@@ -223,28 +223,31 @@ def _why_not(
 def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -> Prediction:
     """Return the step of a series at a world size that was not measured.
 
-    rows: its usable points, the fewest devices first. trials: the rounds of the run.
+    Args:
+        rows: usable points, the fewest devices first.
+        world_size: number of devices.
+        trials: the rounds of the run.
     """
     from scipy.optimize import nnls
 
     first, last = rows[0], rows[-1]
     several = [row for row in rows if row.world_size > 1]
-    # Without a breakdown all by which a step is longer than that of the first.
+    # Without a breakdown: all time beyond the step of the first point.
     exposed_ms = [
         _step_ms(row) - _step_ms(first)
         if row.comm_exposed_ms is None or why_no_breakdown(row)
         else row.comm_exposed_ms
         for row in several
     ]
-    # exposed = constant + slope x factor, neither below 0; with one point the constant is 0.
+    # exposed = constant + slope x factor, not negative; for a single point the constant is 0.
     factors = [_bytes_sent(row.world_size) for row in several]
     constants = np.full(len(factors), 0.0 if len(factors) == 1 else 1.0)
-    known_ms = np.maximum(0.0, np.array(exposed_ms, np.float64))
-    fitted, _ = nnls(np.column_stack([constants, factors]), known_ms)
+    positive_ms = np.maximum(0.0, np.array(exposed_ms, np.float64))
+    fitted, _ = nnls(np.column_stack([constants, factors]), positive_ms)
     constant_ms, slope_ms = map(float, fitted)
     more_bytes = _bytes_sent(world_size) - factors[-1]
     added_ms = slope_ms * more_bytes
-    # At least nothing is added, at most all communication grows and none of the growth is hidden.
+    # Upper bound: all communication grows, and none of the growth is hidden.
     whole_ms = constant_ms + slope_ms * factors[-1]
     if why_no_breakdown(last) is None and last.comm_ms:
         whole_ms = max(last.comm_ms, exposed_ms[-1])
@@ -266,16 +269,17 @@ def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -
 
 
 def _bytes_sent(world_size: int) -> float:
-    """Return the bytes that a device sends for each byte of an all_reduce: from 1 to below 2."""
+    """Return the bytes that a device sends for each byte of an all_reduce."""
     return 2 * (world_size - 1) / world_size
 
 
 def _own_error(row: PointRow, trials: Trials) -> float:
-    """Return half of the 95 % interval of a measured step, as a logarithm; 0 where it is not known.
+    """Return half of the 95 % interval of a measured step, as a logarithm; 0 if unknown.
 
-    From the scatter of its rounds; of one round from its samples, which tell nothing of starts.
+    It is over the rounds; for a single round over its samples, which ignores the scatter of starts.
     """
-    steps_ms = [one.step_ms_p50 for one in trials.rounds(row).values() if one.step_ms_p50]
+    attempts = trials.rounds(row).values()
+    steps_ms = [attempt.step_ms_p50 for attempt in attempts if attempt.step_ms_p50]
     if len(steps_ms) > 1:
         error = stdev(map(math.log, steps_ms)) / math.sqrt(len(steps_ms))
         return student_t(len(steps_ms) - 1) * error

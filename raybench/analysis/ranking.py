@@ -1,4 +1,4 @@
-"""Which points are best: cases of points that compete, with a verdict on each. Pure."""
+"""Which points are best: cases of points that compete, with a verdict on each case."""
 
 from __future__ import annotations
 
@@ -31,51 +31,51 @@ from raybench.results.metrics import memory_peak_gb_s
 from raybench.results.point_row import PointRow
 
 _TIMES = ("step_ms_p50", "step_ms_mean")
-# Rates in disguise, as shares of a peak.
+# Rates as shares of a peak.
 _SHARES_OF_PEAK = ("mfu_pct", "mfu_6n_pct", "gemm_share_pct")
 
 
 def follows_step_time(metric: Metric) -> bool:
-    """Return whether a metric is the median or mean step time, or in proportion to it."""
+    """Return whether a metric is a step time, or proportional to a step time."""
     return metric.name in _TIMES or metric.follows_step
 
 
 def is_speed(metric: Metric) -> bool:
-    """Return whether a metric is a rate or a step time, so that its best point is the fastest."""
+    """Return whether the best point by a metric is the fastest point."""
     return metric.is_rate or metric.name in _SHARES_OF_PEAK or follows_step_time(metric)
 
 
 def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
-    """Return half of an interval as a share of the value; None if any is None or the value 0."""
+    """Return half of an interval over the value; None if a number is missing, or the value is 0."""
     return None if low is None or high is None or not value else (high - low) / 2 / value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A point as one of those that may be the best."""
+    """A point that may be the best of its case."""
 
-    # Those of the compared settings that it uses: `used_settings`.
+    # Compared settings that the point uses (`used_settings`).
     settings: Mapping[str, Any]
     value: float
-    # The 95 % interval of the value over the rounds of the run; None where it is not known.
+    # 95 % interval of the value over the rounds of the run; None if unknown.
     low: float | None
     high: float | None
-    # Each start has the same value.
+    # The value is the same in each start.
     is_exact: bool
     row: ScaledRow
 
     @property
     def half_width(self) -> float | None:
-        """Return half of the interval as a share of the value; None if unknown, or the value 0."""
+        """Return half of the interval over the value; None if unknown."""
         return relative_half_width(self.low, self.value, self.high)
 
     @property
     def is_sure(self) -> bool:
-        """Return whether it is known how far the value differs from start to start."""
+        """Return whether the scatter of the value between starts is known."""
         return self.is_exact or self.low is not None
 
     def may_equal(self, other: Candidate) -> bool:
-        """Return whether the intervals overlap; without two intervals, whether values are equal."""
+        """Return whether the intervals overlap; without intervals, whether values are equal."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
             return self.value == other.value or self.is_sure != other.is_sure
         return self.low <= other.high and other.low <= self.high
@@ -84,15 +84,18 @@ class Candidate:
 class RankingVerdict(StrEnum):
     """What is known of the best point of a case."""
 
-    ALONE = "alone"  # no other point competes
-    UNDECIDED = "undecided"  # others may be as good
-    FIRST_IN_THIS_RUN = "first_in_this_run"  # of single starts, which the next start may change
+    # No other point competes.
+    ALONE = "alone"
+    # Other points may be as good.
+    UNDECIDED = "undecided"
+    # Points have a single start each, so the next run may have another order.
+    FIRST_IN_THIS_RUN = "first_in_this_run"
     BEST = "best"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedCase:
-    """Points that are alike but for the settings that are compared, the best first."""
+    """Points that differ in the compared settings alone, the best first."""
 
     # The settings that make the case.
     settings: Mapping[str, Any]
@@ -106,7 +109,7 @@ class RankedCase:
 
     @property
     def rivals(self) -> tuple[Candidate, ...]:
-        """Return the other points that may be as good as the best point."""
+        """Return points that may be as good as the best point."""
         return tuple(other for other in self.ranked[1:] if self.best.may_equal(other))
 
     @property
@@ -120,7 +123,7 @@ class RankedCase:
 
     @property
     def gain(self) -> float:
-        """Return how many times as good the best is as the next; two points or more."""
+        """Return how many times as good the best point is as the second."""
         best, following = self.ranked[0].value, self.ranked[1].value
         over, under = (best, following) if self.is_most_best else (following, best)
         return over / under if under else 1.0
@@ -129,7 +132,7 @@ class RankedCase:
     def has_interval(self) -> bool:
         """Return whether a sentence on the case has an interval."""
         shown = (self.best, *self.rivals[:2])
-        return any(one.half_width is not None for one in shown)
+        return any(candidate.half_width is not None for candidate in shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +146,12 @@ class NothingMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverCases:
-    """Which setting wins most cases, and the case in which it gains most."""
+    """Which settings win most cases."""
 
-    # With no case decided: the one with the largest gain.
+    # The case in which these settings gain most. If no case is decided: the case with the largest
+    # gain.
     case: RankedCase
-    # 0: no case is decided.
+    # 0 if no case is decided.
     wins: int
     cases: int
     undecided: int
@@ -161,14 +165,14 @@ class Ranking:
     metric: Metric
     is_most_best: bool
     cases: tuple[RankedCase, ...]
-    # None if only one case has several points.
+    # None unless several cases have several points.
     over_cases: OverCases | None
-    # Those to show as numbers, the best value first.
+    # Points to show as numbers, the best value first.
     figures: tuple[tuple[RankedCase, Candidate], ...]
 
     @property
     def told(self) -> tuple[RankedCase, ...]:
-        """Return the cases that a sentence tells."""
+        """Return the cases that the sentences are about."""
         if self.over_cases:
             return (self.over_cases.case,)
         return tuple(case for case in self.cases if len(case.ranked) > 1)
@@ -176,7 +180,7 @@ class Ranking:
     @property
     def asks_for_rounds(self) -> bool:
         """Return whether more rounds are needed to decide."""
-        # If another setting wins most cases, the sentence is about that.
+        # If settings win most cases, the sentence names these settings.
         if self.over_cases and self.over_cases.wins:
             return False
         return any(case.verdict is RankingVerdict.UNDECIDED for case in self.told)
@@ -189,9 +193,9 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """Values of points none of which competes with another.
+    """Values of points that do not compete.
 
-    Of messages and arrays those of the largest size, of collectives those of all_reduce.
+    Of messages and arrays, only the largest size counts; of collectives, only all_reduce.
     """
 
     kind: ClassVar = "values"
@@ -205,7 +209,7 @@ class Values:
     # The sizes of messages or arrays in bytes, ascending.
     sizes: tuple[int, ...]
     is_all_reduce_of_several: bool
-    # Of the smallest message on as many ranks as `most`; None unless sizes differ.
+    # Step of the smallest message on as many ranks as `most`; None unless sizes differ.
     smallest_step_ms: float | None
 
     @property
@@ -218,26 +222,27 @@ class Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfDatasheet:
-    """What a point reaches of the peak in the datasheet of its device."""
+    """Share of the datasheet's peak that a point reaches."""
 
-    # Of memory bandwidth in GB/s; None for another metric.
+    # Peak memory bandwidth; None for another metric.
     memory_peak_gb_s: float | None = None
     share: float | None = None
-    # In the first moments, where that is faster.
+    # TFLOP/s in the first moments, if faster.
     burst_tflops: float | None = None
 
 
 def declared(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
-    """Return a workload's own metric as its class declares it: tables have its heading only."""
+    """Return a workload's own metric as its class declares it; tables have its heading only."""
     if metric is None or is_column(metric):
         return metric
     for workload in dict.fromkeys(row.workload for row in rows):
         declared: Iterable[Any] = ()
         with suppress(KeyError, UsageError):
             declared = declared_entries(registry.load_workload(workload), "metrics", "name", "unit")
-        for one in declared:
-            if one.name == metric.name:
-                return replace(metric, unit=one.unit, over_step=getattr(one, "over_step", None))
+        for entry in declared:
+            if entry.name == metric.name:
+                over_step = getattr(entry, "over_step", None)
+                return replace(metric, unit=entry.unit, over_step=over_step)
     return metric
 
 
@@ -248,17 +253,17 @@ def make_cases(
     compared: Sequence[str],
     is_most_best: bool,
 ) -> tuple[RankedCase, ...]:
-    """Return the cases, in each its points: only ok points that have the metric."""
+    """Return the cases of ok points that have the metric."""
     if metric is None:
         return ()
     groups: dict[tuple[Any, ...], list[Candidate]] = {}
     is_exact = metric.format == "gib"  # memory is the same in each start
-    known = {} if is_exact else _half_widths(data, metric)
+    half_widths_by_point = {} if is_exact else _half_widths(data, metric)
     for row in data.ok_rows:
         if (value := value_of(row, metric)) is None:
             continue
-        half_width = known.get(row.point_id)
-        one = Candidate(
+        half_width = half_widths_by_point.get(row.point_id)
+        candidate = Candidate(
             settings=used_settings(row, compared),
             value=float(value),
             low=None if half_width is None else value * math.exp(-half_width),
@@ -267,20 +272,20 @@ def make_cases(
             row=row,
         )
         key = tuple(setting_order(setting_of(row, name)) for name in case_settings)
-        groups.setdefault(key, []).append(one)
+        groups.setdefault(key, []).append(candidate)
     cases = []
     for key in sorted(groups):
-        ranked = sorted(groups[key], key=lambda one: one.value, reverse=is_most_best)
+        ranked = sorted(groups[key], key=lambda point: point.value, reverse=is_most_best)
         settings = known_settings(groups[key][0].row, case_settings)
         cases.append(RankedCase(settings=settings, ranked=tuple(ranked), is_most_best=is_most_best))
     return tuple(cases)
 
 
 def _half_widths(data: RunData, metric: Metric) -> dict[str, float]:
-    """Return point_id -> half of the 95 % interval of a metric, by its value in each round."""
+    """Return point_id -> half of the 95 % interval of a metric, as a logarithm."""
 
     def number(row: PointRow) -> float | None:
-        if metric.name == "samples_per_joule":  # no column of a single round
+        if metric.name == "samples_per_joule":  # a single round has no such column
             return samples_per_joule([row])
         value = value_of(row, metric)
         return float(value) if isinstance(value, int | float) else None
@@ -290,17 +295,14 @@ def _half_widths(data: RunData, metric: Metric) -> dict[str, float]:
 
 
 def rounds_to_decide(row: ScaledRow) -> int:
-    """Return how many rounds to ask for; as many as the next command where these help."""
+    """Return how many rounds to ask for."""
     return WORTHWHILE if row.rounds < WORTHWHILE else 2 * row.rounds
 
 
 def rank(
     metric: Metric | None, cases: tuple[RankedCase, ...]
 ) -> Ranking | Values | NothingMeasured:
-    """Return the best of each case; of more than three cases, the setting that wins most.
-
-    If no case has two points, the range of values, or up to the largest.
-    """
+    """Return the best point of each case; the values, if no case has two points."""
     if metric is None or not cases:
         return NothingMeasured()
     contested = [case for case in cases if len(case.ranked) > 1]
@@ -308,8 +310,8 @@ def rank(
     sums, largest = _largest_messages(cases)
     shown = [(case, case.best) for case in contested or largest]
     if len(cases) == 1:
-        shown = [(cases[0], one) for one in cases[0].ranked]
-    figures = tuple(sorted(shown, key=lambda place: place[1].value, reverse=is_most_best))
+        shown = [(cases[0], candidate) for candidate in cases[0].ranked]
+    figures = tuple(sorted(shown, key=lambda figure: figure[1].value, reverse=is_most_best))
     if contested:
         return Ranking(
             metric=metric,
@@ -318,12 +320,12 @@ def rank(
             over_cases=_over_cases(contested) if len(contested) > 1 else None,
             figures=figures,
         )
-    # Of equal values the first one is told.
+    # Of equal values, the first is named.
     least, *_, most = sorted([*largest, largest[0]], key=lambda case: case.best.value)
-    sizes = sorted({size for one in cases if (size := size_of(one.best.row))})
+    sizes = sorted({size_of(case.best.row) for case in cases} - {0})
     smallest_ms = 0.0
     if metric.name == "busbw_gb_s" and len(sizes) > 1:
-        rows = [one.best.row for one in sums if size_of(one.best.row) == sizes[0]]
+        rows = [case.best.row for case in sums if size_of(case.best.row) == sizes[0]]
         alike = [row for row in rows if row.world_size == most.best.row.world_size]
         smallest_ms = min((row.step_ms_p50 or 0.0 for row in alike), default=0.0)
     return Values(
@@ -340,37 +342,38 @@ def rank(
 
 
 def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
-    """Return which setting is the best most often, and where it gains most."""
-    # Without a case of several rounds, say which points were the fastest in this run.
+    """Return which settings are the best most often, and where they gain most."""
+    # Without a case of several rounds, the fastest points of this run are named.
     sure = [case for case in contested if case.best.is_sure] or contested
     decided = [case for case in sure if not case.rivals]
     undecided = len(contested) - len(decided)
     if not decided:
-        case = max(contested, key=lambda one: one.gain)
+        case = max(contested, key=lambda case: case.gain)
         return OverCases(case=case, wins=0, cases=len(contested), undecided=undecided)
 
     def winner(case: RankedCase) -> str:
         return str(case.best.settings)
 
     wins = Counter(map(winner, decided))
-    # Of settings that are the best equally often, the one with the best value.
-    most = max(
-        decided,
-        key=lambda one: (wins[winner(one)], one.best.value if one.is_most_best else one.gain),
-    )
+
+    def order(case: RankedCase) -> tuple[int, float]:
+        # The tie-breaker between settings that win equally often is the best value.
+        return wins[winner(case)], case.best.value if case.is_most_best else case.gain
+
+    most = max(decided, key=order)
     return OverCases(case=most, wins=wins[winner(most)], cases=len(contested), undecided=undecided)
 
 
 def _largest_messages(cases: Sequence[RankedCase]) -> tuple[list[RankedCase], list[RankedCase]]:
-    """Return the cases of all_reduce, or all where there are none, and of these the largest."""
-    sums = [one for one in cases if one.best.row.params.get("operation") == "all_reduce"]
+    """Return the cases of all_reduce (all cases, if there are none), and the largest of them."""
+    sums = [case for case in cases if case.best.row.params.get("operation") == "all_reduce"]
     sums = sums or list(cases)
-    most = max(size_of(one.best.row) for one in sums)
-    return sums, [one for one in sums if size_of(one.best.row) == most]
+    most = max(size_of(case.best.row) for case in sums)
+    return sums, [case for case in sums if size_of(case.best.row) == most]
 
 
 def share_of_datasheet(metric: Metric, row: ScaledRow) -> OfDatasheet | None:
-    """Return the share of the datasheet's peak, and what a product reached in its first moments."""
+    """Return the share of the datasheet's peak; None without a datasheet, or for other metrics."""
     if metric.name == "memory_gb_s":
         peak_gb_s = memory_peak_gb_s(str(row.device_name))
         if peak_gb_s is None:

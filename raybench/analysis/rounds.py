@@ -1,7 +1,4 @@
-"""Many measurements of one point: its rounds as one row, its step by iteration, module and rank.
-
-Pure.
-"""
+"""Many measurements of one point: its rounds as one row, its step by iteration, module and rank."""
 
 from __future__ import annotations
 
@@ -28,47 +25,47 @@ from raybench.results.tables import RegionRow
 if TYPE_CHECKING:
     import pandas as pd
 
-# What tells the attempts of some runs apart, and what came of them.
+# Columns that identify an attempt, and its result.
 ATTEMPT_COLUMNS = ("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at")
-# How the rounds of a point become one row: some columns by name, others by kind (`_BY_KIND`). The
-# rest, as the times of an attempt, are those of the last round.
+# How rounds become one row: some columns by name, others by kind (`_BY_KIND`). All other columns
+# are taken from the last round.
 _OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank")
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
-# Their nulls count too.
+# Nulls of these columns count as values.
 _WITH_NULLS = ("inner_iterations", "slowest_rank")
-# Taken from the rounds with a breakdown, which is the first: elsewhere ranks wait for each other,
-# and take the same time. Of these rounds, only those with the shares of the last are joined.
+# Taken from rounds with a breakdown that have the shares of the last such round. In other rounds
+# ranks wait for each other, so all have the same time.
 _OF_BREAKDOWN = (
     *(*BREAKDOWN, "parts_step_ms", "host_bound", "slowest_rank", "share_by_rank"),
     *("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank"),
 )
 _BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
-    # Rounds on several models are compared with no other point.
-    "device_name": lambda known: " and ".join(sorted(set(known))),
+    # A joined name equals no other name, so rounds on several models are not compared.
+    "device_name": lambda values: " and ".join(sorted(set(values))),
     "new_processes": all,
-    # Null where rounds differ.
-    "inner_iterations": lambda known: known[0] if len(set(known)) == 1 else None,
-    "models_by_rank": lambda known: known[0] if len(set(known)) == 1 else None,
-    # A round without a breakdown lacks the methods of the parts.
-    "methods": lambda known: dict(ChainMap(*known)),
-    "not_measured": lambda known: dict(ChainMap(*known)),
-    "doubts": lambda known: worst_of_each(chain(*known)),
-    # None stands out in most of the rounds: then none does.
-    "slowest_rank": lambda known: Counter(known).most_common(1)[0][0],
+    # Null if rounds differ.
+    "inner_iterations": lambda values: values[0] if len(set(values)) == 1 else None,
+    "models_by_rank": lambda values: values[0] if len(set(values)) == 1 else None,
+    # Merged, because a round without a breakdown lacks the methods of the parts.
+    "methods": lambda values: dict(ChainMap(*values)),
+    "not_measured": lambda values: dict(ChainMap(*values)),
+    "doubts": lambda values: worst_of_each(chain(*values)),
+    # No rank is reported unless the same rank is slow in most rounds.
+    "slowest_rank": lambda values: Counter(values).most_common(1)[0][0],
     "step_ms_min": min,
     "step_ms_max": max,
-    # What is loaded by the first process of a host has no other that is alike.
+    # The first process of a host also pays for loading shared libraries.
     "first_step_ms": median,
     "compiled_step_ms": median,
-    # The interval holds over the rounds, so one unsteady round of many spoils little.
-    "stable": lambda known: 2 * sum(known) >= len(known),
+    # The interval is over the rounds, so an unsteady round does little harm.
+    "stable": lambda values: 2 * sum(values) >= len(values),
 }
-# A control that moved by more than this is a drift of the machine, and no noise of the step time.
+# A larger change of a control, relative, is a drift of the machine and not noise.
 LARGEST_DRIFT = 0.01
 
 
 def latest_trials(points: Iterable[PointRow]) -> list[PointRow]:
-    """Return each run's last attempt at each trial (`TrialKey`), in order of the first attempts."""
+    """Return the last attempt at each trial of each run."""
     latest: dict[tuple[Any, ...], PointRow] = {}
     for row in points:
         trial = (row.run_id, row.point_id, row.round, row.control_of)
@@ -78,21 +75,25 @@ def latest_trials(points: Iterable[PointRow]) -> list[PointRow]:
 
 
 def without_controls(trials: Iterable[PointRow]) -> list[PointRow]:
-    """Return the rows that are no control (`control_of` is None), in their order."""
+    """Return the rows that are no controls."""
     return [row for row in trials if row.control_of is None]
 
 
 def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
-    """Return one row for each point of each run: its last attempt, or the mean of its rounds.
+    """Return one row for each point of each run: the mean of its rounds.
 
-    Step times and rates are geometric means over the ok rounds; arithmetic by rank, and if
-    one is 0 or less. Parts of the step are means of only the rounds that have a breakdown with the
-    same shares as the last, and parts_step_ms is the step of those rounds. step_ms_min and
-    step_ms_max are extremes, cold steps medians, counts of samples and energy sums, memory the
-    largest. Number, start and duration are the last ok round's. `throttled` is true if one round
-    was, `stable` if half were. Doubts of ok rounds are kept; any other round adds one. Without an
-    ok round: the worst row (by `Status`).
-    The interval is of the samples alone. points: all attempts in table order, controls are ignored.
+    * Step times and rates are geometric means over the ok rounds; arithmetic means by rank, and if
+      a value is not positive.
+    * Parts of the step, and parts_step_ms, are means over rounds with a breakdown and the same
+      shares.
+    * step_ms_min and step_ms_max are extremes, cold steps medians, counts of samples and energy
+      sums, memory the maximum.
+    * `throttled` is true if a round was throttled, `stable` if half of the rounds were stable.
+    * Each failed round adds a doubt. Without an ok round, the row is the worst round.
+    * The interval of the step is of the samples alone, not of rounds.
+
+    Args:
+        points: all attempts in table order; controls are ignored.
     """
     by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):
@@ -101,7 +102,7 @@ def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
 
 
 def _merge(rows: Sequence[PointRow]) -> PointRow:
-    """Return one row for several rounds of a point: their mean; of none that is ok the worst."""
+    """Return the mean of several rounds; the worst round if no round is ok."""
     ok = [row for row in rows if row.status is Status.OK]
     if not ok:
         worst_first = list(Status)
@@ -115,7 +116,7 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
         values[column.name] = _as_one(column, [getattr(row, column.name) for row in of_rounds])
     merged = PointRow(**values)
     if len(ok) > 1:
-        # The interval of the samples: of independent rounds, squares add up.
+        # The rounds are independent, so the squares of half widths add up.
         steps_ms = [(row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high) for row in ok]
         low_ms, high_ms = None, None
         if merged.step_ms_p50 and all(map(all, steps_ms)):
@@ -138,53 +139,54 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
 
 
 def _as_one(column: TableColumn, values: Sequence[Any]) -> Any:
-    """Return one value for a column's values in several rounds that are ok; None where none is.
-
-    A sum is known only where all its values are.
-    """
+    """Combine a column's values in the ok rounds; None if the result is unknown."""
     name, kind = column.name, column.kind
     if name in _OF_LAST:
         return values[-1]
-    known = [value for value in values if value is not None or name in _WITH_NULLS]
-    if not known:
+    usable = [value for value in values if value is not None or name in _WITH_NULLS]
+    if not usable:
         return None
     if name in _SUMS:
-        return sum(known) if len(known) == len(values) else None
+        return sum(usable) if len(usable) == len(values) else None
     if kind == "int64" and name.endswith("_bytes"):
-        return max(known)
+        return max(usable)
     combine = _BY_NAME.get(name) or _BY_KIND.get(kind)
-    return combine(known) if combine else known[-1]
+    return combine(usable) if combine else usable[-1]
 
 
-def _mean(known: Sequence[float]) -> float:
-    """Return the geometric mean, for rates and times alike; arithmetic if a value is 0 or less."""
-    return math.exp(fmean(map(math.log, known))) if min(known) > 0 else fmean(known)
+def _mean(values: Sequence[float]) -> float:
+    """Return the geometric mean; the arithmetic mean if a value is not positive."""
+    return math.exp(fmean(map(math.log, values))) if min(values) > 0 else fmean(values)
 
 
-def _mean_by_rank(known: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
-    means = np.array(known, np.float64).mean(axis=0).tolist()
+def _mean_by_rank(values: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+    means = np.array(values, np.float64).mean(axis=0).tolist()
     return tuple(None if mean != mean else mean for mean in means)
 
 
-def _mean_by_name(known: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for value in known for name in value)
-    return {name: _mean([value[name] for value in known if name in value]) for name in names}
+def _mean_by_name(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    by_name: dict[str, list[float]] = {}
+    for of_round in values:
+        for name, value in of_round.items():
+            by_name.setdefault(name, []).append(value)
+    return {name: _mean(of_name) for name, of_name in by_name.items()}
 
 
 _BY_KIND: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "bool": any,
-    "int64": lambda known: round(median(known)),
+    "int64": lambda values: round(median(values)),
     "double": _mean,
     "list<double>": _mean_by_rank,
-    "list<string>": lambda known: tuple(dict.fromkeys(chain(*known))),
+    "list<string>": lambda values: tuple(dict.fromkeys(chain(*values))),
     "map<string,double>": _mean_by_name,
 }
 
 
 class Trials:
-    """The ok trials of some runs, by point and round, and their controls.
+    """The ok trials of some runs by point and round, and their controls.
 
-    points: rows of that table; of several attempts at a trial the last one counts.
+    Args:
+        points: rows of the table `points`; of each trial the last attempt counts.
     """
 
     def __init__(self, points: Iterable[PointRow]) -> None:
@@ -200,41 +202,40 @@ class Trials:
                 self._controls[row.run_id, number, row.control_of] = row
 
     def rounds(self, row: PointRow) -> Mapping[int, PointRow]:
-        """Return round -> ok row of the point of `row`, rounds from 1; empty if none is ok."""
+        """Return round (from 1) -> ok row of the point of `row`."""
         return self._rounds.get((row.run_id, row.point_id), {})
 
     def logs(self, row: PointRow, value: Callable[[PointRow], float | None]) -> dict[int, float]:
-        """Return round -> ln(value of that round); empty unless all rounds have one above 0."""
-        values = {number: value(one) or 0.0 for number, one in self.rounds(row).items()}
+        """Return round -> ln(value in that round); empty unless all rounds have positive values."""
+        values = {number: value(attempt) or 0.0 for number, attempt in self.rounds(row).items()}
         if min(values.values(), default=0.0) <= 0:
             return {}
-        return {number: math.log(one) for number, one in values.items()}
+        return {number: math.log(positive) for number, positive in values.items()}
 
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
-        """Return round -> ln(throughput of row / that of base), for rounds in which both have one.
+        """Return round -> ln(throughput of `row` / throughput of `base`).
 
-        A drift of the machine between the two trials, which the controls show, is removed. Only the
-        run and point ids of base and row are used.
+        The drift of the machine between the two trials, by the controls of the round, is removed.
         """
-        of_base, found = self.rounds(base), {}
-        for number, one in self.rounds(row).items():
+        of_base, ratios = self.rounds(base), {}
+        for number, attempt in self.rounds(row).items():
             first = of_base.get(number)
-            if first is not None and one.throughput and first.throughput:
-                rate = self._drift_rates.get((one.run_id, number), 0.0)
-                drift = rate * (_timed_at_s(one) - _timed_at_s(first))
-                found[number] = math.log(one.throughput / first.throughput) + drift
-        return found
+            if first is not None and attempt.throughput and first.throughput:
+                rate = self._drift_rates.get((attempt.run_id, number), 0.0)
+                drift = rate * (_timed_at_s(attempt) - _timed_at_s(first))
+                ratios[number] = math.log(attempt.throughput / first.throughput) + drift
+        return ratios
 
     @cached_property
     def _drift_rates(self) -> dict[tuple[str, int], float]:
-        """Return (run, round) -> growth of ln(step) per second, by the controls of that round."""
+        """(run, round) -> growth of ln(step) per second, by the controls of that round."""
         by_run: dict[str, dict[int, _Line]] = {}
         for (run_id, number), trials in self._control_trials().items():
             if (line := _line_through(trials)) is not None:
                 by_run.setdefault(run_id, {})[number] = line
         rates: dict[tuple[str, int], float] = {}
         for run_id, lines in by_run.items():
-            # A slope that is noise would add noise to speed-ups. Shrink the slopes of a run by
+            # Noise in the slopes would add noise to speed-ups. Shrink the slopes of a run by
             # 1 - 1/F, the share of their variance that noise does not explain (empirical Bayes).
             freedom = sum(line.freedom for line in lines.values())
             noise = sum(line.residual for line in lines.values()) / freedom if freedom else math.inf
@@ -244,52 +245,53 @@ class Trials:
         return rates
 
     def _control_trials(self) -> dict[tuple[str, int], list[PointRow]]:
-        """Return (run, round) -> its controls, and the trial of their point in that round."""
-        found: dict[tuple[str, int], list[PointRow]] = {}
+        """Return (run, round) -> controls, after the trial of their point in that round."""
+        trials: dict[tuple[str, int], list[PointRow]] = {}
         for (run_id, number, _), control in self._controls.items():
             first = self.rounds(control).get(number)
-            known = found.setdefault((run_id, number), [] if first is None else [first])
-            known.append(control)
-        return found
+            of_round = trials.setdefault((run_id, number), [] if first is None else [first])
+            of_round.append(control)
+        return trials
 
     def drifts(self) -> Iterator[tuple[int, int, float]]:
         """Yield (round, block, relative change of the step time) of each control that moved.
 
-        It moved if its step differs from that of its point in this round by more than LARGEST_DRIFT
-        and than half their intervals, added in quadrature. Above 0: slower. block: its world_size.
+        A control moved if its step differs from the step of its point in the same round by more
+        than LARGEST_DRIFT and more than noise. The block is the world_size; a positive change means
+        slower.
         """
         for (_, number, block), control in self._controls.items():
             first = self.rounds(control).get(number)
             if first is None or not first.step_ms_p50 or not control.step_ms_p50:
                 continue
             drift = math.log(control.step_ms_p50 / first.step_ms_p50)
-            unsure = math.hypot(half_interval(first) or 0.0, half_interval(control) or 0.0)
-            if abs(drift) > max(LARGEST_DRIFT, unsure):
+            noise = math.hypot(half_interval(first) or 0.0, half_interval(control) or 0.0)
+            if abs(drift) > max(LARGEST_DRIFT, noise):
                 yield number, block, math.expm1(drift)
 
 
 def _timed_at_s(row: PointRow) -> float:
-    """Return the middle of the time after the set-up and the heating of an attempt."""
+    """Return the middle of an attempt's time after set-up and heating, in s since the epoch."""
     before_s = (row.setup_s or 0.0) + (row.heated_s or 0.0)
     return row.started_at.timestamp() + (before_s + (row.duration_s or 0.0)) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A least-squares line of ln(step) over the time in seconds, with its sums of squares."""
+    """A least-squares line of ln(step) over time in seconds, with its sums of squares."""
 
     slope: float
     explained: float
     residual: float
-    # Trials beyond the two that any line fits.
+    # Number of trials minus 2.
     freedom: int
 
 
 def _line_through(trials: Sequence[PointRow]) -> _Line | None:
-    """Fit a line to the steps of some trials; None for fewer than two different times."""
-    known = [(_timed_at_s(row), math.log(row.step_ms_p50)) for row in trials if row.step_ms_p50]
-    times_s, logs = np.array(known, np.float64).reshape(-1, 2).T
-    if len(known) < 2 or not np.ptp(times_s):
+    """Fit a line to the steps of trials; None for fewer than two different times."""
+    steps = [(_timed_at_s(row), math.log(row.step_ms_p50)) for row in trials if row.step_ms_p50]
+    times_s, logs = np.array(steps, np.float64).reshape(-1, 2).T
+    if len(steps) < 2 or not np.ptp(times_s):
         return None
     times_s, logs = times_s - times_s.mean(), logs - logs.mean()
     spread = float(times_s @ times_s)
@@ -299,18 +301,19 @@ def _line_through(trials: Sequence[PointRow]) -> _Line | None:
         slope=slope,
         explained=slope**2 * spread,
         residual=float(residuals @ residuals),
-        freedom=len(known) - 2,
+        freedom=len(steps) - 2,
     )
 
 
-# What `rank_by_iteration` needs of the table `samples`.
+# Columns of `samples` that `rank_by_iteration` needs.
 SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
 
 def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the samples of all rounds of a point in one frame; `repeat` counts on over the rounds.
+    """Concatenate the samples of all rounds of a point; `repeat` continues over the rounds.
 
-    rounds: rows of the table `samples`, one frame per round. Raises ValueError for no rounds.
+    Args:
+        rounds: rows of the table `samples`, a frame for each round; at least one.
     """
     import pandas as pd
 
@@ -323,12 +326,14 @@ def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> tuple[pd.DataFrame, float]:
-    """Return timed samples of a point in ms, ranks by iterations; and the median of all of them.
+    """Return timed samples of a point in ms, ranks by iterations, and their median.
 
-    samples: rows of that table of one attempt, or of several by `join_rounds` (else it takes means
-    of them); warm-up is left out. Empty and NaN without any; NaN if a rank lacks an iteration. Of
-    more than `columns` (1 or more) iterations, a column stands for several in a row: per rank the
-    time farthest from the median, under the index of the first, from 0 over all repeats.
+    NaN marks an iteration that a rank lacks. Without timed samples the frame is empty.
+
+    Args:
+        samples: rows of the table `samples` of one attempt, or of several by `join_rounds`.
+        columns: the most columns. With more iterations, a column stands for several iterations: it
+            has the index of the first and, for each rank, the time farthest from the median.
     """
     import pandas as pd
 
@@ -342,36 +347,36 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> tuple[pd.DataFrame
     farthest = []
     for part in np.split(times_ms, firsts[1:], axis=1):
         distances = np.nan_to_num(np.abs(part - middle), nan=-1.0)
-        places = distances.argmax(axis=1)[:, np.newaxis]
-        farthest.append(np.take_along_axis(part, places, axis=1))
+        indices = distances.argmax(axis=1)[:, np.newaxis]
+        farthest.append(np.take_along_axis(part, indices, axis=1))
     return pd.DataFrame(np.hstack(farthest), index=wide.index, columns=firsts), middle
 
 
 def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
     """Return one row per rank: rank, iterations, median_ms, min_ms, max_ms, data_ms.
 
-    Of timed samples alone, sorted by rank; no rows without any. iterations: their number. data_ms:
-    median wait for the next batch; NaN where steps take none. samples: of one attempt or several.
+    Only timed samples count. data_ms is the median wait for the next batch; NaN without batches.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
-    found = timed.groupby("rank").agg(
+    steps = timed.groupby("rank").agg(
         iterations=("step_ns", "count"),
         median_ms=("step_ns", "median"),
         min_ms=("step_ns", "min"),
         max_ms=("step_ns", "max"),
         data_ms=("data_ns", "median"),
     )
-    times = found.columns[1:]
-    found[times] = found[times].astype("float64") / NS_PER_MS
-    return found.reset_index()
+    times = steps.columns[1:]
+    steps[times] = steps[times].astype("float64") / NS_PER_MS
+    return steps.reset_index()
 
 
 def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
     """Return one row per module: module, kind, calls, forward_ms, backward_ms.
 
-    Each number is the largest of any rank; backward_ms is null without a backward pass. The
-    module with the longest forward and backward time comes first. modules: rows of the table
-    `modules` of one attempt at one point.
+    Each number is the maximum over ranks. The slowest module comes first.
+
+    Args:
+        modules: rows of the table `modules` of one attempt.
     """
     by_module = modules.groupby(["module", "kind"], sort=False)
     longest = by_module[["calls", "forward_ms", "backward_ms"]].max().reset_index()
@@ -381,91 +386,88 @@ def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
 
 
 def slowest_regions(regions: Iterable[RegionRow]) -> list[RegionRow]:
-    """Return one row per region: that of the rank with the largest `region_ms`.
-
-    In the order in which the regions first occur. regions: the rows of one attempt at one point.
-    """
+    """Return for each region of an attempt the row of the slowest rank."""
     longest: dict[str, RegionRow] = {}
-    for one in regions:
-        if one.region not in longest or one.region_ms > longest[one.region].region_ms:
-            longest[one.region] = one
+    for row in regions:
+        if row.region not in longest or row.region_ms > longest[row.region].region_ms:
+            longest[row.region] = row
     return list(longest.values())
 
 
 def regions_by_point(regions: Sequence[RegionRow]) -> dict[str, list[RegionRow]]:
-    """Return point_id -> the regions of its last attempt with any, as from `slowest_regions`.
-
-    regions: all rows of one run. A point without regions is left out.
-    """
+    """Return point_id -> `slowest_regions` of its last attempt that has regions, of one run."""
     last: dict[str, list[RegionRow]] = {}
-    for one in sorted(regions, key=lambda one: one.attempt):
-        before = last.get(one.point_id, [])
-        is_newer = bool(before) and before[0].attempt < one.attempt
-        last[one.point_id] = [one] if is_newer else [*before, one]
+    for row in sorted(regions, key=lambda row: row.attempt):
+        before = last.get(row.point_id, [])
+        is_newer = bool(before) and before[0].attempt < row.attempt
+        last[row.point_id] = [row] if is_newer else [*before, row]
     return {point_id: slowest_regions(rows) for point_id, rows in last.items()}
 
 
-# Of more ranks those that tell most are shown: rank 0, the quickest and the slowest.
+# Of more ranks only rank 0, the quickest and the slowest are shown.
 MOST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
-    """One rank's part of a step, in ms.
-
-    computes_ms: its device works; if idle_ms is None, its whole own step. idle_ms: its device waits
-    for its host; None on a CPU or if unknown. waits_ms: for the slowest rank. exposed_ms: exposed
-    communication, None if unknown. unexplained_ms: the rest of the step; below 0 if instrumented
-    steps were slower. The last two are the same on all ranks.
-    """
+    """One rank's part of a step, in ms."""
 
     rank: int
+    # The device works. If `idle_ms` is None: the whole step of the rank alone.
     computes_ms: float
+    # The device waits for its host; None on a CPU or if unknown.
     idle_ms: float | None
+    # The rank waits for the slowest rank.
     waits_ms: float
+    # Exposed communication, the same on all ranks; None if unknown.
     exposed_ms: float | None
+    # The rest of the step, the same on all ranks; negative if instrumented steps were slower.
     unexplained_ms: float
 
     @property
     def own_ms(self) -> float:
-        """Return the ms of the rank's step without waits for ranks and communication."""
+        """Return the rank's step in ms, without waits for other ranks and communication."""
         return self.computes_ms + (self.idle_ms or 0.0)
 
 
 def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
-    """Return the step of each rank of a point, by rank; a rank without a share is left out.
+    """Return the step of each rank with a share of the work, by rank.
 
-    Empty if one rank alone works, and without a breakdown that may be shown (`why_no_breakdown`).
+    Empty if a single rank works, or without a valid breakdown (`why_no_breakdown`).
     """
-    own, device = row.local_step_ms_by_rank or (), row.device_ms_by_rank
+    local_ms, device_ms = row.local_step_ms_by_rank or (), row.device_ms_by_rank
     step_ms = step_of_parts(row)
-    if len(own) < 2 or step_ms is None or why_no_breakdown(row):
+    if len(local_ms) < 2 or step_ms is None or why_no_breakdown(row):
         return ()
-    shares = row.share_by_rank or own
+    shares = row.share_by_rank or local_ms
     working = [rank for rank, share in enumerate(shares) if share]
     exposed_ms = row.comm_exposed_ms
-    unexplained_ms = step_ms - max(own) - (exposed_ms or 0.0)
-    return tuple(
-        RankStep(
+    unexplained_ms = step_ms - max(local_ms) - (exposed_ms or 0.0)
+    steps = []
+    for index, (rank, rank_ms) in enumerate(zip(working, local_ms, strict=True)):
+        # Work that was queued beforehand may appear longer than the whole step.
+        computes_ms = min(device_ms[index], rank_ms) if device_ms else rank_ms
+        step = RankStep(
             rank=rank,
-            # Queued beforehand, the device's work may come out longer than the whole step.
-            computes_ms=min(device[place], own_ms) if device else own_ms,
-            idle_ms=max(0.0, own_ms - device[place]) if device else None,
-            waits_ms=max(own) - own_ms,
+            computes_ms=computes_ms,
+            idle_ms=max(0.0, rank_ms - device_ms[index]) if device_ms else None,
+            waits_ms=max(local_ms) - rank_ms,
             exposed_ms=exposed_ms,
             unexplained_ms=unexplained_ms,
         )
-        for place, (rank, own_ms) in enumerate(zip(working, own, strict=True))
-    )
+        steps.append(step)
+    return tuple(steps)
 
 
 def ranks_to_show(ranks: Sequence[RankStep]) -> list[RankStep]:
-    """Return all of up to MOST_RANKS ranks; of more the first, quickest and slowest by `own_ms`.
+    """Return all of up to MOST_RANKS ranks; of more ranks the first, quickest and slowest.
 
-    ranks: sorted by rank, as is the result. Each comes once, so all equally quick give one.
+    Args:
+        ranks: sorted by rank.
     """
     if len(ranks) <= MOST_RANKS:
         return list(ranks)
-    quickest, slowest = (pick(ranks, key=lambda one: one.own_ms) for pick in (min, max))
-    chosen = {one.rank: one for one in (ranks[0], quickest, slowest)}
+    quickest = min(ranks, key=lambda step: step.own_ms)
+    slowest = max(ranks, key=lambda step: step.own_ms)
+    chosen = {step.rank: step for step in (ranks[0], quickest, slowest)}
     return [chosen[rank] for rank in sorted(chosen)]

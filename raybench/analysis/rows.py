@@ -1,6 +1,6 @@
-"""Typed rows of points: read from a frame, with what is derived; their settings; what is shown.
+"""Typed rows of points with derived columns, their settings, and what tables show.
 
-Imports no pandas, which the progress of a sweep would have to wait for.
+Imports no pandas, because the progress of a sweep would have to wait for it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 from raybench.job import point
@@ -26,20 +27,23 @@ _Row = TypeVar("_Row")
 
 
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
-    """Return the rows of a frame of the table `points`, as `typed_rows` reads them.
+    """Return the rows of a frame of the table `points`, as `typed_rows`.
 
-    It may lack all columns but run_id, point_id, attempt, status and started_at. Raises
-    ResultsError for a null status or started_at, and for an unknown status.
+    Needed columns are run_id, point_id, attempt, status and started_at.
     """
     return typed_rows(frame, PointRow)
 
 
 def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
-    """Return the rows of a frame as dataclasses of this kind; other columns are left out.
+    """Return the rows of a frame as dataclasses of this kind.
 
-    kind: its fields are columns of the same name; TypeError where a frame with rows lacks one
-    without a default; [] where it lacks all. Null or NaN is read as `from_row` reads null. Raises
-    ResultsError where a field cannot have the value.
+    Args:
+        frame: rows of a table; further columns are ignored.
+        kind: a dataclass whose fields have the names of columns.
+
+    Raises:
+        TypeError: the frame lacks a column without a default.
+        ResultsError: a field cannot have a value of the frame, such as null.
     """
     values: dict[str, list[Any]] = {}
     for column in columns_of(kind):
@@ -53,24 +57,24 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledRow(PointRow):
-    """A point, its rounds as one, with its speed-up against the baseline point of its series.
+    """A point, its rounds as one, with its speed-up over the baseline point of its series.
 
-    Derived from `points` when reporting; None where not known, as intervals of one round.
+    Derived from `points` when reporting. None means unknown, as intervals of a single round.
     """
 
     batch: Annotated[int | None, Column("", "batch size that the job fixed")] = None
     rounds: Annotated[int, Column("", "how many are ok")] = 0
-    # The 95 % interval over the rounds of this run: raybench.stats.summary.
+    # 95 % interval over the rounds of this run, by raybench.stats.summary.
     step_ms_low: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
     step_ms_high: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
     throughput_low: Annotated[float | None, Column("samples/s", "95 % interval over rounds")] = None
     throughput_high: Annotated[float | None, Column("samples/s", "95 % interval over rounds")] = (
         None
     )
-    # A series is all points that are equal but for the settings of the baseline.
+    # A series: all points that differ in the settings of the baseline alone.
     series: Annotated[int, Column("", "counts from 0")] = 0
     is_baseline: Annotated[bool, Column("", "others are compared with it")] = False
-    # Of several rounds the geometric mean of the ratios within each.
+    # Geometric mean of the ratios within each round.
     speed_up: Annotated[
         float | None,
         Column(
@@ -83,8 +87,8 @@ class ScaledRow(PointRow):
     ] = None
     speed_up_low: Annotated[float | None, Column("", "95 % interval over rounds")] = None
     speed_up_high: Annotated[float | None, Column("", "95 % interval over rounds")] = None
-    # Where the point and its baseline point differ in their devices alone. Where the models of the
-    # devices differ: raybench.analysis.scaling.
+    # Known if the point and its baseline point differ in their devices alone. See `scaling` for
+    # devices of several models.
     efficiency: Annotated[
         float | None,
         Column(
@@ -100,7 +104,7 @@ class ScaledRow(PointRow):
     clock_ratio: Annotated[
         float | None, Column("", "SM clocks divided by the baseline's, if a power cap acts")
     ] = None
-    # What of the step is lost against efficiency 1, and to what: raybench.analysis.scaling.
+    # Shares of the step that are lost against efficiency 1, by `shares_of_loss`.
     lost_comm: Annotated[float | None, Column("", "share of the step lost to communication")] = None
     lost_compute: Annotated[float | None, Column("", "share lost to slower computation")] = None
     lost_wait: Annotated[float | None, Column("", "share lost to waiting for one slow rank")] = None
@@ -143,7 +147,7 @@ class ScaledRow(PointRow):
     ] = None
 
 
-# What a report can show of a point, by column.
+# The columns that a report can show of a point.
 BY_NAME: Mapping[str, Metric] = {
     column.name: Metric(
         name=column.name,
@@ -161,22 +165,22 @@ BY_NAME: Mapping[str, Metric] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """What a table of a report shows, in order; `optional`: what is left out first, for room."""
+    """The columns of a table of a report, in order."""
 
     metrics: tuple[Metric, ...]
+    # Metrics that are dropped for lack of room, the first one first.
     optional: tuple[Metric, ...]
 
 
 def _show(names: str, *, optional: str) -> Columns:
-    """Return the columns of a table. names, optional: names of columns, separated by spaces."""
+    """Return the columns of a table by their names, separated by spaces."""
     return Columns(
         metrics=tuple(BY_NAME[name] for name in names.split()),
         optional=tuple(BY_NAME[name] for name in optional.split()),
     )
 
 
-# Of points that finish samples, of the others, and of where the step goes. The page has those of
-# the first two in one table.
+# SCALING: points that finish samples. RATES: other points. PARTS: parts of the step.
 SCALING = _show(
     "scatter throughput speed_up efficiency peak_mem_allocated_bytes first_step_ms "
     "compiled_step_ms",
@@ -194,13 +198,13 @@ PARTS = _show(
     optional="achieved_tflops_per_device gemm_share_pct mfu_6n_pct mfu_pct straggler_ms "
     "unexplained_ms host_gap_ms",
 )
-# What the memory is made of when it is largest.
+# Parts of the memory at its peak.
 MEMORY = _show(
     "mem_parameters_bytes mem_gradients_bytes mem_optimizer_bytes mem_activations_bytes "
     "mem_other_bytes peak_mem_allocated_bytes mem_estimate_bytes",
     optional="",
 )
-# What a step comes to: the progress line shows the first that a point has.
+# The progress line shows the first of these rates that a point has.
 MAIN_RATES = tuple(
     BY_NAME[name]
     for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device")
@@ -208,19 +212,19 @@ MAIN_RATES = tuple(
 
 
 def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
-    """Return the workloads' own metrics of points; of each name as its first point has it."""
-    found: dict[str, Metric] = {}
+    """Return the metrics that workloads declare themselves, as the first point has them."""
+    metrics: dict[str, Metric] = {}
     for row in rows:
         headings, methods = row.workload_headings or {}, row.methods or {}
         for name in row.workload_metrics or {}:
             heading = headings.get(name, name)
             text = methods.get(name, heading)
-            found.setdefault(name, Metric(name=name, heading=heading, description=text))
-    return tuple(found.values())
+            metrics.setdefault(name, Metric(name=name, heading=heading, description=text))
+    return tuple(metrics.values())
 
 
 def is_column(metric: Metric) -> bool:
-    """Return whether a metric is a column, not one that a workload declares itself."""
+    """Return whether a metric is a column, not a workload's own metric."""
     return BY_NAME.get(metric.name) is metric
 
 
@@ -234,10 +238,10 @@ def value_of(row: PointRow, metric: Metric) -> Any:
 def find_metric(rows: Iterable[ScaledRow], name: str) -> Metric | None:
     """Return the metric of this name, a workload's own first; None if no ok point has a number."""
     measured = [row for row in rows if row.status is Status.OK]
-    own = {metric.name: metric for metric in workload_metrics(measured)}
-    found = own.get(name) or BY_NAME.get(name)
-    values = [value_of(row, found) for row in measured] if found else []
-    return found if any(isinstance(value, int | float) for value in values) else None
+    of_workloads = {metric.name: metric for metric in workload_metrics(measured)}
+    metric = of_workloads.get(name) or BY_NAME.get(name)
+    values = [value_of(row, metric) for row in measured] if metric else []
+    return metric if any(isinstance(value, int | float) for value in values) else None
 
 
 def rows_compared(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
@@ -246,17 +250,17 @@ def rows_compared(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
 
 
 def with_most_ranks(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
-    """Return those of `rows_compared` on the largest number of ranks among them; [] for none."""
+    """Return the points of `rows_compared` with the most ranks."""
     compared = rows_compared(rows)
     most = max((row.world_size for row in compared), default=0)
     return [row for row in compared if row.world_size == most]
 
 
-# All that reports tell points apart by, in their order; the parameters of the workload come behind
-# or before (`varying`). `batch` is the batch size that the job fixed.
+# The settings that tell points apart, besides parameters of workloads. `batch` is the batch size
+# that the job fixed.
 EXECUTION, OPTIONAL = point.EXECUTION, point.OPTIONAL
 SETTINGS = ("workload", "scaling", *EXECUTION, "batch", "world_size")
-# Settings by which several devices share the work of a step, and their names in the field.
+# Degrees of parallelism, and their usual names.
 DEGREES = {
     **{"dp_replicate": "DDP", "dp_shard": "FSDP", "tp": "TP", "cp": "CP", "pp": "PP"},
     **{"ulysses": "Ulysses", "ring": "ring"},
@@ -264,38 +268,37 @@ DEGREES = {
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
 # The size of a message or an array.
 SIZE = "size_bytes"
-# Settings with values that say that something is not used.
+# Settings with a value for "not used".
 _SWITCHES = ("compile", "activation_checkpointing")
 _UNUSED = ("none", "false", "off", "0", "")
 
 
 class HasSettings(Protocol):
-    """A row with the settings of a point: those of every workload as fields, others in params."""
+    """A row with the settings of a point: parameters in `params`, other settings as fields."""
 
     @property
     def params(self) -> Mapping[str, str]:
-        """Return the workload's parameters and the variables of env: name -> text."""
+        """Name -> text of the workload's parameters and of variables of env."""
 
     @property
     def scaling(self) -> str | None:
-        """Return "weak", "strong" (whenever all ranks share their work), or None: no batch size."""
+        """Return "weak", "strong" (all ranks share the work), or None without a batch size."""
 
 
 def setting_of(row: HasSettings, name: str) -> Any:
-    """Return the text of a parameter, else the field of that name; None if there is neither."""
+    """Return the text of a parameter, else the field of this name, else None."""
     return row.params[name] if name in row.params else getattr(row, name, None)
 
 
 def batch_column(row: HasSettings) -> str | None:
-    """Return `batch_size` if weak, `global_batch_size` (may be null) if strong; else None."""
+    """Return the batch column that the job fixes; None without a batch."""
     return _BATCH.get(row.scaling or "")
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
-    """Return a sort key of a setting's value: numbers by size, precisions, then others by text.
+    """Return a sort key: numbers, then precisions from the widest, then texts.
 
-    A text that is a number counts as one; "nan", bool and None do not. The widest precision first.
-    Texts such as `1.3b` and `175b` are sorted by their size.
+    Texts of numbers count as numbers. Texts such as `1.3b` and `175b` are sorted by size.
     """
     number = number_of(value)
     if number is not None and number == number:  # not NaN
@@ -308,13 +311,13 @@ def setting_order(value: Any) -> tuple[int, float, str]:
     return (2, size, str(value))
 
 
-# A size with its factor, as the presets of models have it.
+# Such as the presets of models.
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([kmbt])")
 _FACTORS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def number_of(value: Any) -> float | None:
-    """Return float(value) of a number or text, also "nan", "1_0"; None if it fails, and of bool."""
+    """Return float(value); None if that fails, and for a bool."""
     if isinstance(value, bool):
         return None
     try:
@@ -324,7 +327,7 @@ def number_of(value: Any) -> float | None:
 
 
 def is_numeric(rows: Sequence[HasSettings], name: str) -> bool:
-    """Return whether `number_of` the setting is not None in all rows; True for no rows."""
+    """Return whether a setting is a number in all rows."""
     return all(number_of(setting_of(row, name)) is not None for row in rows)
 
 
@@ -335,68 +338,78 @@ def varying(
     always: Collection[str] = (),
     params_first: bool = False,
 ) -> list[str]:
-    """Return the names of the settings in which rows differ: those of SETTINGS, then parameters.
+    """Return the settings in which rows differ: first SETTINGS, then parameters.
 
-    Values are compared as text. always: settings and parameters to return even if rows do not
-    differ. but: those to leave out, even if in `always`. params_first: whether parameters come
-    before all settings but the workload. Rows without a field `batch` (table `points`) have instead
-    batch_size if all scale weakly, else global_batch_size: name that in `but` and `always`.
+    Rows without a field `batch` (table `points`) have `batch_size` instead if all scale weakly,
+    else `global_batch_size`.
+
+    Args:
+        rows: points.
+        but: settings to leave out, even if in `always`.
+        always: settings to return even if rows do not differ.
+        params_first: put parameters before all settings except the workload.
     """
-    params = dict.fromkeys(name for row in rows for name in row.params)
-    is_weak = all(row.scaling == "weak" for row in rows)
-    stored = "batch_size" if is_weak else "global_batch_size"
-    fixed = [
-        stored if name == "batch" and rows and not hasattr(rows[0], "batch") else name
-        for name in SETTINGS
-    ]
-    names = dict.fromkeys([fixed[0], *params, *fixed[1:]] if params_first else [*fixed, *params])
-    return [
-        name
-        for name in names
-        if name not in but and (name in always or len({str(setting_of(r, name)) for r in rows}) > 1)
-    ]
+    params = dict.fromkeys(chain(*(row.params for row in rows)))
+    settings = list(SETTINGS)
+    if rows and not hasattr(rows[0], "batch"):
+        is_weak = all(row.scaling == "weak" for row in rows)
+        settings[settings.index("batch")] = "batch_size" if is_weak else "global_batch_size"
+    names = [*settings, *params]
+    if params_first:
+        names = [settings[0], *params, *settings[1:]]
+    different = []
+    for name in dict.fromkeys(names):
+        texts = {str(setting_of(row, name)) for row in rows}
+        if name not in but and (name in always or len(texts) > 1):
+            different.append(name)
+    return different
 
 
 def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
-    """Return the settings that tell points apart, in the order of `varying`. rows: one per point.
+    """Return the settings that tell points apart, in the order of `varying`.
 
-    [] for one point. All OPTIONAL settings are left out if the others suffice: a graph replays
-    small messages alone, but their size tells them apart. So are settings that `preset` determines.
+    Settings that follow from `preset` are left out. So are all OPTIONAL settings, if the other
+    settings suffice.
+
+    Args:
+        rows: one row per point.
     """
     names = varying(rows)
-    presets = {setting_of(row, "preset") for row in rows} if "preset" in names else set()
-    names = [
-        name
-        for name in names
-        if name == "preset"
-        or not presets
-        or len({(setting_of(r, "preset"), setting_of(r, name)) for r in rows}) > len(presets)
-    ]
+    if "preset" in names:
+        presets = {setting_of(row, "preset") for row in rows}
+        independent = []
+        for name in names:
+            pairs = {(setting_of(row, "preset"), setting_of(row, name)) for row in rows}
+            if name == "preset" or len(pairs) > len(presets):
+                independent.append(name)
+        names = independent
     rest = [name for name in names if name not in OPTIONAL]
-    is_enough = len({tuple(str(setting_of(row, n)) for n in rest) for row in rows}) == len(rows)
-    return rest if is_enough else names
+    combinations = set()
+    for row in rows:
+        combinations.add(tuple(str(setting_of(row, name)) for name in rest))
+    return rest if len(combinations) == len(rows) else names
 
 
 def known_settings(row: HasSettings, names: Iterable[str]) -> dict[str, Any]:
-    """Return name -> value of these settings, without unknown ones."""
+    """Return name -> value of these settings, without unknown values."""
     given = ((name, setting_of(row, name)) for name in names)
     return {name: value for name, value in given if value is not None and value == value}
 
 
 def used_settings(row: HasSettings, names: Collection[str]) -> dict[str, Any]:
-    """Return those of `known_settings` that say that a point uses something, the layout first.
+    """Return the settings that a point uses, degrees of parallelism first.
 
-    Left out are false, degrees of 1 or no number, `compile` and checkpointing that are off, and
-    world_size where the layout tells it.
+    Left out are false, degrees of 1, `compile` and checkpointing that are off, and world_size if it
+    follows from the degrees.
     """
     given = known_settings(row, names)
     degrees = {name: number_of(given.get(name)) or 1 for name in DEGREES if name in names}
-    is_told = degrees and math.prod(degrees.values()) == setting_of(row, "world_size") > 1
+    is_implied = degrees and math.prod(degrees.values()) == setting_of(row, "world_size") > 1
     used = {}
     for name in sorted(given, key=lambda name: name not in (*DEGREES, "world_size")):
         text = str(given[name]).lower()
         if name == "world_size":
-            is_used = not is_told
+            is_used = not is_implied
         elif name in degrees:
             is_used = degrees[name] != 1
         else:
@@ -407,6 +420,6 @@ def used_settings(row: HasSettings, names: Collection[str]) -> dict[str, Any]:
 
 
 def size_of(row: HasSettings) -> int:
-    """Return the size of a message or an array in bytes; 0 if missing or no whole number."""
+    """Return the size of a message or an array in bytes; 0 if missing."""
     text = str(row.params.get(SIZE, ""))
     return int(text) if text.isdecimal() else 0

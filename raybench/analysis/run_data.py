@@ -1,4 +1,4 @@
-"""One run as plain data: its rows, and what is computed from them. No decisions, no words."""
+"""One run as plain data: its rows, and values computed from them, without decisions."""
 
 from __future__ import annotations
 
@@ -46,37 +46,33 @@ from raybench.results.tables import RegionRow, Run, column_units
 
 
 class Ranks(StrEnum):
-    """What the ranks of a run are; the value is their name in the plural."""
+    """What the ranks of a run are, in the plural."""
 
     GPUS = "GPUs"
     WORKERS = "workers"
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
+@dataclass(frozen=True, kw_only=True)  # no slots, because of cached properties
 class RunData:
-    """A run with its rows of the tables. What is computed is kept: do not change the lists."""
+    """A run with its rows of the tables. Properties are cached: do not change their lists."""
 
     run: Run
-    # Its rows of the table `devices`, as `raybench.load` gives them.
+    # Rows of the table `devices`.
     devices: pd.DataFrame
     # All attempts, with controls, in table order.
     points: Sequence[PointRow]
-    # The folder of the results.
+    # The results folder.
     folder: Path = Path("results")
-    # Its rows of the table `regions`, as `raybench.load` gives them.
+    # Rows of the table `regions`.
     region_rows: pd.DataFrame = field(default_factory=pd.DataFrame)
-    # What its figures are held against.
     references: References = SHIPPED
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """Return one row per point, ok or not, with its speed-up over its baseline (`scaling`).
-
-        In the order of `points`. Figures that are impossible are among the doubts of a point.
-        """
+        """One row per point, ok or not, by `scaling`; impossible figures are doubts of the point."""
         rows = []
         for row in scaling(self.points, self.run.baseline):
-            attempts_s = [one.duration_s for one in self.trials.rounds(row).values()]
+            attempts_s = [attempt.duration_s for attempt in self.trials.rounds(row).values()]
             impossible = impossible_figures(row, self.references, attempts_s)
             doubts = without_repeated_mfu((*(row.doubts or ()), *impossible))
             rows.append(replace(row, doubts=worst_of_each(doubts)) if impossible else row)
@@ -84,42 +80,43 @@ class RunData:
 
     @cached_property
     def ok_rows(self) -> list[ScaledRow]:
-        """Return those of `rows` that are ok."""
+        """The ok rows of `rows`."""
         return [row for row in self.rows if row.status is Status.OK]
 
     @cached_property
     def trials(self) -> Trials:
-        """Return the attempts of `points` by their rounds."""
+        """The attempts of `points` by round."""
         return Trials(self.points)
 
     @cached_property
     def attempts(self) -> list[PointRow]:
-        """Return the last attempt at each point in each round, without controls."""
+        """The last attempt at each point in each round, without controls."""
         return without_controls(latest_trials(self.points))
 
     @cached_property
     def doubts(self) -> tuple[DoubtGroup, ...]:
-        """Return the doubts about the run and its points, merged, the most harmful first."""
+        """The merged doubts about the run and its points, the most harmful first."""
         return doubts_of_run(self.rows, self.trials)
 
     @cached_property
     def standings(self) -> list[Standing]:
-        """Return those `measured_values` of `rows` that have a reference, each with it."""
+        """The measured values of `rows` that have a reference."""
         return standings(measured_values(self.rows), self.references, self.run.run_id)
 
     @cached_property
     def ranks(self) -> Ranks:
-        """Return `workers` if the first device (without one, all points) is a CPU, else `GPUs`."""
-        known = list(self.devices["kind"][:1]) if not self.devices.empty else []
-        kinds = {kind for kind in known or [row.device_type for row in self.rows] if kind}
-        return Ranks.WORKERS if kinds == {"cpu"} else Ranks.GPUS
+        """Workers if the first device, or without devices all points, are CPUs."""
+        kinds = {row.device_type for row in self.rows}
+        if not self.devices.empty:
+            kinds = {self.devices["kind"].iloc[0]}
+        return Ranks.WORKERS if kinds - {None, ""} == {"cpu"} else Ranks.GPUS
 
     @cached_property
     def node_counts(self) -> tuple[int, int]:
-        """Return how many nodes the run has had at a time, and at most in a point (0: unknown)."""
+        """Nodes that the run had at a time, and nodes of the largest point (0: unknown)."""
         most = max((row.node_count or 0 for row in self.rows), default=0)
-        # A Ray that was started anew gives the same host another id. Hosts may have the same name;
-        # one has a device of each index once. After `--resume` elsewhere no point may have had all.
+        # Node ids change when Ray restarts, and hosts may share a name. Count a host as often as it
+        # has devices of the same index. After `--resume` elsewhere, no point may have had all nodes.
         alike = self.devices.groupby(["host", "address", "index"]).size()
         nodes = int(alike.groupby(level=["host", "address"]).max().sum())
         if not 0 < most <= nodes:
@@ -128,71 +125,70 @@ class RunData:
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
-        """Return name -> version of the run's software and driver, such as `2.27.3 and 2.28.9`.
-
-        Versions of the workers replace versions of the driver process.
-        """
+        """Name -> version of software and driver on the workers, such as `2.27.3 and 2.28.9`."""
         of_workers: dict[str, set[str]] = {}
         for device in self.devices.to_dict("records"):
-            found = dict(device["versions"] or {})
+            versions = dict(device["versions"] or {})
             if isinstance(driver := device["driver_version"], str):
-                found["driver"] = driver
-            for name, version in found.items():
+                versions["driver"] = driver
+            for name, version in versions.items():
                 of_workers.setdefault(name, set()).add(version)
-        joined = {name: " and ".join(sorted(versions)) for name, versions in of_workers.items()}
+        joined = {name: " and ".join(sorted(texts)) for name, texts in of_workers.items()}
         return {**self.run.versions, **joined}
 
     @cached_property
     def settings(self) -> list[str]:
-        """Return the names of settings that tell the points apart: `distinguishing_settings`."""
+        """Names of the settings that tell points apart."""
         return distinguishing_settings(self.rows)
 
     @cached_property
     def shared(self) -> Mapping[str, Any]:
-        """Return name -> value of parameters and non-default OPTIONAL settings all points share."""
-        rows = self.rows
-        if not rows:
+        """Name -> value of what all points share: parameters, and OPTIONAL settings not at default."""
+        if not self.rows:
             return {}
-        first = rows[0]
-        same = {k: v for k, v in first.params.items() if all(r.params.get(k) == v for r in rows)}
-        alike = [name for name in OPTIONAL if len({getattr(row, name) for row in rows}) == 1]
-        return same | {
-            name: value
-            for name in alike
-            if (value := getattr(first, name)) is not None and value != RUN_SETTINGS[name].default
-        }
+        first = self.rows[0]
+        shared: dict[str, Any] = {}
+        for name, value in first.params.items():
+            if all(row.params.get(name) == value for row in self.rows):
+                shared[name] = value
+        for name in OPTIONAL:
+            value = getattr(first, name)
+            is_changed = value is not None and value != RUN_SETTINGS[name].default
+            if is_changed and all(getattr(row, name) == value for row in self.rows):
+                shared[name] = value
+        return shared
 
     @cached_property
     def has_throughput(self) -> bool:
-        """Return whether any point has a throughput; if none is ok, whether any has a batch."""
+        """Whether a point has a throughput; without ok points, whether a point has a batch."""
         if self.ok_rows:
             return any(row.throughput is not None for row in self.rows)
         return any(batch_column(row) for row in self.rows)
 
     @cached_property
     def fleets(self) -> Sequence[UnevenFleet]:
-        """Return the groups of ok points alike but for `shares`, two or more each; may be empty."""
+        """Groups of ok points that differ in `shares` alone."""
         return fleets(self.rows) if any(row.shares != EQUAL for row in self.rows) else ()
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:
-        """Return point_id -> the regions of its last attempt with any: see `regions_by_point`."""
+        """Point id -> regions of the point, by `regions_by_point`."""
         return regions_by_point(typed_rows(self.region_rows, RegionRow))
 
     @cached_property
     def lost_nodes(self) -> tuple[str, ...]:
-        """Return the hosts whose loss ended any attempt, each once; of an attempt only one."""
+        """Hosts whose loss ended an attempt."""
         hosts = (row.error_host for row in self.points if row.error_type == Cause.NODE_LOST)
         return tuple(dict.fromkeys(host for host in hosts if host is not None))
 
     @cached_property
     def overrides(self) -> list[str]:
-        """Return the values of `--set` of the run's command."""
+        """Values of `--set` of the run's command."""
         return overrides_in(self.run.argv)
 
     @cached_property
     def job(self) -> Mapping[str, Any]:
-        """Return the run's job file with its overrides, unchecked; {} where it cannot be read."""
+        """The job file of the run with its overrides, not validated; {} if it cannot be read."""
         with suppress(JobError):
             source = parse_source("job", self.run.job_text, self.overrides)
             return dict(source.data)
@@ -200,21 +196,27 @@ class RunData:
 
     @property
     def is_precision_unknown(self) -> bool:
-        """Return whether a script ran whose job sets no precision: ignore the one in its rows."""
+        """Return whether the precision in rows is unknown: a script ran, and the job sets none."""
         is_script = bool(self.points) and self.points[0].workload == "script"
         return is_script and "precision" not in _axes(self.job)
 
     @property
     def is_batch_search(self) -> bool:
-        """Return whether the job searched for the largest batch: out of memory is a result then."""
+        """Return whether the job searched for the largest batch: out of memory is then a result."""
         matrix = self.job.get("matrix")
         return isinstance(matrix, dict) and isinstance(matrix.get("batch_size"), str | dict)
 
 
 def load_run_data(results: Path, run: str, references: References = SHIPPED) -> RunData:
-    """Return the data of a run; a health check's lacks findings. run: see `reader.find_run`.
+    """Return the data of a run.
 
-    Raises ResultsError if `run` means none or several, or the run cannot be read.
+    Args:
+        results: the results folder.
+        run: as of `reader.find_run`.
+        references: reference values.
+
+    Raises:
+        ResultsError: there is no such run, or several, or the run cannot be read.
     """
     root, run_id = reader.find_run(results, run)
     return RunData(
@@ -228,25 +230,28 @@ def load_run_data(results: Path, run: str, references: References = SHIPPED) -> 
 
 
 def _axes(job: Mapping[str, Any]) -> set[str]:
-    """Return the names of the axes of a job: those of matrix, zip and include."""
-    places = [job.get("matrix")]
+    """Return the names of the axes of a job: names in matrix, zip and include."""
+    mappings = [job.get("matrix")]
     for name in ("zip", "include"):
         entries = job.get(name)
-        places += entries if isinstance(entries, list) else []
-    return {name for place in places if isinstance(place, Mapping) for name in place}
+        mappings += entries if isinstance(entries, list) else []
+    return {name for mapping in mappings if isinstance(mapping, Mapping) for name in mapping}
 
 
-# What a point is judged by: the first of these that it has, and its burst.
+# The figure of a point that is compared with references: the first figure that the point has.
 _FIGURES = ("busbw_gb_s", "throughput", "memory_gb_s", "achieved_tflops_per_device", "step_ms_p50")
 _BURST = "burst_tflops_per_device"
 
 
 def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterator[MeasuredValue]:
-    """Yield for each row its main rate or step time and, if it has one, its burst rate.
+    """Yield the main rate or step time of each row, and its burst rate.
 
-    Rows that are not ok, not on GPUs of one model, quick, or had neighbours are left out; controls
-    and attempts that were repeated are not. uuids: of all devices of the run. A measurement names
-    them if the row had one ("a/b": one of these) or all ("a+b"): which it had is not kept.
+    Left out are rows that are not ok, not on GPUs of a single model, quick, or had neighbours.
+
+    Args:
+        rows: attempts; controls and repeated attempts count too.
+        uuids: of all devices of the run. A value names its devices if the row had one ("a/b", it is
+            not known which) or all of them ("a+b").
     """
     for row in rows:
         model = row.device_name or ""
@@ -274,10 +279,7 @@ def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iter
 
 
 def defining_settings(row: PointRow) -> dict[str, str]:
-    """Return name -> text of the settings that define a point, without OPTIONAL at defaults.
-
-    Also without what is not known. The batch has the name of its `batch_column`.
-    """
+    """Return name -> text of the settings that define a point, without OPTIONAL at default."""
     values: dict[str, Any] = {"workload": row.workload, **row.params}
     for name in OPTIONAL:
         if (value := setting_of(row, name)) != RUN_SETTINGS[name].default:

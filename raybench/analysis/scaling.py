@@ -1,7 +1,7 @@
-"""Speed-up and efficiency of points against the baseline point of their series, and what is lost.
+"""Speed-up and efficiency of points over the baseline point of their series, and lost shares.
 
-First the speed-ups; then what devices of several models would do together; the shares of the step
-that are lost against perfect scaling, by cause; last the table `summary`, which has some of it.
+First speed-ups, then the ideal of devices of several models, then the shares of the step that are
+lost against perfect scaling, and last the table `summary`.
 """
 
 from __future__ import annotations
@@ -50,88 +50,87 @@ from raybench.stats.summary import scatter
 if TYPE_CHECKING:
     from raybench.results.writer import RunStore
 
-# Settings that make a series besides the workload's parameters; the batch of the scaling kind
-# joins them. In weak scaling the global batch follows from the others, in strong the local one.
+# Settings that make a series, besides the workload's parameters and the batch that the job fixed.
 _SETTINGS = tuple(name for name in SETTINGS if name != "batch")
-# Settings that say which devices run a point and how these share its work.
+# Settings that say which devices run a point, and how the devices share its work.
 _OF_DEVICES = frozenset({"world_size", "strategy", "devices", *UNEVEN, *DEGREES})
-# More than this between the clocks of two points is a difference of the machine's own doing.
+# A larger relative difference between the clocks of two points is not noise.
 _LARGEST_DIFFERENCE = 0.01
 
 Derived = dict[str, Any]  # fields of a ScaledRow
 
 
 def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[ScaledRow]:
-    """Return one row per point (`mean_of_rounds`) with its speed-up against its baseline point.
+    """Return one row per point (`mean_of_rounds`) with its speed-up over its baseline point.
 
-    points: all attempts of one run, with controls. baseline: settings of the baseline points, none
-    if empty; a series is all points that are equal in every other setting (weak: batch_size,
-    strong: global_batch_size; weak and strong apart). speed_up is None for a point that is not ok
-    or has no throughput; `why` tells why an ok point has none; it may be None without throughput.
+    A series is all points that are equal in every setting that the baseline does not name. speed_up
+    is None for a point that is not ok or has no throughput; `why` has the reason for ok points.
 
-    * Intervals (`*_low`, `*_high`) are over the rounds of the run, each by the values of its own
-      quantity in each round; those of speed-up and efficiency by the ratios within each round. See
-      `raybench.stats.summary`.
-    * efficiency is speed_up / (world_size / that of the baseline point), where the baseline names
-      world_size and the two points differ in their devices alone: the speed-up of another precision
-      has no ideal. Where devices differ or are emulated, the ratio is that of what they do alone,
-      added up (`_OwnSpeeds`); losses and serial fraction are not known then.
-    * serial_fraction is, in strong scaling, e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times
-      the devices, and e / (b - (b - 1) e) where the baseline has b of them: A. H. Karp, H. P.
-      Flatt, "Measuring parallel processor performance", Communications of the ACM 33(5), 1990. It
-      holds all that is lost, not serial code alone.
-    * Parts of the step that contradict it are None; `why_no_breakdown` says so.
-    * `doubts` of kinds in OF_MEAN are by the columns of the row alone; others are stored ones too.
-      None: the point is not ok, or its doubts are unknown and the columns give none.
+    * Intervals (`*_low`, `*_high`) are over the rounds of the run. Intervals of speed-up and
+      efficiency use the ratios within each round. See `raybench.stats.summary`.
+    * efficiency is speed_up / (world_size / world_size of the baseline point). It is known if the
+      baseline names world_size, and the two points differ in their devices alone. If devices are
+      of several models or emulated, the ideal is the sum of what each device does alone
+      (`_OwnSpeeds`); losses and serial_fraction are then unknown.
+    * serial_fraction, in strong scaling, is e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times
+      the devices, and e / (b - (b - 1) e) if the baseline has b devices: A. H. Karp, H. P. Flatt,
+      "Measuring parallel processor performance", Communications of the ACM 33(5), 1990. It covers
+      all losses, not serial code alone.
+    * Parts of the step that contradict the step are None; `why_no_breakdown` has the reason.
+    * `doubts` is None if the point is not ok, or the stored doubts are unknown and the columns give
+      no doubts.
+
+    Args:
+        points: all attempts of one run, with controls.
+        baseline: settings of the baseline points; empty without a baseline.
     """
     points = list(points)
     trials = Trials(points)
     rows = [_with_own(row, trials, baseline) for row in mean_of_rounds(points)]
-    # By every setting that the baseline does not name.
     series: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows:
         names = (*_SETTINGS, *filter(None, [batch_column(row)]))
         settings = ((name, str(getattr(row, name))) for name in names if name not in baseline)
         params = sorted((k, v) for k, v in row.params.items() if k not in baseline)
         series.setdefault((*settings, *params), []).append(row)
-    own = _OwnSpeeds(rows)
+    speeds = _OwnSpeeds(rows)
     derived: dict[str, Derived] = {}
     ratios = []
     for number, members in enumerate(series.values()):
         base = next((row for row in members if row.is_baseline), None)
         for row in members:
-            found: Derived = {"series": number, "why": _why_not(row, members, baseline, own)}
-            if base is not None and found["why"] is None and _has_throughput(row):
+            values: Derived = {"series": number, "why": _why_not(row, members, baseline, speeds)}
+            if base is not None and values["why"] is None and _has_throughput(row):
                 is_scaling = _differ_in_devices_alone(row, base, baseline)
-                found |= _against(row, base, is_scaling, trials, own)
-            if base is not None and row is not base and "speed_up" in found:
+                values |= _against(row, base, is_scaling, trials, speeds)
+            if base is not None and row is not base and "speed_up" in values:
                 ratios.append((row, trials.log_ratios(base, row)))
-            derived[row.point_id] = found
-    times = [(row, trials.logs(row, lambda one: one.step_ms_p50)) for row in rows]
-    rates = [(row, trials.logs(row, lambda one: one.throughput)) for row in rows]
+            derived[row.point_id] = values
+    times = [(row, trials.logs(row, lambda attempt: attempt.step_ms_p50)) for row in rows]
+    rates = [(row, trials.logs(row, lambda attempt: attempt.throughput)) for row in rows]
     for logs, columns in (
         (times, ("step_ms",)),
         (rates, ("throughput",)),
         (ratios, ("speed_up", "efficiency")),
     ):
         for row, half_width in half_widths(logs):
-            found = derived[row.point_id]
-            values = {"step_ms": row.step_ms_p50, "throughput": row.throughput} | found
+            values = derived[row.point_id]
+            centers = {"step_ms": row.step_ms_p50, "throughput": row.throughput} | values
             for name in columns:
-                if (value := values.get(name)) is not None:
-                    found[f"{name}_low"] = value * math.exp(-half_width)
-                    found[f"{name}_high"] = value * math.exp(half_width)
+                if (center := centers.get(name)) is not None:
+                    values[f"{name}_low"] = center * math.exp(-half_width)
+                    values[f"{name}_high"] = center * math.exp(half_width)
     with_derived = []
     for row in rows:
-        found = derived[row.point_id]
-        beside = found.pop("doubts", ())
-        doubts = (*(row.doubts or ()), *beside) if beside else row.doubts
-        with_derived.append(replace(row, **found, doubts=doubts))
+        values = derived[row.point_id]
+        of_pair = values.pop("doubts", ())
+        doubts = (*(row.doubts or ()), *of_pair) if of_pair else row.doubts
+        with_derived.append(replace(row, **values, doubts=doubts))
     return with_derived
 
 
 def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> ScaledRow:
-    """Return a point with what follows from itself alone."""
+    """Return a point with the columns that need no other point."""
     reason = why_no_breakdown(row)
     column = batch_column(row)
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
@@ -156,10 +155,10 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
 
 
 def _known_doubts(row: PointRow) -> tuple[Doubt, ...] | None:
-    """Return the stored doubts and those of the columns; None for none where they are unknown."""
+    """Return stored doubts and doubts by the columns; None if both are unknown."""
     stored = (doubt for doubt in row.doubts or () if doubt.kind not in OF_MEAN)
-    found = worst_of_each((*stored, *column_doubts(row)))
-    return found if found or row.doubts is not None else None
+    doubts = worst_of_each((*stored, *column_doubts(row)))
+    return doubts if doubts or row.doubts is not None else None
 
 
 def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
@@ -175,74 +174,79 @@ def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
 
 
 def _against(
-    row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, own: _OwnSpeeds
+    row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, speeds: _OwnSpeeds
 ) -> Derived:
-    """Return what a point is compared with its baseline; `why` alone where no round has both.
+    """Return the columns of a comparison with the baseline point.
 
-    is_scaling: the two differ in their devices alone, so that the speed-up has an ideal.
+    Args:
+        row: a point with a throughput.
+        base: the baseline point.
+        is_scaling: the two points differ in their devices alone, so the speed-up has an ideal.
+        trials: the rounds of the run.
+        speeds: speeds of devices alone.
     """
     ratios = trials.log_ratios(base, row)
     if not ratios:
         return {"why": NotCompared(kind=NotComparedKind.NO_COMMON_ROUND)}
     speed_up = math.exp(sum(ratios.values()) / len(ratios))
     taken, of_base = row.peak_mem_allocated_bytes, base.peak_mem_allocated_bytes
-    found: Derived = {
+    values: Derived = {
         "speed_up": speed_up,
         "memory_ratio": None if taken is None or not of_base else taken / of_base,
         "clock_ratio": _clock_ratio(row, base),
         "doubts": tuple(_doubts_beside(row, base)),
     }
     if not is_scaling:
-        return found
-    # Of several models, or emulated.
-    if row.slow_ratio < 1 or len({*_models_of(row), *_models_of(base)}) > 1:
-        ideal, ideal_of_base = own.together(row), own.together(base)
+        return values
+    has_uneven_devices = row.slow_ratio < 1 or len({*_models_of(row), *_models_of(base)}) > 1
+    if has_uneven_devices:
+        ideal, ideal_of_base = speeds.together(row), speeds.together(base)
         if ideal and ideal_of_base:
-            found["efficiency"] = speed_up * ideal_of_base / ideal
-        return found
+            values["efficiency"] = speed_up * ideal_of_base / ideal
+        return values
     devices = row.world_size / base.world_size
     efficiency = speed_up / devices
     if row.scaling == "strong" and devices > 1:
-        # Karp and Flatt's is the share of the baseline's time; Amdahl's law takes it from there to
-        # one device: e = f / (f + (1 - f) / b), solved for f. A point that is slower than the
-        # baseline by much has none.
+        # Karp and Flatt give the share e of the baseline's time. Amdahl's law gives the share f of
+        # the time of one device: e = f / (f + (1 - f) / b). A point that is much slower than the
+        # baseline has no solution.
         of_time = (1 / speed_up - 1 / devices) / (1 - 1 / devices)
         share = base.world_size - (base.world_size - 1) * of_time
-        found["serial_fraction"] = of_time / share if share > 0 else None
-    found["why_no_losses"] = _why_no_losses(row, base)
+        values["serial_fraction"] = of_time / share if share > 0 else None
+    values["why_no_losses"] = _why_no_losses(row, base)
     if not (row.why_no_breakdown or base.why_no_breakdown):
-        found |= shares_of_loss(row, base, efficiency)
-    return found | {"efficiency": efficiency}
+        values |= shares_of_loss(row, base, efficiency)
+    return values | {"efficiency": efficiency}
 
 
 def _doubts_beside(row: ScaledRow, base: ScaledRow) -> Iterator[Doubt]:
-    """Yield the doubts about a speed-up that the two points together give."""
+    """Yield doubts about the speed-up that need both points."""
     if base.stable is False:
         yield Doubt(kind=DoubtKind.BASE_UNSTEADY, value=base.warmup_iterations)
     if (ratio := _clock_ratio(row, base)) is not None:
         yield Doubt(kind=DoubtKind.OTHER_CLOCKS, value=ratio, limit=1.0)
-    own, others = row.attention_kernels, base.attention_kernels
+    kernels, of_base = row.attention_kernels, base.attention_kernels
     is_asked = row.params.get("attention") != base.params.get("attention")
-    if own and others and own != others and not is_asked:
-        subject = f"`{', '.join(own)}` here and `{', '.join(others)}` at the baseline point"
+    if kernels and of_base and kernels != of_base and not is_asked:
+        subject = f"`{', '.join(kernels)}` here and `{', '.join(of_base)}` at the baseline point"
         yield Doubt(kind=DoubtKind.OTHER_KERNELS, subject=subject)
 
 
 def _why_no_losses(row: ScaledRow, base: ScaledRow) -> LossesUnknown | None:
-    """Return why the losses of a point are unknown; None if they are known or not measured."""
+    """Return why the losses of a point are unknown."""
     if row.is_baseline:
         return None
-    for one in (row, base):
-        if one.why_no_breakdown:
-            return LossesUnknown(reason=NotMeasured.PARTS_EXCEED, is_at_baseline=one is base)
-    for one in (row, base):
-        if (reason := _why_not_taken_apart(one)) is not None:
-            return LossesUnknown(reason=reason, is_at_baseline=one is base)
+    for point in (row, base):
+        if point.why_no_breakdown:
+            return LossesUnknown(reason=NotMeasured.PARTS_EXCEED, is_at_baseline=point is base)
+    for point in (row, base):
+        if (reason := _why_not_taken_apart(point)) is not None:
+            return LossesUnknown(reason=reason, is_at_baseline=point is base)
     return None
 
 
 def _why_not_taken_apart(row: ScaledRow) -> NotMeasured | None:
-    """Return the reason that the breakdown of a point gives for its missing parts."""
+    """Return the reason why parts of the step are missing."""
     needed = ("compute_ms",) if row.world_size == 1 else ("compute_ms", "comm_exposed_ms")
     for name in needed:
         reason = (row.not_measured or {}).get(name)
@@ -254,8 +258,8 @@ def _why_not_taken_apart(row: ScaledRow) -> NotMeasured | None:
 def _differ_in_devices_alone(
     row: ScaledRow, base: ScaledRow, baseline: Mapping[str, Scalar]
 ) -> bool:
-    """Return whether the baseline names world_size and two points differ in their devices alone."""
-    # The batch that the job does not fix follows from the number of devices.
+    """Return whether two points differ in devices alone, and the baseline names world_size."""
+    # This batch follows from the number of devices.
     following = {"batch_size", "global_batch_size"} - {batch_column(row)}
     others = [name for name in baseline if name not in _OF_DEVICES and name not in following]
     return "world_size" in baseline and all(
@@ -266,33 +270,38 @@ def _differ_in_devices_alone(
 def half_widths(
     measured: Sequence[tuple[ScaledRow, Mapping[int, float]]],
 ) -> Iterator[tuple[ScaledRow, float]]:
-    """Yield each row that has two rounds or more, and half of the 95 % interval of its mean.
+    """Yield each row with at least two rounds, and half of the 95 % interval of its mean.
 
     Args:
-        measured: each row with the logarithm of its value in each round. The half width is a
-            logarithm too.
+        measured: each row with round -> logarithm of its value. The half width is a logarithm too.
     """
-    rounds = list(dict.fromkeys(number for _, logs in measured for number in logs))
-    values = np.array([[logs.get(n, math.nan) for n in rounds] for _, logs in measured])
-    of_rows = scatter(values) if measured else []
-    for (row, logs), found in zip(measured, of_rows, strict=True):
-        if found is not None:
-            yield row, found.half_width(1 / len(logs))
+    columns: dict[int, int] = {}
+    for _, logs in measured:
+        for number in logs:
+            columns.setdefault(number, len(columns))
+    values = np.full((len(measured), len(columns)), math.nan)
+    for index, (_, logs) in enumerate(measured):
+        for number, log in logs.items():
+            values[index, columns[number]] = log
+    scatters = scatter(values) if measured else []
+    for (row, logs), of_row in zip(measured, scatters, strict=True):
+        if of_row is not None:
+            yield row, of_row.half_width(1 / len(logs))
 
 
 def _why_not(
-    row: ScaledRow, members: Sequence[ScaledRow], baseline: Mapping[str, Scalar], own: _OwnSpeeds
+    row: ScaledRow,
+    members: Sequence[ScaledRow],
+    baseline: Mapping[str, Scalar],
+    speeds: _OwnSpeeds,
 ) -> NotCompared | None:
-    """Return why an ok point cannot be compared; None where it can, and where it has no rate.
-
-    members: all points of its series.
-    """
+    """Return why an ok point cannot be compared; `members` are all points of its series."""
     if not _has_throughput(row):
-        is_told = any(doubt.kind is DoubtKind.NO_THROUGHPUT for doubt in row.doubts or ())
-        return NotCompared(kind=NotComparedKind.NO_THROUGHPUT) if baseline and is_told else None
+        is_doubted = any(doubt.kind is DoubtKind.NO_THROUGHPUT for doubt in row.doubts or ())
+        return NotCompared(kind=NotComparedKind.NO_THROUGHPUT) if baseline and is_doubted else None
     if not baseline:
         return NotCompared(kind=NotComparedKind.NO_BASELINE)
-    base = next((one for one in members if one.is_baseline), None)
+    base = next((member for member in members if member.is_baseline), None)
     if base is None:
         settings = " ".join(f"{name}={setting_text(value)}" for name, value in baseline.items())
         return NotCompared(kind=NotComparedKind.NO_BASELINE_POINT, subject=settings)
@@ -301,17 +310,17 @@ def _why_not(
     if base.device_name != row.device_name:
         is_scaling = _differ_in_devices_alone(row, base, baseline)
         can_be_weighed = is_scaling and _has_throughput(base)
-        if not can_be_weighed or own.together(row) is None:
+        if not can_be_weighed or speeds.together(row) is None:
             if len(set(_models_of(row))) < 2:
                 subject = base.device_name or ""
                 return NotCompared(kind=NotComparedKind.OTHER_DEVICE, subject=subject)
-            missing = " and ".join(own.missing(row)) or base.device_name or ""
+            missing = " and ".join(speeds.missing(row)) or base.device_name or ""
             return NotCompared(kind=NotComparedKind.NOT_MEASURED_ALONE, subject=missing)
     if not _has_throughput(base):
         return NotCompared(kind=NotComparedKind.BASELINE_WITHOUT_THROUGHPUT)
     if why := _why_not_comparable(row, base):
         return why
-    tied = list(dict.fromkeys(one.point_id for one in members if one.is_baseline))
+    tied = list(dict.fromkeys(member.point_id for member in members if member.is_baseline))
     if len(tied) > 1:
         return NotCompared(
             kind=NotComparedKind.SEVERAL_BASELINES, value=len(tied), subject=" and ".join(tied)
@@ -320,32 +329,31 @@ def _why_not(
 
 
 def _has_throughput(row: PointRow) -> bool:
-    """Return whether there is a throughput: a step that finishes nothing is not compared."""
     return row.status is Status.OK and bool(row.throughput)
 
 
-def _is_same(found: Any, wanted: Scalar) -> bool:
+def _is_same(stored: Any, wanted: Scalar) -> bool:
     """Return whether two settings are equal as text or as numbers: tables hold text."""
-    if found is None:
+    if stored is None:
         return False
-    if setting_text(found) == setting_text(wanted):
+    if setting_text(stored) == setting_text(wanted):
         return True
-    number = number_of(found)
+    number = number_of(stored)
     return number is not None and number == number_of(wanted)
 
 
 def _why_not_comparable(row: PointRow, base: PointRow) -> NotCompared | None:
-    """Return why the clocks of a point forbid comparing it with its baseline; None if they do not.
+    """Return why clocks forbid a comparison with the baseline.
 
-    They do if heat, a fault or what is not known limited those of either; also, on one model, if
-    the median SM clocks differ by over 1 % and no power cap explains the lower one: a device with
-    less work draws less power and clocks higher. Unknown clocks are no reason.
+    Heat, a fault or an unknown reason limited the clocks of a point, or the median SM clocks on one
+    model differ by more than 1 %. A power cap is no obstacle: a device with less work draws less
+    power and clocks higher.
     """
-    for one, kind in (
+    for point, kind in (
         (base, NotComparedKind.BASELINE_CLOCKS_LIMITED),
         (row, NotComparedKind.CLOCKS_LIMITED),
     ):
-        reasons = [reason for reason in _reasons(one) if reason not in NORMAL_LIMITS]
+        reasons = [reason for reason in _reasons(point) if reason not in NORMAL_LIMITS]
         if reasons:
             return NotCompared(kind=kind, subject=", ".join(reasons))
     ratio = _clock_ratio(row, base)
@@ -359,7 +367,7 @@ def _why_not_comparable(row: PointRow, base: PointRow) -> NotCompared | None:
 
 
 def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
-    """Return the ratio of SM clocks of two points on one model; None if unknown or 1 within 1 %."""
+    """Return the ratio of SM clocks of two points on one model; None if unknown or near 1."""
     mhz, base_mhz = row.sm_clock_mhz_p50, base.sm_clock_mhz_p50
     if row.device_name != base.device_name or not mhz or not base_mhz:
         return None
@@ -370,20 +378,20 @@ def _reasons(row: PointRow) -> Sequence[str]:
     return (row.throttle_reasons or ("unknown",)) if row.throttled else ()
 
 
-# Settings that a point has in common with the point of one device that its speed is taken for.
+# Settings in which a point and the point of a single device must agree.
 _ALIKE = tuple(name for name in EXECUTION if name not in ("devices", *UNEVEN))
 
 
 def _models_of(row: PointRow) -> Sequence[str]:
-    """Return the model of the device of each rank; empty where it is not known."""
-    alike = (row.device_name,) * row.world_size if row.device_name else ()
-    return row.models_by_rank or alike
+    """Return the device model of each rank; empty if unknown."""
+    same = (row.device_name,) * row.world_size if row.device_name else ()
+    return row.models_by_rank or same
 
 
 def probe_speeds(row: PointRow) -> list[float]:
-    """Return the samples/s of each device alone with an equal share of the batch, by the probe.
+    """Return the samples/s of each device alone with an equal share of the batch, by the probes.
 
-    In rank order; a share is 1 sample at least. Empty where the devices were not probed.
+    In rank order; empty without probes.
     """
     if not row.global_batch_size or not row.fixed_ms_by_rank or not row.speed_by_rank:
         return []
@@ -395,10 +403,7 @@ def probe_speeds(row: PointRow) -> list[float]:
 
 
 class _OwnSpeeds:
-    """Samples/s of one device of each model, by the ok points of one device of a run.
-
-    rows: of `points`. Of several alike the first counts.
-    """
+    """Samples/s of a single device of each model, by the ok points of a run with one device."""
 
     def __init__(self, rows: Iterable[PointRow]) -> None:
         self._alone: dict[tuple[object, ...], dict[str, float]] = {}
@@ -409,7 +414,7 @@ class _OwnSpeeds:
                 of_models.setdefault(_models_of(row)[0], row.throughput)
 
     def together(self, row: PointRow) -> float | None:
-        """Return the sum of samples/s of a point's devices, measured alone; None if unknown."""
+        """Return the sum of samples/s of a point's devices, each measured alone."""
         if row.world_size == 1:
             return row.throughput
         alone = self._alone.get(_key(row), {})
@@ -419,21 +424,21 @@ class _OwnSpeeds:
         return sum(probe_speeds(row)) or None
 
     def missing(self, row: PointRow) -> Sequence[str]:
-        """Return the device models of a point that no point of one device measured, each once.
+        """Return the device models of a point that were not measured alone.
 
-        All of them if one of its devices is emulated.
+        Emulated slow devices count as not measured.
         """
-        known = self._alone.get(_key(row), {}) if row.slow_ratio == 1 else {}
-        return [model for model in dict.fromkeys(_models_of(row)) if model not in known]
+        alone = self._alone.get(_key(row), {}) if row.slow_ratio == 1 else {}
+        return [model for model in dict.fromkeys(_models_of(row)) if model not in alone]
 
 
 def _key(row: PointRow) -> tuple[object, ...]:
-    """Return all settings of a point but those of its devices, to find a point of one device."""
+    """Return all settings of a point except settings of its devices."""
     names = ("workload", "scaling", *_ALIKE, batch_column(row) or "status")
     return (*(str(setting_of(row, name)) for name in names), *sorted(row.params.items()))
 
 
-# What a step is lost to. The shares add up to 1 - efficiency.
+# Shares of a step that are lost, by cause; their sum is 1 - efficiency.
 LOSSES = (
     *("lost_comm", "lost_compute", "lost_wait", "lost_data", "lost_host"),
     "lost_unexplained",
@@ -441,30 +446,32 @@ LOSSES = (
 
 
 def has_causes(row: object) -> bool:
-    """Return whether a row has any of LOSSES but `lost_unexplained`."""
+    """Return whether a row has a loss with a known cause."""
     return any(getattr(row, name, None) is not None for name in LOSSES[:-1])
 
 
 def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
     """Return the shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
-    row, base: rows of the table `points`, both with a throughput, neither with a reason by
-    `why_no_breakdown`. A cause costs what it takes longer than in perfect scaling: than in the
-    baseline point, times the share of the work that samples/s tell (about 1 in weak scaling, the
-    inverse ratio of devices in strong scaling). Less than 0: it became quicker.
+    A loss is the time that a part takes beyond perfect scaling: beyond its time in the baseline
+    point, times the ratio of work per step and rank (about 1 in weak scaling). A negative loss is
+    time gained.
 
     * lost_comm: exposed communication (`comm_exposed_ms`).
-    * lost_wait: the slowest rank's own step beyond that of the others.
-    * lost_compute: the device's own work takes longer on the others, the optimizer's included;
-      with DDP also what it does around the gradients.
-    * lost_data: the next batch is late; on a GPU, as far as the device is idle, and never below 0.
-    * lost_host: the device is idle because the host is late, other than for data.
-    * lost_unexplained: what no cause explains: `unexplained_ms` of either point, stalls that the
-      median step does not show, own steps that were not taken apart.
+    * lost_wait: the slowest rank's own step, beyond the other ranks.
+    * lost_compute: the device's own work on the other ranks, with the optimizer; with DDP also its
+      work around the gradients.
+    * lost_data: the next batch is late; on a GPU only while the device is idle.
+    * lost_host: the device is idle because the host is late for other reasons.
+    * lost_unexplained: the rest, such as `unexplained_ms` and stalls.
 
-    The parts are those of the first round. In the other rounds each is taken to have the same share
-    of the median step. None for a cause that was not measured; all but lost_unexplained, where
-    nothing was. Empty where one has no step time.
+    Parts are of the first round; other rounds are assumed to have the same shares. A loss is None
+    if its part was not measured. The result is empty without step times.
+
+    Args:
+        row: a point with a throughput and without a reason by `why_no_breakdown`.
+        base: the baseline point, as `row`.
+        efficiency: of `row`.
     """
     step_ms, base_ms = _pace_ms(row), _pace_ms(base)
     if not step_ms or not base_ms:
@@ -477,7 +484,7 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
     }
     data, idle = grown["lost_data"], grown["lost_host"]
     if row.device_type != "cpu":
-        # Data counts only as far as the device idles; the other idling is the host's.
+        # Late data costs only while the device is idle. The host causes all other idle time.
         waited = None if data is None or idle is None else min(max(0.0, data), max(0.0, idle))
         grown["lost_data"] = waited
         grown["lost_host"] = None if idle is None else idle - (waited or 0.0)
@@ -487,7 +494,7 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
 
 
 def _parts_of_rounds(row: PointRow) -> dict[str, float | None]:
-    """Return `_parts` as they are in the step of all rounds."""
+    """Return `_parts`, scaled from the step of their round to the median step."""
     of_round_ms = step_of_parts(row)
     if not of_round_ms or not row.step_ms_p50:
         return dict.fromkeys(LOSSES[:-1])
@@ -497,10 +504,10 @@ def _parts_of_rounds(row: PointRow) -> dict[str, float | None]:
 
 
 def _parts(row: PointRow, pace_ms: float) -> dict[str, float | None]:
-    """Return the parts of a point's step in ms, by the cause of a loss; None: not known.
+    """Return cause of a loss -> part of the step in ms; only lost_data without a breakdown.
 
-    lost_wait: the slowest rank's excess. lost_compute, lost_data, lost_host: of the rank that the
-    slowest one is compared with. Without a breakdown only lost_data is known.
+    lost_wait is the slowest rank's excess. lost_compute, lost_data and lost_host are of the rank
+    that the slowest rank is compared with.
     """
     parts: dict[str, float | None] = dict.fromkeys(LOSSES[:-1])
     local_ms, data_ms, gap_ms = row.local_step_ms, row.data_ms, row.host_gap_ms
@@ -518,7 +525,7 @@ def _parts(row: PointRow, pace_ms: float) -> dict[str, float | None]:
     else:
         device_ms = None if gap_ms is None else local_ms - gap_ms
     if is_alone and device_ms is not None:
-        # Its timed step is its own one too: the device did not idle longer in it than that leaves.
+        # A single rank waits for nobody, so its own step is at most the mean step.
         own_ms = min(own_ms, max(pace_ms, device_ms))
     if row.device_type == "cpu":
         parts["lost_compute"] = own_ms - (data_ms or 0.0)
@@ -529,11 +536,11 @@ def _parts(row: PointRow, pace_ms: float) -> dict[str, float | None]:
 
 
 def _pace_ms(row: PointRow) -> float | None:
-    """Return the mean step in ms; the median without local steps; None where it is not known."""
+    """Return the mean step in ms; the median step without local steps."""
     return row.step_ms_mean if row.local_step_ms_by_rank else row.step_ms_p50
 
 
-# Columns of `summary` that have another name in `points`, and those that are made.
+# Columns of `summary` with another name in `points`, and columns that `points` lacks.
 _SOURCES = {
     "step_ms": "step_ms_p50",
     "throughput_items_per_s": "throughput",
@@ -546,27 +553,30 @@ _MADE = ("job_name", "params_json", "metrics_json", "doubts")
 
 
 def write_summary(store: RunStore, run: Run) -> None:
-    """Write the table `summary` of a run anew.
+    """Write the table `summary` of a run, except for a health check or damaged points.
 
-    Writes nothing for a health check, without points, or if a part of the points is damaged.
-    Raises ResultsError where the folder is gone or cannot be written.
+    Raises:
+        ResultsError: the folder is gone or cannot be written.
     """
     if run.is_health_check:
         return
     try:
         points = point_rows(reader.load_table(store.root, "points", run.run_id))
     except ResultsError:
-        return  # the report of the run names the damaged file
+        return  # the report names the damaged file
     store.write_summary(summary_rows(run, points))
 
 
 def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
-    """Return one row for each point of a run, as `scaling` makes them; controls are left out.
+    """Return a row for each point of a run.
 
-    points: rows of the run in `points`, all attempts. In the result params_json has the parameters
-    as `typed_value` reads their texts, and settings of OPTIONAL not at their default.
+    params_json has typed parameters, and settings of OPTIONAL that are not at their default.
+
+    Args:
+        run: the run.
+        points: its rows in `points`, all attempts.
     """
-    found = []
+    summary = []
     for row in scaling(points, run.baseline):
         settings = {name: getattr(row, name) for name in OPTIONAL}
         changed = {n: value for n, value in settings.items() if value != RUN_SETTINGS[n].default}
@@ -577,7 +587,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
             if name not in _MADE
         }
         kinds = dict.fromkeys(doubt.kind.value for doubt in row.doubts or ())
-        found.append(
+        summary.append(
             SummaryRow(
                 job_name=run.job_name,
                 params_json=json.dumps(typed | changed),
@@ -586,11 +596,11 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
                 **copied,
             )
         )
-    return found
+    return summary
 
 
 def typed_value(text: str) -> bool | int | float | str:
-    """Return the bool or finite number that a text is in JSON, else the text; a str "64" is 64."""
+    """Return the bool or finite number that a text is in JSON, else the text."""
     try:
         value = json.loads(text)
         is_number = isinstance(value, bool | int | float) and math.isfinite(value)

@@ -1,7 +1,7 @@
-"""What is best done with slow devices: scenarios of one step, set beside each other.
+"""Ways to share a step among fast and slow devices, compared.
 
-A scenario is a value of the setting `shares`; a fleet is all points of a run that are equal but for
-that. Pure, over the rows of `raybench.analysis.scaling`.
+A scenario is a value of the setting `shares`. A fleet is all points of a run that differ in
+`shares` alone.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from raybench.stats.shares import fast_devices
 
 @dataclass(frozen=True, kw_only=True)
 class RankOfStep:
-    """One rank's part of an uneven step, in ms.
-
-    wait_ms: for the rank whose own step is longest; None where not known, and without a share.
-    slow_ratio: measured speed of an emulated device, as a share of its own; None: not emulated.
-    is_fast: not emulated; where none is, by the probes (`fast_devices`), True without them.
-    """
+    """One rank's part of an uneven step."""
 
     rank: int
     items: int
+    # Wait for the slowest rank; None if unknown, or without a share of the work.
     wait_ms: float | None
+    # Measured speed of an emulated slow device over its full speed; None if not emulated.
     slow_ratio: float | None
+    # Not emulated. If no device is emulated: by the probes, else True.
     is_fast: bool
 
 
@@ -50,13 +48,13 @@ class Scenario:
 
     @property
     def half_width(self) -> float | None:
-        """Return half of the 95 % interval of the throughput, as a share; None for one round."""
+        """Return half of the 95 % interval over the throughput; None for one round."""
         low, high = self.row.throughput_low, self.row.throughput_high
         return None if low is None or high is None else (high - low) / 2 / self.throughput
 
     @cached_property
     def ranks(self) -> tuple[RankOfStep, ...]:
-        """Return the part of each rank, in rank order; empty where the shares are not known."""
+        """The part of each rank, in rank order; empty if the shares are unknown."""
         row = self.row
         items = row.share_by_rank or ()
         ratios = row.slow_ratio_by_rank or (None,) * len(items)
@@ -64,13 +62,13 @@ class Scenario:
         if all(are_fast) and (speeds := probe_speeds(row)):
             are_fast = fast_devices(speeds)
         working = [rank for rank, share in enumerate(items) if share]
-        own_ms = dict(zip(working, row.local_step_ms_by_rank or (), strict=False))
-        last_ms = max(own_ms.values(), default=0.0)
+        local_ms = dict(zip(working, row.local_step_ms_by_rank or (), strict=False))
+        last_ms = max(local_ms.values(), default=0.0)
         return tuple(
             RankOfStep(
                 rank=rank,
                 items=share,
-                wait_ms=last_ms - own_ms[rank] if rank in own_ms else None,
+                wait_ms=last_ms - local_ms[rank] if rank in local_ms else None,
                 slow_ratio=ratios[rank],
                 is_fast=are_fast[rank],
             )
@@ -79,60 +77,64 @@ class Scenario:
 
     @property
     def idle_share_of_fast(self) -> float | None:
-        """Return the mean share of a step that fast ranks with samples wait; None if unknown."""
-        waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
+        """Return the mean wait of fast ranks with samples over the step; None if unknown."""
+        waits = [rank.wait_ms for rank in self.ranks if rank.is_fast and rank.wait_ms is not None]
         return sum(waits) / len(waits) / (step_of_parts(self.row) or 1.0) if waits else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Throughput of one scenario / another's - 1, with half of its 95 % interval."""
+    """Relative gain in throughput of a scenario over another."""
 
+    # 0.1 means 10 % more samples/s.
     gain: float
-    # None where one of the scenarios has a single round.
+    # Half of the 95 % interval; None if a scenario has a single round.
     half_width: float | None
 
 
-def gain_over(one: Scenario, other: Scenario) -> Gain:
-    """Return by what share the throughput of `one` is above that of `other` (0.1: 10 % more)."""
-    ratio = one.throughput / other.throughput
-    if one.half_width is None or other.half_width is None:
+def gain_over(scenario: Scenario, other: Scenario) -> Gain:
+    """Return the gain in throughput of `scenario` over `other`."""
+    ratio = scenario.throughput / other.throughput
+    if scenario.half_width is None or other.half_width is None:
         return Gain(gain=ratio - 1, half_width=None)
-    return Gain(gain=ratio - 1, half_width=ratio * math.hypot(one.half_width, other.half_width))
+    half_width = ratio * math.hypot(scenario.half_width, other.half_width)
+    return Gain(gain=ratio - 1, half_width=half_width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenFleet:
-    """Scenarios whose settings differ in the shares alone: shares, as "by_speed" -> scenario."""
+    """Scenarios that differ in the shares alone."""
 
+    # Shares, as "by_speed" -> scenario.
     scenarios: Mapping[str, Scenario]
 
     @cached_property
     def first(self) -> ScaledRow:
-        """Return the row of the first scenario: for the settings that all have in common."""
+        """The row of the first scenario, for settings that all scenarios share."""
         return next(iter(self.scenarios.values())).row
 
     @property
     def slow_count(self) -> int:
-        """Return how many devices are slow: emulated, else by probes (`fast_devices`); else 0."""
+        """Return the number of slow devices: emulated, or slow by the probes."""
         if self.first.slow_ratio < 1:
             return min(self.first.slow_count, self.first.world_size)
         return sum(not rank.is_fast for rank in self._ranks)
 
     @property
     def probe_ratio(self) -> float:
-        """Return the mean speed of a slow device over that of a fast one, as probed.
+        """Return the mean speed of slow devices over the mean speed of fast devices, as probed.
 
-        For emulated devices over their own full speed. 1 if no device is slow or was probed.
+        For emulated devices: over their full speed. 1 if no device is slow or was probed.
         """
-        found = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
-        if found:
-            return sum(found) / len(found)
-        speeds = next(filter(None, (probe_speeds(s.row) for s in self.scenarios.values())), [])
-        fast, slow = (
-            [s for s, rank in zip(speeds, self._ranks, strict=False) if rank.is_fast is one]
-            for one in (True, False)
-        )
+        ratios = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
+        if ratios:
+            return sum(ratios) / len(ratios)
+        by_scenario = (probe_speeds(scenario.row) for scenario in self.scenarios.values())
+        speeds = next(filter(None, by_scenario), [])
+        fast: list[float] = []
+        slow: list[float] = []
+        for speed, rank in zip(speeds, self._ranks, strict=False):
+            (fast if rank.is_fast else slow).append(speed)
         return (sum(slow) / len(slow)) / (sum(fast) / len(fast)) if slow and fast else 1.0
 
     @property
@@ -141,42 +143,40 @@ class UnevenFleet:
 
     @cached_property
     def best(self) -> Scenario:
-        """Return the scenario with the most samples/s."""
+        """The scenario with the most samples/s."""
         return max(self.scenarios.values(), key=lambda scenario: scenario.throughput)
 
     def as_good(self) -> list[str]:
-        """Return the other shares that may be as good as the best, as "by_speed".
-
-        Their difference to the best is within its 95 % interval (`gain_over`), or is 0.
-        """
-        others = [one for one in self.scenarios.values() if one is not self.best]
-        gains = [gain_over(self.best, one) for one in others]
-        return [
-            other.shares
-            for other, gain in zip(others, gains, strict=True)
-            if abs(gain.gain) <= (gain.half_width or 0.0)
-        ]
+        """Return shares that tie with the best: the gain is within its 95 % interval, or 0."""
+        ties = []
+        for scenario in self.scenarios.values():
+            gain = gain_over(self.best, scenario)
+            if scenario is not self.best and abs(gain.gain) <= (gain.half_width or 0.0):
+                ties.append(scenario.shares)
+        return ties
 
     @property
     def is_sure(self) -> bool:
         """Return whether each scenario has an interval, so that a best scenario can be named."""
-        return all(one.half_width is not None for one in self.scenarios.values())
+        return all(scenario.half_width is not None for scenario in self.scenarios.values())
 
     @property
     def crossover_batch(self) -> float | None:
         """Return the global batch in samples above which by_speed should beat fast, by the probes.
 
-        0: at any batch. None if it never does, if all devices are fast, or it is not known.
+        0 means at any batch. None if by_speed never wins, all devices are fast, or it is unknown.
         """
-        rows = (one.row for one in self.scenarios.values())
-        return next((r.crossover_batch for r in rows if r.crossover_batch is not None), None)
+        batches = (scenario.row.crossover_batch for scenario in self.scenarios.values())
+        return next((batch for batch in batches if batch is not None), None)
 
 
 def fleets(rows: Sequence[ScaledRow]) -> list[UnevenFleet]:
-    """Return the fleets that were measured with at least two kinds of shares.
+    """Return the fleets of a run that have at least two scenarios.
 
-    The fewest devices come first, then the fewest slow ones, then the largest `slow_ratio`. Points
-    not ok, or without throughput or step time, are left out. rows: of one run, by `scaling`.
+    They are sorted by devices, slow devices, and then by the largest `slow_ratio`.
+
+    Args:
+        rows: of one run, by `scaling`.
     """
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:
@@ -186,5 +186,5 @@ def fleets(rows: Sequence[ScaledRow]) -> list[UnevenFleet]:
         alike = tuple(str(setting_of(row, name)) for name in names if name != "shares")
         group = groups.setdefault((*alike, *sorted(row.params.items())), {})
         group[row.shares] = Scenario(row=row, throughput=row.throughput, step_ms=row.step_ms_p50)
-    found = [UnevenFleet(scenarios=group) for group in groups.values() if len(group) > 1]
-    return sorted(found, key=lambda f: (f.first.world_size, f.slow_count, -f.first.slow_ratio))
+    several = [UnevenFleet(scenarios=group) for group in groups.values() if len(group) > 1]
+    return sorted(several, key=lambda f: (f.first.world_size, f.slow_count, -f.first.slow_ratio))
