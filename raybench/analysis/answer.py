@@ -485,7 +485,6 @@ def _speed_up(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> Insight
 
 
 def _speed_ups(data: RunData) -> SpeedUps:
-    """Return the speed-ups on the most devices, by the first setting in which points differ."""
     rows, baseline = with_most_ranks(data.rows), data.run.baseline
     sizes = ("batch", "world_size", "scaling", "workload")
     groups: dict[str, list[ScaledRow]] = {}
@@ -550,7 +549,6 @@ def why_not_known(rows: Iterable[ScaledRow]) -> dict[LossesUnknown, int]:
 
 
 def _gains(data: RunData) -> Gains:
-    """Return the speed-ups over the baseline, by the settings that the baseline names."""
     baseline = data.run.baseline
     groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows_compared(data.rows):
@@ -604,7 +602,6 @@ def _over_best_other(fleet: UnevenFleet) -> Gain:
 
 
 def _uncompared(data: RunData, asked: Answer) -> Uncompared | None:
-    """Return the points that should have been compared and are not, and why."""
     if asked.metric not in RATIOS:
         return None
     others = [row for row in data.ok_rows if not row.is_baseline]

@@ -455,7 +455,7 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[Fact, str]:
         "name": ", ".join(f"{count} x {name}" for name, count in models) or NONE,
         "node_id": str(devices["node_id"].nunique() or NONE),
         "host": _join(devices["host"]),
-        # Not of CPU workers, whose UUID names a process.
+        # The UUID of a CPU worker names a process, so it would always differ.
         "uuid": _join(devices.loc[devices["kind"] != "cpu", "uuid"]),
         **{column: _join(devices[column]) for column in _DEVICE_COLUMNS},
     }
@@ -617,7 +617,7 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
 
     Args:
         points: rows of the table `points` of any runs, with HISTORY_COLUMNS at least.
-        threshold: as of `find_steps`; 0.015 means 1.5 %.
+        threshold: smaller relative changes make no new level; 0.015 means 1.5 %.
     """
     order: dict[str, int] = {}
     for row in points:

@@ -116,7 +116,6 @@ def units(table: str) -> dict[str, str]:
 
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
-    """Return run id -> rows of `points`; among all runs, a damaged run is left out."""
     by_run: dict[str, list[PointRow]] = {}
     for row in point_rows(reader.load_table(root, "points", run_id)):
         by_run.setdefault(row.run_id, []).append(row)
@@ -124,7 +123,6 @@ def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
 
 
 def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
-    """Return the speed-ups of each run against the baseline of its own job."""
     import pandas as pd
 
     baselines = reader.baselines(root, run_id)
@@ -147,7 +145,6 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
 
 
 def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
-    """Return the summary of each run, running runs included."""
     import pandas as pd
 
     all_runs = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]

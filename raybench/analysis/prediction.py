@@ -9,8 +9,9 @@ The 95 % interval adds the squares of three errors, as logarithms: of the measur
 hidden part of the additional communication, and ERROR_OF_A_DOUBLING for each doubling of devices.
 
 Steps over several nodes are not predicted. They depend on the algorithm that NCCL chooses, and no
-steps over a network were measured to check an interval. From 16 to 64 devices in nodes of 8, a flat
-ring sends 5 % more between nodes, a hierarchical all_reduce 75 % more.
+steps over a network were measured to check an interval. On 64 instead of
+16 devices in nodes of 8, a flat ring sends 5 % more between nodes, a hierarchical all_reduce 75 %
+more.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from raybench.stats.summary import student_t
 from raybench.workloads.base import parameter_count
 
 # The largest error of 22 of 24 committed GPU-bound points, when 4 H200s of one node were predicted
-# from 1 and 2 (benchmarks/prediction_accuracy.py). Other models, machines and links were not tested.
-# Errors of several doublings are assumed to be independent.
+# from 1 and 2 (benchmarks/prediction_accuracy.py). Other models and links were not tested. Errors
+# of several doublings are assumed to be independent.
 ERROR_OF_A_DOUBLING = 0.05
 _SETTINGS = ("workload", "scaling", *EXECUTION)
 
@@ -188,13 +189,7 @@ def _step_ms(row: PointRow) -> float:
 def _why_not(
     rows: Sequence[PointRow], of_node: Sequence[PointRow], usable: Sequence[PointRow]
 ) -> NotPredicted | None:
-    """Return why a series cannot be predicted.
-
-    Args:
-        rows: all points of the series.
-        of_node: timed points on one node.
-        usable: the precise points of `of_node`.
-    """
+    """Return why a series cannot be predicted; `of_node` are its timed points on one node."""
     # DDP reduces gradients if a built-in model is trained, or if `comm_ms` is known, which is timed
     # for buckets of gradients alone.
     if rows[0].params.get("mode") == "inference" or not any(
@@ -221,13 +216,7 @@ def _why_not(
 
 
 def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -> Prediction:
-    """Return the step of a series at a world size that was not measured.
-
-    Args:
-        rows: usable points, the fewest devices first.
-        world_size: number of devices.
-        trials: the rounds of the run.
-    """
+    """Return the predicted step of a series, whose usable points have the fewest devices first."""
     from scipy.optimize import nnls
 
     first, last = rows[0], rows[-1]

@@ -195,7 +195,7 @@ class Ranking:
 class Values:
     """Values of points that do not compete.
 
-    Of messages and arrays, only the largest size counts; of collectives, only all_reduce.
+    Only the largest size of messages and arrays counts, and only all_reduce of the collectives.
     """
 
     kind: ClassVar = "values"
@@ -320,7 +320,7 @@ def rank(
             over_cases=_over_cases(contested) if len(contested) > 1 else None,
             figures=figures,
         )
-    # Of equal values, the first is named.
+    # The first of equal values is named.
     least, *_, most = sorted([*largest, largest[0]], key=lambda case: case.best.value)
     sizes = sorted({size_of(case.best.row) for case in cases} - {0})
     smallest_ms = 0.0

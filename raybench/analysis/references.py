@@ -67,8 +67,8 @@ class SourceRun(_Strict):
 class Quantity(_Strict):
     """What a value measures."""
 
-    # Settings that define a point, as workload, parameters, precision and world_size. Of a health
-    # check: test, and where, such as "device", "pair on a node", "pair of nodes", "4 on a node".
+    # Settings that define a point, as workload, parameters, precision and world_size. A health
+    # check has test, and where, such as "device", "pair on a node", "pair of nodes", "4 on a node".
     of: dict[str, str]
     # A column of `points`, or "value" of a health check.
     metric: str
@@ -174,7 +174,6 @@ class ReferenceFile(_Strict):
 
     @model_validator(mode="after")
     def _check_entries(self) -> ReferenceFile:
-        """Raise ValueError for a value outside its range, or unlisted runs or devices."""
         for entry in self.quantities:
             if not entry.low <= entry.value <= entry.high:
                 raise ValueError(f"must have low <= value <= high in {entry.metric} of {entry.of}")
@@ -217,7 +216,6 @@ def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, flo
 
 
 def _rounded(value: float) -> float:
-    """Return a value with the six digits of reference files."""
     return float(f"{value:.6g}")
 
 
@@ -330,13 +328,11 @@ def _count_hosts(used: set[str], measured: Measured, locations: Mapping[str, str
 
 
 def _keys(measured: Measured) -> Iterator[set[str]]:
-    """Yield the devices of each value."""
     for of_run in measured.values():
         yield from map(_uuids, of_run)
 
 
 def _merge(groups: Iterable[set[str]]) -> list[set[str]]:
-    """Merge groups that share a device."""
     merged: list[set[str]] = []
     for group in groups:
         overlapping = [other for other in merged if other & group]
@@ -538,7 +534,7 @@ def format_references(file: ReferenceFile) -> str:
     yaml.width = 4096
 
     def quote(representer: Any, text: str) -> Any:
-        # Within braces the emitter does not quote such text, as ":4096:8", which cannot be read back.
+        # Within braces the emitter leaves such text unquoted, as ":4096:8", which is no valid YAML.
         style = '"' if re.search(r"^[:?]|\x85", text) else None
         return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -562,7 +558,6 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 
 
 def _exceeded_peak(model: str, entry: Entry) -> float | None:
-    """Return the datasheet's peak if the entry's value is above it."""
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, which is faster than the memory.
     is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
@@ -642,12 +637,7 @@ def _impossible(figure: str, value: float, limit: float) -> Doubt:
 
 
 def _rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doubt]:
-    """Yield a doubt for each rate that the device cannot reach.
-
-    Args:
-        row: a point.
-        entries: references of its device model; without entries, the datasheet counts.
-    """
+    """Yield a doubt for each rate that the device cannot reach; `entries` are of its model."""
 
     def most(test: str) -> float:
         """Return the largest value of health tests whose name begins with `test`, or 0."""

@@ -404,7 +404,7 @@ def regions_by_point(regions: Sequence[RegionRow]) -> dict[str, list[RegionRow]]
     return {point_id: slowest_regions(rows) for point_id, rows in last.items()}
 
 
-# Of more ranks only rank 0, the quickest and the slowest are shown.
+# If there are more ranks, only rank 0, the quickest and the slowest are shown.
 MOST_RANKS = 8
 
 

@@ -173,7 +173,6 @@ class Columns:
 
 
 def _show(names: str, *, optional: str) -> Columns:
-    """Return the columns of a table by their names, separated by spaces."""
     return Columns(
         metrics=tuple(BY_NAME[name] for name in names.split()),
         optional=tuple(BY_NAME[name] for name in optional.split()),

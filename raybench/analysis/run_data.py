@@ -69,7 +69,7 @@ class RunData:
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """One row per point, ok or not, by `scaling`; impossible figures are doubts of the point."""
+        """One row per point, ok or not, by `scaling`. Impossible figures are doubts."""
         rows = []
         for row in scaling(self.points, self.run.baseline):
             attempts_s = [attempt.duration_s for attempt in self.trials.rounds(row).values()]
@@ -116,7 +116,7 @@ class RunData:
         """Nodes that the run had at a time, and nodes of the largest point (0: unknown)."""
         most = max((row.node_count or 0 for row in self.rows), default=0)
         # Node ids change when Ray restarts, and hosts may share a name. Count a host as often as it
-        # has devices of the same index. After `--resume` elsewhere, no point may have had all nodes.
+        # has devices of the same index. A resumed run may have had more hosts than nodes at a time.
         alike = self.devices.groupby(["host", "address", "index"]).size()
         nodes = int(alike.groupby(level=["host", "address"]).max().sum())
         if not 0 < most <= nodes:
@@ -143,7 +143,7 @@ class RunData:
 
     @cached_property
     def shared(self) -> Mapping[str, Any]:
-        """Name -> value of what all points share: parameters, and OPTIONAL settings not at default."""
+        """Name -> value of parameters and changed OPTIONAL settings that all points share."""
         if not self.rows:
             return {}
         first = self.rows[0]
@@ -212,7 +212,7 @@ def load_run_data(results: Path, run: str, references: References = SHIPPED) -> 
 
     Args:
         results: the results folder.
-        run: as of `reader.find_run`.
+        run: an id, its unique prefix, a job, `latest`, or a path.
         references: reference values.
 
     Raises:
@@ -230,7 +230,6 @@ def load_run_data(results: Path, run: str, references: References = SHIPPED) -> 
 
 
 def _axes(job: Mapping[str, Any]) -> set[str]:
-    """Return the names of the axes of a job: names in matrix, zip and include."""
     mappings = [job.get("matrix")]
     for name in ("zip", "include"):
         entries = job.get(name)

@@ -176,15 +176,7 @@ def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
 def _against(
     row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, speeds: _OwnSpeeds
 ) -> Derived:
-    """Return the columns of a comparison with the baseline point.
-
-    Args:
-        row: a point with a throughput.
-        base: the baseline point.
-        is_scaling: the two points differ in their devices alone, so the speed-up has an ideal.
-        trials: the rounds of the run.
-        speeds: speeds of devices alone.
-    """
+    """Return the columns of a comparison; `is_scaling` if the speed-up has an ideal."""
     ratios = trials.log_ratios(base, row)
     if not ratios:
         return {"why": NotCompared(kind=NotComparedKind.NO_COMMON_ROUND)}
@@ -220,7 +212,6 @@ def _against(
 
 
 def _doubts_beside(row: ScaledRow, base: ScaledRow) -> Iterator[Doubt]:
-    """Yield doubts about the speed-up that need both points."""
     if base.stable is False:
         yield Doubt(kind=DoubtKind.BASE_UNSTEADY, value=base.warmup_iterations)
     if (ratio := _clock_ratio(row, base)) is not None:
@@ -233,7 +224,6 @@ def _doubts_beside(row: ScaledRow, base: ScaledRow) -> Iterator[Doubt]:
 
 
 def _why_no_losses(row: ScaledRow, base: ScaledRow) -> LossesUnknown | None:
-    """Return why the losses of a point are unknown."""
     if row.is_baseline:
         return None
     for point in (row, base):
@@ -246,7 +236,6 @@ def _why_no_losses(row: ScaledRow, base: ScaledRow) -> LossesUnknown | None:
 
 
 def _why_not_taken_apart(row: ScaledRow) -> NotMeasured | None:
-    """Return the reason why parts of the step are missing."""
     needed = ("compute_ms",) if row.world_size == 1 else ("compute_ms", "comm_exposed_ms")
     for name in needed:
         reason = (row.not_measured or {}).get(name)
@@ -345,9 +334,7 @@ def _is_same(stored: Any, wanted: Scalar) -> bool:
 def _why_not_comparable(row: PointRow, base: PointRow) -> NotCompared | None:
     """Return why clocks forbid a comparison with the baseline.
 
-    Heat, a fault or an unknown reason limited the clocks of a point, or the median SM clocks on one
-    model differ by more than 1 %. A power cap is no obstacle: a device with less work draws less
-    power and clocks higher.
+    A power cap is no obstacle: a device with less work draws less power and clocks higher.
     """
     for point, kind in (
         (base, NotComparedKind.BASELINE_CLOCKS_LIMITED),
@@ -433,7 +420,6 @@ class _OwnSpeeds:
 
 
 def _key(row: PointRow) -> tuple[object, ...]:
-    """Return all settings of a point except settings of its devices."""
     names = ("workload", "scaling", *_ALIKE, batch_column(row) or "status")
     return (*(str(setting_of(row, name)) for name in names), *sorted(row.params.items()))
 

@@ -42,7 +42,7 @@ class RayCluster:
         end: ends this process; called if Ray is gone and a call into Ray hangs.
         terms: how devices are shared with other sweeps; None locks no device and sees no sweep.
         only: devices that may be used; None for all.
-        models: as of `WorkerPool`.
+        models: names of device models that may be used; empty for all.
     """
 
     def __init__(
@@ -221,7 +221,6 @@ class RayCluster:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _check_open(self) -> None:
-        """Raise ClusterError if the cluster is closed, which ends running points."""
         if self._is_closing.is_set():
             raise ClusterError("the cluster is let go")
 
@@ -292,7 +291,6 @@ class _RunningActors(RunningRanks):
 
 
 def _answer_of(ref: Any, rank: int, device: Device) -> RankAnswer:
-    """Return the answer of a rank's ended call; a Failure if it raised or its process died."""
     try:
         answer: RankAnswer = ray.get(ref)
     except ray.exceptions.RayError as error:
@@ -334,5 +332,4 @@ def _answer_of(ref: Any, rank: int, device: Device) -> RankAnswer:
 
 
 def _node_lost(rank: int, device: Device) -> Failure:
-    """Return the failure of a rank whose node is gone, frozen or cut off."""
     return Failure.of(Cause.NODE_LOST, rank=rank, message=f"node {device.host} does not answer")

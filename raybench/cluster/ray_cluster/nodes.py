@@ -43,7 +43,7 @@ from raybench.records.measurement import Measurement, RankAnswer, SpanNs
 from raybench.records.record import OtherUsers
 
 _TAIL_LINES = 60
-# Of stdout and of stderr, in one point.
+# The most output of a point that is kept, for stdout and stderr each.
 _OUTPUT_BYTES = 32 * KIB
 # A log that takes more space on disk is cut to its end.
 _MOST_LOG_BYTES = 8 * MIB
@@ -276,7 +276,7 @@ class NodeAgents:
         self._lock = threading.RLock()
 
     def start(self, node_ids: Iterable[str]) -> None:
-        """Start an agent on each of these nodes that has none, and wait up to 30 s for the agents.
+        """Start missing agents on these nodes, and wait up to 30 s for the agents.
 
         Call it before workers take devices, because agents note how much memory others use.
 
@@ -564,13 +564,10 @@ class NodeAgents:
         arguments: Callable[[list[Device]], tuple[Any, ...]],
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Call a method of the agents of these devices; return node id -> answer.
+        """Call a method of the agents of these devices, except on silent nodes; return answers.
 
-        Args:
-            method: of `NodeAgent`.
-            devices: their nodes are asked, except silent nodes.
-            arguments: returns the arguments of the call from the devices of a node.
-            timeout_s: for all answers together; None means 0.5 s.
+        `arguments` returns the arguments of a call from the devices of a node. `timeout_s` is for
+        all answers together; None means 0.5 s.
         """
         calls = self._send(method, devices, arguments)
         return _collect(calls, timeouts.AGENT_ANSWER_S if timeout_s is None else timeout_s)
@@ -602,7 +599,6 @@ def _collect(refs: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
 
 
 def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
-    """Return node id -> devices, sorted by node id."""
     by_node: dict[str, list[Device]] = {}
     for device in sorted(devices, key=lambda device: device.node_id):
         by_node.setdefault(device.node_id, []).append(device)

@@ -53,7 +53,7 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
 def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
     """Reserve devices in Ray and return a slot for each; waits up to 2 s.
 
-    Of each node all wanted devices are reserved, or none. `remove_placement_group` releases all
+    A node gives all wanted devices or none. `remove_placement_group` releases all
     slots of a node.
 
     Args:

@@ -66,7 +66,7 @@ class _Start:
     """A process that is starting and will take a device."""
 
     slot: Slot
-    # Index of the device on its node; None where Ray has chosen a GPU.
+    # Index of the device on its node; None for a GPU, which Ray has chosen.
     index: int | None
     process: WorkerProcess
     # Ray's reference to the result of `attach_device`.
@@ -167,7 +167,6 @@ class WorkerPool:
 
     @property
     def _unclaimed_names(self) -> list[str]:
-        """Names of listed devices that have no worker yet."""
         claimed = {device.lasting_name for device in self.devices}
         return [name for name in self._only.names if name not in claimed] if self._only else []
 
@@ -374,7 +373,6 @@ class WorkerPool:
         return workers
 
     def _no_device(self, waited_s: float) -> ClusterError:
-        """Return the error where no device could be had; it names other sweeps."""
         own_id = ray.get_runtime_context().get_job_id()
         sweeps = []
         for job in jobs():
@@ -424,12 +422,7 @@ class WorkerPool:
     def _usable(
         self, free: Mapping[str, int], nodes: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Counter[str], set[str]]:
-        """Return how many free devices of each node may get workers, and nodes that are mute.
-
-        Args:
-            free: node id -> number of free devices.
-            nodes: node id -> Ray's dict of the node.
-        """
+        """Return how many free devices of each node may get workers, and the mute nodes."""
         barred = self._agents.silent_nodes() | self._refused_nodes
         usable = Counter({node: count for node, count in free.items() if node not in barred})
         # Ray waits minutes for a node that is cut off, and gives no other node's device meanwhile.
@@ -454,7 +447,6 @@ class WorkerPool:
         self._requests.ask_for(wanted)
 
     def _start_on(self, slots: Sequence[Slot]) -> None:
-        """Begin to start a worker on each slot."""
         most = max(Counter(slot.node_id for slot in slots).values(), default=0)
         limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
@@ -574,7 +566,6 @@ class WorkerPool:
             return str(error)
 
     def _leave_out_other_models(self) -> None:
-        """Refuse workers of other models than `models`, unless no worker would be left."""
         reasons = {worker: self._why_other_model(worker.device) for worker in self._workers}
         if all(reasons.values()):
             return
@@ -585,7 +576,6 @@ class WorkerPool:
                 self._refuse(worker, reason)
 
     def _why_other_model(self, device: Device) -> str:
-        """Return that the device is of another model than `models`, or ""."""
         if not self._models or device.name in self._models:
             return ""
         models = ", ".join(sorted(self._models))
@@ -609,7 +599,6 @@ def _racks() -> dict[str, str]:
 
 
 def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:
-    """Return the error for listed devices, `missing`, that the cluster lacks."""
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return ClusterError(
         f"{only.source}: the cluster does not give {missing[0]}{more}: it is not there, or others "
@@ -618,7 +607,6 @@ def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:
 
 
 def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
-    """Kill the processes, and give their devices back to Ray."""
     for worker in held:
         ray.kill(worker.process.actor, no_restart=True)
     for placement in {worker.slot.placement for worker in held}:

@@ -88,7 +88,7 @@ class ProcessGroups:
             return self._groups[worker_ids]
 
     def leave(self, worker_ids: Sequence[int]) -> None:
-        """End each group that has one of these workers; the members must be idle.
+        """End all groups of these workers; the members must be idle.
 
         If a member does not leave in time, all members are replaced.
 
@@ -110,7 +110,7 @@ class ProcessGroups:
                     self._replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
-        """Drop each group that has one of these workers; the group must have ended."""
+        """Drop all groups of these workers; the groups must have ended."""
         with self._lock:
             for members in self._groups_with(worker_ids):
                 del self._groups[members]
@@ -128,7 +128,6 @@ class ProcessGroups:
         self._store, self._groups = None, {}
 
     def _groups_with(self, worker_ids: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the members of each group that has one of these workers."""
         return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
 
     def _endpoint(self) -> tuple[str, int]:

@@ -86,7 +86,7 @@ def connect_ray(
 ) -> Connection:
     """Join the Ray cluster at `address`, or start a private cluster.
 
-    Parameters and errors are as of `raybench.cluster.connect`. At the end the caller calls
+    `raybench.cluster.connect` documents parameters and errors. At the end the caller calls
     `ray.shutdown`, and removes the connection's `folder`, if any.
     """
     ray_internals.silence_raylets()
@@ -235,7 +235,6 @@ def find_own_cluster() -> tuple[str, str]:
 
 
 def _read_address(folder: Path) -> str:
-    """Return HOST:PORT in the address file of this folder; "" where there is none."""
     file = folder / _ADDRESS_FILE
     try:
         text = file.read_text(errors="replace").strip() if file.is_file() else ""
@@ -354,14 +353,13 @@ class HeadMonitor:
         """Raise ClusterError if a program is gone.
 
         Args:
-            afresh: as of `gone`. Look afresh before an actor is started or killed, because Ray then
-                ends this process if the head is dead.
+            afresh: look now. Needed before an actor is started or killed, because Ray then ends
+                this process if the head is dead.
         """
         if gone := self.gone(afresh=afresh):
             raise ClusterError(gone)
 
     def _silent(self) -> str:
-        """Return in words the first program that does not answer now."""
         for name, address in self._addresses.items():
             if why_not_listening(address, timeouts.HEAD_CONNECT_S):
                 return f"{name} at {address} is gone"
