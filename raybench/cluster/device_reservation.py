@@ -5,14 +5,12 @@ lock (flock) on the file, which the kernel releases when the holder dies. A swee
 device for itself makes no file if another sweep has a locked one. Only one process of the host
 makes files at a time. All processors of a host are one device, `CPU`.
 
-Every user can write into the folder, so no link is followed. What a file says of its holder is
-cleaned and shown; the only decision that depends on it is how long a sweep waits.
+Every user can write into the folder, so no link is followed, and the text of a file only decides
+how long a sweep waits.
 
-A `DeviceReservation` takes the locks on all nodes of a sweep, through the agents of these nodes.
-
-Other users of the nodes of a point are found by comparing two readings of each node, before and
-after the point: other sweeps by their locks, CPU load by the processor time of other processes,
-GPU use by the processes that NVML lists. Nothing here runs in the process of a rank.
+Other users are found by comparing two readings of each node, before and after a point: the locks of
+other sweeps, the processor time of other processes, and the processes that NVML lists. Nothing here
+runs in the process of a rank.
 """
 
 from __future__ import annotations
@@ -136,13 +134,10 @@ class DeviceLocks:
         self._held: dict[str, tuple[int, Path]] = {}
 
     def lock(self, devices: Sequence[str], holder: Holder, shared: bool) -> LockResult:
-        """Lock more devices; return who else uses them, or why locking failed. Never raises.
-
-        It may wait 5 s for another process that locks devices.
+        """Lock more devices; return who else uses them. Takes up to 5 s and never raises.
 
         Args:
             devices: names from `lock_name`.
-            holder: this sweep.
             shared: if False, lock no device if another sweep uses one of them.
         """
         try:
@@ -326,12 +321,7 @@ class NodeLocks(Protocol):
 
 
 class DeviceReservation:
-    """The devices of one sweep, locked on all its nodes.
-
-    Args:
-        terms: None locks no device and sees no other sweep.
-        log: gets lines for the user.
-    """
+    """The devices of one sweep, locked on all its nodes; without terms it locks nothing."""
 
     def __init__(
         self, nodes: NodeLocks, terms: ReservationTerms | None, log: Callable[[str], None]
@@ -477,26 +467,24 @@ def read_node_use(
 
     Args:
         devices: devices of a point on this node.
-        locks: locks of this sweep on this node.
-        holder: this sweep.
         ended: ids of processes of this sweep that have ended; NVML may still list them.
         busy: UUIDs of GPUs with other points of this sweep.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
-    own = _own_processes(holder)
+    own_ids = _own_processes(holder)
     gpus = [device for device in devices if device.kind == "cuda"]
     ended = {*ended, *(device.process_id for device in devices)}
     processes = {}
     for gpu in gpus:
-        others = _on_gpu(gpu, own | ended)
+        others = _on_gpu(gpu, own_ids | ended)
         if others is not None:
             processes[gpu.uuid] = others
     # In a container NVML may list the process ids of the host, which do not match ours.
-    ours = own | ended if processes else None
+    ours = own_ids | ended if processes else None
     processors = os.sched_getaffinity(0)
     has_cpu_workers = len(gpus) < len(devices)
     times = {}
-    for number in own if has_cpu_workers else ():
+    for number in own_ids if has_cpu_workers else ():
         with suppress(psutil.Error):  # the process has ended
             process = psutil.Process(number)
             spent = process.cpu_times()
@@ -579,10 +567,10 @@ def _own_processes(holder: Holder) -> set[int]:
     living_ids = {process.pid for process in living}
     ray_ids = {process.pid for process in living if process.info["name"] in _RAY_PROGRAMS}
     ray_ids.add(os.getppid())
-    own = {*ray_ids, os.getpid()}
+    own_ids = {*ray_ids, os.getpid()}
     if holder.host == socket.gethostname():
-        own.add(holder.process_id)
-    own &= living_ids
+        own_ids.add(holder.process_id)
+    own_ids &= living_ids
     candidates = []
     for process in living:
         # A Ray worker of another program has no mark of raybench.
@@ -594,9 +582,11 @@ def _own_processes(holder: Holder) -> set[int]:
                 is_foreign = is_foreign and reaper.MARK not in process.environ()
         if not is_foreign:
             candidates.append(process)
-    while children := {child.pid for child in candidates if child.info["ppid"] in own} - own:
-        own |= children
-    return own
+    while True:
+        children = {child.pid for child in candidates if child.info["ppid"] in own_ids}
+        if children <= own_ids:
+            return own_ids
+        own_ids |= children
 
 
 def _others_on_node(
@@ -604,29 +594,29 @@ def _others_on_node(
     locks: DeviceLocks,
     holder: Holder,
     busy: Collection[str],
-    own: set[int] | None,
+    own_ids: set[int] | None,
 ) -> tuple[str, ...]:
     from raybench.hardware import nvml
 
     host, here = devices[0].host, set(map(lock_name, devices))
     users: list[str] = []
     sweeps = locks.users_beside(here, holder.sweep)
-    numbers = nvml.uuids() if sweeps or own is not None else {}
+    numbers = nvml.uuids() if sweeps or own_ids is not None else {}
     for name, holders in sweeps.items():
         device = f"GPU {numbers[name]}" if name in numbers else "another GPU"
         device = "the processors" if name == CPU else device
         users += [f"{other} used {device} of {host}" for other in holders]
-    if own is None:
+    if own_ids is None:
         return tuple(users)
     for uuid in sorted(numbers.keys() - here - sweeps.keys() - set(busy), key=numbers.__getitem__):
         handle = nvml.device(uuid)
         process_ids = set() if handle is None else nvml.compute_process_ids(handle)
-        for process_id in sorted(process_ids - own):
+        for process_id in sorted(process_ids - own_ids):
             users.append(f"{_in_words(process_id)} used GPU {numbers[uuid]} of {host}")
     return tuple(users)
 
 
-def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
+def _on_gpu(device: Device, own_ids: set[int]) -> tuple[str, ...] | None:
     """Return other processes on the GPU in words; None if NVML does not list the worker itself."""
     from raybench.hardware import nvml
 
@@ -634,7 +624,7 @@ def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
     process_ids = set() if handle is None else nvml.process_ids(handle)
     if device.process_id not in process_ids:
         return None
-    return tuple(map(_in_words, sorted(process_ids - own)))
+    return tuple(map(_in_words, sorted(process_ids - own_ids)))
 
 
 def _in_words(process_id: int) -> str:

@@ -5,7 +5,6 @@
 
 # The end of a point. NCCL's abort takes half a second.
 ABORT_S = 1.5
-# Time for faulthandler to write the stacks of the ranks.
 STACK_DUMP_S = 0.3
 # The GPU driver frees the memory of an ended process within a second.
 MEMORY_FREE_S = 10.0
@@ -13,7 +12,7 @@ MEMORY_FREE_S = 10.0
 # Starting workers. Many workers of one node load torch at once, which takes longer.
 WORKER_START_S = 180.0
 WORKER_START_EACH_S = 5.0
-# For the other workers, once the first has come; later workers join while points run.
+# After the first worker; later workers join while points run.
 SLOW_WORKERS_S = 20.0
 # Bundles on devices that were free a moment ago come in milliseconds, or not at all.
 PLACEMENT_S = 2.0
