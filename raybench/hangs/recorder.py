@@ -92,7 +92,18 @@ def read(dumps: Dumps) -> Recording:
         except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError):
             continue
     calls.sort(key=lambda call: -call.age_s)
-    return Recording(is_on=bool(calls), calls=tuple(calls), members=members)
+    return Recording(is_on=bool(calls), calls=tuple(_of_newest_groups(calls)), members=members)
+
+
+def _of_newest_groups(calls: Sequence[Call]) -> list[Call]:
+    """Drop calls of former groups: a new group has the name of the former one, and counts anew."""
+    newest: dict[str, int] = {}
+    kept: list[Call] = []
+    for call in reversed(calls):
+        if call.number <= newest.get(call.group, call.number):
+            newest[call.group] = call.number
+            kept.append(call)
+    return kept[::-1]
 
 
 def _calls(entries: Sequence[Mapping[str, Any]], now_ns: int) -> Iterator[Call]:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -272,6 +273,8 @@ class NodeAgents:
         self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
         self._looked_s = 0.0
+        # Node id -> ids of ended processes of scripts that its agent may not know yet.
+        self._ended: defaultdict[str, set[int]] = defaultdict(set)
         # Points that run at the same time use the agents.
         self._lock = threading.RLock()
 
@@ -527,9 +530,10 @@ class NodeAgents:
             for answer, device in zip(answers, devices, strict=True)
             if isinstance(answer, Measurement) and device.kind == "cuda"
         }
-        ended: dict[str, list[int]] = {}
-        for answer, device in zip(answers, devices, strict=True):
-            ended.setdefault(device.node_id, []).extend(answer.ended_processes)
+        with self._lock:
+            for answer, device in zip(answers, devices, strict=True):
+                self._ended[device.node_id].update(answer.ended_processes)
+            ended = {node_id: sorted(self._ended[node_id]) for node_id in _by_node(devices)}
 
         def arguments(here: list[Device]) -> tuple[Any, ...]:
             spans_here = {
@@ -538,6 +542,9 @@ class NodeAgents:
             return _process_ids(here), spans_here, ended[here[0].node_id]
 
         by_node = self._ask("end_point", devices, arguments)
+        with self._lock:
+            for node_id in by_node:
+                self._ended[node_id].difference_update(ended[node_id])
         completed: list[RankAnswer] = []
         for answer, device in zip(answers, devices, strict=True):
             outputs, clocks = by_node.get(device.node_id, ({}, {}))

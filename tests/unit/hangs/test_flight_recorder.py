@@ -51,6 +51,17 @@ def test_calls_of_gloo_have_shape_and_stage():
     assert 0 <= third.age_s < 60
 
 
+def test_calls_of_a_former_group_are_dropped(tmp_path):
+    for count in (5, 2):
+        store = f"file://{tmp_path / str(count)}"
+        dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+        for _ in range(count):
+            dist.all_reduce(torch.ones(1))
+        recording = recorded()
+        dist.destroy_process_group()
+    assert recording.last_number(recording.calls[-1].group) == 2
+
+
 ENTRY = {
     "frames": [
         {"name": "all_reduce", "filename": "/v/site-packages/torch/distributed/c.py", "line": 9},
