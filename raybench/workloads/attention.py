@@ -1,11 +1,12 @@
-"""Kernels of attention, with the log-sum-exp to merge parts by, and attention divided over ranks.
+"""Kernels of attention with their log-sum-exp, and attention divided over ranks.
 
-A sequence is divided over a grid of ranks, ring x ulysses, in which those of one ulysses group
-follow each other: rank = ring place * ulysses + ulysses place. Attention does not depend on the
-order of the tokens, so that no rank has to know whose tokens it sees. Ulysses: all_to_all of query,
-key and value gives each rank of a group all the group's tokens of some heads, and one of the output
-gives them back. Ring: keys and values go round the ring, and parts are merged by their log-sum-exp;
-or all are gathered.
+The ranks of a sequence form a grid, ring x ulysses: rank = ring index * ulysses + ulysses index.
+Attention does not depend on the order of the tokens, so no rank must know whose tokens it sees.
+
+* Ulysses: an all_to_all of query, key and value gives each rank some heads of all tokens of its
+  group; another all_to_all returns the output.
+* Ring: keys and values travel round the ring, and the partial outputs are merged by their
+  log-sum-exp; or keys and values are gathered at once.
 """
 
 from __future__ import annotations
@@ -32,11 +33,16 @@ Part: TypeAlias = tuple[Tensor, Tensor]
 
 
 def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
-    """Return the kernel that is asked for; for auto the one that torch chooses for these tokens.
+    """Return the kernel that is asked for; for auto the kernel that torch chooses.
 
-    tokens: (1, heads, tokens, head), for query, key and value. Shape, strides, type, device,
-    requires_grad and torch's switches matter, not values. On meta auto is math. Raises UsageError
-    for efficient and cudnn on a CPU, RuntimeError if torch finds none for auto; checks no more.
+    Args:
+        asked: the setting of the job.
+        tokens: example of query, key and value, (1, heads, tokens, head width); its values are
+            ignored.
+
+    Raises:
+        UsageError: efficient or cudnn on a CPU.
+        RuntimeError: torch finds no kernel for auto.
     """
     if asked == "auto":
         choice = SDPBackend(torch._fused_sdp_choice(tokens, tokens, tokens))
@@ -46,11 +52,13 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
 
 
 def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
-    """Make torch's attention use this kernel from now on, in this process; auto: as it is now.
+    """Make torch's attention use this kernel in this process from now on; auto changes nothing.
 
-    Recomputed activations and functions compiled later use it too (torch's cache is kept apart by
-    what is enabled); functions compiled before keep theirs. Nothing on meta. Raises UsageError for
-    efficient and cudnn on a CPU; attention raises RuntimeError for what the kernel cannot compute.
+    Functions that were compiled earlier keep their kernel. Attention raises RuntimeError later if
+    the kernel cannot compute it.
+
+    Raises:
+        UsageError: efficient or cudnn on a CPU.
     """
     if device.type == "meta":
         return
@@ -59,48 +67,60 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
         _check_device(asked, device)
         for name in names:
             getattr(switches, f"enable_{name}_sdp")(name.removeprefix("mem_") == asked)
-    # Else torch.compile takes code from its cache on disk that was compiled for another kernel
+    # Otherwise torch.compile loads code that was compiled for another kernel from its cache on disk
     # (pytorch#185449).
     enabled = [name for name in names if getattr(switches, f"{name}_sdp_enabled")()]
     torch.compiler.config.cache_key_tag = f"{enabled} of {torch._C._get_sdp_priority_order()}"
 
 
 def _check_device(asked: Kernel, device: torch.device) -> None:
-    """Raise UsageError for efficient and cudnn on a CPU."""
     if device.type == "cpu" and asked in ("efficient", "cudnn"):
         raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
 
 
 def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """Return (output, log-sum-exp) of attention by this kernel of torch's, not causal.
+    """Return (output, log-sum-exp) of attention by this kernel, not causal.
 
-    query: (1, heads, queries, head); key, value: (1, heads, keys, head), as many heads; none empty
-    (a kernel may kill the process). Output as query; log-sum-exp of each query over its keys (1,
-    heads, queries), natural, in fp32 (fp64 for fp64), without gradient. Raises UsageError for math,
-    which computes none, and RuntimeError for a type, head width or device that the kernel lacks.
+    Args:
+        kernel: a kernel with log-sum-exp, so not math.
+        query: (1, heads, queries, head width). No tensor may be empty: a kernel may kill the
+            process.
+        key: (1, heads, keys, head width).
+        value: like `key`.
+
+    Returns:
+        The output like `query`, and the natural log-sum-exp (1, heads, queries) of each query in
+            fp32
+        (fp64 for fp64), without gradient.
+
+    Raises:
+        UsageError: kernel math.
+        RuntimeError: the kernel lacks this type, head width or device.
     """
     aten: Any = torch.ops.aten
     if kernel == "flash":
         name = "flash_attention_for_cpu" if query.device.type == "cpu" else "flash_attention"
-        found = getattr(aten, f"_scaled_dot_product_{name}")(query, key, value)
-        return found[0], found[1]
+        results = getattr(aten, f"_scaled_dot_product_{name}")(query, key, value)
+        return results[0], results[1]
     if kernel == "efficient":
-        found = aten._scaled_dot_product_efficient_attention(query, key, value, None, True)
-        # The kernel fills the queries up to a multiple of 32.
-        return found[0], found[1][..., : query.shape[2]]
+        results = aten._scaled_dot_product_efficient_attention(query, key, value, None, True)
+        # The kernel pads the queries to a multiple of 32.
+        return results[0], results[1][..., : query.shape[2]]
     if kernel == "cudnn":
-        if query.dtype not in (torch.float16, torch.bfloat16):  # it would read others as fp16
+        if query.dtype not in (torch.float16, torch.bfloat16):  # cuDNN would read them as fp16
             raise RuntimeError(f"attention cudnn computes fp16 and bf16, given {query.dtype}")
-        found = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)
-        return found[0], found[1].reshape(query.shape[:3])
+        results = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)
+        return results[0], results[1].reshape(query.shape[:3])
     raise UsageError(f"attention {kernel} gives no log-sum-exp to merge parts by; take flash")
 
 
 def merge(parts: Iterable[Part]) -> Tensor:
     """Return the output of attention over all keys, in the type of the parts.
 
-    parts: at least one, as of `attention_part`, for the same queries, each over other keys; used
-    as they come. Computed in fp32 at least. Not for training: the log-sum-exp has no gradient.
+    The sum is in fp32 or wider. Not for training: the log-sum-exp has no gradient.
+
+    Args:
+        parts: at least one result of `attention_part`, for the same queries and different keys.
     """
     remaining = iter(parts)
     out, logsumexp = next(remaining)
@@ -119,23 +139,23 @@ RingKind = Literal["p2p", "allgather"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceParallel:
-    """How the sequence is divided, and the groups that its ranks communicate in.
+    """How a sequence is divided over ranks, and the groups in which they communicate.
 
-    rank: of this process. ulysses, ring: the numbers of ranks of its two groups. A group is None
-    where it is torch's default one, of all ranks, and where it has one rank. ring_kind: whether
-    keys and values go round the ring (p2p) or are gathered. No gradients pass between ranks.
+    A group is None if it is torch's default group or has one rank. No gradients pass between ranks.
     """
 
     rank: int
+    # Numbers of ranks in the two groups of this rank.
     ulysses: int
     ring: int
     ulysses_group: ProcessGroup | None
     ring_group: ProcessGroup | None
+    # Whether keys and values travel round the ring (p2p) or are gathered.
     ring_kind: RingKind
 
     @property
     def degree(self) -> int:
-        """Number of ranks that the sequence is divided over."""
+        """Number of ranks over which the sequence is divided."""
         return self.ulysses * self.ring
 
     def shard(self, tokens: Tensor) -> Tensor:
@@ -143,50 +163,50 @@ class SequenceParallel:
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:
-        """Return all ranks' tokens, of one shape, in order along dimension 0; all must call it."""
+        """Return the tokens of all ranks in order along dimension 0. Collective."""
         return tokens if self.degree == 1 else _all_gather(tokens, self.degree, None)
 
     def attend(self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attention, not causal, of this rank's queries over all ranks' tokens.
+        """Return attention, not causal, of this rank's queries over all ranks' tokens. Collective.
 
-        All three and the output are (own tokens, heads, head width): as many tokens on each rank,
-        and heads that `ulysses` divides. All ranks must call it. Raises as `attention_part`, for
-        math only where `ring` > 1 and `ring_kind` is p2p.
+        Query, key, value and output are (tokens of this rank, heads, head width), with the same
+        number of tokens on each rank; `ulysses` must divide the heads. Raises as `attention_part`;
+        math raises only for a ring with p2p.
         """
         query, key, value = map(self._to_heads, (query, key, value))
         if self.ring > 1 and self.ring_kind == "p2p":
             parts = (
-                attention_part(kernel, *map(_as_batch, (query, one_key, one_value)))
-                for one_key, one_value in self._round(key, value)
+                attention_part(kernel, *map(_as_batch, (query, ring_key, ring_value)))
+                for ring_key, ring_value in self._round(key, value)
             )
             out = _from_batch(merge(parts))
         else:
             if self.ring > 1:
-                key, value = (_all_gather(one, self.ring, self.ring_group) for one in (key, value))
+                key = _all_gather(key, self.ring, self.ring_group)
+                value = _all_gather(value, self.ring, self.ring_group)
             out = attend_whole(kernel, query, key, value)
         if self.ulysses == 1:
             return out
-        # Back to own tokens, and all heads.
+        # Return to all heads of this rank's tokens.
         sent = torch.unflatten(out, 0, (self.ulysses, -1))
-        # By the rank that sent it: its heads of this rank's tokens.
+        # Dimension 0 is the sender.
         received = _all_to_all(sent, self.ulysses_group).transpose(0, 1)
         return received.reshape(received.shape[0], -1, out.shape[-1])
 
-    def _to_heads(self, own: Tensor) -> Tensor:
-        """Return (tokens of the ulysses group, this rank's heads, head); own: as of `attend`."""
+    def _to_heads(self, tokens: Tensor) -> Tensor:
+        """Return (tokens of the ulysses group, this rank's heads, head width)."""
         degree = self.ulysses
         if degree == 1:
-            return own
-        _, heads, size = own.shape
-        # By the rank that gets it: a share of the heads.
-        sent = torch.unflatten(own, 1, (degree, heads // degree)).transpose(0, 1)
+            return tokens
+        _, heads, size = tokens.shape
+        # Dimension 0 is the receiver, which gets some of the heads.
+        sent = torch.unflatten(tokens, 1, (degree, heads // degree)).transpose(0, 1)
         return _all_to_all(sent, self.ulysses_group).view(-1, heads // degree, size)
 
     def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the keys and values of each rank of the ring, this rank's first.
+        """Yield the keys and values of each rank of the ring, this rank's first. Collective.
 
-        The next ones are on their way while those given are worked on. All ranks must go through it
-        together.
+        The next keys and values are sent while the caller uses the current ones.
         """
         group = self.ring_group
         # Ranks of a ring are `ulysses` apart.
@@ -194,12 +214,9 @@ class SequenceParallel:
         current = key.contiguous(), value.contiguous()
         for _ in range(self.ring - 1):
             coming = torch.empty_like(current[0]), torch.empty_like(current[1])
-            works = dist.batch_isend_irecv(
-                [
-                    *(dist.P2POp(dist.isend, one, following, group) for one in current),
-                    *(dist.P2POp(dist.irecv, one, preceding, group) for one in coming),
-                ]
-            )
+            sends = [dist.P2POp(dist.isend, tensor, following, group) for tensor in current]
+            receives = [dist.P2POp(dist.irecv, tensor, preceding, group) for tensor in coming]
+            works = dist.batch_isend_irecv([*sends, *receives])
             yield current
             for work in works:
                 work.wait()
@@ -210,56 +227,49 @@ class SequenceParallel:
 def form_groups(
     rank: int, *, ulysses: int, ring: int, ring_kind: RingKind = "p2p"
 ) -> SequenceParallel:
-    """Return the division of a sequence over ulysses * ring ranks; this one is `rank`.
+    """Divide a sequence over ulysses * ring ranks. Collective.
 
-    They must be all ranks of torch's default group, or 1 (then `rank` is 0). All must call it: it
-    makes groups where both numbers are above 1.
+    The ranks must be all ranks of torch's default group, or a single rank 0.
     """
     world_size = ulysses * ring
     rows = [list(range(first, first + ulysses)) for first in range(0, world_size, ulysses)]
     columns = [list(range(first, world_size, ulysses)) for first in range(ulysses)]
-    own: list[ProcessGroup | None] = []
+    mine: list[ProcessGroup | None] = []
     for groups in (rows, columns):
-        # All ranks, whose group is there already, or nobody to communicate with.
+        # No group is needed for all ranks, which have the default group, or for one rank.
         is_needless = len(groups) == 1 or len(groups[0]) == 1
-        own.append(None if is_needless else dist.new_subgroups_by_enumeration(groups)[0])  # type: ignore[no-untyped-call]
+        mine.append(None if is_needless else dist.new_subgroups_by_enumeration(groups)[0])  # type: ignore[no-untyped-call]
     return SequenceParallel(
         rank=rank,
         ulysses=ulysses,
         ring=ring,
-        ulysses_group=own[0],
-        ring_group=own[1],
+        ulysses_group=mine[0],
+        ring_group=mine[1],
         ring_kind=ring_kind,
     )
 
 
 def _all_to_all(sent: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Send each rank of the group its part of dimension 0; return the parts for this rank.
-
-    All ranks of the group must call it together; None: all ranks.
-    """
+    """Send each rank its part of dimension 0; return the parts for this rank. Collective."""
     sent = sent.contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     return received
 
 
-def _all_gather(own: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
-    """Return the tensors of so many ranks of a group, joined along dimension 0.
-
-    All of them must call it together; group None: all ranks.
-    """
-    gathered = own.new_empty((ranks * len(own), *own.shape[1:]))
-    # Torch 2.13 gave it another name and warns of the older one.
+def _all_gather(part: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
+    """Return the tensors of the ranks of a group, joined along dimension 0. Collective."""
+    gathered = part.new_empty((ranks * len(part), *part.shape[1:]))
+    # torch 2.13 renamed this function and warns about the old name.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(gathered, own.contiguous(), group=group)
+    gather(gathered, part.contiguous(), group=group)
     return gathered
 
 
 def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the attention, not causal, of queries over these keys, by this kernel (meta: by math).
+    """Return attention, not causal, by this kernel; on meta by math.
 
-    All are (tokens, heads, head width): limits and RuntimeError as of `attention_part`.
+    All tensors are (tokens, heads, head width). Raises RuntimeError as `attention_part`.
     """
     query, key, value = map(_as_batch, (query, key, value))
     if kernel == "math" or query.device.type == "meta":
@@ -269,10 +279,10 @@ def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> T
 
 
 def _as_batch(tokens: Tensor) -> Tensor:
-    """Return a view (1, heads, tokens, head), as attention takes it, of (tokens, heads, head)."""
+    """Return a view (1, heads, tokens, head width) of (tokens, heads, head width)."""
     return tokens.transpose(0, 1).unsqueeze(0)
 
 
 def _from_batch(out: Tensor) -> Tensor:
-    """Return a view (tokens, heads, head) of (1, heads, tokens, head)."""
+    """Return a view (tokens, heads, head width) of (1, heads, tokens, head width)."""
     return out.squeeze(0).transpose(0, 1)

@@ -1,28 +1,4 @@
-"""What a workload is: a class that is built on a device and does one step at a time.
-
-A workload declares its parameters as keyword-only arguments of `__init__`, with types and
-defaults. The job file is checked against them, and `raybench workloads NAME` lists them.
-Importing the module must not need torch if `raybench plan` is to stay fast: import torch
-where the workload is built.
-
-    from raybench import Context, PositiveInt, Workload
-
-    class Sum(Workload):
-        "Adds up a random vector on each device."
-
-        def __init__(self, context: Context, *, length: PositiveInt = 1024) -> None:
-            import torch
-
-            self._vector = torch.rand(length, device=context.device)
-            self.items_per_step = context.batch_size
-
-        def step(self) -> None:
-            self._vector.sum()
-
-`torch.distributed` is set up as under torchrun: when world_size > 1 the default process group
-is initialised, and RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on are in the environment.
-TF32 is already switched as the precision asks; autocast and gradient scaling are the workload's.
-"""
+"""What a workload is: a class that is built on a device and does one step at a time."""
 
 from __future__ import annotations
 
@@ -67,9 +43,9 @@ class WrongResultError(Exception):
 
 
 class PartTimes:
-    """Host time of the current iteration by part of the step, in nanoseconds.
+    """Host time of the current iteration by part of the step, in ns.
 
-    For what the host waits for, such as the next batch. Work on the device is not timed here.
+    This is for waits of the host, such as for the next batch. Work on the device is not timed.
     """
 
     def __init__(self) -> None:
@@ -77,7 +53,7 @@ class PartTimes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Return a context that adds its block's host time, with inner parts, to part `name`."""
+        """Return a context that adds the host time of its block to part `name`."""
         start_ns = time.perf_counter_ns()
         try:
             yield
@@ -85,7 +61,7 @@ class PartTimes:
             self._spent_ns[name] += time.perf_counter_ns() - start_ns
 
     def take(self) -> dict[str, int]:
-        """Return part -> ns of parts that ended since the last call; forget them. For timers."""
+        """Return the ns of each part since the last call, for timers."""
         spent_ns, self._spent_ns = self._spent_ns, Counter()
         return spent_ns
 
@@ -93,8 +69,8 @@ class PartTimes:
 class Regions:
     """Times the named parts of a step on the device, in instrumented steps only.
 
-    are_used: whether the step has entered a region outside of compiled code and of `timed_by`.
-    compiled: names of regions inside code that torch.compile has compiled; these are not timed.
+    * are_used: whether the step has entered a region outside of compiled code and of `timed_by`.
+    * compiled: names of regions inside code for torch.compile, which are not timed.
     """
 
     def __init__(self) -> None:
@@ -103,18 +79,14 @@ class Regions:
         self.are_used = False
         self.compiled = compiled = set[str]()
         self._is_compiling = is_compiling
-        # The compiler calls it while it compiles, and compiled code does not.
+        # The compiler calls this during compilation only.
         self._leave_out = assume_constant_result(  # type: ignore[no-untyped-call]
             lambda name: compiled.add(name)
         )
         self._time: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that times one block as this region, if called inside of `timed_by`.
-
-        Called outside it does nothing, but sets `are_used`. In code for torch.compile it does
-        nothing; compiling adds the name to `compiled`.
-        """
+        """Return a context that times its block as this region, if inside `timed_by`."""
         if self._is_compiling():
             self._leave_out(name)
         elif self._time is None:
@@ -125,7 +97,7 @@ class Regions:
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-        """Return a context in which the context `time(name)` times each region; after it, none."""
+        """Return a context in which `time(name)` times each region."""
         self._time = time
         try:
             yield
@@ -136,16 +108,16 @@ class Regions:
 _UNTIMED = nullcontext()
 
 
-# A communication hook of DistributedDataParallel: (process group or None for all, bucket).
+# A communication hook of DistributedDataParallel: (process group, None for all ranks; bucket).
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
 
 class DdpOptions(TypedDict, total=False):
     """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
 
-    A field that is added here becomes a setting of each workload that takes them, and an argument
-    of torch's class. They have no effect when world_size is 1; a model that dp_shard, cp or tp
-    divides is refused with them. Their defaults are torch's.
+    They have torch's names and defaults. They have no effect with one rank, and a model that
+    dp_shard, cp or tp divides refuses them. A new field becomes a setting of each workload that
+    takes them.
     """
 
     bucket_cap_mb: Annotated[
@@ -171,59 +143,54 @@ class DdpOptions(TypedDict, total=False):
 
 @cache
 def option_defaults(options: type) -> Mapping[str, Scalar | None]:
-    """Return option -> its default, inherited ones too. options: DdpOptions or a subclass."""
+    """Return the default of each option of DdpOptions or of a subclass, by name."""
     hints = get_type_hints(options, include_extras=True)
     return {name: hint.__metadata__[0].default for name, hint in hints.items()}
 
 
 @dataclass(slots=True, kw_only=True)
 class _Wrapped:
-    """State of a wrapped model.
+    """State of a wrapped model."""
 
-    options: as DistributedDataParallel was given them. has_begun: with static_graph, whether
-    `no_sync` was entered. has_our_hook: `set_comm_hook` registered a hook.
-    """
-
+    # Arguments of DistributedDataParallel.
     options: Mapping[str, Any]
+    # With static_graph: `no_sync` was entered.
     has_begun: bool = False
+    # `set_comm_hook` registered a hook.
     has_our_hook: bool = False
 
 
 class Replicas:
-    """The models that one workload has wrapped by DistributedDataParallel and still holds.
-
-    wrapped: what is known of each, by model.
-    """
+    """The models that a workload has wrapped by DistributedDataParallel and still holds."""
 
     def __init__(self) -> None:
         self.wrapped: WeakKeyDictionary[DistributedDataParallel, _Wrapped] = WeakKeyDictionary()
         self._compiled_before = count_compiled_frames()
 
     def why_no_hook(self) -> NotMeasured | None:
-        """Return why `set_comm_hook` must not be called; None if it may be.
-
-        It must not if no model is wrapped, a model has a hook that was not set here, or code was
-        compiled in this process since this object was made, for whichever model.
-        """
+        """Return why `set_comm_hook` must not be called; None if it may be called."""
         if not self.wrapped:
             return NotMeasured.NO_DDP
         if count_compiled_frames() > self._compiled_before:
             return NotMeasured.COMPILED
-        if any(len(ddp._comm_hooks) > one.has_our_hook for ddp, one in self.wrapped.items()):
-            return NotMeasured.OWN_HOOK
+        for ddp, wrapped in self.wrapped.items():
+            if len(ddp._comm_hooks) > wrapped.has_our_hook:
+                return NotMeasured.OWN_HOOK
         return None
 
     def set_comm_hook(self, hook: CommHook | None) -> None:
-        """Reduce gradients of all wrapped models by this communication hook; None: as DDP does.
+        """Reduce the gradients of all wrapped models by this communication hook. Collective.
 
-        All ranks must call it, and only if `why_no_hook` returns None. Each DDP object is
-        initialised anew in place: gradients are set to None, and hooks set on it are lost.
+        Each DDP object is initialised again in place: gradients become None, and its other hooks
+        are lost.
+
+        Args:
+            hook: None restores the reduction of DDP.
         """
         for ddp, wrapped in list(self.wrapped.items()):
             model, is_training = ddp.module, ddp.training
-            # All that it had must be gone first, cycles included: its buckets take as much memory
-            # as the gradients, which may lie in them, and its hooks on the parameters would reduce
-            # them too.
+            # Free the old state first, cycles included: the buckets need as much memory as the
+            # gradients, and the old hooks on parameters would reduce the gradients, too.
             ddp.__dict__.clear()
             for parameter in model.parameters():
                 parameter.grad = None
@@ -240,9 +207,9 @@ class Replicas:
 
 
 def count_compiled_frames() -> int:
-    """Return a number that grows with each code frame that torch.compile processes in this process.
+    """Return a count that grows with each frame that torch.compile processes in this process.
 
-    A frame counts once or twice each time it is compiled; a worker sets it to 0 after each point.
+    A frame counts once or twice per compilation. A worker resets the count after each point.
     """
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else sum(utils.counters["frames"].values())
@@ -252,50 +219,56 @@ def count_compiled_frames() -> int:
 class Context(Execution):
     """What a workload is built with: device, ranks, batch size and settings of the execution.
 
-    batch_size: items per forward pass of a device, or of ranks that share items; 1 if not given.
-    device: already the current device of the process when it is a CUDA device. On the meta device
-    the workload is only built to count the operations of one step: there is no data, and neither
-    communication nor compiling is wanted (world_size is 1, precision fp32).
-    cuda_graph: steps will be captured in a CUDA graph, so a step may not wait for the device, and
-    an optimizer must be capturable.
-    seed: the same on all ranks; add the rank where ranks must draw different data.
-    parts: host times of the current step; `with context.parts.part("data")` adds to data_ms.
-    replicas: the models that `ddp` wrapped.
-    loss_weight: factor for the mean loss of this rank's samples, world_size times its share of all
-    samples. With it the mean of the ranks' losses is the mean over all samples.
-    extra_work: share of the step's forward and backward work that this rank repeats in each step,
-    to emulate a slower device.
-    sms: multiprocessors that this rank may use, to emulate a slower device; None: all.
-    process_group: the ranks that train together, as rank and world_size count them; None: all.
+    The settings of the execution have the names of the job file: `precision`, `cuda_graph`,
+    `breakdown` and so on. With `cuda_graph` a step must not wait for the device, and an optimizer
+    must be capturable.
     """
 
+    # A CUDA device is already the current device of the process. On the meta device the workload
+    # is only built to count the operations of one step: world_size is 1, precision is fp32, there
+    # is no data, and nothing must be communicated or compiled.
     device: torch.device
+    # This process among the `world_size` processes that train together, from 0.
     rank: int
     world_size: int
+    # This process among the processes of its node, from 0.
     local_rank: int
+    # Items of one forward pass on this device, or on the ranks that share items; 1 if not given.
     batch_size: int
+    # Equal on all ranks; add the rank if ranks must draw different data.
     seed: int = 0
+    # Host times of the current step; `with context.parts.part("data")` adds to data_ms.
     parts: PartTimes = field(default_factory=PartTimes)
     regions: Regions = field(default_factory=Regions)
+    # The models that `ddp` wrapped.
     replicas: Replicas = field(default_factory=Replicas)
+    # Multiply the mean loss of this rank's samples by this factor (world_size times this rank's
+    # share of all samples). The mean over ranks is then the mean over all samples.
     loss_weight: float = 1.0
+    # Emulates a slower device: repeat this share of the forward and backward work in each step.
     extra_work: float = 0.0
+    # Emulates a slower device: number of multiprocessors that this rank may use; None: all.
     sms: int | None = None
+    # The ranks that train together; None: all ranks.
     process_group: ProcessGroup | None = None
 
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Return the model wrapped by DistributedDataParallel; itself on one rank and on meta.
+        """Return the model wrapped by DistributedDataParallel, or itself with one rank and on meta.
 
-        The model must be on the device; all ranks must call it. options: those of the class, where
-        bucket_cap_mb=25 counts as not given; device_ids and process_group default to the context's.
-        comm_ms and wait_ms are told only of models wrapped here, or with `Workload.set_comm_hook`.
+        Call this on all ranks, with the model on the device. comm_ms and wait_ms are measured only
+        for models wrapped here or with `Workload.set_comm_hook`.
+
+        Args:
+            model: the model to train.
+            options: arguments of DistributedDataParallel. device_ids and process_group default to
+                the context's; bucket_cap_mb=25 counts as not given.
         """
         if self.world_size == 1 or self.device.type == "meta":
             return model
         from torch.nn.parallel import DistributedDataParallel
 
-        # A default is not given: where torch is given `bucket_cap_mb`, it is that of the first
-        # bucket too, which has 1 MiB else.
+        # Omit defaults: an explicit `bucket_cap_mb` would also hold for the first bucket, which
+        # has 1 MiB by default.
         usual = option_defaults(DdpOptions).items()
         settings = {
             "device_ids": [self.device] if self.device.type == "cuda" else None,
@@ -310,13 +283,16 @@ class Context(Execution):
     def no_sync(self, model: Any) -> Iterator[None]:
         """Return a context in which backward passes add up gradients without reducing them.
 
-        Run the forward pass in it too. model: in DDP or sharded by FSDP2, also compiled; for other
-        modules it does nothing. With static_graph in `ddp` a model's first such context reduces.
+        Run the forward pass inside the context, too. With static_graph in `ddp` the first such
+        context of a model still reduces.
+
+        Args:
+            model: a model in DDP or sharded by FSDP2, also compiled; other modules are ignored.
         """
         from torch.nn.parallel import DistributedDataParallel
 
         model = getattr(model, "_orig_mod", model)  # what torch.compile was given
-        # By its method: to import FSDP's class takes half a second, and most points have none.
+        # Check for the method: importing FSDP's class takes half a second.
         if hasattr(model, "set_requires_gradient_sync"):
             model.set_requires_gradient_sync(False)
             try:
@@ -326,8 +302,8 @@ class Context(Execution):
             return
         is_kept = isinstance(model, DistributedDataParallel)
         wrapped = self.replicas.wrapped.get(model)
-        # With static_graph the very first backward pass records the graph and must reduce: under
-        # no_sync it fails or, worse, later passes reduce nothing (pytorch#143580, pytorch#187732).
+        # With static_graph the first backward pass records the graph and must reduce. Under no_sync
+        # it fails, or later passes reduce nothing (pytorch#143580, pytorch#187732).
         if wrapped is not None and wrapped.options.get("static_graph") and not wrapped.has_begun:
             wrapped.has_begun, is_kept = True, False
         with model.no_sync() if is_kept else nullcontext():
@@ -336,14 +312,15 @@ class Context(Execution):
     def region(self, name: str) -> AbstractContextManager[None]:
         """Return a context that times what its block issues to the device, as the region `name`.
 
-        Call it anew for each block. It times in a few instrumented steps after the timed ones, on a
-        CPU by the host's clock. In other steps, in compiled code, with cuda_graph or with breakdown
-        false it does nothing. Times of one name add up in a step; outer regions contain inner ones.
+        Call it for each block. Regions are timed in a few steps after the timed ones; on a CPU the
+        host's clock times them. In other steps, in compiled code, with cuda_graph and without
+        breakdown they do nothing. Times of one name add up in a step; an outer region includes its
+        inner regions.
         """
         return self.regions.region(name)
 
     def generator(self) -> torch.Generator | None:
-        """Return a generator on the device, seeded anew by `seed` + `rank`; None on meta."""
+        """Return a new generator on the device with seed `seed` + `rank`; None on meta."""
         import torch
 
         if self.device.type == "meta":
@@ -351,10 +328,10 @@ class Context(Execution):
         return torch.Generator(self.device).manual_seed(self.seed + self.rank)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return a context for a forward pass and its loss: torch.autocast, or one without effect.
+        """Return a context for a forward pass and its loss: autocast, or a context without effect.
 
-        It is autocast to float16 for fp16, to bfloat16 for bf16 and float8. It has no effect in
-        fp32 and tf32, and on the meta device, for which torch has no autocast.
+        Autocast uses float16 for fp16, and bfloat16 for bf16 and float8. There is none for fp32,
+        tf32 and the meta device.
         """
         import torch
 
@@ -363,101 +340,128 @@ class Context(Execution):
         return torch.autocast(self.device.type, dtype=getattr(torch, self.precision.dtype))
 
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """Return a torch.amp.GradScaler that is enabled in precision fp16 and disabled in others.
+        """Return a GradScaler that is enabled only in precision fp16, and never on the meta device.
 
-        On the meta device it is never enabled. Enabled, it waits for the device once a step, unless
-        the optimizer is fused. Its scale falls while gradients overflow and never grows.
+        An enabled scaler waits for the device once a step, unless the optimizer is fused. Its scale
+        falls when gradients overflow and never grows.
         """
         import torch
 
         is_fp16 = self.precision is Precision.FP16 and self.device.type != "meta"
-        # After more steps than its counter, an int32, can hold.
+        # The largest interval that the scaler's int32 counter cannot reach.
         return torch.amp.GradScaler(self.device.type, growth_interval=2**31, enabled=is_fp16)
 
 
 class Workload(ABC):
-    """One thing to time. The first line of the class docstring says what it is.
+    """The base class of everything that can be timed.
 
-    A subclass has `__init__(self, context, *, ...)` and `step`. All else that is declared here is
-    optional. A class that does not inherit from this one may have the same, by `as_workload`.
+    A subclass defines `__init__(self, context, *, ...)` and `step`; the other attributes and
+    methods are optional. A class that does not inherit from Workload may define the same names. The
+    first line of its docstring says in `raybench workloads` what the class does.
 
-    Class methods that take `settings` are asked by `raybench plan`, so they must do without torch.
-    The settings are all of the point, by the names of the job file, with defaults. `params` are the
-    parameters of the workload as tables hold them, as texts. What is None is left out of both.
+    The keyword-only arguments of `__init__` are the parameters of the workload. They need types and
+    defaults: the job file is checked against them, and each can be an axis. Import torch inside
+    methods, so that `raybench plan` stays fast.
+
+    `torch.distributed` is set up as under torchrun: with several ranks the default process group
+    exists and RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on are set. TF32 is switched
+    according to the precision. Autocast and gradient scaling are the task of the workload.
+
+    Class methods must not need torch. Their `settings` are all settings of the point by the names
+    of the job file, with defaults, without those that are None. Their `params` are the parameters
+    as text.
+
+    Example:
+        >>> from raybench import Context, PositiveInt, Workload
+        >>> class Sum(Workload):
+        ...     "Adds up random vectors on each device."
+        ...
+        ...     def __init__(self, context: Context, *, length: PositiveInt = 1024) -> None:
+        ...         import torch
+        ...
+        ...         shape = (context.batch_size, length)
+        ...         self._vectors = torch.rand(shape, device=context.device)
+        ...         self.items_per_step = context.batch_size
+        ...
+        ...     def step(self) -> None:
+        ...         self._vectors.sum(dim=1)
     """
 
-    # What reports call a built-in workload; empty: its name in the job file, as for all others.
+    # Name of a built-in workload in reports; empty: its name in the job file.
     title: ClassVar[str] = ""
-    # False where batch sizes mean nothing to it.
+    # False if the workload ignores batch sizes.
     takes_batch_size: ClassVar[bool] = True
-    # False where a job may leave out the batch size.
+    # False if a job may omit the batch size.
     needs_batch_size: ClassVar[bool] = True
-    # False where it computes the same in every precision: a job can then give only fp32.
+    # False if the workload computes the same in every precision; a job can then give only fp32.
     takes_precision: ClassVar[bool] = True
-    # True where precision float8 means something to it.
+    # True if the workload supports precision float8.
     takes_float8: ClassVar[bool] = False
-    # True where it multiplies its mean loss by `context.loss_weight`, so that ranks can have
+    # True if the workload multiplies its mean loss by `context.loss_weight`, so that ranks can have
     # batches of different size.
     weighs_loss: ClassVar[bool] = False
-    # True where all ranks finish the same items together, as when one sequence is divided over
-    # them. items_per_step is then what they finish together, batch_size is that of all, and more
-    # ranks are strong scaling without an axis of batch sizes.
+    # True if all ranks finish the same items together, for example one sequence. items_per_step and
+    # batch_size then count the items of all ranks, and more ranks are strong scaling.
     shares_work: ClassVar[bool] = False
-    # Names of parameters in whose texts {name} stands for a setting of the point.
+    # Names of parameters in whose texts {name} is replaced by that setting of the point.
     templates: ClassVar[tuple[str, ...]] = ()
-    # Packages that are imported only where it is built, and how to install each. `plan` warns where
-    # one is not installed.
+    # Packages that only the workers need, and how to install each; `plan` warns if one is missing.
     packages: ClassVar[Mapping[str, str]] = {}
     # What items_per_step counts, in the plural.
     items: ClassVar[str] = "samples"
-    # What a run answers whose job does not say it: the first of these that names a setting that
-    # varies in the run, or no setting at all. Without any, the speed-up.
+    # What a run answers by default: the first answer that compares a setting that varies in the
+    # run, or that names no setting. Without such an answer, the speed-up.
     answers: ClassVar[tuple[Answer, ...]] = ()
-    # Numbers of its own for tables and reports. Each is read after the timed steps, on each rank,
-    # from the attribute of its name; None there: not known.
+    # Additional columns. After the timed steps each rank's value is read from the attribute with
+    # the metric's name; None: unknown.
     metrics: ClassVar[tuple[Metric, ...]] = ()
 
     # Samples (rows, sequences) that this rank finishes in a step; None: there is no throughput.
     items_per_step: float | None = None
-    # Floating-point operations of a step on this rank; None: counted, unless message_bytes is set.
+    # Floating-point operations of a step on this rank; None: they are counted, unless
+    # message_bytes is set.
     flops_per_step: float | None = None
-    # Operations of a training step on this rank as papers on MFU count them: per token 6 for each
+    # Operations of a training step on this rank as papers on MFU count them: 6 per token and
     # parameter, and attention.
     model_flops_per_step: float | None = None
-    # Bytes of a collective's message, and busbw / algbw, as nccl-tests defines both.
+    # Bytes of a collective's message, and busbw / algbw, both as nccl-tests defines them.
     message_bytes: int | None = None
     busbw_factor: float | None = None
     # Bytes that a step reads from and writes to memory.
     memory_bytes: int | None = None
-    # The module that is trained or run, for times by layer.
+    # The module that is trained or run; `--profile` times its layers.
     model: nn.Module | None = None
-    # For gradients that are reduced without `Context.ddp`. Called on all ranks after the timed
-    # steps, several times, with world_size above 1 only: from then on gradients go through
-    # `hook(state, bucket)`, a communication hook of DistributedDataParallel, instead of all_reduce;
-    # after a call with None through all_reduce again. state: the process group; None: all ranks.
+    # Define this if gradients are reduced without `Context.ddp`. It is called on all ranks, several
+    # times, after the timed steps. From then on gradients must be reduced by `hook(state, bucket)`,
+    # a communication hook of DistributedDataParallel; after `set_comm_hook(None)` by all_reduce.
+    # `state` is the process group; None: all ranks.
     set_comm_hook: Callable[[CommHook | None], None] | None = None
-    # Compares the gradients of a step with those of one process over the samples of all ranks, and
-    # returns the largest relative error. Called outside of the timed steps, by all that train.
+    # Returns the largest relative error of a step's gradients, compared with those of one process
+    # over the samples of all ranks. Called outside of the timed steps, on all ranks that train.
     gradient_error: Callable[[], float] | None = None
 
     @abstractmethod
     def step(self) -> None:
-        """Do one iteration: issue all its work; do not wait for the device unless the work does."""
+        """Issue all work of one iteration, with the same collectives on every rank.
+
+        Do not wait for the device, unless the wait is to be timed.
+        """
 
     def check(self) -> None:  # noqa: B027
-        """Raise WrongResultError when a step computed something wrong; do nothing by default.
+        """Raise WrongResultError if a step has computed something wrong; do nothing by default.
 
-        Called on all ranks after the warm-up and after the timed steps, not twice after one step.
+        Called on all ranks after the warm-up and after the timed steps, at most once after each
+        step.
         """
 
     def close(self) -> None:  # noqa: B027
-        """End processes and threads; called once and last, unless `__init__` raises an error."""
+        """End processes and threads; called once, also after an error past `__init__`."""
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why a point with these settings cannot be run, and what to do, in a sentence.
+        """Return one sentence that says why a point cannot run and what to do; None if it can.
 
-        None if no reason is known: `__init__` may still raise UsageError.
+        `__init__` may still raise UsageError.
         """
         return None
 
@@ -465,41 +469,41 @@ class Workload(ABC):
     def ranks_per_item(cls, settings: Mapping[str, Any]) -> int:
         """Return how many ranks of a point finish the same items together.
 
-        If above 1, batch_size is that of each group of so many ranks, and items_per_step is a
-        rank's part of it. Not asked of classes with `shares_work`, whose ranks always share items.
-        settings: for certain only world_size and the parameters; `why_not` may refuse them later.
+        If the number is above 1, batch_size counts the items of such a group of ranks, and
+        items_per_step is this rank's part of them. Only world_size and the parameters are certain
+        to be in `settings`. Not called for classes with `shares_work`.
         """
         return 1
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return a rank's peak device memory in bytes, or None; for settings `why_not` accepts."""
+        """Return a rank's peak device memory in bytes, or None, if `why_not` has no objection."""
         return None
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return in words what a built-in workload ran, for reports; "" if its name is enough."""
+        """Return what a built-in workload ran, for reports; "" if its name says enough."""
         return cls.title
 
     @classmethod
     def preset_words(cls, params: Mapping[str, str]) -> str:
-        """Return the preset as reports name it, with what another parameter changes of it."""
+        """Return the preset as reports name it, with what another parameter changes about it."""
         return params.get("preset", "")
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return how many parameters its model has; None if it has no model, or does not tell.
+        """Return the number of parameters of the model; None if there is no model or it is unknown.
 
-        Asked of built-in ones alone; predictions assume that one with a number reduces gradients,
-        except in mode inference.
+        Only built-in workloads are asked. Predictions assume that a workload with a number reduces
+        gradients, except in mode inference.
         """
         return None
 
 
 def as_workload(workload_class: type) -> type[Workload]:
-    """Return the class itself if it inherits from Workload, else a new subclass of both.
+    """Return the class if it inherits from Workload, otherwise a new subclass of both.
 
-    A new one at each call. Attributes of the class come before the defaults of Workload.
+    Attributes of the class win over the defaults of Workload.
     """
     if issubclass(workload_class, Workload):
         return workload_class
@@ -511,21 +515,23 @@ def as_workload(workload_class: type) -> type[Workload]:
 
 
 def builtin_class(kind: str) -> type[Workload] | None:
-    """Return the class of a built-in workload, None for another kind. Raises as `registry.load`."""
+    """Return the class of a built-in workload; None for a user's class."""
     return as_workload(registry.load_workload(kind)) if kind in registry.BUILTIN else None
 
 
 def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
-    """Return how many parameters the model of a built-in workload has. Raises as `registry.load`.
+    """Return the number of parameters of a built-in workload's model; None if it is unknown.
 
-    None for a user's own, or if it has no model or does not tell. params: all of them, as texts.
+    Args:
+        kind: the workload.
+        params: all its parameters as text.
     """
     built_in = builtin_class(kind)
     return built_in.parameter_count(params) if built_in else None
 
 
 def apply_precision(precision: Precision) -> None:
-    """Set torch's TF32 switches for GPUs in this process: on for tf32, off for other precisions.
+    """Set torch's TF32 switches in this process: on for tf32, off for other precisions.
 
     | mode | fp32 matmul, convolution and RNN outside autocast | `Context.autocast` |
     |---|---|---|
@@ -533,17 +539,15 @@ def apply_precision(precision: Precision) -> None:
     | tf32 | TF32 | none |
     | fp16 | IEEE single precision | float16 |
     | bf16 | IEEE single precision | bfloat16 |
-    | float8 | IEEE single precision | bfloat16 |
-
-    Each mode differs from fp32 in one thing, float8 also in layers of `convert_linear_layers`.
+    | float8 | IEEE single precision | bfloat16, and layers of `convert_linear_layers` |
     """
     import torch
     from torch import backends
 
     tf32 = precision is Precision.TF32
-    # Torch keeps an older and a newer set of switches for the same thing and raises when it
-    # reads an old one that differs from the new one, as torch.compile does in places
-    # (pytorch#166387, pytorch#179445). So both are set, the old first: they write new ones too.
+    # torch has old and new switches for the same setting. It raises when it reads an old switch
+    # that differs from the new one, as torch.compile does (pytorch#166387, pytorch#179445). So set
+    # both, the old ones first, because they also write new ones.
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     backends.cudnn.allow_tf32 = tf32
     mode = "tf32" if tf32 else "ieee"
@@ -554,10 +558,10 @@ def apply_precision(precision: Precision) -> None:
 
 
 def effective_precision() -> str:
-    """Return a GPU's arithmetic of fp32 tensors outside autocast: "fp32", "tf32", or "mixed".
+    """Return how a GPU computes with fp32 tensors outside autocast: fp32, tf32 or mixed.
 
-    mixed: matrix multiplication, convolution and RNN differ. Read from torch's switches and from
-    NVIDIA_TF32_OVERRIDE=0, which overrides them; not from the GPU, which may have no TF32.
+    This is read from torch's switches and from NVIDIA_TF32_OVERRIDE=0, not from the GPU. It is
+    "mixed" if matrix multiplication, convolution and RNN differ.
     """
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return Precision.FP32
@@ -590,14 +594,13 @@ def precision_doubts(precision: Precision, device: torch.device) -> Iterator[Dou
 
 
 def _switches() -> tuple[Any, ...]:
-    """Return the modules of torch whose `fp32_precision` says how fp32 is multiplied."""
     from torch import backends
 
     cudnn: Any = backends.cudnn  # `conv` and `rnn` are missing from torch's types
     return (backends.cuda.matmul, cudnn.conv, cudnn.rnn)
 
 
-# What a workload may declare of one step on one rank: attributes of `Workload`.
+# Attributes of `Workload` that declare something about one step on one rank.
 _DECLARED = (
     "items_per_step",
     "message_bytes",
@@ -607,18 +610,17 @@ _DECLARED = (
     "model_flops_per_step",
 )
 _WHOLE = ("items_per_step", "message_bytes", "memory_bytes")
-# Beyond what any step does; over the shortest step it is still a double.
+# Upper bound; it stays finite after dividing by the shortest step.
 _MOST = 1e30
-# Integers up to here are doubles too.
+# Larger integers are not exact as doubles.
 _MOST_EXACT = 2**53
 
 
 def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
-    """Return what the workload declares of one step on this rank, by the name of its attribute.
+    """Return what the workload declares about one step on this rank; None: not declared.
 
-    Always items_per_step (of all ranks with `shares_work`), message_bytes, busbw_factor,
-    memory_bytes, flops_per_step and model_flops_per_step; None: not declared. Raises UsageError for
-    any value but a real number, also of NumPy, from 0 to 1e30: for NaN, True, Decimal, a tensor.
+    Raises:
+        UsageError: a value is not a real number from 0 to 1e30, for example NaN, True or a tensor.
     """
     declared: dict[str, int | float | None] = {}
     for name in _DECLARED:
@@ -632,10 +634,10 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
 
 
 def own_metrics(workload: Workload) -> dict[Metric, float]:
-    """Return metric -> its value, of the metrics of the workload's class; not those unset or None.
+    """Return the values of the metrics of the workload's class, without those that are None.
 
-    Entries of `metrics` without `name` or `over_step` are ignored. Raises UsageError for any other
-    value than a real number from -1e30 to 1e30: NaN, True, a Decimal, a tensor.
+    Raises:
+        UsageError: a value is not a real number from -1e30 to 1e30.
     """
     values = {}
     for metric in declared_entries(type(workload), "metrics", "name", "over_step"):
@@ -656,7 +658,7 @@ def _not_a_number(workload: Workload, name: str, least: float, value: object) ->
 
 
 def _plain(value: object) -> int | float | None:
-    """Return a `numbers.Real` as int or float; None for NaN, infinity, bool and other objects."""
+    """Return a real number as int or float; None for NaN, infinity, bool and other objects."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:

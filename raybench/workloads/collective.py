@@ -47,20 +47,21 @@ ElementType = Annotated[
     Field(description="Type of the elements."),
 ]
 
-# Each of n ranks already has 1 / n of the message. gather and scatter are not timed alone.
+# Each of n ranks already has 1 / n of the message. gather and scatter only occur in steps.
 _IN_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-# The payload repeats after so many elements, and so many are compared at a time. A prime, so that
-# data which lands a multiple of any usual size too far is found out.
+# Period of the payload, in elements. A prime, so that data shifted by a multiple of any usual size
+# is detected.
 _PERIOD = 1_048_573
 _RANK_STRIDE = 7919
 _LARGEST = 100
 
 
 def busbw_factor(kind: str, world_size: int) -> float:
-    """Return bus bandwidth / algorithm bandwidth (busbw / algbw), as nccl-tests defines both.
+    """Return bus bandwidth / algorithm bandwidth, as nccl-tests defines both.
 
-    kind: an operation of this module's table, gather or scatter; 1.0 for any other text, also for
-    all_gather_into_tensor. world_size: ranks of the group, above 0.
+    Args:
+        kind: an operation of the table above, gather or scatter; other texts give 1.0.
+        world_size: ranks of the group, above 0.
     """
     share = (world_size - 1) / world_size
     if kind == "all_reduce":
@@ -69,10 +70,10 @@ def busbw_factor(kind: str, world_size: int) -> float:
 
 
 def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of ranks that a text such as "0-3,4-7" or "0+2,1+3" names, in its order.
+    """Return the groups of ranks that a text such as "0-3,4-7" or "0+2,1+3" names.
 
-    Each group is ascending. Raises UsageError where the text is empty or malformed, a group has
-    fewer than 2 ranks, a rank is named twice, or a rank is not below world_size.
+    Each group is ascending. Raises UsageError unless the groups are disjoint, have at least 2 ranks
+    and only ranks below world_size.
     """
     rule = "groups: must be disjoint groups of ranks, as in 0-3,4-7 or 0+2,1+3"
     groups: list[tuple[int, ...]] = []
@@ -94,21 +95,20 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
-    """Return one or more groups, each of 2 or more ascending ranks, as text such as "0-3,4+6"."""
-    return ",".join(
-        f"{group[0]}-{group[-1]}"
-        if list(group) == list(range(group[0], group[-1] + 1))
-        else "+".join(map(str, group))
-        for group in groups
-    )
+    """Return groups of ascending ranks as text such as "0-3,4+6"."""
+    texts = []
+    for group in groups:
+        is_range = group == tuple(range(group[0], group[-1] + 1))
+        texts.append(f"{group[0]}-{group[-1]}" if is_range else "+".join(map(str, group)))
+    return ",".join(texts)
 
 
 class Payload:
-    """Random small integers that every rank can generate for every other rank; never zero.
+    """Random small integers, never zero, that every rank can generate for every other rank.
 
-    They depend on the sending rank, the position, and dtype, world_size and seed, which all ranks
-    must give alike. Sums over world_size ranks are exact in any dtype and order: up to 127 ranks by
-    the range of the numbers, with more (int8, bfloat16) because random signs keep sums small.
+    All ranks must use the same dtype, world_size and seed. Sums over world_size ranks are exact in
+    any dtype and order: up to 127 ranks because the numbers are small, with more ranks (int8,
+    bfloat16) because random signs keep sums small.
     """
 
     def __init__(
@@ -116,20 +116,20 @@ class Payload:
     ) -> None:
         import torch
 
-        # All integers up to here are exact in the type.
+        # The largest integer up to which all integers are exact in the type.
         exact = (
             round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
         )
         bound = max(1, min(_LARGEST, exact // world_size))
-        # Made on the host: CUDA's random numbers depend on the model of the device.
+        # Draw on the host: CUDA's random numbers depend on the model of the device.
         generator = torch.Generator().manual_seed(seed)
         values = torch.randint(-bound, bound, (_PERIOD,), generator=generator, dtype=torch.int32)
         values[values >= 0] += 1
-        # Twice, so that every stretch of a period lies in one piece.
+        # Two periods, so that every window of one period is contiguous.
         self._values = values.to(dtype).repeat(2).to(device)
 
     def fill(self, target: Tensor, rank: int) -> None:
-        """Write the message of `rank`, from element 0 on, into a 1-d tensor of the dtype."""
+        """Write the message of `rank` into a 1-d tensor of the payload's dtype."""
         for start in range(0, len(target), _PERIOD):
             part = target[start : start + _PERIOD]
             part.copy_(self._message(rank, start, len(part)))
@@ -137,10 +137,14 @@ class Payload:
     def first_mismatch(
         self, received: Tensor, ranks: tuple[int, ...], start: int
     ) -> tuple[int, float, float] | None:
-        """Return (index in received, found, expected) of the first wrong element; None if none is.
+        """Return (index, received, expected) of the first wrong element; None if all are right.
 
-        received: 1-d, of the payload's dtype and device; its element 0 is element `start` of
-        the messages of `ranks`, one or more, whose sum is expected. Waits for the device.
+        Waits for the device.
+
+        Args:
+            received: 1-d, of the payload's dtype and device.
+            ranks: the sum of the messages of these ranks is expected.
+            start: position of the first received element in the messages.
         """
         import torch
 
@@ -155,7 +159,7 @@ class Payload:
         return None
 
     def _message(self, rank: int, start: int, length: int) -> Tensor:
-        """Return a view of so many elements, at most a period, of the message of `rank`."""
+        """Return a view of `length` elements, at most a period, of the message of `rank`."""
         first = (start + rank * _RANK_STRIDE) % _PERIOD
         return self._values[first : first + length]
 
@@ -187,33 +191,34 @@ class Collective(Workload):
         import torch.distributed as dist
 
         check_ranks(context, "collective")
-        # This rank's place in its group, and its size. Group None stands for all ranks.
-        self._place, size, group, is_idle = context.rank, context.world_size, None, False
+        # This rank's index in its group, and the size of the group. None is the group of all ranks.
+        self._index, size, group, is_idle = context.rank, context.world_size, None, False
         if self._groups:
             groups = parse_groups(self._groups, context.world_size)
-            # Every rank makes every group, whether it is in it or not. That of all is there.
+            # Every rank must make every group. The group of all ranks exists already.
             if len(groups[0]) < context.world_size:
                 group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])  # type: ignore[no-untyped-call]
-            own = next((ranks for ranks in groups if context.rank in ranks), None)
-            is_idle = own is None
-            # A rank that waits declares what those of the first group do.
-            self._place, size = (own.index(context.rank), len(own)) if own else (0, len(groups[0]))
+            mine = next((ranks for ranks in groups if context.rank in ranks), None)
+            is_idle = mine is None
+            # An idle rank declares the numbers of the first group.
+            self._index = mine.index(context.rank) if mine else 0
+            size = len(mine or groups[0])
         element: torch.dtype = getattr(torch, dtype)
         shares = size if operation in _IN_SHARES else 1
         unit = element.itemsize * shares
         if size_bytes % unit:
-            each = f"{element.itemsize} bytes an element"
-            each += f" x {shares} ranks" if shares > 1 else ""
+            divisor = f"{element.itemsize} bytes an element"
+            divisor += f" x {shares} ranks" if shares > 1 else ""
             raise UsageError(
                 f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
-                f"{each}; give a multiple of {unit}"
+                f"{divisor}; give a multiple of {unit}"
             )
         self.message_bytes = size_bytes
         self.busbw_factor = busbw_factor(operation, size)
         self._operation, self._rank, self._size = operation, context.rank, size
         whole = torch.empty(size_bytes // element.itemsize, dtype=element, device=context.device)
         self.input, self.output, self._issue, self._expected = _prepare(
-            operation, whole, self._place, size, group
+            operation, whole, self._index, size, group
         )
         if is_idle:
             self._issue, self._expected = (lambda: None), []
@@ -221,20 +226,19 @@ class Collective(Workload):
         self._fill()
 
     def step(self) -> None:
-        """Issue the operation once; with NCCL only the current stream waits for it, not the host.
+        """Issue the operation once. Collective.
 
-        All ranks must call it.
+        With NCCL only the current stream waits for the operation, not the host.
         """
         self._issue()
 
     def check(self) -> None:
-        """Raise WrongResultError if an element of the last output is not exact.
+        """Raise WrongResultError if an element of the last output is not exact. Collective.
 
-        An all_reduce is first done once more, on a buffer filled anew: all ranks must call it. The
-        output is wrong before the first step, and after a check until the next step, except at the
-        root of a broadcast. A rank in no group checks nothing.
+        The output is wrong before the first step and after each check, except at the root of a
+        broadcast.
         """
-        if self._operation == "all_reduce":
+        if self._operation == "all_reduce":  # in place, so the last step has reduced old results
             self._fill()
             self.step()
         position = 0
@@ -242,11 +246,11 @@ class Collective(Workload):
             received = self.output[position : position + length]
             wrong = self._payload.first_mismatch(received, ranks, start)
             if wrong is not None:
-                index, found, expected = wrong
+                index, value, expected = wrong
                 raise WrongResultError(
                     f"rank {self._rank}: {self._operation} of {self.message_bytes} bytes left a "
                     f"wrong payload: element {position + index} of "
-                    f"{len(self.output)} is {found:g}, not {expected:g}"
+                    f"{len(self.output)} is {value:g}, not {expected:g}"
                 )
             position += length
         self._fill()
@@ -254,8 +258,8 @@ class Collective(Workload):
     def _fill(self) -> None:
         """Fill the input with this rank's message, and the output with one that no rank sends."""
         self._payload.fill(self.output, self._size)
-        if self._operation != "broadcast" or self._place == 0:
-            self._payload.fill(self.input, self._place)
+        if self._operation != "broadcast" or self._index == 0:
+            self._payload.fill(self.input, self._index)
 
 
 class GroupedCollective(Collective):
@@ -285,7 +289,7 @@ class GroupedCollective(Collective):
 
 
 def check_ranks(context: Context, workload: str) -> None:
-    """Raise UsageError for a single rank. workload: its name, for the message."""
+    """Raise UsageError for a single rank; `workload` is the name for the message."""
     if context.world_size < 2:
         raise UsageError(
             f"workload {workload}: needs at least 2 ranks, world_size is {context.world_size}; "
@@ -296,29 +300,28 @@ def check_ranks(context: Context, workload: str) -> None:
 def _prepare(
     operation: Operation,
     whole: Tensor,
-    place: int,
+    index: int,
     size: int,
     process_group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Callable[[], object], list[tuple[tuple[int, ...], int, int]]]:
-    """Return an operation on this rank: its input, its output, how to issue it, what is expected.
+    """Return input, output, a function that issues the operation, and the expected output.
 
-    The input and output are 1-d, and the same tensor where it works in place; `whole` becomes that
-    one which holds the whole message. To issue it is a `step`, and waits as that.
-    Expected: (ranks, start, length) of each part of the output, in order: a part of `length`
-    elements is the sum of the messages of `ranks` from their element `start` on.
+    Input and output are 1-d; an operation in place has the same tensor for both. `whole` holds the
+    whole message, and `index` is this rank's index in its group.
 
-    place, size: of this rank in its group. process_group: None for all ranks.
+    The expected output is a list of (ranks, start, length): the next `length` elements of the
+    output are the sum of the messages of `ranks` from element `start` on.
     """
     import torch
     import torch.distributed as dist
 
-    # Torch 2.13 gave two of them another name and warns of the older one.
+    # torch 2.13 renamed two functions and warns about the old names.
     all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     ranks, elements = tuple(range(size)), len(whole)
     group: dict[str, Any] = {"group": process_group}
     length = elements // size
-    start = place * length
+    start = index * length
     match operation:
         case "all_reduce":
             issue = partial(dist.all_reduce, whole, **group)
@@ -340,7 +343,7 @@ def _prepare(
             return whole, target, issue, [((peer,), start, length) for peer in ranks]
         case "sendrecv":
             target = torch.empty_like(whole)
-            following, preceding = ((place + step) % size for step in (1, -1))
+            following, preceding = ((index + step) % size for step in (1, -1))
             send = dist.P2POp(dist.isend, whole, group_peer=following, **group)
             receive = dist.P2POp(dist.irecv, target, group_peer=preceding, **group)
             issue = partial(exchange, [send, receive])
@@ -348,9 +351,9 @@ def _prepare(
 
 
 def exchange(operations: list[dist.P2POp]) -> None:
-    """Issue these sends and receives together; the current stream, with gloo the host, waits.
+    """Issue these sends and receives together, of one group; the peers must call the matching ones.
 
-    At least one, all of one group. The peers must call it too, with the operations that match.
+    The current stream waits for them, with gloo the host.
     """
     import torch.distributed as dist
 

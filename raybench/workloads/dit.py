@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Pixels = Annotated[int, Field(gt=0, description="Pixels of the image; 16 x 16 are a token.")]
-# A token of the image is two by two of the eight by eight pixels that the latents stand for.
+# Height and width of a token in pixels: a token has 2 x 2 latents of 8 x 8 pixels.
 _PIXELS = 16
 
 
@@ -71,7 +71,7 @@ class Dit(Workload):
         from raybench.workloads.dit_model import Steps
 
         rows, columns = height // _PIXELS, width // _PIXELS
-        # Alone on the meta device, whatever the point divides.
+        # On the meta device one rank computes the whole step.
         is_counted = context.device.type == "meta"
         degrees = (1, 1) if is_counted else _degrees(context.world_size, ulysses, ring)
         shape = DIT_PRESETS[preset]
@@ -93,30 +93,30 @@ class Dit(Workload):
         self._step = self._steps.make(scope, steps)
         self.output: Tensor | None = None
         self.items_per_step = passes = steps if scope == "loop" else 1
-        # Counted on meta tensors, a loop would take a minute.
-        of_all = passes * shape.flops(scope, text=text_tokens, image=rows * columns)
-        self.flops_per_step = of_all / context.world_size
+        # Not counted on meta tensors, because a loop would take a minute.
+        flops = passes * shape.flops(scope, text=text_tokens, image=rows * columns)
+        self.flops_per_step = flops / context.world_size
 
     def step(self) -> None:
-        """Run what `scope` says and set `output`, as `Steps.make` tells; all ranks must call it."""
+        """Run what `scope` says and set `output`. Collective."""
         import torch
 
         with torch.inference_mode():
             self.output = self._step()
 
     def check(self) -> None:
-        """Raise WrongResultError if the last output is not finite, or the division is wrong.
+        """Raise WrongResultError if the last output is not finite or the division is wrong.
 
-        It is wrong if a small model that the ranks divide differs from the undivided one
-        (`difference_to_whole`) by more than `TOLERANCES` allow. All ranks must call it.
+        The division is wrong if a small divided model differs from the undivided one by more than
+        `TOLERANCES`. Collective.
         """
         from raybench.workloads.dit_model import TOLERANCES, difference_to_whole
 
         who, precision = f"rank {self._context.rank}: dit", self._context.precision
-        error, allowed = difference_to_whole(self._steps), TOLERANCES[precision]  # on all ranks
+        error, allowed = difference_to_whole(self._steps), TOLERANCES[precision]  # collective
         if self.output is not None and not bool(self.output.isfinite().all()):
             raise WrongResultError(f"{who} in {precision} left an output that is not finite")
-        # Not `error > allowed`: what is not a number must fail too.
+        # Not `error > allowed`, so that NaN fails, too.
         if not error <= allowed:
             raise WrongResultError(
                 f"{who} in {precision}, divided over {self._context.world_size} ranks, differs "
@@ -125,7 +125,7 @@ class Dit(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why these settings cannot be run, one sentence; None if no reason is known."""
+        """Return why these settings cannot run, in one sentence; None if they can."""
         world_size = settings["world_size"]
         ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
         if ulysses * ring != world_size:
@@ -162,10 +162,7 @@ class Dit(Workload):
 
 
 def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[int, int]:
-    """Return ulysses and ring; one that is not given is what the other leaves of world_size.
-
-    Neither given, ulysses is world_size.
-    """
+    """Return ulysses and ring; a missing degree follows from the other, and ulysses comes first."""
     if ulysses is None:
         ring = ring or 1
         return max(1, world_size // ring), ring

@@ -1,7 +1,8 @@
 """The model of the workload `dit`, the transformer of Flux.1, and its steps on random inputs.
 
 A step runs a block, a forward pass, or a loop of passes, over the tokens of one image without a
-batch: tokens are (tokens, width). What all tokens share, as the time, is (1, width).
+batch dimension: tokens are (tokens, width). Values for all tokens, such as the time, are (1,
+width).
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ _LONGEST_PERIOD = 10_000.0
 
 
 class Rotation(NamedTuple):
-    """Rotary positions: cosine and sine of each pair of a head, (tokens, 1, head / 2)."""
+    """Rotary positions: cosine and sine of each pair of numbers, (tokens, 1, head width / 2)."""
 
     cosine: Tensor
     sine: Tensor
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Return `heads`, (tokens, heads, head), rotated; computed in fp32 at least."""
+        """Return `heads`, (tokens, heads, head width), rotated in fp32 or wider."""
         first, second = torch.unflatten(heads.to(self.cosine.dtype), -1, (-1, 2)).unbind(-1)
         rotated = torch.stack(
             (first * self.cosine - second * self.sine, first * self.sine + second * self.cosine),
@@ -64,13 +65,13 @@ class _Head(nn.Module):
         self.key_norm = nn.RMSNorm(shape.head_width, eps=_EPSILON)
 
     def forward(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, each (tokens, heads, head), from joint (tokens, 3 width)."""
+        """Return query, key and value, each (tokens, heads, head width), from (tokens, 3 width)."""
         query, key, value = torch.unflatten(joint, -1, (3, self._heads, -1)).unbind(1)
         return self.query_norm(query), self.key_norm(key), value
 
 
 class _Stream(nn.Module):
-    """The half of a double block that is the text's, or the image's."""
+    """The half of a double block for the text, or for the image."""
 
     def __init__(self, shape: DitShape) -> None:
         super().__init__()
@@ -83,16 +84,18 @@ class _Stream(nn.Module):
         self.mlp_out = nn.Linear(4 * width, width)
 
     def begin(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, each (tokens, heads, head), from x (tokens, width)."""
+        """Return query, key and value, each (tokens, heads, head width), from x (tokens, width)."""
         heads: tuple[Tensor, Tensor, Tensor]
         heads = self.heads(self.attention_in(_modulate(x, shift, scale)))
         return heads
 
     def end(self, x: Tensor, mixed: Tensor, modulation: tuple[Tensor, ...]) -> Tensor:
-        """Return x plus gated attention and MLP, (tokens, width).
+        """Return x plus gated attention and gated MLP, (tokens, width).
 
-        mixed: attention's output, (tokens, heads, head). modulation: gate of attention; shift,
-        scale and gate of the MLP.
+        Args:
+            x: (tokens, width).
+            mixed: output of attention, (tokens, heads, head width).
+            modulation: gate of attention; shift, scale and gate of the MLP.
         """
         attention_gate, shift, scale, mlp_gate = modulation
         x = x + attention_gate * self.attention_out(mixed.flatten(1))
@@ -102,7 +105,7 @@ class _Stream(nn.Module):
 
 
 class DoubleBlock(nn.Module):
-    """Text and image with weights of their own; attention over both."""
+    """Text and image with separate weights, and attention over both."""
 
     def __init__(self, shape: DitShape, attend: Attend) -> None:
         super().__init__()
@@ -115,8 +118,12 @@ class DoubleBlock(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return text and image tokens after the block, both (tokens, width).
 
-        cosine, sine: of Rotation, for text and then image. time: the embedding of time, guidance
-        and pooled text, (1, width).
+        Args:
+            text: (text tokens, width).
+            image: (image tokens, width).
+            time: embedding of time, guidance and pooled text, (1, width).
+            cosine: cosines of Rotation, for text and then image.
+            sine: sines of Rotation.
         """
         active, rotation = functional.silu(time), Rotation(cosine, sine)
         of_text = self.text.modulation(active).chunk(6, dim=-1)
@@ -134,7 +141,7 @@ class DoubleBlock(nn.Module):
 
 
 class SingleBlock(nn.Module):
-    """Text and image as one sequence; attention and MLP beside each other."""
+    """Text and image as one sequence, with attention and MLP in parallel."""
 
     def __init__(self, shape: DitShape, attend: Attend) -> None:
         super().__init__()
@@ -146,10 +153,7 @@ class SingleBlock(nn.Module):
         self.joint_out = nn.Linear(5 * width, width)
 
     def forward(self, x: Tensor, time: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return the tokens x, those of the text first, after the block, (tokens, width).
-
-        time, cosine, sine: as for `DoubleBlock.forward`.
-        """
+        """Return the tokens after the block, text first; shapes as in `DoubleBlock.forward`."""
         shift, scale, gate = self.modulation(functional.silu(time)).chunk(3, dim=-1)
         joint = self.joint_in(_modulate(x, shift, scale))
         attention, hidden = joint[:, : self._joint_width], joint[:, self._joint_width :]
@@ -191,11 +195,17 @@ class DitModel(nn.Module):
         guidance: Tensor,
         rotation: Rotation,
     ) -> Tensor:
-        """Return the velocity of each image token, (tokens, channels).
+        """Return the velocity of each image token, (image tokens, channels).
 
-        image: as the output. time: (1, 1), from 1 (noise) to 0. text: (text tokens, text width).
-        pooled: (1, pooled width). guidance: (1, 1). rotation: of the text's tokens, then the
-        image's. Where ranks divide the tokens, image, text and rotation are of this rank's alone.
+        If ranks divide the tokens, all tensors of tokens are of this rank only.
+
+        Args:
+            image: noisy image, (image tokens, channels).
+            time: (1, 1), from 1 (noise) to 0.
+            text: (text tokens, text width).
+            pooled: (1, pooled width).
+            guidance: (1, 1).
+            rotation: of the text tokens, then of the image tokens.
         """
         embedded: Tensor = (
             self.time_in(_sinusoids(time, self._frequencies))
@@ -216,8 +226,8 @@ class DitModel(nn.Module):
 def _sinusoids(time: Tensor, count: int) -> Tensor:
     """Return 1000 x time (1, 1) as cosines, then sines, of growing periods, (1, even count)."""
     wide = torch.promote_types(time.dtype, torch.float32)
-    places = torch.arange(count // 2, dtype=wide, device=time.device)
-    rates = torch.exp(-math.log(_LONGEST_PERIOD) * places / (count // 2))
+    indices = torch.arange(count // 2, dtype=wide, device=time.device)
+    rates = torch.exp(-math.log(_LONGEST_PERIOD) * indices / (count // 2))
     angles = 1000.0 * time.to(wide) * rates
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(time.dtype)
 
@@ -227,24 +237,20 @@ def rotation(
 ) -> Rotation:
     """Return the rotation of text tokens, all at the origin, then of image tokens, row by row.
 
-    On the device of `like`; fp64 if `like` is, else fp32.
+    It has the device of `like`, and fp64 if `like` has fp64, else fp32.
     """
     wide = torch.promote_types(like.dtype, torch.float32)
     grid = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns))
-    places = torch.cat((torch.zeros(text_tokens, 3, dtype=grid.dtype), grid)).double()
-    angles = torch.cat(
-        [
-            places[:, axis : axis + 1]
-            * _LONGEST_PERIOD ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-            for axis, size in enumerate(shape.axes)
-        ],
-        dim=-1,
-    ).unsqueeze(1)
-    return Rotation(*(one.to(like.device, wide) for one in (angles.cos(), angles.sin())))
+    positions = torch.cat((torch.zeros(text_tokens, 3, dtype=grid.dtype), grid)).double()
+    by_axis = []
+    for axis, size in enumerate(shape.axes):
+        exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
+        by_axis.append(positions[:, axis : axis + 1] * _LONGEST_PERIOD**-exponents)
+    angles = torch.cat(by_axis, dim=-1).unsqueeze(1)
+    return Rotation(angles.cos().to(like.device, wide), angles.sin().to(like.device, wide))
 
 
 def _embedder(inputs: int, width: int) -> nn.Sequential:
-    """Return two linear layers with SiLU between: (1, inputs) to (1, width)."""
     return nn.Sequential(nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, width))
 
 
@@ -258,11 +264,10 @@ _KNOWN: WeakValueDictionary[int, AttentionOperator] = WeakValueDictionary()
 
 
 class AttentionOperator:
-    """Calls a function of query, key and value, of one shape each as the output is, as an operator.
+    """Wraps a function of query, key and value as an operator that torch.compile does not trace.
 
-    torch.compile does not look into it, so that a compiled block stays one graph: sends and
-    receives between ranks cannot be traced.
-    An operator takes tensors and numbers only, so that the function is known by a number.
+    A compiled block then stays one graph: sends and receives between ranks cannot be traced. An
+    operator takes only tensors and numbers, so a number identifies the function.
     """
 
     def __init__(self, attend: Attend) -> None:
@@ -271,14 +276,14 @@ class AttentionOperator:
         _KNOWN[self._number] = self
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return attention's output; all are (tokens, heads, head)."""
+        """Return attention's output; all tensors are (tokens, heads, head width)."""
         out: Tensor = torch.ops.raybench.attend_over_ranks(query, key, value, self._number)
         return out
 
 
 @torch.library.custom_op("raybench::attend_over_ranks", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
-    """Return what the function of this number returns, contiguous."""
+    """Return the contiguous result of the function with this number."""
     return _KNOWN[number].attend(query, key, value).contiguous()
 
 
@@ -289,34 +294,30 @@ def _(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Builds the step of a scope over the ranks of `parallel`, on random inputs and weights.
-
-    rows, columns, text_tokens: tokens of an image and its text; the ranks must divide both, ulysses
-    the heads. device, dtype, seed: of inputs and weights, on all ranks the same seed. attention:
-    the kernel, or auto. norm: value of norms' parameters; others are normal random numbers. gain:
-    their deviation is gain / sqrt(inputs of the layer, for a bias its outputs); 0: it is 0.02.
-    """
+    """Builds the step of a scope over the ranks of `parallel`, on random inputs and weights."""
 
     shape: DitShape
+    # Tokens of the image and of its text. The ranks must divide both numbers.
     rows: int
     columns: int
     text_tokens: int
     device: torch.device
     dtype: torch.dtype
+    # Equal on all ranks.
     seed: int
     attention: KernelOrAuto
     parallel: SequenceParallel
     compile: bool = False
+    # Value of the parameters of norms. Other parameters are normal random numbers.
     norm: float = 1.0
+    # Their standard deviation is gain / sqrt(inputs of the layer); 0.02 if gain is 0.
     gain: float = 0.0
 
     def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
-        """Return a function that does one step of a scope and returns its output.
+        """Return a function that does one step of a scope and returns its output. Collective.
 
-        The output is this rank's tokens for a block, those of the text first; for forward the
-        velocity of the whole image; for loop the whole image after `steps` Euler steps from noise.
-        Other scopes ignore `steps`. All ranks must call the function equally often. This method
-        raises as `choose_kernel` does, the function as `SequenceParallel.attend` does.
+        The output is this rank's tokens after a block, text first; the velocity of the whole image
+        after a forward pass; or the whole image after `steps` Euler steps from noise.
         """
         shape, parallel, pixels = self.shape, self.parallel, self.rows * self.columns
         generator = None  # the meta device has no numbers
@@ -324,7 +325,6 @@ class Steps:
             generator = torch.Generator(self.device).manual_seed(self.seed)
         options: Any = {"device": self.device, "dtype": self.dtype}
         draw = partial(torch.randn, generator=generator, **options)
-        # Of this rank's tokens, those of the text first.
         whole = rotation(
             shape,
             text_tokens=self.text_tokens,
@@ -332,8 +332,12 @@ class Steps:
             columns=self.columns,
             like=torch.empty(0, **options),
         )
-        parts = ((one[: self.text_tokens], one[self.text_tokens :]) for one in whole)
-        turned = Rotation(*(torch.cat([*map(parallel.shard, both)]) for both in parts))
+        # The rotation of this rank's tokens, text first.
+        shards = []
+        for angles in whole:
+            text, image = angles[: self.text_tokens], angles[self.text_tokens :]
+            shards.append(torch.cat((parallel.shard(text), parallel.shard(image))))
+        turned = Rotation(*shards)
         if scope in ("double_block", "single_block"):
             kind = DoubleBlock if scope == "double_block" else SingleBlock
             block = self._make_module(kind, generator)
@@ -350,8 +354,8 @@ class Steps:
         pooled, guidance = draw(1, shape.pooled_width), torch.full((1, 1), 3.5, **options)
 
         def predict(image: Tensor, time: Tensor) -> Tensor:
-            own = model(parallel.shard(image), time, text, pooled, guidance, turned)
-            return parallel.gather(own)
+            velocity = model(parallel.shard(image), time, text, pooled, guidance, turned)
+            return parallel.gather(velocity)
 
         if scope == "forward":
             time = torch.ones(1, 1, **options)
@@ -369,7 +373,7 @@ class Steps:
 
     @property
     def _kernel(self) -> Kernel:
-        """The kernel of attention: the one asked for, or what torch takes for this rank's heads."""
+        """The attention kernel: as set, or as torch chooses for this rank's heads."""
         heads = self.shape.heads // self.parallel.ulysses
         shape = (1, heads, self.rows * self.columns, self.shape.head_width)
         tokens = torch.empty(shape, device=self.device, dtype=self.dtype)
@@ -378,14 +382,12 @@ class Steps:
     def _make_module(
         self, kind: Callable[[DitShape, Attend], nn.Module], generator: torch.Generator | None
     ) -> nn.Module:
-        """Return a module whose weights are drawn where they stay, in the type that they keep.
-
-        Its attention is over the tokens of all ranks.
-        """
+        """Return a module with attention over the tokens of all ranks."""
         attend: Attend = partial(attend_whole, self._kernel)
         if self.parallel.degree > 1:
             attend = partial(self.parallel.attend, self._kernel)
             attend = AttentionOperator(attend) if self.compile else attend
+        # Make the weights in their final place and type, to need no more memory.
         with torch.device("meta"):
             module = kind(self.shape, attend).to(self.dtype)
         module = module.to_empty(device=self.device).requires_grad_(False)
@@ -400,9 +402,9 @@ class Steps:
         return module
 
 
-# Of what the copy computes. Two ranks on a CPU differ from the whole by 3e-7 (fp32) and 5e-3
-# (bf16); a log-sum-exp to base 2 is off by 3e-2, parts merged by their mean by 0.16, the heads of
-# another rank by 0.8.
+# Limits for `difference_to_whole`. Two ranks on a CPU differ by 3e-7 (fp32) and 5e-3 (bf16). A
+# log-sum-exp to base 2 causes an error of 3e-2, parts merged by their mean 0.16, the heads of
+# another rank 0.8.
 TOLERANCES = {
     Precision.FP32: 1e-4,
     Precision.TF32: 1e-2,
@@ -412,11 +414,10 @@ TOLERANCES = {
 
 
 def difference_to_whole(steps: Steps) -> float:
-    """Return the relative error of a small model that is divided over the ranks of `steps`.
+    """Return the relative error of a small model that the ranks of `steps` divide. Collective.
 
-    The model has one block of each kind, with the width, type and kernel of `steps`. The error is
-    |found - whole| / |whole| of its output, in Frobenius norms; 0 for one rank, NaN or infinite if
-    an output is not finite. All ranks must call it. Raises as `Steps.make` and a step do.
+    The model has one block of each kind, with width, type and kernel of `steps`. The error is
+    |divided - whole| / |whole| in Frobenius norms; 0 for one rank.
     """
     ranks = steps.parallel.degree
     if ranks == 1:
@@ -429,13 +430,14 @@ def difference_to_whole(steps: Steps) -> float:
         text_tokens=8 * ranks,
         attention=steps._kernel,
         compile=False,
-        # Norms of queries and keys so large that a token attends to few others: with all alike
-        # attention is next to the mean of all tokens, and a wrong one could not be told from a
-        # right one. And weights so large that attention matters for the output.
+        # Large norms of queries and keys make a token attend to few other tokens. Otherwise the
+        # output of attention is close to the mean of all tokens, and errors would not show. Large
+        # weights make attention matter for the output.
         norm=2.0,
         gain=1.5,
     )
     undivided = replace(copy, parallel=form_groups(0, ulysses=1, ring=1))
     with torch.inference_mode():
-        found, whole = (one.make("forward", 1)().double() for one in (copy, undivided))
-        return float((found - whole).norm() / whole.norm())
+        divided = copy.make("forward", 1)().double()
+        whole = undivided.make("forward", 1)().double()
+        return float((divided - whole).norm() / whole.norm())

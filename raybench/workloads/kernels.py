@@ -1,4 +1,4 @@
-"""Workloads of one kernel or copy on each device: products, launches, and memory that is moved.
+"""Workloads that run one kernel or copy on each device: products, launches, memory.
 
 `raybench plan` imports this module, so torch is imported inside the functions that need it.
 """
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Of the largest error among the sampled elements, in units of sqrt(k), which is the standard
-# deviation of an element. Rounding the result alone gives 5 standard deviations half of the
-# format's epsilon: 0.002 in fp16, 0.02 in bf16. The inputs of tf32 are rounded to 10 bits, which
-# is seen in fp32 at 1e-3 and so tells TF32 apart from it.
+# Limits for the largest error of an element, in standard deviations of an element (sqrt(k)).
+# Rounding a result of 5 standard deviations costs 0.002 in fp16 and 0.02 in bf16. tf32 rounds
+# inputs to 10 bits; its error is 1e-3, so the limit of fp32 detects it.
 _TOLERANCES = {
     Precision.FP32: 1e-4,
     Precision.TF32: 1e-2,
@@ -60,7 +59,7 @@ class Gemm(Workload):
         import torch
 
         dtype = getattr(torch, context.precision.dtype)
-        # Random, not zeros: those need less power, and so leave the clocks higher.
+        # Random numbers: zeros need less power, so the clocks would be higher.
         options = {"generator": context.generator(), "dtype": dtype, "device": context.device}
         self.first = torch.randn(m, k, **options)
         self.second = torch.randn(k, n, **options)
@@ -75,10 +74,10 @@ class Gemm(Workload):
         torch.matmul(self.first, self.second, out=self.product)
 
     def check(self) -> None:
-        """Raise WrongResultError if the last product is wrong by more than rounding explains.
+        """Raise WrongResultError if the last product is wrong by more than rounding.
 
-        It is compared with float64 where 64 random rows and columns cross, the same ones each time.
-        Before the first step, and after a check until the next step, the product is NaN: wrong.
+        64 random rows and columns are compared with float64, the same each time. The product is NaN
+        before the first step and after each check.
         """
         import torch
 
@@ -87,10 +86,10 @@ class Gemm(Workload):
             for size in self.product.shape
         )
         exact = self.first[rows].double() @ self.second[:, columns].double()
-        found = self.product[rows][:, columns].double()
-        error = float((found - exact).abs().max()) / len(self.second) ** 0.5
+        sampled = self.product[rows][:, columns].double()
+        error = float((sampled - exact).abs().max()) / len(self.second) ** 0.5
         allowed = _TOLERANCES[self._context.precision]
-        # Not `error > allowed`: an element that is not a number must fail too.
+        # Not `error > allowed`, so that NaN fails, too.
         if not error <= allowed:
             raise WrongResultError(
                 f"rank {self._context.rank}: the product in {self._context.precision} is off by "
@@ -130,7 +129,7 @@ class SameBits(Workload):
         import torch
 
         dtype = getattr(torch, context.precision.dtype)
-        # Made on the host: CUDA's random numbers depend on the model of the device.
+        # Draw on the host: CUDA's random numbers depend on the model of the device.
         generator = torch.Generator().manual_seed(context.seed)
         self._first, self._second = (
             torch.randn(size, size, generator=generator).to(context.device, dtype) for _ in range(2)
@@ -147,9 +146,10 @@ class SameBits(Workload):
         torch.matmul(self._first, self._second, out=self.product)
 
     def check(self) -> None:
-        """Update the metrics from the last product, which becomes 0: each call needs a step before.
+        """Update the metrics from the last product, and set the product to 0.
 
-        `digest` stays the first one. The product is computed again, with rows in other places.
+        `digest` keeps its first value. The product is also computed again with its rows in other
+        positions.
         """
         import torch
 
@@ -163,7 +163,7 @@ class SameBits(Workload):
 
 
 def digest_of(tensor: Tensor) -> int:
-    """Return a 48-bit hash of the bytes of the elements, not of the shape; waits for the device."""
+    """Return a 48-bit hash of the bytes of the elements; waits for the device."""
     import torch
 
     content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
@@ -210,12 +210,12 @@ class Launch(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the number on the device is not the count of steps.
 
-        With cuda_graph it never raises: the host does not count steps that are replayed.
+        With cuda_graph this never raises, because the host does not count replayed steps.
         """
-        found = int(self.number)
-        if self._counts and found != self._steps:
+        number = int(self.number)
+        if self._counts and number != self._steps:
             raise WrongResultError(
-                f"rank {self._rank}: {self._steps} additions of 1 came to {found}"
+                f"rank {self._rank}: {self._steps} additions of 1 came to {number}"
             )
 
 
@@ -223,12 +223,12 @@ Operation = Literal["copy", "scale", "add", "triad"]
 Direction = Literal["h2d", "d2h", "both"]
 
 _SCALAR = 3.0  # STREAM's own
-# A value that no source of a copy has.
+# Sentinel: no source of a copy has this value.
 _NOT_SENT = -1
 _CHECKED_AT_A_TIME = 2**24
-# How often a result may be rounded: an error of an epsilon of the operands each, at most.
+# How often a result is rounded, each time by at most an epsilon of the operands.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
-# On a GPU far above the caches. A CPU is slower, so that its arrays are smaller.
+# On a GPU far above the caches. A CPU is slower, so its arrays are smaller.
 _ARRAY_BYTES = {"cuda": GIB, "cpu": 32 * MIB}
 
 
@@ -295,8 +295,7 @@ class Memory(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last output differs from float64 by more than rounding.
 
-        The error names the first such element. Before the first step, and after a check until the
-        next step, the output is NaN: wrong.
+        The output is NaN before the first step and after each check.
         """
         import torch
 
@@ -304,19 +303,19 @@ class Memory(Workload):
         eps = torch.finfo(self.output.dtype).eps * _ROUNDINGS[self._operation]
         arrays = [self.output, *self.inputs]
         for start in range(0, len(self.output), _CHECKED_AT_A_TIME):
-            found, *inputs = (array[start : start + _CHECKED_AT_A_TIME] for array in arrays)
+            output, *inputs = (array[start : start + _CHECKED_AT_A_TIME] for array in arrays)
             *summands, scaled = [array.double() for array in inputs]
             exact = scaled * factor
             size = exact.abs()
             for array in summands:
                 exact, size = exact + array, size + array.abs()
-            # Negated: an element that is not a number must fail too.
-            is_wrong = ~((found.double() - exact).abs() <= size * eps)
+            # Negated, so that NaN fails, too.
+            is_wrong = ~((output.double() - exact).abs() <= size * eps)
             if bool(is_wrong.any()):
                 index = int(is_wrong.nonzero()[0])
                 raise WrongResultError(
                     f"rank {self._rank}: {self._operation} left a wrong array: element "
-                    f"{start + index} of {len(self.output)} is {found[index].item():g}"
+                    f"{start + index} of {len(self.output)} is {output[index].item():g}"
                 )
         self.output.fill_(math.nan)
 
@@ -324,8 +323,8 @@ class Memory(Workload):
 def memory_gb_s(context: Context) -> float | None:
     """Return the device's memory bandwidth in GB/s (1e9 bytes), by 0.1 s of `memory`'s triad.
 
-    None on the meta device. On a GPU it needs 3 GiB meanwhile, or raises torch.OutOfMemoryError.
-    On a CPU the arrays are 32 MiB each: a larger cache holds them, and the rate is then its own.
+    None on the meta device. It needs 3 GiB on a GPU and may raise torch.OutOfMemoryError. On a CPU
+    the arrays have 32 MiB each, so a larger cache holds them.
     """
     import torch
     from torch.utils.benchmark import Timer
@@ -337,7 +336,7 @@ def memory_gb_s(context: Context) -> float | None:
     timer = Timer("step()", globals={"step": triad.step}, num_threads=torch.get_num_threads())
     step_s = timer.blocked_autorange(min_run_time=0.1).median
     moved = triad.memory_bytes
-    # With the timer, which holds it: its memory is for the workload that asks.
+    # Free the arrays, which the timer also holds: the calling workload needs the memory.
     del triad, timer
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -373,7 +372,7 @@ class HostCopy(Workload):
     ) -> None:
         import torch
 
-        # Source and target of each; none on a rank that waits.
+        # Source and target of each copy; empty on a rank that waits.
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._rank, self._direction = context.rank, direction
         ways = ["h2d", "d2h"] if direction == "both" else [direction]
@@ -391,13 +390,13 @@ class HostCopy(Workload):
             source.copy_(torch.arange(len(source), device=source.device))
             target.fill_(_NOT_SENT)
             self._copies.append((source, target))
-        # Of the second copy, so that both are made at once.
+        # The stream of the second copy, so that both copies run at once.
         self._stream: Any = None
         if on_gpu and len(ways) == 2:
             self._stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
-        """Issue this rank's copies, if it has any; the current stream waits for all of them."""
+        """Issue this rank's copies; the current stream waits for them."""
         import torch
 
         if self._stream is None:
@@ -413,9 +412,9 @@ class HostCopy(Workload):
         current.wait_stream(self._stream)
 
     def check(self) -> None:
-        """Raise WrongResultError if other bytes arrived on this rank than were sent.
+        """Raise WrongResultError if the bytes that arrived differ from those that were sent.
 
-        Targets are wrong before the first step, and after a check until the next step.
+        Targets are wrong before the first step and after each check.
         """
         import torch
 

@@ -1,10 +1,9 @@
-"""The models of the workload `transformer`, decoder-only, and how ranks divide them.
+"""The decoder-only models of the workload `transformer`, and how ranks divide them.
 
-A model is divided by torch's FSDP2, a Llama also by its tensor parallelism, and its tokens by
-context parallelism: each rank gathers the keys and values of all, as Llama 3 was trained
-(Grattafiori et al. 2024, 3.3.2), by torch's functional collectives. Torch's own `context_parallel`
-takes the place of attention for kernels of CUDA alone (torch 2.11, 2.13), so what it computes could
-not be held on CPUs.
+FSDP2 divides a model; a Llama is also divided by tensor parallelism, and its tokens by context
+parallelism: each rank gathers the keys and values of all ranks, as Llama 3 was trained (Grattafiori
+et al. 2024, 3.3.2). torch's `context_parallel` is not used, because it supports only CUDA kernels
+(torch 2.11, 2.13), so its results could not be tested on CPUs.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from raybench.workloads.base import Context, DdpOptions
 from raybench.workloads.shapes import Checkpointing, DecoderShape, LanguageShape, Layout, LlamaShape
 from raybench.workloads.training import compile_blocks, compute_dtype
 
-# As Context.region.
+# The type of `Context.region`.
 Region: TypeAlias = Callable[[str], AbstractContextManager[None]]
 # Cosines and sines by position: (positions, head width / 2), fp32 unless the model was cast.
 Rotation: TypeAlias = tuple[Tensor, Tensor]
-# Of query (batch, heads, length, head), keys and values (batch, kv heads, length, head).
+# Attention of query (batch, heads, length, head), keys and values (batch, kv heads, length, head).
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Torch keeps what it found out of a mesh in caches by its ranks and names, with its groups. Those
-# of another point have been taken down: each mesh has names of its own.
+# Gives each mesh new names: torch caches the groups of a mesh by its ranks and names, and the
+# groups of earlier points have ended.
 _MESHES = count()
 
 _aten: Any = torch.ops.aten
@@ -58,13 +57,11 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.d
 
 @dataclass(slots=True)
 class KeyValueCache:
-    """A KV cache of static size: keys and values of earlier tokens, of all layers or of one.
+    """A KV cache of static size, of all layers or of one layer."""
 
-    memory: ([layers,] 2, batch, heads of keys, tokens at most, head width). position: index of the
-    next token, the same in all sequences; the owner of the cache advances it.
-    """
-
+    # ([layers,] 2, batch, heads of keys, maximum of tokens, head width).
     memory: Tensor
+    # Index of the next token, equal in all sequences; the owner of the cache advances it.
     position: int = 0
 
     @classmethod
@@ -73,43 +70,47 @@ class KeyValueCache:
     ) -> KeyValueCache:
         """Return an empty cache of all layers, for at most `room` tokens per sequence.
 
-        like: dtype, that of the model's keys, and device, as torch.empty takes them.
+        Args:
+            shape: sizes of the model.
+            batch_size: number of sequences.
+            room: maximum of tokens per sequence.
+            like: dtype of the model's keys, and device, as for torch.empty.
         """
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_layer(self, layer: int) -> KeyValueCache:
-        """Return a cache of one layer (from 0): a view of the memory, a copy of `position`."""
+        """Return a cache of one layer (from 0), with a view of the memory."""
         return KeyValueCache(self.memory[layer], self.position)
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values at `position` of a cache of one layer; return all so far.
 
-        new: (2, batch, heads, length, head), batch as in the cache. Returned are keys and values,
-        views of the cache, each (batch, heads, position + length, head). `position` stays.
-        Raises AssertionError where they do not fit, or length is not 1 and `position` not 0.
+        `position` stays. Only at position 0 may there be several new tokens.
+
+        Args:
+            new: (2, batch, heads, length, head).
+
+        Returns:
+            Keys and values, views of the cache, each (batch, heads, position + length, head).
         """
         length = new.shape[3]
-        # Else some of the new tokens would need a mask of their own.
+        # Several tokens after earlier ones would need a mask.
         assert length == 1 or self.position == 0, "several tokens only begin a sequence"
         end = self.position + length
-        assert end <= self.memory.shape[3], "the cache is full"  # torch would ignore one too many
-        # In one copy: while decoding, each kernel more is felt.
+        assert end <= self.memory.shape[3], "the cache is full"  # torch would not raise
+        # One copy for keys and values: in decoding each kernel counts.
         self.memory[:, :, :, self.position : end] = new
         keys, values = self.memory[:, :, :, :end]
         return keys, values
 
 
 class LanguageModel(nn.Module):
-    """A decoder-only language model, a GPT-2 or a Llama by its shape.
+    """A decoder-only language model, a GPT-2 or a Llama according to its shape.
 
-    Both have pre-norm blocks and no dropout. GPT-2: LayerNorm, learned positions, GELU, biases, and
-    the output layer tied to the token embedding. Llama: RMSNorm, rotary positions, attention with
-    grouped queries, SwiGLU, and no biases.
-
-    seq_len: the longest sequence. checkpointing: of each block. region: as Context.region.
-    looked_up: name of the table of which a token reads one row, in `named_parameters`, which lack
-    it for a tied Llama.
+    Both have pre-norm blocks and no dropout. GPT-2 has LayerNorm, learned positions, GELU, biases,
+    and an output layer tied to the token embedding. Llama has RMSNorm, rotary positions, attention
+    with grouped queries, SwiGLU, and no biases.
     """
 
     def __init__(
@@ -120,6 +121,14 @@ class LanguageModel(nn.Module):
         checkpointing: Checkpointing = "none",
         region: Region = lambda name: nullcontext(),
     ) -> None:
+        """Make the model on torch's default device.
+
+        Args:
+            shape: sizes of the model.
+            seq_len: maximum of tokens per sequence.
+            checkpointing: which activations of each block are recomputed.
+            region: `Context.region`.
+        """
         super().__init__()
         self._region = region
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
@@ -131,18 +140,19 @@ class LanguageModel(nn.Module):
             Block(shape, checkpointing, region) for _ in range(shape.layers)
         )
         self.norm = _make_norm(shape)
-        # A tied output layer needs no memory of its own, not even for a moment.
-        place = "meta" if shape.is_tied else None
-        self.output = nn.Linear(shape.width, shape.vocabulary, bias=False, device=place)
+        # A tied output layer needs no memory, not even for a moment.
+        device = "meta" if shape.is_tied else None
+        self.output = nn.Linear(shape.width, shape.vocabulary, bias=False, device=device)
+        # Name of the table of which a token reads only one row.
         self.looked_up = "positions" if shape.is_tied else "tokens.weight"
         if isinstance(shape, LlamaShape):
-            # Angles by which pairs of numbers are turned (Su et al. 2021).
+            # Angles by which pairs of numbers are rotated (Su et al. 2021).
             exponents = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
-            places = torch.arange(seq_len, dtype=torch.float32)
-            angles = torch.outer(places, shape.theta**-exponents)
+            positions = torch.arange(seq_len, dtype=torch.float32)
+            angles = torch.outer(positions, shape.theta**-exponents)
             self.register_buffer("cosines", angles.cos(), persistent=False)
             self.register_buffer("sines", angles.sin(), persistent=False)
-        # Narrower in the layers whose outputs add up in residuals (GPT-2, Radford et al. 2019;
+        # Layers whose outputs add up in residuals get smaller weights (GPT-2, Radford et al. 2019;
         # torchtitan and OLMo do so for Llama).
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding | nn.Linear):
@@ -154,11 +164,12 @@ class LanguageModel(nn.Module):
             self.output.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return logits (batch, length, vocabulary) of the token after each one of `tokens`.
+        """Return the logits of the next token, (batch, length, vocabulary).
 
-        tokens: (batch, length). cache: of all layers; `tokens` are written to it at `position`,
-        which stays; length must be 1 unless `position` is 0. With a cache only the last logits
-        come, (batch, 1, vocabulary).
+        Args:
+            tokens: (batch, length).
+            cache: cache of all layers, to which the tokens are written at `position`. length must
+                be 1 unless `position` is 0. With a cache only the last logits are returned.
         """
         begin, length = 0 if cache is None else cache.position, tokens.shape[1]
         here = slice(begin, begin + length)
@@ -168,7 +179,7 @@ class LanguageModel(nn.Module):
             if self.positions is None:
                 rotation = self.get_buffer("cosines")[here], self.get_buffer("sines")[here]
             else:
-                # A part of the parameter would cost a kernel more, in the backward pass another.
+                # A slice of the parameter would cost additional kernels.
                 is_whole = length == len(self.positions)
                 x = x + (self.positions if is_whole else self.positions[here])
         for layer, block in enumerate(self.blocks):
@@ -181,7 +192,7 @@ class LanguageModel(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and an MLP, each behind a norm and with a residual."""
+    """Causal self-attention and an MLP, each with a norm before it and a residual."""
 
     def __init__(self, shape: LanguageShape, checkpointing: Checkpointing, region: Region) -> None:
         super().__init__()
@@ -199,25 +210,27 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, cache: KeyValueCache | None = None
     ) -> Tensor:
-        """Return the tokens after the block, (batch, length, width) as x; writes into the cache.
+        """Return the tokens after the block, (batch, length, width); write into the cache.
 
-        rotation: of these tokens; None for GPT-2. cache: of this layer; None: no earlier tokens.
+        Args:
+            x: (batch, length, width).
+            rotation: rotation of these tokens; None for GPT-2.
+            cache: cache of this layer; None: no earlier tokens.
         """
-        # Here and not around the block: compiled, what no gradient needs is not computed again.
+        # Checkpoint inside the block: compiled code then recomputes only what gradients need.
         if self._checkpointing == "none":
             return self._run(x, rotation, cache)
         chosen: dict[str, Any] = {}
         if self._checkpointing == "selective":
-            # A plain function: with an object in it, torch.compile would leave the block as it is.
+            # A plain function: torch.compile would not compile a block with an object here.
             chosen = {"context_fn": _keep_costly_parts}
-        # Nothing random runs in a block, so there is no random state to keep.
+        # Nothing random runs in a block, so no random state is kept.
         out: Tensor = checkpoint(
             self._run, x, rotation, cache, use_reentrant=False, preserve_rng_state=False, **chosen
         )
         return out
 
     def _run(self, x: Tensor, rotation: Rotation | None, cache: KeyValueCache | None) -> Tensor:
-        """Return `forward` without checkpointing: attention, then the MLP, each with a residual."""
         with self._region("attention"):
             x = x + self.attention(self.attention_norm(x), rotation, cache)
         with self._region("mlp"):
@@ -230,7 +243,7 @@ def _keep_costly_parts() -> Any:
 
     They save the outputs of attention and of every second matrix product, as torchtitan does.
     """
-    # Of the forward pass, and of what is computed again in the same order.
+    # Products so far in the forward pass and in the recomputation, which has the same order.
     seen = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
@@ -243,7 +256,7 @@ def _keep_costly_parts() -> Any:
 
 
 class Attention(nn.Module):
-    """Causal self-attention, in which heads / kv_heads queries share a key and a value."""
+    """Causal self-attention in which heads / kv_heads queries share a key and a value."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -252,16 +265,13 @@ class Attention(nn.Module):
         self.key = nn.Linear(shape.width, keys, bias=False)
         self.value = nn.Linear(shape.width, keys, bias=False)
         self.output = nn.Linear(queries, shape.width, bias=False)
-        # Replaced where x is only this rank's part of the tokens.
+        # Context parallelism replaces this function.
         self.attend: Attend = _attend_causally
         self._head = shape.head_width
 
     def forward(self, x: Tensor, rotation: Rotation, cache: KeyValueCache | None = None) -> Tensor:
-        """Return attention's output, (batch, length, width) as x; writes into the cache.
-
-        rotation: of these tokens. cache: of this layer; None: x is all, or `attend` has the rest.
-        """
-        # Heads are counted from what is here: tensor parallelism leaves a rank some of them.
+        """Return attention's output, (batch, length, width); write into the cache of this layer."""
+        # Infer the number of heads: with tensor parallelism a rank has only some of them.
         query, key, value = (
             layer(x).unflatten(-1, (-1, self._head)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -270,7 +280,7 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.extend(torch.stack((key, value)))
         if cache is not None and query.shape[2] == 1:
-            # One token sees all that are there; torch would let it see the first alone.
+            # A single token attends to all keys; torch's causal mask would allow only the first.
             mixed = functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
         else:
             mixed = self.attend(query, key, value)
@@ -288,16 +298,13 @@ class JointAttention(nn.Module):
         self.output = SplitBiasLinear(shape.width, shape.width)
 
     def forward(self, x: Tensor, rotation: None, cache: KeyValueCache | None = None) -> Tensor:
-        """Return causal attention's output, (batch, length, width) as x. rotation: not used.
-
-        cache: of this layer, to which it adds the tokens of x; None: x is all there is.
-        """
+        """Return attention's output, (batch, length, width); write into the cache of this layer."""
         batch, length, width = x.shape
         joint = self.joint(x).view(batch, length, 3, self._heads, width // self._heads)
         query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
         if cache is not None:
             key, value = cache.extend(by_kind[1:])
-        # One token sees all that are there; torch would let it see the first alone.
+        # A single token attends to all keys; torch's causal mask would allow only the first.
         is_causal = cache is None or length > 1
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
         out: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -314,13 +321,13 @@ class GatedMlp(nn.Module):
         self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the MLP's output, (batch, length, width) as x."""
+        """Return the MLP's output, (batch, length, width)."""
         out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return out
 
 
 class GptMlp(nn.Module):
-    """The MLP of GPT-2: two layers with GELU between, the first to four times the width."""
+    """The MLP of GPT-2: two layers with GELU between them, the first to four times the width."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
@@ -328,16 +335,16 @@ class GptMlp(nn.Module):
         self.down = SplitBiasLinear(4 * shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the MLP's output, (batch, length, width) as x."""
+        """Return the MLP's output, (batch, length, width)."""
         out: Tensor = self.down(functional.gelu(self.up(x), approximate="tanh"))
         return out
 
 
 class SplitBiasLinear(nn.Linear):
-    """A linear layer whose bias is added apart where code is compiled for a single row.
+    """A linear layer that adds its bias separately if code is compiled for a single row.
 
-    Inductor makes a reduction of the product of a matrix with one row, fused with what follows; but
-    not where the product adds a bias itself (torch._inductor.decomposition, `mm` and `addmm`).
+    Inductor turns the product of a matrix with one row into a reduction and fuses it, but not if
+    the product adds a bias (torch._inductor.decomposition, `mm` and `addmm`).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -348,27 +355,19 @@ class SplitBiasLinear(nn.Linear):
 
 
 def _make_norm(shape: LanguageShape) -> nn.Module:
-    """Return a norm of the width of the model."""
     if isinstance(shape, LlamaShape):
         return nn.RMSNorm(shape.width, eps=1e-5)
     return nn.LayerNorm(shape.width)
 
 
 def _attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the output of causal attention, as query: (batch, heads, length, head).
-
-    key, value: the same length; their number of heads divides the query's.
-    """
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
 
 
 def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return x with its pairs (i, i + head / 2) turned by rotary positions, in the type of x.
-
-    x: (batch, heads, length, head). rotation: of its positions. Computed in the wider type of both.
-    """
+    """Return x with its pairs (i, i + head / 2) rotated by their positions, in the type of x."""
     cosines, sines = rotation
     first, second = x.to(torch.promote_types(x.dtype, cosines.dtype)).chunk(2, dim=-1)
     turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
@@ -378,8 +377,11 @@ def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy over all positions of the batch, a scalar.
 
-    logits: (batch, length, vocabulary). targets: (batch, length), int64, ids of the next tokens;
-    -100 leaves a position out. The softmax is in fp32 at least; under autocast torch chooses.
+    The softmax is in fp32 or wider; under autocast torch chooses.
+
+    Args:
+        logits: (batch, length, vocabulary).
+        targets: (batch, length), int64, ids of the next tokens; -100 is ignored.
     """
     flat, device = logits.flatten(0, 1), logits.device.type
     # The meta device has no autocast.
@@ -389,20 +391,26 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
-    """Replace linear layers inside the model, not the model itself, by float8 ones; in place.
+    """Replace linear layers inside the model by float8 layers, in place; not on meta.
 
-    They keep the parameters, not the hooks. Inputs, weights and gradients are scaled by the largest
-    number of each tensor (torchao's recipe `tensorwise`). Outputs have autocast's type, else that
-    of inputs. Nothing on the meta device. emulate: multiply in fp32 numbers rounded to float8.
-    Raises UsageError without torchao or, unless emulated, without products in float8. A step raises
-    RuntimeError, unless emulated, where widths or tokens of a pass are no multiples of 16.
+    They keep the parameters, not the hooks. Each tensor is scaled by its largest number (torchao's
+    recipe `tensorwise`). A step raises RuntimeError if widths or tokens of a pass are no multiples
+    of 16.
+
+    Args:
+        model: the model.
+        device: its device.
+        emulate: multiply numbers rounded to float8 in fp32, on any device.
+
+    Raises:
+        UsageError: torchao is missing, or the device cannot multiply float8.
     """
     if device.type == "meta":
         return
     if not emulate:
         on_gpu = device.type == "cuda"
         major, minor = torch.cuda.get_device_capability(device) if on_gpu else (0, 0)
-        # Ada, Hopper and later ones: their tensor cores have products in 8 bits.
+        # Ada, Hopper and later devices can multiply 8-bit floats.
         if (major, minor) < (8, 9):
             name = f"{torch.cuda.get_device_name(device)} of {major}.{minor}" if on_gpu else "a CPU"
             raise UsageError(
@@ -425,19 +433,25 @@ def divide(
     *,
     compiles: bool,
 ) -> nn.Module:
-    """Return the model, divided in place; `Context.ddp` of it where `layout` divides nothing.
+    """Divide the model over the ranks, in place, and return what training calls. Collective.
 
-    It takes whole sequences, with cp of exactly seq_len, and returns the logits of `sequence_part`:
-    divide their mean loss by tp. Divided, it needs no autocast. All ranks must call `divide` before
-    the optimizer is made. model: on the device, of type optimizer_dtype. compiles: whether blocks
-    are. options: all of LayoutOptions; `why_not_divided` must accept them and the layout.
+    The result takes whole sequences (with cp of exactly seq_len) and returns the logits of
+    `sequence_part`; divide their mean loss by tp. A divided model needs no autocast. Call this
+    before the optimizer is made.
+
+    Args:
+        model: on the device, of type optimizer_dtype.
+        context: what the workload is built with.
+        layout: how the ranks divide the model; `Context.ddp` is used if it divides nothing.
+        options: all of LayoutOptions, which `why_not_divided` must accept.
+        compiles: whether blocks are compiled.
     """
     device = context.device
     if not layout.is_divided:
         if compiles:
             compile_blocks(model, Block)
         return context.ddp(model, **{name: options[name] for name in DdpOptions.__annotations__})
-    # The type that gathered weights are cast to; gradients are then reduced in fp32.
+    # The type of gathered weights; gradients are then reduced in fp32.
     gathered_dtype = None
     if context.precision.dtype != "float32" and options["optimizer_dtype"] != "bf16":
         gathered_dtype = compute_dtype(context)
@@ -447,33 +461,33 @@ def divide(
     if layout.tp > 1:
         _divide_products(model, mesh[tensor])
         if compiles:
-            # In torch 2.13 compiled code fails in its backward pass where its input is a collective
-            # that nobody has waited for: a copy is none.
+            # Pass a copy: in torch 2.13 the backward pass of compiled code fails if its input is a
+            # collective that nobody has waited for.
             model.tokens.register_forward_hook(lambda _module, _inputs, output: output.clone())
     if layout.cp > 1:
-        # The model takes whole inputs, and computes this rank's tokens of them.
-        cp_mesh, (_, own, _) = _make_mesh(
+        # The model takes whole inputs and computes this rank's tokens.
+        cp_mesh, (_, context_name, _) = _make_mesh(
             device, batch=layout.dp_replicate * layout.dp_shard, context=layout.cp, tensor=layout.tp
         )
-        place = layout.cp_place(cp_mesh.get_rank())
+        index = layout.cp_index(cp_mesh.get_rank())
         for name in ("cosines", "sines"):
-            part = _take_part(model.get_buffer(name), 0, layout.cp, place)
+            part = _take_part(model.get_buffer(name), 0, layout.cp, index)
             model.register_buffer(name, part, persistent=False)
         model.register_forward_pre_hook(
-            lambda _, inputs: (_take_part(inputs[0], 1, layout.cp, place), *inputs[1:])
+            lambda _, inputs: (_take_part(inputs[0], 1, layout.cp, index), *inputs[1:])
         )
-        # From Ampere on, unless the job asks for another kernel.
+        # FlashAttention needs Ampere, and the job may ask for another kernel.
         has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         attention = _ContextParallel(
             degree=layout.cp,
-            place=place,
-            group=cp_mesh[own].get_group(),
+            index=index,
+            group=cp_mesh[context_name].get_group(),
             takes_flash=has_flash and bool(torch.backends.cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
         )
         blocks: Any = model.blocks
         for block in blocks:
             block.attention.attend = attention.attend
-    # Before they are sharded: gathering is not part of the compiled code.
+    # Compile before sharding, so that compiled code does not contain the gathering.
     if compiles:
         compile_blocks(model, Block)
     if layout.dp_replicate * layout.ranks_per_copy == 1 and gathered_dtype is None:
@@ -493,28 +507,25 @@ def divide(
         fully_shard(block, reshard_after_forward=reshard, **how)
     if model.output.weight is not model.tokens.weight:
         fully_shard(model.tokens, reshard_after_forward=reshard, **how)
-        # The backward pass begins with these, so they stay.
+        # The backward pass begins with these layers, so they stay gathered.
         fully_shard([model.norm, model.output], reshard_after_forward=False, **how)
     fully_shard(model, reshard_after_forward=False, **how)
     return model
 
 
 def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
-    """Return the columns of `tokens`, (batch, seq_len), whose logits `rank` computes, in its order.
+    """Return this rank's columns of `tokens`, (batch, seq_len), in the order of its logits.
 
-    seq_len / (cp x tp) columns; `why_not_divided` tells which seq_len divides. rank: of all ranks.
+    There are seq_len / (cp x tp) columns. `rank` counts all ranks.
     """
-    own = _take_part(tokens, 1, layout.cp, layout.cp_place(rank))
-    return own.chunk(layout.tp, dim=1)[rank % layout.tp]
+    part = _take_part(tokens, 1, layout.cp, layout.cp_index(rank))
+    return part.chunk(layout.tp, dim=1)[rank % layout.tp]
 
 
 def _make_mesh(device: torch.device, **degrees: int) -> tuple[DeviceMesh, tuple[str, ...]]:
-    """Return a mesh of all ranks with these dimensions, and their new names in the same order.
-
-    All ranks must call it together.
-    """
-    # The default group knows no device, so groups are made anew; they are not split off, which
-    # crashes after a second init_process_group (pytorch#192109).
+    """Return a mesh of all ranks with these dimensions, and their new names. Collective."""
+    # The default group has no device id, so torch makes new groups. Split groups would crash after
+    # a second init_process_group (pytorch#192109).
     number = next(_MESHES)
     names = tuple(f"{name}_{number}" for name in degrees)
     sizes = tuple(degrees.values())
@@ -522,9 +533,9 @@ def _make_mesh(device: torch.device, **degrees: int) -> tuple[DeviceMesh, tuple[
 
 
 def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Divide each matrix product over the ranks, and between products the sequence, in place.
+    """Divide matrix products over the ranks, and the sequence between products, as torchtitan does.
 
-    As torchtitan does. Each rank gets whole logits of its part of the sequence, as local tensors.
+    Each rank gets whole logits of its part of the sequence, as local tensors.
     """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -546,7 +557,7 @@ def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
         },
     )
     if is_tied:
-        # Both are divided by the vocabulary.
+        # Tie the layers again: both are divided along the vocabulary.
         model.output.weight = model.tokens.weight
     for block in model.blocks:
         parallelize_module(
@@ -554,7 +565,7 @@ def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
             mesh,
             {
                 "attention_norm": SequenceParallel(),
-                # Gathered along the sequence; rotation and cache are as they are.
+                # Gather along the sequence; leave rotation and cache unchanged.
                 "attention": PrepareModuleInput(
                     input_layouts=(sequence, None, None),
                     desired_input_layouts=(Replicate(), None, None),
@@ -574,49 +585,45 @@ def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
         )
 
 
-def _take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
-    """Return the tokens of the rank at `place` of `degree` ranks that divide `whole` along `dim`.
+def _take_part(whole: Tensor, dim: int, degree: int, index: int) -> Tensor:
+    """Return the tokens of one of `degree` ranks that divide `whole` along `dim`.
 
-    The tokens, a multiple of 2 x degree, are cut into so many chunks; a rank gets the chunk at
-    `place` and the one as far from the end. With degree 1 it gets `whole` itself.
+    The tokens are cut into 2 x degree chunks. A rank gets the chunks `index` from the begin and
+    `index` from the end, so that causal attention costs the same on all ranks.
     """
     if degree == 1:
         return whole
     chunks = whole.chunk(2 * degree, dim=dim)
-    return torch.cat([chunks[place], chunks[-1 - place]], dim=dim)
+    return torch.cat([chunks[index], chunks[-1 - index]], dim=dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ContextParallel:
-    """Context parallelism on one rank: each rank of a group has a part of every sequence.
+    """Context parallelism on one rank: each rank of a group has a part of every sequence."""
 
-    degree: number of ranks of the group. place: index of this rank in it. takes_flash: use
-    FlashAttention for fp16 and bf16.
-    """
-
+    # Number of ranks of the group, and index of this rank.
     degree: int
-    place: int
+    index: int
     group: ProcessGroup
+    # Use FlashAttention for fp16 and bf16.
     takes_flash: bool
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return causal attention of this rank's queries over the keys and values of all ranks.
+        """Return causal attention of this rank's queries over the keys of all ranks. Collective.
 
-        query, output: (batch, heads, own tokens, head); key, value too, with a number of heads that
-        divides that. Own tokens are those of `_take_part`. All ranks of the group must call it.
+        All tensors are (batch, heads, tokens of `_take_part`, head); keys may have fewer heads.
         """
         keys, values = self._gather(key), self._gather(value)
         shared = query.shape[1] // key.shape[1]
         early, late = query.chunk(2, dim=2)
         parts: list[Tensor] = []
-        for chunk, number in ((early, self.place), (late, 2 * self.degree - 1 - self.place)):
+        for chunk, number in ((early, self.index), (late, 2 * self.degree - 1 - self.index)):
             length = chunk.shape[2]
             end = (number + 1) * length
             key = keys[:, :, :end].repeat_interleave(shared, dim=1)
             value = values[:, :, :end].repeat_interleave(shared, dim=1)
-            # The last query sees all keys, the one before it one less: as torch's
-            # `causal_lower_right`, an object that torch.compile cannot make: it would leave the
-            # block as it is.
+            # The mask of torch's `causal_lower_right`: the last query attends to all keys. With
+            # this object itself, torch.compile would not compile the block.
             if self.takes_flash and chunk.dtype in (torch.float16, torch.bfloat16):
                 flash = torch.ops.aten._scaled_dot_product_flash_attention
                 parts.append(flash(chunk, key, value, dropout_p=0.0, is_causal=True)[0])
@@ -626,11 +633,11 @@ class _ContextParallel:
             parts.append(functional.scaled_dot_product_attention(chunk, key, value, attn_mask=mask))
         return torch.cat(parts, dim=2)
 
-    def _gather(self, own: Tensor) -> Tensor:
+    def _gather(self, part: Tensor) -> Tensor:
         """Return (batch, heads, tokens, head) of all ranks, in the order of the sequence."""
         gathered: Any = collectives.all_gather_tensor_autograd(
-            own.contiguous(), gather_dim=2, group=self.group
+            part.contiguous(), gather_dim=2, group=self.group
         )
         chunks = gathered.chunk(2 * self.degree, dim=2)
-        # Of each rank an early one and a late one.
+        # Each rank has an early chunk and a late chunk.
         return torch.cat([*chunks[::2], *chunks[::-2]], dim=2)

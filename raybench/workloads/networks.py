@@ -83,19 +83,19 @@ class Mlp(Model):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return for example "MLP of 4 layers, 1,024 wide"; KeyError without hidden or layers."""
+        """Return for example "MLP of 4 layers, 1,024 wide"."""
         layers, hidden = int(params["layers"]), int(params["hidden"])
         return f"MLP of {layers} layer{'s' * (layers > 1)}, {hidden:,} wide"
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters; None where `params` lack hidden or layers."""
+        """Return the number of parameters; None if `params` lack hidden or layers."""
         hidden, layers = (int(params.get(name, 0)) for name in ("hidden", "layers"))
         return layers * (hidden * hidden + hidden) or None
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return a rank's rough peak bytes; None: inference, cuda_graph, uneven shares or speed."""
+        """Return a rank's rough peak in bytes; None for inference, CUDA graphs and uneven steps."""
         hidden, layers = settings["hidden"], settings["layers"]
         parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
         number = product_bytes(settings)
@@ -109,14 +109,14 @@ class Mlp(Model):
 
 
 def linear_stack(hidden: int, layers: int) -> nn.Module:
-    """Return `layers` linear layers of hidden x hidden with ReLU between, on the default device."""
+    """Return linear layers of hidden x hidden with ReLU between them, on the default device."""
     from torch import nn
 
     pairs = ((nn.Linear(hidden, hidden), nn.ReLU()) for _ in range(layers))
     return nn.Sequential(*[module for pair in pairs for module in pair][:-1])
 
 
-# Inputs of the layer, which has one output.
+# Number of inputs of the layer.
 FEATURES = 1024
 
 
@@ -170,9 +170,9 @@ class Linear(Model):
 
         # On the meta device there is nothing to load.
         on_device = data == "device" or context.device.type == "meta"
-        # From a loader come parts of one data set for all ranks, as of a file.
-        one_for_all = torch.Generator().manual_seed(context.seed)
-        generator = context.generator() if on_device else one_for_all
+        # For a loader all ranks need the same data set, as from a file.
+        shared = torch.Generator().manual_seed(context.seed)
+        generator = context.generator() if on_device else shared
         options: Any = {"generator": generator, "device": context.device if on_device else "cpu"}
         inputs, targets = torch.randn(rows, FEATURES, **options), torch.randn(rows, 1, **options)
         is_shared = not on_device and distributed_sampler and context.world_size > 1
@@ -202,12 +202,12 @@ class Linear(Model):
             Recipe(loss=functional.mse_loss, grad_accumulation=grad_accumulation, compile=compile),
         )
         if not on_device:
-            # Rows on the device are each rank's own, no data set that they go through together.
+            # Only a loader has a data set for all ranks, so only then there are epochs.
             self.epoch_s = own_rows / self.items_per_step
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return why these settings cannot be run, one sentence; None if no reason is known."""
+        """Return why these settings cannot run, in one sentence; None if they can."""
         if settings["data"] == "dataloader" and settings["cuda_graph"]:
             return (
                 "cuda_graph: true needs data: device; a graph replays its steps without the "
@@ -215,14 +215,14 @@ class Linear(Model):
             )
         of_loader = {"num_workers": 0, "pin_memory": False, "distributed_sampler": True}
         for name, usual in of_loader.items():
-            # Such a point would be a repeat of another under a wrong name.
+            # The option would have no effect, so two points would be the same.
             if settings["data"] == "device" and settings[name] != usual:
                 return f"{name} needs data: dataloader; leave it out where data is device"
         return super().why_not(settings)
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return 1025, the number of parameters of the layer, whatever `params`."""
+        """Return 1025, the number of parameters of the layer."""
         return FEATURES + 1
 
 
@@ -235,12 +235,19 @@ def load_batches(
     pin_memory: bool,
     distributed_sampler: bool,
 ) -> Iterator[Batch]:
-    """Return an endless iterator over full batches from a DataLoader, shuffled in each epoch.
+    """Return an endless iterator over full batches on the device, from a shuffling DataLoader.
 
-    They are on the device; an epoch drops the rows left over. Waiting for one adds to the part
-    `data` of `context.parts`. The loader's processes start here and end when the iterator is closed
-    or dropped. inputs, targets: 1 or more rows in host memory, the same on all ranks. Each gets a
-    part with `distributed_sampler`, else all; taking a batch from too few raises RuntimeError.
+    An epoch drops left-over rows. The wait for a batch adds to the part `data` of `context.parts`.
+    The processes of the loader start now and end when the iterator is closed or dropped. A rank
+    with fewer rows than a batch gets RuntimeError.
+
+    Args:
+        context: what the workload is built with.
+        inputs: rows in host memory, equal on all ranks.
+        targets: rows in host memory.
+        num_workers: number of processes; 0 loads in this process.
+        pin_memory: copy batches from pinned memory.
+        distributed_sampler: divide the rows over the ranks; otherwise each rank gets all rows.
     """
     from torch import Generator
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -257,8 +264,8 @@ def load_batches(
         )
     processes = None
     if num_workers:
-        # A process with the threads of CUDA, NCCL and Ray must not be forked: a lock that one of
-        # them holds stays locked in the child. And to import torch takes each process seconds.
+        # A process with threads of CUDA, NCCL and Ray must not be forked: a lock that a thread
+        # holds would stay locked in the child. Preloading saves each process seconds.
         processes = multiprocessing.get_context("forkserver")
         processes.set_forkserver_preload(["torch.utils.data"])
     loader = DataLoader(
@@ -269,20 +276,19 @@ def load_batches(
         generator=Generator().manual_seed(context.seed + context.rank),
         drop_last=True,
         num_workers=num_workers,
-        # A CPU run has nothing to pin for; the loader would warn.
+        # Without a GPU the loader would warn.
         pin_memory=pin_memory and context.device.type == "cuda",
         persistent_workers=num_workers > 0,
         multiprocessing_context=processes,
     )
-    # Here and not at the first step: the processes start during the set-up.
+    # Start the processes during the set-up, not in the first step.
     first_epoch = iter(loader)
 
     def batches(iterator: Iterator[list[Tensor]]) -> Iterator[Batch]:
         epoch, device, is_pinned = 0, context.device, loader.pin_memory
         while True:
-            # What the host waits for the loader. The copy to the device is not in it: from pageable
-            # memory it waits for the device's earlier work too, which is no waiting for data; from
-            # pinned memory it is only queued.
+            # Time only the loader, not the copy to the device: from pageable memory the copy also
+            # waits for earlier work of the device, and from pinned memory it is only queued.
             with context.parts.part("data"):
                 batch = next(iterator, None)
                 if batch is None:
@@ -298,7 +304,7 @@ def load_batches(
 
 
 _CLASSES = 1000
-# Parameters, and how many numbers all convolutions make of one image of 224 x 224 pixels.
+# Number of parameters, and of outputs of all convolutions for an image of 224 x 224 pixels.
 _SIZES = {"resnet18": (11_689_512, 2_483_712), "resnet50": (25_557_032, 11_113_984)}
 
 
@@ -365,7 +371,7 @@ class ResNet(Model):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return a rank's rough peak bytes; None: inference, cuda_graph, uneven shares or speed."""
+        """Return a rank's rough peak in bytes; None for inference, CUDA graphs and uneven steps."""
         parameters, outputs = _SIZES[settings["preset"]]
         images, size = float(settings["batch_size"]), settings["image_size"]
         step = StepBytes(
@@ -378,17 +384,16 @@ class ResNet(Model):
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
     ) -> nn.Module:
-        """Return the network in training mode; but on meta, set `_exact` to its logits of `images`.
+        """Return the network in training mode; set `_exact` to its logits of `images` in fp32.
 
-        These are in fp32, with the running statistics of all BatchNorm layers set to those of the
-        images. Afterwards the precision of the process is that of the context. Raises UsageError
-        where torchvision cannot be imported.
+        The running statistics of BatchNorm layers are set to those of the images. On meta nothing
+        runs.
         """
         import torch
 
         try:
             from torchvision import models
-        # One for another torch lacks its operators: a RuntimeError, or an OSError of the loader.
+        # A torchvision for another torch raises RuntimeError or OSError.
         except (ImportError, RuntimeError, OSError) as error:
             raise UsageError(
                 f"workload resnet50: torchvision cannot be imported ({brief(error)}); install the "
@@ -400,18 +405,18 @@ class ResNet(Model):
         apply_precision(Precision.FP32)
         norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
         for norm in norms:
-            norm.momentum = None  # the average of all batches: here, of the one
+            norm.momentum = None  # the average of all batches so far
         with torch.no_grad():
             model.train()(images)
         for norm in norms:
-            norm.momentum = 0.1  # as torch has it
+            norm.momentum = 0.1  # torch's default
         self._exact = _logits(model, images)
         apply_precision(context.precision)
         return model
 
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits in evaluation mode, as float32; restores the mode of the model."""
+    """Return the logits in evaluation mode, as float32."""
     import torch
 
     is_training = model.training
@@ -422,7 +427,7 @@ def _logits(model: nn.Module, images: Tensor) -> Tensor:
 
 
 class NoMajorityError(WrongResultError):
-    """Results of several ranks differ, and which of them are wrong is not known."""
+    """Results of several ranks differ, and it is unknown which of them are wrong."""
 
 
 class Smoke(Workload):
@@ -454,13 +459,13 @@ class Smoke(Workload):
         self._inputs = torch.randn(rows, 784, generator=generator, device=device)
         self._labels = torch.randint(10, (rows,), generator=generator, device=device)
         self._loss = nn.functional.cross_entropy
-        # Of the first step and of the last.
+        # Losses of the first step and of the last step.
         self._losses: tuple[Tensor, ...] = ()
         self._context = context
         self.items_per_step = rows
 
     def step(self) -> None:
-        """Do one training step: forward pass, backward pass, update; all ranks must call it."""
+        """Do one training step. Collective: every rank must call it."""
         self._optimizer.zero_grad(set_to_none=True)
         with self._context.autocast():
             loss = self._loss(self._replica(self._inputs), self._labels)
@@ -471,8 +476,8 @@ class Smoke(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last step's gradients differ from those of most ranks.
 
-        Where no more than half agree, NoMajorityError on all ranks. WrongResultError also where the
-        last of several steps has no lower loss than the first. After a step, on all ranks.
+        NoMajorityError is raised on all ranks if no more than half of them agree. WrongResultError
+        is also raised if the loss has not fallen since the first step. Collective.
         """
         import torch
         import torch.distributed as dist
@@ -496,5 +501,5 @@ class Smoke(Workload):
             raise WrongResultError(f"rank {rank}: the loss went from {first:g} to {last:g}")
 
     def close(self) -> None:
-        """Drop all attributes, so the model and its data; nothing can be called then."""
+        """Drop all attributes: the model and its data."""
         self.__dict__.clear()

@@ -1,12 +1,12 @@
-"""The workload `pairs`, messages within disjoint pairs of devices, and one that finds their ways.
+"""The workload `pairs`, messages within disjoint pairs of devices, and a probe of transports.
 
-`raybench plan` imports this module, so torch is imported inside the functions that need it. For
-`TransportProbe` it is a program too; by hand:
+`raybench plan` imports this module, so torch is imported inside the functions that need it. The
+module is also a program, for `TransportProbe`:
 
     torchrun --nproc-per-node=2 -m raybench.workloads.pairs cuda
 
-It prints the lines of NCCL's log that tell of transports, each once, and what the host has to
-offer: `raybench: KEY VALUE`. `raybench.doctor.diagnosis` reads them.
+It prints the lines of NCCL's log about transports, and what the host offers, as `raybench: KEY
+VALUE`. `raybench.doctor.diagnosis` reads them.
 """
 
 from __future__ import annotations
@@ -44,38 +44,36 @@ _TWICE = ("both", "round_trip")
 
 
 def turns(world_size: int) -> int:
-    """Return how many turns 2 or more ranks take until each was once the partner of each other."""
+    """Return the number of turns after which each rank has met every other rank."""
     return world_size - 1 + world_size % 2
 
 
 def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
-    """Return the disjoint pairs of one turn (from 0), sorted, the lower rank first in each.
+    """Return the disjoint pairs of one turn (from 0), sorted, the lower rank first (round-robin).
 
-    After all `turns` each pair has come once; later turns repeat them. Of an odd number of ranks
-    one has no partner in each turn; a single rank never has one. world_size: 1 or more.
+    With an odd number of ranks one rank has no partner.
     """
     even = world_size + world_size % 2
     circle = [even - 1, *((turn + step) % (even - 1) for step in range(even - 1))]
-    met = ((circle[place], circle[-place]) for place in range(1, even // 2))
-    # The rank that stays meets the one opposite it.
-    pairs = [(circle[0], circle[even // 2]), *met]
+    # The circle method: the first rank stays, and each rank meets the rank opposite.
+    opposite = ((circle[index], circle[-index]) for index in range(1, even // 2))
+    pairs = [(circle[0], circle[even // 2]), *opposite]
     return tuple(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < world_size))
 
 
 def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
-    """Return the pairs that a text such as "0-3,1-2" names, in its order, lower rank first in each.
+    """Return the pairs that a text such as "0-3,1-2" names, lower rank first in each.
 
-    Spaces around a pair are ignored. Raises UsageError where the text is malformed or empty, a rank
-    is named twice, or a rank is not below world_size.
+    Raises UsageError unless the pairs are disjoint and have only ranks below world_size.
     """
     rule = "partners: must be disjoint pairs of ranks, as in 0-3,1-2"
     pairs: list[Pair] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)-(\d+)", part.strip())
-        if found is None:
+        match = re.fullmatch(r"(\d+)-(\d+)", part.strip())
+        if match is None:
             raise UsageError(f"{rule}, given {text!r}")
-        one, other = int(found[1]), int(found[2])
-        pairs.append((min(one, other), max(one, other)))
+        low, high = sorted((int(match[1]), int(match[2])))
+        pairs.append((low, high))
     ranks = [rank for pair in pairs for rank in pair]
     if len(set(ranks)) < len(ranks) or max(ranks) >= world_size:
         raise UsageError(f"{rule}, below world_size {world_size}, given {text!r}")
@@ -83,7 +81,7 @@ def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
 
 
 def pairs_text(pairs: Iterable[Pair]) -> str:
-    """Return one pair of ranks or more as text, "0-3,1-2", which `parse_pairs` reads back."""
+    """Return pairs of ranks as text such as "0-3,1-2", the inverse of `parse_pairs`."""
     return ",".join(f"{low}-{high}" for low, high in pairs)
 
 
@@ -132,7 +130,7 @@ class Pairs(Workload):
         self.pair: Pair | None = next((pair for pair in pairs if context.rank in pair), None)
         self.message_bytes = (2 if direction in _TWICE else 1) * size_bytes
         self._direction, self._transport = direction, transport
-        # The message that this process can look at: sender, receiver, what arrived, what was sent.
+        # The message that this process checks: sender, receiver, received data, sent data.
         self._arrival: tuple[int, int, Tensor, Tensor] | None = None
         self._issue: Callable[[], object] = lambda: None
         if transport == "copy":
@@ -164,25 +162,24 @@ class Pairs(Workload):
     def step(self) -> None:
         """Issue the pair's messages once; on a GPU the current stream waits for them, not the host.
 
-        With transport send both ranks of a pair must call it, with copy the lower one; on others it
-        does nothing. Raises RuntimeError if CUDA refuses a copy, or NCCL or gloo a message.
+        With transport send both ranks of a pair must call this, with copy the lower rank.
         """
         self._issue()
 
     def check(self) -> None:
         """Raise WrongResultError, which names the pair, if the last message has wrong bytes.
 
-        It raises too if no step came since the last check. With transport send each receiver
-        checks, with copy the lower rank of the pair; on other ranks this does nothing. With copy,
-        wait for both devices before it, and again before the next step.
+        Each receiver checks, with transport copy the lower rank. The message is wrong before the
+        first step and after each check. With copy, wait for both devices before and after this
+        call.
         """
         import torch
 
         if self._arrival is None or self.pair is None:
             return
-        sender, receiver, found, expected = self._arrival
-        is_right = torch.equal(found, expected)
-        found.fill_(-1)
+        sender, receiver, received, expected = self._arrival
+        is_right = torch.equal(received, expected)
+        received.fill_(-1)
         if not is_right:
             raise WrongResultError(
                 f"ranks {self.pair[0]} and {self.pair[1]}: a message from rank {sender} to rank "
@@ -190,12 +187,7 @@ class Pairs(Workload):
             )
 
     def _prepare_copy(self, context: Context, pairs: Sequence[Pair], size_bytes: int) -> None:
-        """Set the copy that a step issues on the lower rank of a pair, to its peer or from it.
-
-        All ranks must call it together. Raises UsageError on all of them for CPUs, for a direction
-        of two messages, and where the ranks of any pair are on two hosts; on the lower rank of a
-        pair where one device cannot reach the other's memory, and RuntimeError where CUDA refuses.
-        """
+        """Prepare the copy that the lower rank of a pair issues. Collective."""
         import torch
         import torch.distributed as dist
 
@@ -209,9 +201,10 @@ class Pairs(Workload):
                 f"workload pairs: direction {self._direction} needs transport: send; a copy goes "
                 "forward or backward"
             )
-        places: list[Any] = [None] * context.world_size
-        dist.all_gather_object(places, (os.environ.get("GROUP_RANK", ""), context.device.index))
-        apart = [(low, high) for low, high in pairs if places[low][0] != places[high][0]]
+        # Node and device of each rank.
+        homes: list[Any] = [None] * context.world_size
+        dist.all_gather_object(homes, (os.environ.get("GROUP_RANK", ""), context.device.index))
+        apart = [(low, high) for low, high in pairs if homes[low][0] != homes[high][0]]
         if apart:
             raise UsageError(
                 f"workload pairs: ranks {apart[0][0]} and {apart[0][1]} are on two hosts, and "
@@ -220,12 +213,12 @@ class Pairs(Workload):
             )
         if self.pair is None or context.rank != self.pair[0]:
             return
-        pair, here, there = self.pair, context.device, torch.device("cuda", places[self.pair[1]][1])
+        pair, here, there = self.pair, context.device, torch.device("cuda", homes[self.pair[1]][1])
         is_forward = self._direction == "forward"
         sender, receiver = pair if is_forward else pair[::-1]
         source = _message(sender, size_bytes, here if is_forward else there)
-        found = torch.full_like(source, -1, device=there if is_forward else here)
-        self._arrival = sender, receiver, found, source.to(found.device, copy=True)
+        target = torch.full_like(source, -1, device=there if is_forward else here)
+        self._arrival = sender, receiver, target, source.to(target.device, copy=True)
         from cuda.bindings import runtime
 
         error, can_reach = runtime.cudaDeviceCanAccessPeer(here.index, there.index)
@@ -238,12 +231,12 @@ class Pairs(Workload):
         codes = runtime.cudaError_t
         if error not in (codes.cudaSuccess, codes.cudaErrorPeerAccessAlreadyEnabled):
             raise RuntimeError(f"cudaDeviceEnablePeerAccess: {error.name}")
-        ends = (found.data_ptr(), found.device.index, source.data_ptr(), source.device.index)
+        ends = (target.data_ptr(), target.device.index, source.data_ptr(), source.device.index)
 
         def copy() -> None:
-            # By the copy engine of the device `here`. Tensor.copy_ would also record an event on
-            # the other device in each step, which there takes turns with whatever the process that
-            # owns the device runs: 2.4 ms in place of 0.7 ms beside a collective that waits.
+            # Tensor.copy_ would also record an event on the other device, where it takes turns with
+            # the process that owns the device: 2.4 ms instead of 0.7 ms beside a waiting
+            # collective.
             stream = torch.cuda.current_stream(here).cuda_stream
             (error,) = runtime.cudaMemcpyPeerAsync(*ends, source.nbytes, stream)
             if error:
@@ -253,7 +246,7 @@ class Pairs(Workload):
 
 
 def _message(sender: int, size_bytes: int, device: torch.device) -> Tensor:
-    """Return the message of `sender`: int64, other numbers in each place and for each sender."""
+    """Return the message of `sender`: int64, different at each position and for each sender."""
     import torch
 
     return torch.arange(size_bytes // 8, dtype=torch.int64, device=device) * 7919 + sender + 1
@@ -269,7 +262,7 @@ class TransportProbe(Workload):
     """
 
     takes_batch_size = False
-    # It is communication: nobody is to count its arithmetic.
+    # Declare communication, so that no operations are counted.
     message_bytes = 4
     busbw_factor = 1.0
 
@@ -278,7 +271,7 @@ class TransportProbe(Workload):
 
         name = [f"{os.getpid()}-{time.monotonic_ns()}"]
         if context.world_size > 1:
-            # All ranks meet under the name that rank 0 has chosen: no name is used twice.
+            # All ranks meet under a name that rank 0 chooses; no name is used twice.
             dist.broadcast_object_list(name, device=context.device)
         command = [sys.executable, "-m", __name__, str(context.device), name[0]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=90.0)
@@ -288,15 +281,14 @@ class TransportProbe(Workload):
         print(done.stdout, flush=True)
 
     def step(self) -> None:
-        """Wait for a millisecond: all was printed when the workload was built."""
-        # So short that it does not matter, and not nothing.
+        """Wait for a millisecond: everything was printed when the workload was built."""
         time.sleep(0.001)
 
 
 _TIMEOUT = timedelta(seconds=60)
-# All pairs meet in an all_to_all; of more ranks, those that a ring or a tree connects.
+# An all_to_all connects all pairs. With more ranks only a ring or a tree connects some pairs.
 _MOST_IN_ALL_PAIRS = 64
-_TOLD = re.compile(
+_TRANSPORT = re.compile(
     r" via |NET/|Using network|NVLS multicast|nvls channels|nNodes|NCCL version|GPU Direct"
     r"|NCCL_SOCKET_IFNAME|Init COMPLETE|NCCL WARN"
 )
@@ -305,17 +297,19 @@ _LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
 
 
 def main() -> None:
-    """Do the collective, print lines of the host, then of gloo's ways or NCCL's log; exit with 0.
+    """Run the collective; print lines of the host, then gloo's connections or NCCL's transports.
 
-    Of the log lines on transports alone, once each. sys.argv: cuda (that of LOCAL_RANK), cuda:N or
-    cpu, and a name for the keys in the store, the same on all ranks and used once; without it:
-    transport. One rank does no collective. Raises KeyError without torchrun's variables,
-    RuntimeError where store or peers do not answer in 60 s; NCCL may wait for a peer longer.
+    The arguments of the program are the device (cuda for LOCAL_RANK's device, cuda:N or cpu) and a
+    name for the keys in the store, equal on all ranks and used once. The exit code is 0.
+
+    Raises:
+        KeyError: torchrun's variables are missing.
+        RuntimeError: the store or a peer did not answer within 60 s; NCCL may wait longer.
     """
     device, name = [*sys.argv[1:], "transport"][:2]
     with TemporaryDirectory(prefix="raybench-nccl-") as folder:
         log = Path(folder) / "nccl.log"
-        # Before NCCL is loaded, which reads them once. A file: stdout is for what is chosen of it.
+        # Set before NCCL is loaded, which reads them once.
         os.environ |= {
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,P2P,SHM,NVLS",
@@ -328,18 +322,18 @@ def main() -> None:
     print(f"raybench: adapters {','.join(adapters)}")
     print(f"raybench: memlock {'unlimited' if locked == resource.RLIM_INFINITY else locked}")
     print(f"raybench: rank {os.environ['RANK']}")
-    lines = (found[1] for line in text.splitlines() if (found := _LINE.match(line)))
-    told = (_CHANNEL.sub("", line) for line in lines if _TOLD.search(line))
-    print(*peers, *dict.fromkeys(told), sep="\n", flush=True)
-    # As doctor's bare step: gloo's destructors may abort the process.
+    lines = (match[1] for line in text.splitlines() if (match := _LINE.match(line)))
+    transports = (_CHANNEL.sub("", line) for line in lines if _TRANSPORT.search(line))
+    print(*peers, *dict.fromkeys(transports), sep="\n", flush=True)
+    # Skip gloo's destructors, which may abort the process.
     os._exit(0)
 
 
 def _communicate(device_name: str, name: str) -> list[str]:
     """Let all ranks reduce a number and, on GPUs, each pair exchange one; return lines to print.
 
-    On CPUs a line for each TCP connection of this process, but for those to the store: interface,
-    own address, peer's address. On GPUs none. name: the same on all ranks, and used only once.
+    On CPUs there is a line for each TCP connection of this process, except to the store: interface,
+    this address, peer's address.
     """
     import torch
     import torch.distributed as dist

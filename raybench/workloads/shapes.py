@@ -1,6 +1,7 @@
 """Sizes of the models of `transformer` and `dit`, and how ranks divide a language model.
 
-Loads no torch: `plan` and reports read it. Degrees have torchtitan's and accelerate's names.
+`plan` and reports read this module, so it loads no torch. Degrees have the names of torchtitan and
+accelerate.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from raybench.errors import how_to_install
 from raybench.job.point import EQUAL, Precision
 from raybench.workloads.base import DdpOptions, option_defaults
 
-# Which activations of a block are computed again in the backward pass.
+# Which activations of a block are recomputed in the backward pass.
 Checkpointing = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """Sizes of a GPT-2: its output layer is tied to the token embedding."""
+    """Sizes of a GPT-2, whose output layer is tied to the token embedding."""
 
     is_tied: ClassVar[bool] = True
 
@@ -33,7 +34,7 @@ class DecoderShape:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values: as many as of queries."""
+        """Heads of keys and values, equal to those of queries."""
         return self.heads
 
     @property
@@ -42,7 +43,7 @@ class DecoderShape:
         return self.width // self.heads
 
     def parameter_count(self, positions: int) -> int:
-        """Return the number of parameters; positions: rows of the learned position embedding."""
+        """Return the number of parameters; `positions` is the size of the position table."""
         width = self.width
         norm = 2 * width
         attention = (3 * width * width + 3 * width) + (width * width + width)
@@ -52,7 +53,8 @@ class DecoderShape:
 
 
 # The shapes of Brown et al. 2020, table 2.1 (GPT-3 small, medium, XL, 6.7B, 175B; XL with 16 heads
-# of 128, as its 24 heads do not divide 2048). Vocabulary: GPT-2's 50,257 up to a multiple of 64.
+# of 128, because 24 heads do not divide 2048). The vocabulary is GPT-2's 50,257, rounded up to a
+# multiple of 64.
 DECODER_PRESETS = {
     "tiny": DecoderShape(layers=2, heads=2, width=64, vocabulary=512),
     "124m": DecoderShape(layers=12, heads=12, width=768),
@@ -65,19 +67,18 @@ DECODER_PRESETS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """Sizes of a Llama, in which heads / kv_heads heads of queries share one of keys and values.
-
-    hidden: width between the layers of the MLP. is_tied: the output layer is the token embedding.
-    theta: base of the rotary positions.
-    """
+    """Sizes of a Llama, in which heads / kv_heads heads of queries share one head of keys."""
 
     layers: int
     heads: int
     kv_heads: int
     width: int
+    # Width between the layers of the MLP.
     hidden: int
     vocabulary: int = 128_256
+    # The output layer is tied to the token embedding.
     is_tied: bool = False
+    # Base of the rotary positions.
     theta: float = 500_000.0
 
     @property
@@ -87,18 +88,18 @@ class LlamaShape:
 
     @property
     def _block_weights(self) -> int:
-        """Number of weights in a block's linear layers: attention's four and the MLP's three."""
+        """Number of weights in the linear layers of a block."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
         return self.width * (2 * queries + 2 * keys + 3 * self.hidden)
 
     def parameter_count(self, positions: int) -> int:
-        """Return the number of parameters; positions are not used, because they are rotary."""
+        """Return the number of parameters; rotary `positions` have none."""
         tables = self.vocabulary * self.width * (1 if self.is_tied else 2)
         return tables + self.layers * (self._block_weights + 2 * self.width) + self.width
 
 
-# The shapes of Llama 3.2 1B and 3B and of Llama 3.1 8B (config.json of meta-llama). Positions are
-# not scaled as those of 3.2 are beyond 8192: it is the same work.
+# The shapes of Llama 3.2 1B and 3B and of Llama 3.1 8B (config.json of meta-llama). 3.2 scales
+# positions beyond 8192, which costs the same work and is left out.
 LLAMA_PRESETS = {
     "llama-tiny": LlamaShape(
         layers=2, heads=4, kv_heads=2, width=64, hidden=128, vocabulary=512, theta=10_000.0
@@ -114,8 +115,8 @@ LANGUAGE_PRESETS: Mapping[str, LanguageShape] = {**DECODER_PRESETS, **LLAMA_PRES
 def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
     """Return the FLOPs of training on `tokens` tokens, as papers on MFU count them.
 
-    Per token 6 N + 12 L d S: N parameters, embeddings too, L layers of width d, and S = seq_len
-    tokens that each attends to. Recomputation does not count (Chowdhery et al. 2022, appendix B).
+    Per token 6 N + 12 L d S: N parameters with embeddings, L layers of width d, S = seq_len.
+    Recomputation does not count (Chowdhery et al. 2022, appendix B).
     """
     return tokens * (6.0 * shape.parameter_count(seq_len) + _attention_flops(shape, seq_len))
 
@@ -123,7 +124,8 @@ def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
 def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
     """Return the FLOPs of training on `tokens` tokens, as FlopCounterMode counts them on meta.
 
-    Of matrix products and attention to the whole sequence; no token embedding, no recomputation.
+    Matrix products and attention to the whole sequence count; token embedding and recomputation do
+    not.
     """
     products = shape.layers * shape._block_weights + shape.vocabulary * shape.width
     return tokens * (6.0 * products + _attention_flops(shape, seq_len))
@@ -197,10 +199,9 @@ class LayoutOptions(DdpOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """By how many ranks each part of a training is divided; the product is the number of ranks.
+    """The degrees by which ranks divide a training; their product is the number of ranks.
 
-    Degrees as in LayoutOptions. Ranks of one tp group follow each other, then those of one cp
-    group, and of one dp_shard group.
+    Consecutive ranks form a tp group, consecutive tp groups a cp group, and those a dp_shard group.
     """
 
     dp_replicate: int = 1
@@ -210,15 +211,18 @@ class Layout:
 
     @classmethod
     def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
-        """Return the layout of `world_size` ranks; options: degrees by name, other keys unused.
+        """Return the layout of `world_size` ranks.
 
-        A dp_shard of -1, else a missing or None dp_replicate, becomes what the others leave of
-        world_size, rounded down, at least 1: the product may differ. Others missing are 1, as is a
-        dp_shard of 0.
+        A dp_shard of -1, or else a missing dp_replicate, becomes what the other degrees leave of
+        world_size, at least 1. The product may differ from world_size.
+
+        Args:
+            world_size: number of ranks.
+            options: degrees by name; other keys are ignored.
         """
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
-        if shard == -1:  # as torchtitan has it
+        if shard == -1:  # as in torchtitan
             shard = world_size // ((replicate or 1) * cp * tp)
         shard = max(1, shard)  # `why_not_divided` refuses 0
         rest = max(1, world_size // (shard * cp * tp))
@@ -231,31 +235,33 @@ class Layout:
 
     @property
     def ranks_per_copy(self) -> int:
-        """The number of ranks over which FSDP shards a model copy, or a tp rank's part of one."""
+        """The number of ranks over which FSDP shards a copy of the model."""
         return self.dp_shard * self.cp
 
     @property
     def is_divided(self) -> bool:
-        """Whether a rank holds less than the whole model, or computes less than whole sequences."""
+        """Whether a rank has only a part of the model or of a sequence."""
         return self.dp_shard * self.cp * self.tp > 1
 
     def batch_of(self, rank: int) -> int:
-        """Return the index, from 0, of the batch that a rank works on in a step."""
+        """Return the index, from 0, of the batch of a rank."""
         return rank // self.ranks_per_batch
 
-    def cp_place(self, rank: int) -> int:
+    def cp_index(self, rank: int) -> int:
         """Return the index of a rank in its cp group, from 0."""
         return rank // self.tp % self.cp
 
 
 def why_not_divided(settings: Mapping[str, Any]) -> str | None:
-    """Return why a training of `transformer` cannot be divided so, a sentence; None if it can.
+    """Return why a training of `transformer` cannot be divided this way; None if it can.
 
-    The product of dp_replicate, dp_shard, cp and tp must be world_size. A divided model excludes
-    fp16, cuda_graph, shares, slow_ratio and DDP's options; tp also float8. cp and tp need a Llama;
-    tp must divide its heads and kv_heads, and 2 x cp x tp (tp if cp is 1) its seq_len. On one rank
-    too, float8 needs torchao here, and optimizer_dtype bf16 needs precision bf16 or float8.
-    settings: all of the point, with defaults.
+    The product of the degrees must be world_size. A divided model excludes fp16, cuda_graph, uneven
+    shares and DDP's options; tp excludes float8. cp and tp need a Llama; tp must divide its heads,
+    and 2 x cp x tp (tp if cp is 1) its seq_len. float8 needs torchao, and optimizer_dtype bf16
+    needs precision bf16 or float8, also on one rank.
+
+    Args:
+        settings: all settings of the point, with defaults.
     """
     layout, world_size = Layout.make(settings["world_size"], settings), settings["world_size"]
     precision = settings["precision"]
@@ -294,7 +300,7 @@ def why_not_divided(settings: Mapping[str, Any]) -> str | None:
 
 
 def _why_not_shared(preset: str, seq_len: int, layout: Layout) -> str | None:
-    """Return why tp and cp cannot divide the model and its sequences; None where they can."""
+    """Return why tp and cp cannot divide the model and its sequences; None if they can."""
     shape = LANGUAGE_PRESETS[preset]
     if not isinstance(shape, LlamaShape):
         return f"preset {preset} is divided by dp_shard alone; take one of Llama's, or tp: 1, cp: 1"
@@ -303,7 +309,7 @@ def _why_not_shared(preset: str, seq_len: int, layout: Layout) -> str | None:
             f"tp {layout.tp} must divide the {shape.heads} heads and {shape.kv_heads} heads of "
             f"keys of {preset}"
         )
-    # With cp, each rank has two parts of a sequence.
+    # With cp each rank has two parts of a sequence.
     parts = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
     if seq_len % parts:
         return (
@@ -315,20 +321,19 @@ def _why_not_shared(preset: str, seq_len: int, layout: Layout) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DitShape:
-    """Sizes of a diffusion transformer of double and single blocks, as Flux.1 has them.
-
-    axes: how many numbers of a head are rotated by the position on each of three axes.
-    channels: width of an image token. text_width: of a text token. pooled_width: of the embedding
-    of the whole text. frequencies: of the sinusoids that encode time and guidance.
-    """
+    """Sizes of a diffusion transformer of double and single blocks, as in Flux.1."""
 
     double_blocks: int
     single_blocks: int
     heads: int
+    # How many numbers of a head are rotated by the position on each of three axes.
     axes: tuple[int, int, int]
+    # Width of an image token.
     channels: int = 64
+    # Width of a text token, and of the embedding of the whole text.
     text_width: int
     pooled_width: int
+    # Number of sinusoids that encode time and guidance.
     frequencies: int = 256
 
     @property
@@ -342,7 +347,7 @@ class DitShape:
         return self.heads * self.head_width
 
     def parameter_count(self, scope: str | None) -> int:
-        """Return the parameter count, of one block if `scope` is double_block or single_block."""
+        """Return the number of parameters of one block, or of the model for another scope."""
         width = self.width
         # Two streams: modulation, query, key and value, output, the MLP's layers, two norms.
         double_block = 2 * (18 * width**2 + 15 * width + 2 * self.head_width)
@@ -357,7 +362,12 @@ class DitShape:
     def flops(self, scope: str, *, text: int, image: int) -> float:
         """Return the FLOPs of products and attention in one forward pass for one image.
 
-        scope: as of `parameter_count`. text, image: tokens of all ranks. A multiply-add is two.
+        A multiply-add is two.
+
+        Args:
+            scope: a block, or anything else for the whole model.
+            text: text tokens of all ranks.
+            image: image tokens of all ranks.
         """
         width, tokens = self.width, text + image
         # For each token: query, key, value, output, and both layers of the MLP.
@@ -365,16 +375,16 @@ class DitShape:
         embeddings = image * self.channels + text * self.text_width
         embeddings += 2 * self.frequencies + self.pooled_width + 3 * width
         outside = 2 * width * (embeddings + 2 * width + image * self.channels)
-        # With the modulation of both streams, or of the one.
+        # Add the modulation of two streams, or of one.
         return self._of(scope, block + 24 * width**2, block + 6 * width**2, outside)
 
     def _of(self, scope: str | None, double: float, single: float, outside: float) -> float:
-        """Return the cost of a block where `scope` names one, else of all blocks and `outside`."""
+        """Return the cost of a block if `scope` is a block, otherwise of the whole model."""
         whole = self.double_blocks * double + self.single_blocks * single + outside
         return {"double_block": double, "single_block": single}.get(scope or "", whole)
 
 
-# flux: Flux.1-dev, 11.9 billion parameters. tiny: for CPUs; its heads divide by 2, 3 and 4.
+# flux is Flux.1-dev, 11.9 billion parameters. tiny is for CPUs; 2, 3 and 4 divide its heads.
 DIT_PRESETS = {
     "tiny": DitShape(
         double_blocks=2, single_blocks=4, heads=12, axes=(4, 6, 6), text_width=128, pooled_width=64

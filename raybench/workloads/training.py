@@ -1,6 +1,6 @@
 """What workloads that train or run a model have in common: parameters and a base class.
 
-Loads no torch at import: `plan` reads the classes, and their estimates of memory.
+`plan` reads the classes, so this module loads no torch at import.
 """
 
 from __future__ import annotations
@@ -64,14 +64,13 @@ OUTPUT_ERROR = Metric(
     over_ranks="max",
 )
 
-# Far below half an ulp of a weight (1e-9 at 0.01), so that weights stay where they start, and
-# step 100,000 does the arithmetic of step 10 on the same kinds of numbers. With a usual rate a
-# model memorises its few rows: gradients vanish, and after some 650 steps Adam's first moments,
-# 0.9^n of what they were, are subnormal, which GPUs divide more slowly. Not 0: Adam in a CUDA
-# graph divides by it.
+# Far below half an ulp of a weight (1e-9 at 0.01), so the weights stay constant, and all steps
+# compute with similar numbers. With a usual rate a model memorises its few rows and gradients
+# vanish. After about 650 steps Adam's first moments are then subnormal, which GPUs divide more
+# slowly. Not 0, because Adam in a CUDA graph divides by the rate.
 LEARNING_RATE = 1e-12
 
-# Parameters that mean nothing where nothing is trained.
+# Parameters that only training uses.
 _ONLY_FOR_TRAINING = {
     *("optimizer", "grad_accumulation", "activation_checkpointing"),
     *LayoutOptions.__annotations__,
@@ -79,7 +78,7 @@ _ONLY_FOR_TRAINING = {
 # A larger relative difference of gradients is not rounding. Below fp32 the limit is looser, because
 # the weights of losses are rounded to the format of the losses.
 _FP32_TOLERANCE, _LOOSE_TOLERANCE = 1e-4, 0.03
-# cuBLAS and cuBLASLt take 32 MiB each on Hopper.
+# cuBLAS and cuBLASLt use 32 MiB each on Hopper.
 _WORKSPACES_BYTES = 64 * MIB
 
 
@@ -105,13 +104,8 @@ class Recipe:
 class Model(Workload):
     """A workload whose step trains a model or, in mode inference, runs it forward.
 
-    `__init__` of a subclass calls `build`; or `train`; or `load` and then `run_forward`.
-
-    Training is stationary: every step costs what the first ones cost, however many there were. In
-    inference several ranks are replicas, each with data of its own, that do not communicate.
-
-    model: the bare model. replica: what training calls: what `divide` of `train` returned, as the
-    model under DistributedDataParallel. loss: of the replica's outputs and the targets.
+    `__init__` of a subclass calls `build`, or `train`, or `load` and then `run_forward`. All
+    training steps cost the same. In inference the ranks are replicas that do not communicate.
     """
 
     weighs_loss = True
@@ -119,7 +113,9 @@ class Model(Workload):
         Answer(metric="throughput", over=("shares", "slow_ratio")),
     )
     items_per_step: float
+    # The bare model.
     model: nn.Module
+    # What training calls, for example the model under DistributedDataParallel.
     replica: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -129,7 +125,7 @@ class Model(Workload):
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return why these settings cannot be run, one sentence; None if no reason is known."""
+        """Return why these settings cannot run, in one sentence; None if they can."""
         if settings.get("mode", "train") == "train":
             if settings.get("cast_weights"):
                 return "cast_weights: true needs mode: inference"
@@ -229,10 +225,13 @@ class Model(Workload):
     def load(
         self, context: Context, make_model: Callable[[], nn.Module], *, cast_weights: bool
     ) -> None:
-        """Make the model for inference, the same on all ranks; `run_forward` must follow.
+        """Make the model for inference, equal on all ranks; `run_forward` must follow.
 
-        Sets `model` and `items_per_step`. make_model: as for `train`. cast_weights: store the
-        weights as `compute_dtype` and use no autocast; inputs that are not integers must have it.
+        Args:
+            context: what the workload is built with.
+            make_model: returns a new model, as for `train`.
+            cast_weights: store the weights as `compute_dtype` and use no autocast; inputs that are
+                not integers must have this type.
         """
         import torch
 
@@ -247,7 +246,7 @@ class Model(Workload):
         self.items_per_step = context.batch_size
 
     def run_forward(self, forward: Callable[[], object]) -> None:
-        """After `load`: make `step` call `forward` in `inference`; give CUDA unused memory back."""
+        """Make `step` call `forward` in `inference`; call this after `load`."""
         import torch
 
         self._inference_pass = forward
@@ -255,7 +254,7 @@ class Model(Workload):
             torch.cuda.empty_cache()
 
     def step(self) -> None:
-        """Run a forward pass; after `train` an optimizer step, on all ranks; it clears `.grad`."""
+        """Run one optimizer step, which clears `.grad`, or one forward pass."""
         if self._inference_pass is not None:
             with self.inference():
                 self._inference_pass()
@@ -263,12 +262,12 @@ class Model(Workload):
         self._accumulate(self._batches)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        # Also in a captured step: each replay makes the gradients anew in the graph's own memory.
+        # Also in a captured step: each replay makes new gradients in the memory of the graph.
         self.optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """Return a context of inference mode, and of autocast unless `load` cast the weights."""
+        """Return a context of inference mode, with autocast unless `load` cast the weights."""
         import torch
 
         autocast = nullcontext() if self._has_cast_weights else self._context.autocast()
@@ -276,13 +275,12 @@ class Model(Workload):
             yield
 
     def gradient_error(self) -> float:
-        """Return the largest relative error of a step's gradients over all parameters.
+        """Return the largest relative error of a step's gradients over all parameters. Collective.
 
-        Right are the gradients of one process over the samples of all ranks, with the BatchNorm
-        statistics of each batch. The error is the norm of the difference over that of the right
-        gradient; not finite if one of them is not. Takes a step's batches and clears `.grad`. All
-        ranks that train together must call it, between steps. It is None after `load`, and if
-        dp_shard, cp or tp divides the model.
+        The reference is the gradient of one process over the samples of all ranks, with the
+        BatchNorm statistics of each batch. The error is the norm of the difference over the norm of
+        the reference; not finite if a gradient is not finite. Uses a step's batches and clears
+        `.grad`. The attribute is None after `load` and for a model that dp_shard, cp or tp divides.
         """
         import torch
         from torch import distributed as dist
@@ -309,21 +307,18 @@ class Model(Workload):
             (got - total / count).norm() / (total / count).norm().clamp(min=1e-300)
             for got, total in zip(gradients, sums, strict=True)
         ]
-        return float(torch.stack(errors).max())  # NaN where one is; Python's `max` may lose it
+        return float(torch.stack(errors).max())  # not Python's `max`, which may lose a NaN
 
     def close(self) -> None:
-        """Drop all attributes, so model, optimizer state and data; nothing can be called then."""
+        """Drop all attributes: model, optimizer state and data."""
         self.__dict__.clear()
 
     def _accumulate(self, batches: Iterator[Batch]) -> None:
-        """Add up the gradients of a step in `.grad`; ranks reduce them in its last pass.
-
-        First repeats the share `extra_work` of the step's forward and backward work, without
-        result, to emulate a slower device; not on the meta device, where operations are counted.
-        """
+        """Add up the gradients of a step in `.grad`; the last pass reduces them over the ranks."""
         context = self._context
+        # Emulate a slower device: repeat part of the work without result. Few passes, because each
+        # pass has a fixed cost. Not on meta, where operations are counted.
         rows = round(context.extra_work * context.batch_size * self._passes)
-        # In as few passes as there are rows for: each pass costs something whatever its rows.
         while rows > 0 and context.device.type != "meta":
             inputs, targets = next(self._batches)
             self._gradients_alone(inputs[:rows], targets[:rows])
@@ -332,21 +327,21 @@ class Model(Workload):
         for to_go in reversed(range(self._passes)):
             inputs, targets = next(batches)
             with context.no_sync(self.replica) if to_go else nullcontext():
-                # Kept in no variable: its graph must be gone before the next pass.
+                # Without a variable, so that the graph is freed before the next pass.
                 self._scaled_loss(self._forward, inputs, targets, divisor).backward()  # type: ignore[no-untyped-call]
 
     def _scaled_loss(
         self, forward: Forward, inputs: Tensor, targets: Tensor, divisor: float = 1.0
     ) -> Tensor:
-        """Return the mean loss of these samples, divided and then scaled as fp16 needs it."""
+        """Return the mean loss of these samples, divided and then scaled for fp16."""
         with nullcontext() if self._is_cast else self._context.autocast():
             loss = self.loss(forward(inputs), targets)
-        # A division by one would still be a kernel.
+        # A division by one would launch a kernel.
         scaled: Tensor = self.scaler.scale(loss / divisor if divisor != 1 else loss)
         return scaled
 
     def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients of the mean loss of these samples; `.grad` stays as it is."""
+        """Return the gradients of the mean loss of these samples, without `.grad`."""
         import torch
 
         loss = self._scaled_loss(self._forward_alone, inputs, targets)
@@ -368,7 +363,7 @@ def gradient_doubt(error: float | None, precision: Precision) -> Doubt | None:
 
 @cache
 def _training_defaults(workload_class: type[Model]) -> Mapping[str, Scalar | None]:
-    """Return the defaults of those parameters of a class that only training has, by name."""
+    """Return the default of each parameter of a class that only training uses."""
     return {
         parameter.name: parameter.default
         for parameter in parameters_of_class(workload_class)
@@ -425,14 +420,14 @@ def estimate_step(
 
 
 def product_bytes(settings: Mapping[str, Any]) -> int:
-    """Return the bytes of one number in matrix products: 2 for fp16, bf16 and float8, else 4."""
+    """Return the bytes of a number in matrix products: 2 for fp16, bf16 and float8, else 4."""
     return 4 if Precision(settings["precision"]).dtype == "float32" else 2
 
 
 def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
-    """Yield inputs and targets of consecutive rows, without end, as views of `batch_size` rows.
+    """Yield inputs and targets of consecutive rows without end, as views of `batch_size` rows.
 
-    Left-over rows are unused. With fewer rows than that it never yields, and hangs.
+    There must be at least `batch_size` rows. Left-over rows are unused.
     """
     starts = range(0, len(inputs) - batch_size + 1, batch_size)
     while True:
@@ -442,7 +437,7 @@ def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
 
 
 def compute_dtype(context: Context) -> torch.dtype:
-    """Return the type that matrix products read: float16 for fp16, bfloat16 for bf16 and float8.
+    """Return the type of inputs of matrix products: float16 for fp16, bfloat16 for bf16 and float8.
 
     float32 for fp32 and tf32, and on the meta device, which has no autocast.
     """
@@ -454,7 +449,7 @@ def compute_dtype(context: Context) -> torch.dtype:
 
 
 def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forward:
-    """Return a wrapper whose first call compiles; the model if not `wanted`, and on meta."""
+    """Return a wrapper that compiles at its first call; the model itself on meta."""
     import torch
 
     return torch.compile(model) if wanted and context.device.type != "meta" else model
@@ -465,9 +460,14 @@ def compile_blocks(
 ) -> None:
     """Make all modules of these classes compile themselves at their first call, in place.
 
-    Once per class and shape of inputs. Not to be called on meta. options: as torch.compile takes
-    them. What differs between two blocks of a kind must be an argument of their forward: an
-    attribute is a constant of the compiled code, and the next block would be compiled anew.
+    They compile once per class and input shape. Values that differ between blocks must be arguments
+    of `forward`: an attribute is a constant of the compiled code, so the next block would be
+    compiled again. Must not be called on meta.
+
+    Args:
+        model: the model with the blocks.
+        kinds: classes of blocks.
+        options: options of torch.compile.
     """
     for module in model.modules():
         if isinstance(module, kinds):

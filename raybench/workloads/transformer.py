@@ -59,7 +59,7 @@ Preset = Annotated[
 _WORDS: dict[bool | Checkpointing, Checkpointing] = {
     **{False: "none", "none": "none", "selective": "selective", True: "full", "full": "full"}
 }
-# Tokens whose logits are compared: their memory is a small part of what a step has left free.
+# Number of tokens whose logits are compared: they need little memory.
 _COMPARED = 256
 
 
@@ -143,7 +143,7 @@ class Transformer(Model):
         ),
         OUTPUT_ERROR,
     )
-    # The vocabulary and the shape of the tokens by which `check` compares logits.
+    # Vocabulary and shape of the tokens whose logits `check` compares.
     _compared: tuple[int, tuple[int, int]] | None = None
 
     def __init__(
@@ -203,10 +203,10 @@ class Transformer(Model):
         self._train(context, shape, training)
 
     def check(self) -> None:
-        """Set `output_error`: largest difference of logits from fp32's over the largest of fp32's.
+        """Set `output_error`: largest difference of logits from fp32 / largest logit in fp32.
 
-        By the first 256 tokens of one sequence. It stays unset in inference, in float8, and if the
-        model is divided, compiled by block or stored in bf16. The process keeps its precision.
+        The logits are those of the first 256 tokens of a sequence. It stays unset in inference, in
+        float8, and if the model is divided, compiled by block or stored in bf16.
         """
         if self._compared is None:
             return
@@ -216,17 +216,17 @@ class Transformer(Model):
         tokens = random_tokens(context, *self._compared)[:, :_COMPARED]
         with torch.no_grad():
             with context.autocast():
-                found = self.model(tokens).float()
+                logits = self.model(tokens).float()
             apply_precision(Precision.FP32)
             try:
                 exact = self.model(tokens)
             finally:
                 apply_precision(context.precision)
-        self.output_error = float((found - exact).abs().max() / exact.abs().max())
+        self.output_error = float((logits - exact).abs().max() / exact.abs().max())
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
-        """Return why these settings cannot be run, one sentence; None if no reason is known."""
+        """Return why these settings cannot run, in one sentence; None if they can."""
         if (phase := settings.get("phase")) and settings["mode"] == "train":
             return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
@@ -237,13 +237,13 @@ class Transformer(Model):
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return e.g. "GPT-2 shaped transformer, 8 tokens a sequence"; KeyError without seq_len."""
+        """Return for example "GPT-2 shaped transformer, 8 tokens a sequence"."""
         kind = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
         return f"{kind} shaped transformer, {int(params['seq_len']):,} tokens a sequence"
 
     @classmethod
     def preset_words(cls, params: Mapping[str, str]) -> str:
-        """Return e.g. "175b (8 layers)" where the model has not the layers of its preset."""
+        """Return for example "175b (8 layers)" if the model has fewer layers than its preset."""
         preset, layers = params.get("preset", ""), params.get("layers")
         shape = LANGUAGE_PRESETS.get(preset)
         is_cut = shape is not None and layers not in (None, "None", str(shape.layers))
@@ -251,38 +251,37 @@ class Transformer(Model):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters; None without known preset, KeyError without seq_len."""
+        """Return the number of parameters; None without a known preset."""
         shape = LANGUAGE_PRESETS.get(params.get("preset", ""))
         if shape is None:
             return None
-        # While decoding, the table of positions ends with the new token.
+        # In decoding the table of positions ends with the new token.
         positions = int(params["seq_len"]) + (params.get("phase") == "decode")
         shape = replace(shape, layers=int(params.get("layers", shape.layers)))
         return shape.parameter_count(positions)
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return a rank's rough peak bytes; None: inference, cuda_graph, uneven shares or speed."""
+        """Return a rank's rough peak in bytes; None for inference, CUDA graphs and uneven steps."""
         shape = LANGUAGE_PRESETS[settings["preset"]]
         shape = replace(shape, layers=settings.get("layers") or shape.layers)
         layout = Layout.make(settings["world_size"], settings)
         parameters, number = shape.parameter_count(settings["seq_len"]), product_bytes(settings)
-        # Under autocast additions are in fp32 and weights are copied, unless they are stored or
-        # gathered in half.
+        # Autocast adds in fp32 and copies weights, unless they are stored or gathered in 16 bits.
         is_stored = settings["optimizer_dtype"] == "bf16"
         is_autocast = number == 2 and not is_stored and not layout.is_divided
         residual = 4 if is_autocast else number
         is_compiled = bool(settings["compile"])
         tokens = float(settings["batch_size"] * settings["seq_len"]) / layout.ranks_per_batch
         if isinstance(shape, LlamaShape):
-            # Query, key, value and attention's output, inputs of products, and SwiGLU, of which
-            # compiled code computes two of four parts again.
+            # Query, key, value, output of attention, inputs of products, and SwiGLU, of which
+            # compiled code recomputes two of four parts.
             heads = 2 * (shape.heads + shape.kv_heads) * shape.head_width
             in_block = heads + 2 * shape.width + (2 if is_compiled else 4) * shape.hidden
         else:
-            # Query, key, value, attention's output, inputs of products, both sides of GELU.
+            # Query, key, value, output of attention, inputs of products, both sides of GELU.
             in_block = 14 * shape.width
-        # Bytes of a token that a block's backward pass reads, and those that are kept until then.
+        # Bytes per token that a block's backward pass reads, and bytes that are kept until then.
         needed = 2 * residual * shape.width + number * in_block
         kept = {"none": needed, "selective": needed / 2, "full": residual * shape.width}
         step = StepBytes(
@@ -299,7 +298,7 @@ class Transformer(Model):
 
     @classmethod
     def ranks_per_item(cls, settings: Mapping[str, Scalar]) -> int:
-        """Return how many ranks of a point work on the same sequences: tp times cp."""
+        """Return the number of ranks that work on the same sequences: tp times cp."""
         return Layout.make(int(settings["world_size"]), settings).ranks_per_batch
 
     def _train(self, context: Context, shape: LanguageShape, training: _Training) -> None:
@@ -309,32 +308,32 @@ class Transformer(Model):
         from raybench.workloads import language_models as models
 
         options, seq_len = training.options, training.seq_len
-        # On the meta device the whole model's operations are counted, recomputed ones only once.
+        # On the meta device the operations of the whole model are counted, without recomputation.
         is_counted = context.device.type == "meta"
         is_float8 = context.precision is Precision.FLOAT8
         layout = Layout() if is_counted else Layout.make(context.world_size, options)
-        # Whether weights are stored in the type that they are used in.
+        # Whether weights are stored in the type in which they are used.
         is_stored = options["optimizer_dtype"] == "bf16"
         is_by_block = training.compile and (layout.is_divided or isinstance(shape, LlamaShape))
         compiles_blocks = is_by_block and not is_counted
 
         def make_model() -> nn.Module:
-            usual = torch.get_default_dtype()
-            torch.set_default_dtype(torch.bfloat16 if is_stored else usual)
+            default_dtype = torch.get_default_dtype()
+            torch.set_default_dtype(torch.bfloat16 if is_stored else default_dtype)
             try:
                 checkpointing = "none" if is_counted else training.checkpointing
                 model = models.LanguageModel(shape, seq_len=seq_len, checkpointing=checkpointing)
             finally:
-                torch.set_default_dtype(usual)
+                torch.set_default_dtype(default_dtype)
             if is_float8:
                 models.convert_linear_layers(model.blocks, context.device)
             return model
 
         loss = torch.compile(models.next_token_loss) if compiles_blocks else models.next_token_loss
-        # Ranks that share a batch have the same tokens, and each the targets that follow its part.
-        mine = replace(context, rank=layout.batch_of(context.rank))
+        # Ranks that share a batch have the same tokens.
+        batch_context = replace(context, rank=layout.batch_of(context.rank))
         rows = context.batch_size * training.grad_accumulation
-        text = random_tokens(mine, shape.vocabulary, (rows, seq_len + 1))
+        text = random_tokens(batch_context, shape.vocabulary, (rows, seq_len + 1))
 
         def loss_of_part(logits: Tensor, targets: Tensor) -> Tensor:
             # The losses of a tp group add up to their mean, and FSDP takes the mean over cp.
@@ -356,7 +355,7 @@ class Transformer(Model):
         # Both contiguous, as from a loader.
         batches = slices(text[:, :-1].contiguous(), text[:, 1:].contiguous(), context.batch_size)
         self.train(context, make_model, batches, recipe)
-        if layout.is_divided:  # a rank alone has no whole model to compare with
+        if layout.is_divided:  # one rank cannot compute the whole model for a comparison
             self.gradient_error = None  # type: ignore[assignment, method-assign]
         self.items_per_step /= layout.ranks_per_batch
         tokens = rows * seq_len / layout.ranks_per_batch
@@ -378,11 +377,8 @@ class Transformer(Model):
     ) -> None:
         """Prepare inference: a pass over whole sequences, or a phase with a KV cache.
 
-        Also sets the metrics of the phase, and `memory_bytes` of decoding. length: tokens of a
-        sequence; in phase decode those in the cache before the new one.
-
-        Every step computes the same: decoding goes on at one position, so that no step has more
-        before it than another one.
+        Decoding stays at one position, so that every step computes the same. `length` is the number
+        of tokens of a sequence, in phase decode without the new token.
         """
         from raybench.workloads.language_models import Block, KeyValueCache, LanguageModel
 
@@ -405,27 +401,25 @@ class Transformer(Model):
             shape, batch_size=batch_size, room=room, dtype=compute_dtype(context), device=device
         )
         if is_decode:
-            # One sequence after the other: together they may need more memory. On the meta device
-            # there is nothing to fill.
+            # Fill the cache sequence by sequence: all together may need too much memory.
             if device.type != "meta":
                 with self.inference():
                     for index, prompt in enumerate(tokens[:, :length]):
-                        of_one = cache.memory[:, :, index : index + 1]
-                        self.model(prompt[None], KeyValueCache(of_one))
+                        memory = cache.memory[:, :, index : index + 1]
+                        self.model(prompt[None], KeyValueCache(memory))
             cache.position = length
-            # What a step must read: the cache, and weights without tables of which a token reads
-            # one row; a tied output layer reads all of its table.
+            # A step must read the cache and all weights, except a table of which a token reads only
+            # one row. A tied output layer reads its whole table.
             parameters = self.model.named_parameters()
             weights = sum(p.nbytes for name, p in parameters if name != self.model.looked_up)
             self.memory_bytes = weights + cache.memory.nbytes
             if self.triad_gb_s is not None:
-                # The time that the bytes would take over that of the step.
                 self.bandwidth_share_pct = (
                     100 * self.memory_bytes / (self.triad_gb_s * BYTES_PER_GB)
                 )
             tokens = tokens[:, length:].contiguous()
         if compile and device.type != "meta":
-            # Else Inductor leaves products with one row to cuBLAS, and makes several kernels of the
+            # Otherwise Inductor uses cuBLAS for products with one row, and several kernels for the
             # norm of one row.
             options = {"coordinate_descent_tuning": True, "split_reductions": False}
             compile_blocks(self.model, Block, options=options if is_decode else None)
@@ -435,7 +429,7 @@ class Transformer(Model):
 
 
 def random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> Tensor:
-    """Return int64 token ids on the device: others on each rank, the same for equal arguments."""
+    """Return int64 token ids on the device, different on each rank, the same at each call."""
     import torch
 
     return torch.randint(vocabulary, shape, generator=context.generator(), device=context.device)

@@ -1,11 +1,11 @@
-"""The process of a script: the script as `__main__`, held where an iteration ends.
+"""The process of a script: the script as `__main__`, which is held where an iteration ends.
 
-`running.py` starts this file as a program. Until the steps are timed nothing of raybench is
-loaded in it but this file: the process is the script's. It imports no torch either; when the script
-does, every optimizer of torch.optim calls `_Steps.end_step` where its `step` returns.
+`running.py` starts this file as a program. Until the steps are timed, the process loads nothing
+else of raybench. It does not import torch, but after the script has imported torch every optimizer
+of torch.optim calls `_Steps.end_step` when its `step` returns.
 
-Messages are JSON, one a line. The parent says how many steps to run next, and this process answers
-with their durations. Between two blocks the script waits in its optimizer.
+Messages are lines of JSON. The parent asks for a number of steps, and this process answers with
+their durations. Between two blocks the script waits in its optimizer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FRAMES = 100
 
 
 class _Channel:
-    """Sends messages to the parent and receives its own; descriptor: of the socket to it."""
+    """Sends messages to the parent and receives its messages."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -51,7 +51,7 @@ class _Channel:
         self._file.flush()
 
     def receive(self) -> dict[str, Any]:
-        """Wait for the next message and return it; ends this process if the parent has ended."""
+        """Return the next message; end this process if the parent has ended."""
         line = self._file.readline()
         if not line:
             os._exit(1)
@@ -60,7 +60,7 @@ class _Channel:
 
 
 class _OptimizerHook(MetaPathFinder):
-    """Has every optimizer call `hook` after each step, from the import of torch.optim on."""
+    """Makes every optimizer call `hook` after each step, once torch.optim is imported."""
 
     def __init__(self, hook: Callable[..., None]) -> None:
         self._hook = hook
@@ -68,7 +68,7 @@ class _OptimizerHook(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of torch.optim.optimizer; None for all other modules."""
+        """Return the spec of torch.optim.optimizer; None for other modules."""
         if name != "torch.optim.optimizer":
             return None
         sys.meta_path.remove(self)
@@ -86,11 +86,7 @@ class _OptimizerHook(MetaPathFinder):
 
 
 class _Clock:
-    """Times what lies between marks: by CUDA events where the device is a GPU, else by the host.
-
-    device: that of the optimizer's parameters; None where it has none. cuda: torch.cuda, None on
-    other devices. name: cuda or host.
-    """
+    """Times the intervals between marks: by CUDA events on a GPU, otherwise by the host's clock."""
 
     def __init__(self, device: Any) -> None:
         self.device = device
@@ -100,7 +96,7 @@ class _Clock:
         self._marks_ns: list[int] = []
 
     def begin(self, iterations: int) -> None:
-        """Forget earlier marks, and prepare to mark `iterations` iterations."""
+        """Forget earlier marks, and prepare to mark this number of iterations."""
         self._marks_ns = []
         if self.cuda:
             self._stream = self.cuda.current_stream(self.device)
@@ -108,7 +104,7 @@ class _Clock:
             self._events: list[Any] = []
 
     def mark(self) -> None:
-        """Set a mark at the end of an iteration."""
+        """Mark the end of an iteration."""
         self._marks_ns.append(perf_counter_ns())
         if self.cuda:
             event = self._unused.pop()
@@ -116,10 +112,9 @@ class _Clock:
             self._events.append(event)
 
     def take(self, origin_ns: int) -> dict[str, Any]:
-        """Return starts since `origin_ns`, durations, and peaks of memory; forget the marks.
+        """Wait for the device; return starts, durations and peaks of memory, and forget the marks.
 
-        Waits for the device. Durations are in ns, by the device (`step_ns`) and by the host; on a
-        CPU both are the same. The peaks are in bytes, None on a CPU.
+        Starts count from `origin_ns`. Peaks are in bytes, None on a CPU.
         """
         marks_ns, self._marks_ns = self._marks_ns, []
         step_ns = host_ns = [end - start for start, end in pairwise(marks_ns)]
@@ -138,17 +133,16 @@ class _Clock:
 
 
 class _Steps:
-    """Where iterations end, and how long they took.
-
-    step_of: name of the class of the optimizer whose step ends an iteration; empty: the last one to
-    make its first step. names: of the classes of all optimizers that have stepped.
-    """
+    """Where iterations end, and how long they took."""
 
     def __init__(self, channel: _Channel, step_of: str) -> None:
         self._channel, self._step_of = channel, step_of
         self._origin_ns = perf_counter_ns()
+        # The optimizer whose step ends an iteration: of class `step_of`, otherwise the last one to
+        # make its first step.
         self._counted: Any = None
         self._known: WeakSet[Any] = WeakSet()
+        # Classes of all optimizers that have stepped.
         self.names: dict[str, None] = {}
         self._is_warm = False
         self._lead_in = self._left = 0
@@ -156,10 +150,7 @@ class _Steps:
         self._marks: Any = None
 
     def end_step(self, optimizer: Any, *_: Any) -> None:
-        """End an iteration, if this optimizer is the one whose step ends iterations.
-
-        After the last iteration of a block it waits for the parent's next message.
-        """
+        """End an iteration if this optimizer ends iterations; after a block wait for the parent."""
         if self._marks is not None:
             self._marks.end_optimizer()
         if optimizer is not self._counted:
@@ -167,7 +158,7 @@ class _Steps:
             is_new = optimizer not in self._known
             self._known.add(optimizer)
             self.names[name] = None
-            # A new one ends iterations from now on: in the warm-up, and where it is of `step_of`.
+            # During the warm-up a new optimizer of the right class takes over.
             if not is_new or self._is_warm or (self._step_of and name != self._step_of):
                 return
             self._counted = optimizer
@@ -194,7 +185,7 @@ class _Steps:
         self._obey(self._clock)
 
     def take(self) -> dict[str, Any] | None:
-        """Return a block's samples, with the times of its parts in ms; None if it has not begun."""
+        """Return a block's samples and times of parts in ms; None before the first step."""
         if self._clock is None:
             return None
         samples = self._clock.take(self._origin_ns)
@@ -202,7 +193,7 @@ class _Steps:
         return {**samples, "parts": self._marks.take(count) if self._marks else {}}
 
     def _obey(self, clock: _Clock) -> None:
-        """Do what messages of the parent ask, until one asks for steps."""
+        """Do what the parent asks, until it asks for steps."""
         while True:
             message = self._channel.receive()
             match message["do"]:
@@ -217,7 +208,7 @@ class _Steps:
                     if clock.cuda:
                         clock.cuda.reset_peak_memory_stats(clock.device)
                 case "mark_parts":
-                    # Only after the timed steps: until then there is nothing of raybench here.
+                    # Until the steps are timed, nothing of raybench may be loaded.
                     sys.path.append(str(Path(__file__).parents[3]))
                     why_not, problem = "", ""
                     try:
@@ -225,7 +216,7 @@ class _Steps:
                         self._marks = import_module(message["module"]).ScriptMarks(device)
                         if message["has_peers"]:
                             why_not = self._marks.hook_gradients() or ""
-                    except Exception as error:  # the samples are there already
+                    except Exception as error:  # not fatal: the samples exist already
                         self._marks = None
                         why_not, problem = "not_beside_script", repr(error)
                     self._channel.send(why_not=why_not, error=problem)
@@ -236,15 +227,19 @@ class _Steps:
 
 
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
-    """Run the script as `__main__` of this process, tell the parent its end, return its exit code.
+    """Run the script as `__main__` of this process; tell the parent its end; return the exit code.
 
-    Call it once. After its first iteration, and each block that the parent asks for, the script
-    waits for the parent. If it raises anything but SystemExit, the process exits with 1, and the
-    parent and stderr get the traceback. Asked by the parent to end, the process exits with 0.
-    descriptor: of the socket to the parent. options: JSON with `step_of`, as of `_Steps`, and
-    `timeout_s`, after which stderr gets the stacks, once.
+    If the script raises, the parent and stderr get the traceback, and the process exits with 1. If
+    the parent asks for the end, the process exits with 0.
+
+    Args:
+        descriptor: file descriptor of the socket to the parent.
+        options: JSON with `step_of`, a class of optimizers, and `timeout_s`, after which stderr
+            gets the stacks.
+        script: path of the script.
+        arguments: its command line.
     """
-    # The system kills this process when the worker dies; it may have died already.
+    # The kernel kills this process when the worker dies; the worker may have died already.
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -255,7 +250,7 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     faulthandler.dump_traceback_later(given["timeout_s"], file=_STDERR)
     steps = _Steps(channel, given["step_of"])
     sys.meta_path.insert(0, _OptimizerHook(steps.end_step))
-    # As `python script arguments` runs it.
+    # Imitate `python script arguments`.
     path = Path(script).absolute()
     module = ModuleType("__main__")
     module.__file__ = str(path)
@@ -266,14 +261,14 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     try:
         exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     except SystemExit as ended:
-        # As Python: of a number the lowest byte is the exit code, and anything else is printed.
+        # Imitate Python: the lowest byte of a number is the exit code; other values are printed.
         if ended.code is None or isinstance(ended.code, int):
             code = (ended.code or 0) & 0xFF
         else:
             code = 1
             sys.stderr.write(f"{ended.code}\n")
     except BaseException as error:  # whatever the script raises
-        # The traceback as Python writes it, without this file.
+        # Leave this file out of the traceback.
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
             frames = frames.tb_next

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _CHILD = Path(__file__).with_name("child.py")
-# The driver must see where a script that hangs is before it ends it.
+# A script writes its stack this long before the deadline, so that the driver sees where it hangs.
 _WRITE_S = 0.3
-# For so long after its time is up a script is left alone: the driver looks which rank hangs, and
-# ends that one first.
+# A script is left alone this long after the deadline: the driver looks for the rank that hangs and
+# ends it first.
 _NAME_S = 1.3
 _END_S = 2.0
 _OUT_OF_MEMORY = {"OutOfMemoryError", "MemoryError"}
-# torchrun sets none of them: they are for workers, which outlive the loss of a peer.
+# Not passed on: torchrun does not set them, and only workers outlive the loss of a peer.
 _OF_WORKERS = (
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_DUMP_ON_TIMEOUT",
@@ -56,11 +56,11 @@ class ScriptFailedError(PartFailedError):
 
 
 class ScriptAbortedError(Exception):
-    """Another rank has failed, and ended the process group of the worker."""
+    """Another rank has failed and ended the worker's process group."""
 
 
 class ScriptEndedError(Exception):
-    """The script came to its end, without a failure, before it was asked to."""
+    """The script has ended without a failure before it was asked to end."""
 
 
 class ScriptPart:
@@ -119,14 +119,7 @@ class ScriptPart:
 
 
 class RunningScript(Workload):
-    """A script that has made its first step, and waits until it is asked for more.
-
-    facts: what the process told of itself at its first step: `clock`, cuda or host, and `ranks`,
-    the size of its process group. parts: times in the last block, as `ScriptMarks.take` has them;
-    empty before `mark_parts`. peaks: most bytes of tensors, and most that torch's allocator
-    reserved, from `forget_memory` to the end of the last block; None on a CPU and before a block.
-    has_ended: the process has ended, even by an exit code or a signal; not after an exception.
-    """
+    """A script that has made its first step and waits for requests."""
 
     def __init__(
         self,
@@ -137,20 +130,29 @@ class RunningScript(Workload):
         deadline_s: float,
         ended: set[int],
     ) -> None:
-        """Start the script and wait for its first step. All ranks must call it.
+        """Start the script and wait for its first step. Collective: every rank must call it.
 
-        store: a TCP store for the ranks of the script, served by rank 0; None on the others.
-        is_aborted: tells whether another rank has failed. deadline_s: by `time.monotonic`. Just
-        before, the script writes its stack, which tells the driver the rank that hangs. ended: gets
-        the ids of the script's processes from `close`. Raises ScriptFailedError if the script fails
-        or ends before its first step, ScriptAbortedError if another rank has failed.
+        Shortly before the deadline the script writes its stack, which shows the driver where it
+        hangs.
+
+        Args:
+            context: this rank.
+            task: the point with the script.
+            store: TCP store of the script's ranks, served by rank 0; None on other ranks.
+            is_aborted: tells whether another rank has failed.
+            deadline_s: time limit by `time.monotonic`.
+            ended: `close` adds the ids of the script's processes.
+
+        Raises:
+            ScriptFailedError: the script has failed or ended before its first step.
+            ScriptAbortedError: another rank has failed.
         """
         given, settings = task.point.params, task.point.settings
         file = task.code.script if task.code else None
         items = product_of(fill_in(str(given["items_per_step"]), settings))
         if items is not None:
             self.items_per_step = items
-        # It lives as long as the ranks of the script may ask for it.
+        # Keep the store alive for the ranks of the script.
         self._store = store
         of_worker = {
             name: value
@@ -162,7 +164,9 @@ class RunningScript(Workload):
         timeout_s = max(0.1, deadline_s - _WRITE_S - time.monotonic())
         self._deadline_s = time.monotonic() + timeout_s
         self._has_stepped = self.has_ended = self._is_held = False
+        # Times of the parts of the last block, as `ScriptMarks.take` returns them.
         self.parts: Mapping[str, Sequence[float]] = {}
+        # Peaks of allocated and reserved bytes since `forget_memory`; None on a CPU.
         self.peaks: tuple[int | None, int | None] = None, None
         options = json.dumps({"step_of": self._step_of, "timeout_s": timeout_s})
         path = Path(file.path if file else str(given["path"])).absolute()
@@ -178,12 +182,13 @@ class RunningScript(Workload):
                 cwd=Path(file.folder) if file else Path.cwd(),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # By which all that it starts is ended with it.
+                # A new process group, so that the script's children are killed with it.
                 process_group=0,
             )
         self._socket, self._read, self._ended = ours, b"", ended
         self._handle = os.pidfd_open(self._process.pid)
         try:
+            # `clock` is cuda or host; `ranks` is the size of the script's process group.
             self.facts: Mapping[str, Any] = self._receive()["begun"]
         except BaseException:
             self.close()
@@ -191,15 +196,19 @@ class RunningScript(Workload):
         self._has_stepped = self._is_held = True
 
     def step(self) -> None:
-        """Run one iteration; none if the script ends meanwhile. Raises as `run_steps` does."""
+        """Run one iteration, unless the script ends."""
         self.run_steps(1)
 
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
-        """Run `lead_in` iterations, then return the times of `iterations` (above 0) more.
+        """Run `lead_in` untimed iterations, then return the times of `iterations` more.
 
-        Starts count from that of the script's process. Fewer, or none, if it ends meanwhile. Sets
-        `parts` and `peaks` if any is timed. Raises ScriptEndedError if it has ended before,
-        ScriptFailedError if it fails or is killed, and ScriptAbortedError if another rank fails.
+        The times have fewer iterations, or none, if the script ends in this block. Starts count
+        from the start of the script's process.
+
+        Raises:
+            ScriptEndedError: the script had ended before.
+            ScriptFailedError: the script has failed or was killed.
+            ScriptAbortedError: another rank has failed.
         """
         if self.has_ended:
             raise ScriptEndedError
@@ -219,24 +228,21 @@ class RunningScript(Workload):
         )
 
     def forget_memory(self) -> None:
-        """Tell the script to reset its memory peaks before its next step; neither waits nor raises.
+        """Make the script reset its memory peaks before its next step, without waiting.
 
-        From then on no other optimizer becomes the one whose step ends an iteration.
+        From then on the optimizer whose step ends an iteration stays the same.
         """
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> tuple[NotMeasured | None, str]:
-        """Have later steps fill `parts` as `ScriptMarks.take` does; call it after the timed steps.
+        """Make later steps fill `parts`; call this after the timed steps.
 
         Args:
-            module: that of `ScriptMarks`.
+            module: module of `ScriptMarks`.
             has_peers: also find out whether `time_gradients` can follow.
 
         Returns:
-            Why not all parts can be timed, None if they can; and the error that prevents it.
-
-        Raises:
-            ScriptEndedError: the script has ended. Others as `run_steps`.
+            Why not all parts can be timed (None if they can), and the error that prevents it.
         """
         if self.has_ended:
             raise ScriptEndedError
@@ -245,17 +251,17 @@ class RunningScript(Workload):
         return NotMeasured(answer["why_not"]) if answer["why_not"] else None, str(answer["error"])
 
     def time_gradients(self) -> None:
-        """Time DDP's reductions in later steps; once, on all ranks, after `mark_parts`."""
+        """Time DDP's reductions in later steps. Collective: once, after `mark_parts`."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:
-        """Stop DDP from reducing gradients in later steps; on all ranks, after `time_gradients`."""
+        """Stop DDP from reducing gradients. Collective: after `time_gradients`."""
         self._send(do="keep_gradients")
 
     def close(self) -> None:
-        """End the script within 2 s; kill its process group and current process tree; call once."""
+        """End the script within 2 s, with its process group and its descendants; call this once."""
         started: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
+        with suppress(psutil.NoSuchProcess):  # first, while descendants still have their parents
             started = psutil.Process(self._process.pid).children(recursive=True)
         self._ended.update([self._process.pid, *(process.pid for process in started)])
         self._send(do="end")
@@ -271,7 +277,7 @@ class RunningScript(Workload):
         os.close(self._handle)
 
     def doubts(self, context: Context) -> Iterator[Doubt]:
-        """Yield a doubt if the host times a GPU's steps, and one if not all ranks joined."""
+        """Yield doubts if the host times a GPU's steps, and if not all ranks joined."""
         if context.device.type == "cuda" and self.facts["clock"] == "host":
             yield Doubt(kind=DoubtKind.HOST_CLOCK)
         ranks = self.facts["ranks"]
@@ -279,26 +285,22 @@ class RunningScript(Workload):
             yield Doubt(kind=DoubtKind.MISSING_RANKS, value=ranks, limit=context.world_size)
 
     def _send(self, **message: Any) -> None:
-        """Send a message; does nothing where the process has ended, which `_receive` tells."""
+        # `_receive` notices that the process has ended.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def _receive(self) -> dict[str, Any]:
-        """Wait for the next message and return it.
-
-        Raises ScriptFailedError where the script has failed, ScriptEndedError where it has ended
-        and left no samples, and ScriptAbortedError where another rank has failed.
-        """
+        """Return the next message; an end or a failure of the script raises, as in `run_steps`."""
         sources = self._socket.fileno(), self._handle
         while b"\n" not in self._read:
-            # Just after the time is up the driver sees who hangs.
+            # After the deadline leave the script alone, so that the driver sees which rank hangs.
             over_s = time.monotonic() - self._deadline_s
             if not 0 <= over_s < _NAME_S and self._is_aborted():
                 raise ScriptAbortedError
             ready, _, _ = select.select(sources, [], [], 0.05)
             if not ready:
                 continue
-            read = b""  # where it has ended, what it has started may hold its end of the socket
+            read = b""  # after an end: children of the script may keep its socket open
             if sources[0] in ready:
                 with suppress(ConnectionResetError):
                     read = self._socket.recv(MIB)
@@ -312,39 +314,16 @@ class RunningScript(Workload):
             return self._end_of(message["ended"])
         if "raised" not in message:
             return message
-        # As if the workload had raised it.
-        raised = message["raised"]
-        text = raised["message"].strip()
-        told = next(iter(text.splitlines()), "") or f"{raised['type']}: no message"
-        place = place_among(raised["frames"])
-        is_oom = not _OUT_OF_MEMORY.isdisjoint(raised["bases"]) or (
-            "RuntimeError" in raised["bases"]
-            and any(word in text for word in OUT_OF_MEMORY_PHRASES)
-        )
-        raise ScriptFailedError(
-            Failure(
-                rank=0,
-                status=Status.OOM if is_oom else Status.ERROR,
-                error_type=raised["type"],
-                message=told + (f", at {place}" if place else ""),
-                detail=shorten_start(raised["traceback"], DETAIL_CHARACTERS),
-                # What it did to its device has ended with its process.
-                worker_reusable=True,
-            )
-        )
+        raise ScriptFailedError(_failure_of(message["raised"]))
 
     def _end_of(self, ended: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the last samples, as a message; ended: as the process tells of its end.
-
-        Raises ScriptFailedError after a signal, an exit code, or an end before the first step, else
-        ScriptEndedError where there are no samples.
-        """
+        """Return the last samples as a message, or raise; `ended` describes the end."""
         self.has_ended = True
         code = ended["code"]
         cause = Cause.NO_STEPS
         if code is not None and code < 0:
             # A real-time signal may have no name.
-            names = {one: one.name for one in signal.Signals}
+            names = {number: number.name for number in signal.Signals}
             cause, by = Cause.WORKER_DIED, names.get(-code, f"signal {-code}")
             message = f"the process of the script died by {by}"
         elif code:
@@ -366,12 +345,28 @@ class RunningScript(Workload):
         raise ScriptFailedError(Failure.of(cause, rank=0, message=message, worker_reusable=True))
 
 
-def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str, str]:
-    """Return the variables of torchrun that this worker lacks or has with another value.
+def _failure_of(raised: Mapping[str, Any]) -> Failure:
+    """Return the failure of a script that has raised an exception."""
+    text = raised["message"].strip()
+    first_line = next(iter(text.splitlines()), "") or f"{raised['type']}: no message"
+    location = place_among(raised["frames"])
+    is_oom = not _OUT_OF_MEMORY.isdisjoint(raised["bases"]) or (
+        "RuntimeError" in raised["bases"]
+        and any(phrase in text for phrase in OUT_OF_MEMORY_PHRASES)
+    )
+    return Failure(
+        rank=0,
+        status=Status.OOM if is_oom else Status.ERROR,
+        error_type=raised["type"],
+        message=first_line + (f", at {location}" if location else ""),
+        detail=shorten_start(raised["traceback"], DETAIL_CHARACTERS),
+        # The state of the device has ended with the script's process.
+        worker_reusable=True,
+    )
 
-    All ranks must call it together. store: as of RunningScript. LOCAL_RANK counts along
-    CUDA_VISIBLE_DEVICES, whichever devices these ranks have.
-    """
+
+def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str, str]:
+    """Return the variables of torchrun that this worker lacks or has differently. Collective."""
     import torch.distributed as dist
 
     device = ""
@@ -380,11 +375,12 @@ def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str
         device = visible.split(",")[index].strip() if visible else str(index)
     node_rank = int(os.environ["GROUP_RANK"])
     served = (store.host, store.port) if store else None
-    own = node_rank, context.local_rank, device, served
-    ranks: list[Any] = [own]
+    # LOCAL_RANK counts along CUDA_VISIBLE_DEVICES, so all ranks of a node list their devices.
+    local = node_rank, context.local_rank, device, served
+    ranks: list[Any] = [local]
     if context.world_size > 1:
         ranks = [None] * context.world_size
-        dist.all_gather_object(ranks, own)
+        dist.all_gather_object(ranks, local)
     ((address, port),) = (served for *_, served in ranks if served)
     here = sorted(rank[:3] for rank in ranks if rank[0] == node_rank)
     variables = {
@@ -397,7 +393,7 @@ def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str
         "TORCHELASTIC_RUN_ID": "none",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # The ranks of the script find its store served, as torchrun's do.
+        # The ranks must not serve the store themselves.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     if device:

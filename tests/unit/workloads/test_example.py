@@ -1,5 +1,6 @@
 """The examples of the documents, which a user is told to copy."""
 
+import doctest
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.job.settings import parameters_of_class
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.instruments import Timer
+from raybench.workloads.base import Workload
 
 EXAMPLE = REPOSITORY / "docs" / "examples" / "convnet.py"
 
@@ -52,3 +54,14 @@ def test_the_class_of_the_tutorial_runs_and_is_checked_by_its_types():
         workload.step()
         assert workload.q.grad.shape == (2, 2, 8, 64)
         assert workload.items_per_step == 2
+
+
+def test_the_example_of_the_base_class_runs():
+    (example,) = doctest.DocTestFinder(recurse=False).find(Workload, "Workload")
+    names: dict[str, Any] = {}
+    for statement in example.examples:
+        exec(statement.source, names)
+    assert [setting.name for setting in registry.parameters(names["Sum"])] == ["length"]
+    workload = names["Sum"](make_context(batch_size=2), length=4)
+    workload.step()
+    assert workload.items_per_step == 2
