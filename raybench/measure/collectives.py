@@ -1,8 +1,8 @@
 """The collectives of a step, from any code: counted, and replaced by local copies.
 
 `torch.distributed`, functional collectives, DistributedDataParallel, FSDP, DTensor and compiled
-code all call operators `c10d::…` of torch's dispatcher. The kernels of these operators are replaced
-for a while; the calling code stays the same.
+code all call operators `c10d::…` of torch's dispatcher. Their kernels are replaced for a while; the
+calling code stays the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
 _ADDED_SCALE = 0.02
 # Larger outputs are gradients that FSDP scatters; only the optimizer reads them.
 _MOST_ADDED_BYTES = 2**27
-# An output and its source; None where only another rank has the data.
+# An output and its source; None if only another rank has the data.
 Copy = tuple[Tensor, Tensor | None]
 
 

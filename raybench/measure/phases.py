@@ -124,7 +124,7 @@ class _PointRun:
 class PointStart:
     """Where a point begins."""
 
-    # By `time.perf_counter`: the set-up counts from here.
+    # Begin of the set-up, by `time.perf_counter`.
     began_s: float
     # The device's counters when the previous work ended; None: now.
     rested: DeviceReading | None = None
@@ -403,7 +403,7 @@ def _point_ns(blocks: _Blocks) -> Sequence[float]:
 
 
 def _compare_gradients(workload: Workload, run: _PointRun) -> None:
-    """Compare a step's gradients with those of one process, if the job asks for it. Collective."""
+    """Compare a step's gradients with a single process, if the job asks for it. Collective."""
     if not run.policy.settings.check_gradients:
         return
     compare = workload.gradient_error

@@ -40,7 +40,7 @@ class StepsEndedError(Exception):
 class ScriptTimer(MemoryUse):
     """Makes the process of the script time its steps; it replaces both Timer and MemoryUse.
 
-    Peaks of memory are those of the script's process. `paused` and `counting` do nothing.
+    Peaks of memory are measured in the script's process. `paused` and `counting` do nothing.
     """
 
     def __init__(self, script: RunningScript, device: torch.device) -> None:
@@ -98,7 +98,7 @@ class ScriptTimer(MemoryUse):
     def restart(self) -> None:
         """Count all iterations so far as warm-up; forget the peak of allocated memory.
 
-        From now on the optimizer whose step ends an iteration stays the same.
+        The optimizer whose step ends an iteration stays the same now.
         """
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self.script.forget_memory()
@@ -118,9 +118,8 @@ def _cut(samples: Samples, start: int, end: int) -> Samples:
 def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> Breakdown:
     """Time the parts of a script's steps. Collective: every rank must call it, once.
 
-    If a part cannot be timed on some rank, the breakdown has only the reasons. Of the parts,
-    memory, traffic, regions, device_ms and wall are always missing. DDP reduces no gradients
-    afterwards.
+    If a part cannot be timed on some rank, the breakdown has only the reasons. Memory, traffic,
+    regions, device_ms and wall are always missing. DDP reduces no gradients afterwards.
 
     Args:
         timer: timer of the script, after the timed steps.

@@ -1,6 +1,6 @@
 """How many iterations to run next: the decisions of rank 0 between blocks. Pure.
 
-Durations are those of `raybench.stats.summary.step_series`. docs/explanation/numbers.md has the
+Durations come from `raybench.stats.summary.step_series`. docs/explanation/numbers.md has the
 reasons, and what simulations say about the rules.
 """
 

@@ -66,7 +66,8 @@ def share_out(
     Args:
         make: builds the workload.
         context: this rank among all ranks, without emulation.
-        group: a hashable name of these ranks and their devices.
+        point: the point to run.
+        group: a hashable name of the ranks and their devices.
         probes: probes of earlier points, equal on all ranks; a new probe is added.
 
     Raises:

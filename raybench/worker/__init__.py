@@ -8,7 +8,7 @@ worker:
 * `torch._dynamo.utils.counters` (state, workloads.base): says whether anything was compiled.
   Resetting the compiler without need would import Inductor in each process.
 * `torch._inductor.async_compile` (state): ends the threads and processes that compiled, which
-  nothing public ends. Those left would be taken for the workload's.
+  nothing public ends. Otherwise they would count as leftovers of the workload.
 * `get_config_copy` of the configurations of `torch._dynamo`, `torch._functorch`, `torch._inductor`
   and `torch.compiler` (state): reads all their settings at once.
 * `torch.autocast_increment_nesting`, not documented (state): says whether a workload left autocast.

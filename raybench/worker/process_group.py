@@ -3,9 +3,9 @@
 Ranks meet in one TCP store for the whole run. The store lives in its own process, so it outlives
 any rank, and the system picks its port, so no other process can take the port first.
 
-NCCL reads the variables of its log only once, when it makes the first communicator. From then on it
-logs INIT and NET while communicators are made and connected, which is before anything is timed. For
-one untimed step NCCL can be made to read the variables again and to log its algorithms.
+NCCL reads the variables of its log only once, when it makes the first communicator. Later it logs
+INIT and NET while communicators are made and connected, which is before anything is timed. For one
+untimed step NCCL can be made to read the variables again and to log its algorithms.
 """
 
 from __future__ import annotations

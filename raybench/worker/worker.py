@@ -75,7 +75,7 @@ class Worker:
 
         Args:
             kind: kind of the device.
-            index: the device as torch counts it; a CPU worker's number among those of its node.
+            index: index of the device in torch; for a CPU worker its number on the node.
         """
         self._device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
         self._index = index

@@ -368,8 +368,8 @@ class Workload(ABC):
     according to the precision. Autocast and gradient scaling are the task of the workload.
 
     Class methods must not need torch. Their `settings` are all settings of the point by the names
-    of the job file, with defaults, without those that are None. Their `params` are the parameters
-    as text.
+    of the job file, with defaults; settings that are None are omitted. Their `params` are the
+    parameters as text.
 
     Example:
         >>> from raybench import Context, PositiveInt, Workload
@@ -432,12 +432,12 @@ class Workload(ABC):
     # The module that is trained or run; `--profile` times its layers.
     model: nn.Module | None = None
     # Define this if gradients are reduced without `Context.ddp`. It is called on all ranks, several
-    # times, after the timed steps. From then on gradients must be reduced by `hook(state, bucket)`,
+    # times, after the timed steps. Then gradients must be reduced by `hook(state, bucket)`,
     # a communication hook of DistributedDataParallel; after `set_comm_hook(None)` by all_reduce.
     # `state` is the process group; None: all ranks.
     set_comm_hook: Callable[[CommHook | None], None] | None = None
-    # Returns the largest relative error of a step's gradients, compared with those of one process
-    # over the samples of all ranks. Called outside of the timed steps, on all ranks that train.
+    # Returns the largest relative error of a step's gradients. The reference is the gradient of one
+    # process over the samples of all ranks. Called between timed phases, on all ranks that train.
     gradient_error: Callable[[], float] | None = None
 
     @abstractmethod
@@ -634,7 +634,7 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
 
 
 def own_metrics(workload: Workload) -> dict[Metric, float]:
-    """Return the values of the metrics of the workload's class, without those that are None.
+    """Return the values of the metrics of the workload's class; None is omitted.
 
     Raises:
         UsageError: a value is not a real number from -1e30 to 1e30.

@@ -412,7 +412,7 @@ class HostCopy(Workload):
         current.wait_stream(self._stream)
 
     def check(self) -> None:
-        """Raise WrongResultError if the bytes that arrived differ from those that were sent.
+        """Raise WrongResultError if the received bytes differ from the sent bytes.
 
         Targets are wrong before the first step and after each check.
         """

@@ -386,8 +386,7 @@ class ResNet(Model):
     ) -> nn.Module:
         """Return the network in training mode; set `_exact` to its logits of `images` in fp32.
 
-        The running statistics of BatchNorm layers are set to those of the images. On meta nothing
-        runs.
+        BatchNorm layers get the statistics of these images. On meta nothing runs.
         """
         import torch
 
@@ -474,7 +473,7 @@ class Smoke(Workload):
         self._losses = (*self._losses[:1], loss.detach())
 
     def check(self) -> None:
-        """Raise WrongResultError if the last step's gradients differ from those of most ranks.
+        """Raise WrongResultError if the last step's gradients differ from most ranks' gradients.
 
         NoMajorityError is raised on all ranks if no more than half of them agree. WrongResultError
         is also raised if the loss has not fallen since the first step. Collective.

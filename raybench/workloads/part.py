@@ -28,7 +28,7 @@ class StepKind:
     workload: str
     params: tuple[tuple[str, Scalar], ...]
     batch_size: int | None
-    # Samples of each rank; None where the step is even.
+    # Samples of each rank; None if the step is even.
     shares: tuple[int, ...] | None = None
 
 
@@ -49,7 +49,7 @@ class Part(Protocol):
 
     @property
     def share(self) -> RankShare | None:
-        """The share of an uneven step; None where the step is even."""
+        """The share of an uneven step; None if the step is even."""
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:

@@ -34,7 +34,7 @@ class DecoderShape:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values, equal to those of queries."""
+        """Heads of keys and values: equal to the heads of queries."""
         return self.heads
 
     @property
@@ -137,7 +137,7 @@ def _attention_flops(shape: LanguageShape, seq_len: int) -> float:
 
 
 class LayoutOptions(DdpOptions, total=False):
-    """Options of how ranks divide and update a model, and those of DistributedDataParallel."""
+    """DistributedDataParallel's options, and how ranks divide and update a model."""
 
     dp_replicate: Annotated[
         int | None,

@@ -333,7 +333,7 @@ class Model(Workload):
     def _scaled_loss(
         self, forward: Forward, inputs: Tensor, targets: Tensor, divisor: float = 1.0
     ) -> Tensor:
-        """Return the mean loss of these samples, divided and then scaled for fp16."""
+        """Return the mean loss of the samples, divided and then scaled for fp16."""
         with nullcontext() if self._is_cast else self._context.autocast():
             loss = self.loss(forward(inputs), targets)
         # A division by one would launch a kernel.
@@ -341,7 +341,7 @@ class Model(Workload):
         return scaled
 
     def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients of the mean loss of these samples, without `.grad`."""
+        """Return the gradients of the samples' mean loss, without `.grad`."""
         import torch
 
         loss = self._scaled_loss(self._forward_alone, inputs, targets)
@@ -349,7 +349,7 @@ class Model(Workload):
 
 
 def gradient_doubt(error: float | None, precision: Precision) -> Doubt | None:
-    """Return a doubt if gradients differ from those of one process by more than rounding.
+    """Return a doubt if gradients differ from a single process by more than rounding.
 
     Args:
         error: relative difference; NaN is a doubt, None is unknown.
@@ -458,7 +458,7 @@ def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forwar
 def compile_blocks(
     model: nn.Module, *kinds: type[nn.Module], options: dict[str, bool] | None = None
 ) -> None:
-    """Make all modules of these classes compile themselves at their first call, in place.
+    """Make all modules of the given classes compile themselves at their first call, in place.
 
     They compile once per class and input shape. Values that differ between blocks must be arguments
     of `forward`: an attribute is a constant of the compiled code, so the next block would be

@@ -205,7 +205,7 @@ class Transformer(Model):
     def check(self) -> None:
         """Set `output_error`: largest difference of logits from fp32 / largest logit in fp32.
 
-        The logits are those of the first 256 tokens of a sequence. It stays unset in inference, in
+        Only the first 256 tokens of a sequence are compared. The error stays unset in inference, in
         float8, and if the model is divided, compiled by block or stored in bf16.
         """
         if self._compared is None:

@@ -230,7 +230,7 @@ class RunningScript(Workload):
     def forget_memory(self) -> None:
         """Make the script reset its memory peaks before its next step, without waiting.
 
-        From then on the optimizer whose step ends an iteration stays the same.
+        Later the optimizer whose step ends an iteration stays the same.
         """
         self._send(do="forget_memory")
 

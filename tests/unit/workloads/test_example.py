@@ -61,7 +61,7 @@ def test_the_example_of_the_base_class_runs():
     names: dict[str, Any] = {}
     for statement in example.examples:
         exec(statement.source, names)
-    assert [setting.name for setting in registry.parameters(names["Sum"])] == ["length"]
+    assert [setting.name for setting in parameters_of_class(names["Sum"])] == ["length"]
     workload = names["Sum"](make_context(batch_size=2), length=4)
     workload.step()
     assert workload.items_per_step == 2
