@@ -140,12 +140,14 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
     found = in_rounds(near)
     said = "It is undecided which division of the work is the fastest. With 1 of 2 GPUs slowed to "
     assert lead_of_fleets(found, "GPUs").startswith(said)
-    assert lead_of_fleets(in_rounds([*near, *fleet()]), "GPUs").endswith(" 1 case is undecided.")
+    assert lead_of_fleets(in_rounds([*near, *fleet()]), "GPUs").endswith(
+        " The fastest division is undecided in 1 of 2 combinations of slow_ratio and world_size."
+    )
     both = in_rounds([*fleet(0.9), *fleet(0.5)])
     best = (
-        "shares=by_speed is the fastest in 2 of 2 cases. With 1 of 3 GPUs slowed to 49 % speed, it "
+        "shares=by_speed is the fastest for 2 of 2 values of slow_ratio. With 1 of 3 GPUs slowed "
     )
-    best += "is up to 23.1 % (±"
+    best += "to 49 % speed, it is up to 23.1 % (±"
     assert lead_of_fleets(both, "GPUs").startswith(best)
     assert verdict(both[0]).startswith("by_speed is best. It is ")
 
@@ -153,7 +155,9 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
 def test_one_start_names_no_best_shares():
     both = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
     lead = lead_of_fleets(both, "GPUs")
-    assert lead.startswith("shares=by_speed was the fastest in 2 of 2 cases in this run. With ")
+    assert lead.startswith(
+        "shares=by_speed was the fastest for 2 of 2 values of slow_ratio in this run. With "
+    )
     assert ", it is up to 23.1 % faster than the second fastest." in lead
     assert "±" not in lead
     alone = lead_of_fleets(both[:1], "GPUs")

@@ -85,7 +85,8 @@ def test_hash_is_independent_of_folder(project, tmp_path, monkeypatch):
 def test_builtin_workload_hashes_its_room(kind):
     module = registry.load_workload(kind).__module__
     files = code_of(module).workload
-    assert f"{module.replace('.', '/')}.py" in files
+    path = module.replace(".", "/")
+    assert {f"{path}.py", f"{path}/__init__.py"} & files.keys()
     assert "raybench/workloads/base.py" in files
     assert all(file.startswith("raybench/workloads/") for file in files)
     assert code_here(code_of(module)).workload == files
