@@ -9,7 +9,7 @@ CPU_CUT := --set workload.hidden=512 --set workload.layers=4 --set matrix.world_
   --set measure.max_seconds=4 --set measure.rounds=1
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 
-.PHONY: setup sweep test bytecode lint unit integration alone browser benchmark clean long
+.PHONY: setup sweep test bytecode lint unit integration alone coverage browser benchmark clean long
 setup: $(BIN)/.run
 
 # Installs the extras that $(1) names; with uv where it is on the PATH. $(2): options of pip.
@@ -70,6 +70,12 @@ integration: $(BIN)/.dev
 ALONE = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests/unit tests/integration)
 alone: $(BIN)/.dev
 	$(BIN)/pytest -m "alone and not long" $(ALONE)
+
+# Which lines the unit tests run; CI prints it.
+coverage: $(BIN)/.dev
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[coverage]'
+	$(BIN)/pytest -n 2 --dist loadfile -m "not long and not alone" --cov raybench \
+	  --cov-report term:skip-covered tests/unit
 
 # Variants, and what takes most of a minute each: late nodes, killed drivers, a small soak.
 long: $(BIN)/.dev

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 import torch
@@ -239,15 +240,13 @@ class RegionMarks(_StepMarks[_RegionSpan]):
                 assert span.end is not None, "a step returned inside of a region"
                 by_name[span.name].append(elapsed_ms(span.start, span.end))
             spans_ms.append(by_name)
-        return tuple(
-            RegionTime(
-                name=name,
-                calls=max(len(step.get(name, ())) for step in spans_ms),
-                ms=(ms := statistics.median(sum(step.get(name, ())) for step in spans_ms)),
-                share=ms / step_ms if step_ms else 0.0,
-            )
-            for name in dict.fromkeys(name for step in spans_ms for name in step)
-        )
+        regions: list[RegionTime] = []
+        for name in dict.fromkeys(chain.from_iterable(spans_ms)):
+            calls = [step.get(name, []) for step in spans_ms]
+            ms = statistics.median(map(sum, calls))
+            share = ms / step_ms if step_ms else 0.0
+            regions.append(RegionTime(name=name, calls=max(map(len, calls)), ms=ms, share=share))
+        return tuple(regions)
 
 
 class ScriptMarks:

@@ -465,33 +465,46 @@ def divide(
             # collective that nobody has waited for.
             model.tokens.register_forward_hook(lambda _module, _inputs, output: output.clone())
     if layout.cp > 1:
-        # The model takes whole inputs and computes this rank's tokens.
-        cp_mesh, (_, context_name, _) = _make_mesh(
-            device, batch=layout.dp_replicate * layout.dp_shard, context=layout.cp, tensor=layout.tp
-        )
-        index = layout.cp_index(cp_mesh.get_rank())
-        for name in ("cosines", "sines"):
-            part = _take_part(model.get_buffer(name), 0, layout.cp, index)
-            model.register_buffer(name, part, persistent=False)
-        model.register_forward_pre_hook(
-            lambda _, inputs: (_take_part(inputs[0], 1, layout.cp, index), *inputs[1:])
-        )
-        # FlashAttention needs Ampere, and the job may ask for another kernel.
-        has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        attention = _ContextParallel(
-            degree=layout.cp,
-            index=index,
-            group=cp_mesh[context_name].get_group(),
-            takes_flash=has_flash and bool(torch.backends.cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
-        )
-        blocks: Any = model.blocks
-        for block in blocks:
-            block.attention.attend = attention.attend
+        _divide_sequences(model, device, layout)
     # Compile before sharding, so that compiled code does not contain the gathering.
     if compiles:
         compile_blocks(model, Block)
     if layout.dp_replicate * layout.ranks_per_copy == 1 and gathered_dtype is None:
         return model
+    data = mesh[replicate, shard] if layout.dp_replicate > 1 else mesh[shard]
+    _shard(model, data, gathered_dtype, reshard=bool(options["reshard_after_forward"]))
+    return model
+
+
+def _divide_sequences(model: LanguageModel, device: torch.device, layout: Layout) -> None:
+    """Let each rank of `cp` compute its tokens. Collective."""
+    cp_mesh, (_, context_name, _) = _make_mesh(
+        device, batch=layout.dp_replicate * layout.dp_shard, context=layout.cp, tensor=layout.tp
+    )
+    index = layout.cp_index(cp_mesh.get_rank())
+    for name in ("cosines", "sines"):
+        part = _take_part(model.get_buffer(name), 0, layout.cp, index)
+        model.register_buffer(name, part, persistent=False)
+    model.register_forward_pre_hook(
+        lambda _, inputs: (_take_part(inputs[0], 1, layout.cp, index), *inputs[1:])
+    )
+    # FlashAttention needs Ampere, and the job may ask for another kernel.
+    has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    attention = _ContextParallel(
+        degree=layout.cp,
+        index=index,
+        group=cp_mesh[context_name].get_group(),
+        takes_flash=has_flash and bool(torch.backends.cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
+    )
+    blocks: Any = model.blocks
+    for block in blocks:
+        block.attention.attend = attention.attend
+
+
+def _shard(
+    model: LanguageModel, data: DeviceMesh, gathered_dtype: torch.dtype | None, *, reshard: bool
+) -> None:
+    """Shard the weights over `data` by FSDP2. Collective."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes half a second
 
     policy = MixedPrecisionPolicy(
@@ -500,8 +513,6 @@ def divide(
         # A model's inputs are tokens; positions stay in fp32.
         cast_forward_inputs=False,
     )
-    data = mesh[replicate, shard] if layout.dp_replicate > 1 else mesh[shard]
-    reshard = bool(options["reshard_after_forward"])
     how: dict[str, Any] = {"mesh": data, "mp_policy": policy}
     for block in model.blocks:
         fully_shard(block, reshard_after_forward=reshard, **how)
@@ -510,7 +521,6 @@ def divide(
         # The backward pass begins with these layers, so they stay gathered.
         fully_shard([model.norm, model.output], reshard_after_forward=False, **how)
     fully_shard(model, reshard_after_forward=False, **how)
-    return model
 
 
 def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
