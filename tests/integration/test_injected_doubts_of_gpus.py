@@ -65,8 +65,8 @@ EXPECTED = {
     "throttled": ("thermal_sw", 1, 1, "disturbed", "t"),
     "other_clocks": ("", 0.5, 0.5, "disturbed", ""),
     "other_kernels": ("`math` here and `flash` at the baseline point", None, None, "disturbed", ""),
-    # 1e15 operations in 4 ms or more, of 67 TFLOP/s.
-    "impossible": ("mfu_pct", 1e5, 3.8e5, "wrong", ""),
+    # 1e15 operations in 4 ms or more.
+    "impossible": ("achieved_tflops_per_device", 6.7e4, 2.5e5, "wrong", ""),
     "unknown_users": (os.uname().nodename, None, None, "disturbed", ""),
 }
 DRIFTING = """\
