@@ -315,6 +315,8 @@ class HealthReport(Document):
                 yield from map(_matrix, maps)
             elif own:
                 yield _stage_table(title, own, self.places)
+                if meaning := words.meaning_of_tests(dict.fromkeys(one.test for one in own)):
+                    yield Line(text=meaning, tone="aside")
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return the findings as rows of the table `health`: column -> value."""

@@ -20,7 +20,7 @@ from raybench.analysis.rows import (
 )
 from raybench.records.doubts import DoubtKind
 from raybench.report import formatting
-from raybench.report.documents import WIDTH, Table, TableColumn
+from raybench.report.documents import WIDTH, Table, TableColumn, text_of
 from raybench.report.point_settings import setting_text, short_name
 from raybench.report.words import answer as words
 
@@ -61,6 +61,8 @@ class AnswerTable:
     left_out: int
     # A value has the mark of wide values.
     has_wide: bool
+    # The switches that are off in the rows that are named `plain`.
+    plain: tuple[str, ...] = ()
 
 
 def answer_values(answer: RunAnswer) -> list[AnswerValue]:
@@ -111,13 +113,16 @@ def _speed_up(row: ScaledRow) -> AnswerValue:
     )
 
 
-def half_widths(answer: RunAnswer) -> list[float | None]:
-    """Return half of the 95 % interval of each value of the answer as a share of the value."""
+def half_widths(answer: RunAnswer) -> list[tuple[float | None, ScaledRow]]:
+    """Return half of the 95 % interval of each value as a share of it, and the point of the value.
+
+    A half width is None if it is unknown.
+    """
     values = answer_values(answer)
     if isinstance(answer.leading, SpeedUps | Gains):
         # The speed-up of a baseline is 1 by definition and has no interval.
         values = [value for value in values if not value.row.is_baseline] or values
-    return [value.half_width for value in values]
+    return [(value.half_width, value.row) for value in values]
 
 
 def answer_table(answer: RunAnswer) -> AnswerTable | None:
@@ -130,13 +135,23 @@ def answer_table(answer: RunAnswer) -> AnswerTable | None:
         names = [name for name in names if name != "batch"]
     values = _marked(answer, values)
     heading = words.heading(answer)
-    return _crossed(answer, values, names, heading) or _list(answer, values, names, heading)
+    table = _crossed(answer, values, names, heading) or _list(answer, values, names, heading)
+    labels = [text_of(row[0]) for row in table.table.rows]
+    if any(label == "plain" or label.endswith(", plain") for label in labels):
+        return replace(table, plain=_switches([value.row for value in values], names))
+    return table
+
+
+def _switches(rows: Sequence[ScaledRow], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings that are true in some rows, and false or unset in the others."""
+    words = {name: {str(setting_of(row, name)).lower() for row in rows} for name in names}
+    return tuple(name for name, found in words.items() if "true" in found)
 
 
 def _marked(answer: RunAnswer, values: Sequence[AnswerValue]) -> list[AnswerValue]:
     """Return the values, the wide ones with their mark before the text.
 
-    A value is wide by its interval between rounds; without one, by the interval of its step time
+    A value is wide by its interval over the rounds; without one, by the interval of its step time
     within one round. A speed-up depends on the step time of its baseline point too.
     """
     if answer.is_of_memory:

@@ -49,7 +49,7 @@ from raybench.report.documents import (
 from raybench.report.formatting import counted
 from raybench.report.point_settings import point_names, setting_columns, short_name
 from raybench.report.words import compare as words
-from raybench.report.words.answer import POINT_AND_ROUND
+from raybench.report.words.answer import point_and_round
 from raybench.report.words.compare import VERDICT_WORDS, before_and_now, fact_name, not_decided
 from raybench.results.tables import Run
 
@@ -225,7 +225,7 @@ class Comparison(Document):
 
     def blocks(self) -> Iterator[Block]:
         """Yield runs, answer, differences, points and failures; fewer of them if `is_short`."""
-        terms = Line(text=POINT_AND_ROUND, tone="aside")
+        terms = Line(text=point_and_round([]), tone="aside")
         lines = [*(Line(text=text) for text in self.runs), terms, *self._answer_lines()]
         advice = [Line(text=text) for text in self._advice()]
         if self.is_short:
@@ -329,20 +329,29 @@ class Comparison(Document):
         """Return the unit of the rates of `compared`."""
         return " or ".join(sorted({row.unit for row in self.compared}))
 
+    @cached_property
+    def _lone(self) -> dict[str, list[ComparedPoint]]:
+        """Return the points that one side lacks, by this side."""
+        return {side: [r for r in self.rows if _lacks(r) == side] for side in ("new", "base")}
+
+    @cached_property
+    def _apart(self) -> list[str]:
+        """Return the settings in which the points without a partner differ between the sides."""
+        if not all(self._lone.values()):
+            return []
+        apart = []
+        for name in varying([*self._lone["new"], *self._lone["base"]], params_first=True):
+            values = [{str(setting_of(r, name)) for r in rows} for rows in self._lone.values()]
+            if set.isdisjoint(*values):
+                apart.append(name)
+        return apart
+
     def _one_sided(self) -> list[str]:
         """Return why points are not compared, and in what the points of one side differ.
 
         Empty where all points are compared.
         """
-        lone = {side: [r for r in self.rows if _lacks(r) == side] for side in ("new", "base")}
-        apart = [
-            formatting.heading(name)
-            for name in varying([*lone["new"], *lone["base"]], params_first=True)
-            if all(lone.values())
-            and set.isdisjoint(
-                *({str(setting_of(r, name)) for r in rows} for rows in lone.values())
-            )
-        ]
+        lone, apart = self._lone, list(map(formatting.heading, self._apart))
         failed = [row for row in self.rows if not (row.verdict or _lacks(row))]
         counts = words.PointCounts(
             compared=len(self.compared),
@@ -379,7 +388,7 @@ class Comparison(Document):
             )
 
         columns: list[ColumnOf[ComparedPoint]] = [
-            *setting_columns(self.compared, ranks=self.ranks),
+            *self._setting_columns(),
             column(f"BASE {unit}", lambda row: formatting.number(row.base), drop=1),
             column("NEW", lambda row: formatting.number(row.new), drop=2),
             column("change", _change),
@@ -393,6 +402,13 @@ class Comparison(Document):
         kind = f"Change of {unit}{interval}{which}"
         note = _EXPLANATION.format(f"{100 * self.threshold:g} %")
         return make_table(rows, columns, kind=kind, note=note)
+
+    def _setting_columns(self) -> list[ColumnOf[Any]]:
+        """Return the settings that vary, and those that keep points from having a partner."""
+        columns = setting_columns(self.compared, ranks=self.ranks)
+        varied = varying(self.compared)
+        apart = [name for name in self._apart if name not in varied]
+        return [*columns, *setting_columns(self.compared, apart, self.ranks)]
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
@@ -434,9 +450,9 @@ _SEEN = "the slowdown of this point alone that such runs find in 95 % of cases"
 _EXPLANATION = (
     "For each side, the mean of its runs is compared. samples/s are computed from the mean step; "
     "a workload without samples is compared by steps/s. Slower and faster: the change is larger "
-    "than {0}, and chance alone is an unlikely cause. False alarms: if nothing changed, about 2 "
-    "of 100 runs of this command call some point slower, and about 2 some point faster. Same: "
-    "the change lies within ±{0}, at 95 % certainty. Undecided: none of these is certain."
+    "than {0}, and chance alone is an unlikely cause. If nothing changed, about 2 of 100 such "
+    "comparisons would call a point slower by mistake, and about 2 would call a point faster. "
+    "Same: the change lies within ±{0}, at 95 % certainty. Undecided: none of these is certain."
 )
 
 

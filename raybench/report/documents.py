@@ -119,6 +119,7 @@ class Table:
     subject: the workload of its points, or what else all rows are about. kind: what the table
     shows, and the unit of its columns. note: sentences that a reader needs beside the meanings of
     the columns. narrower: what a terminal shows instead if this table does not fit its width.
+    summands: heads of the columns that add up to the step.
     """
 
     columns: tuple[TableColumn, ...]
@@ -127,6 +128,7 @@ class Table:
     kind: str = ""
     note: str = ""
     narrower: Table | None = None
+    summands: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -146,7 +148,15 @@ class Table:
     def legend(self) -> list[tuple[str, str]]:
         """Return each column that has a meaning with it, then ("", note) if there is a note."""
         meanings = [(one.title, sentence(one.meaning)) for one in self.columns if one.meaning]
-        return [*meanings, *([("", self.note)] if self.note else [])]
+        note = " ".join(filter(None, (self.note, self._sum_note())))
+        return [*meanings, *([("", note)] if note else [])]
+
+    def _sum_note(self) -> str:
+        """Return which columns add up to the step; "" if a terminal left one of them out."""
+        if len(self.summands) < 2 or not set(self.summands) <= set(self.titles):
+            return ""
+        *others, last = self.summands
+        return f"The columns {', '.join(others)} and {last} add up to the step."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -287,9 +287,10 @@ def cases_words(count: int, total: int, names: Sequence[str]) -> str:
     heads = [heading(name) for name in names]
     *others, last = heads or ["the other settings"]
     settings_ = f"{', '.join(others)} and {last}" if others else last
+    share = f"all {total}" if count == total > 1 else f"{count} of {total}"
     if others or not names:
-        return f"in {count} of {total} combinations of {settings_}"
-    return f"for {count} of {total} values of {settings_}"
+        return f"in {share} combinations of {settings_}"
+    return f"for {share} values of {settings_}"
 
 
 def when(time: datetime) -> str:

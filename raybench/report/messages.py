@@ -15,7 +15,7 @@ from raybench.report.documents import Listing
 from raybench.report.formatting import counted, shorten_middle
 from raybench.report.point_settings import short_name
 from raybench.report.words.doubts import MARKS, doubt_advice, doubt_words, drift_words
-from raybench.report.words.failures import failure_of_row
+from raybench.report.words.failures import failure_of_row, without_estimate
 from raybench.report.words.reasons import not_compared_words
 from raybench.results.point_row import PointRow
 
@@ -90,11 +90,17 @@ def _places(rows: Sequence[PointRow]) -> str:
 _ALIKE = (Status.OOM, Status.SKIPPED, Status.CANCELLED)
 
 
-def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
+def failures(
+    rows: Sequence[PointRow], ranks: str, *, is_batch_search: bool = False
+) -> tuple[MessageGroup, ...]:
     """Return how rows of the table `points` that are not ok ended, and why, as `failed: REASON`.
 
-    Each row counts: of repeated attempts give the last one alone (`latest_trials`).
+    Args:
+        rows: each row counts: of repeated attempts give the last one alone (`latest_trials`).
+        ranks: `GPUs` or `workers`.
+        is_batch_search: the search has measured what fits, so estimates are left out.
     """
+    names = distinguishing_settings(rows)
     members: dict[tuple[object, ...], list[PointRow]] = {}
     for row in rows:
         if row.status is not Status.OK:
@@ -103,13 +109,19 @@ def failures(rows: Iterable[PointRow]) -> tuple[MessageGroup, ...]:
     groups = []
     for failed in members.values():
         first, place = failed[0], _places(failed)
+        is_oom = first.status is Status.OOM
+        reason = _reason(first)
+        if is_oom and is_batch_search:
+            reason = without_estimate(reason)
+        if is_oom and names and len(failed) > 1:
+            reason = f"for example at {short_name(first, names, ranks)}, {reason}"
         groups.append(
             MessageGroup(
                 who=counted(len(failed), "point"),
-                text=f"{first.status.label}: {_reason(first)}",
+                text=f"{first.status.label}: {reason}",
                 count=len(failed),
                 where=f"At {place}." if place else "",
-                is_oom=first.status is Status.OOM,
+                is_oom=is_oom,
             )
         )
     return tuple(groups)
@@ -146,13 +158,16 @@ def _doubt(
 ) -> MessageGroup:
     advice = doubt_advice(group.worst, group.row)
     if group.row is None:
+        sizes = {row.world_size for row in rows if row.speed_up is not None}
+        if group.worst.kind is DoubtKind.DRIFT and len(sizes) > 1:
+            advice = f"Speed-ups between numbers of {ranks} are corrected. {advice}"
         who = counted(group.count, "repeated baseline measurement")
         text = drift_words(group.worst, ranks)
         return MessageGroup(who=who, text=text, count=group.count, advice=advice)
     text, where = doubt_words(group.worst, group.row), ""
     who = _who(group.count, max(group.count, sum(row.status is Status.OK for row in rows)))
     if (more := len(group.subjects) - 1) > 0:
-        text += f", and {counted(more, 'other')}"
+        text += f" (and {counted(more, 'similar case')})"
     elif names and group.count == 1 and len(rows) > 1:
         who = short_name(group.row, names, ranks)
     elif names and group.count > 1 and group.worst.value is not None:

@@ -23,6 +23,8 @@ from raybench.report.words.doubts import busy_words
 
 _MOST_MESSAGES = 3
 _NO_DOUBTS = "No doubts."
+# Before the doubt that can change the answer most.
+_MAIN = "Main caveat"
 _FULL_HAS = "`--full` shows all points and what each column means."
 
 
@@ -58,12 +60,15 @@ class RunReport(Document):
     @cached_property
     def lead(self) -> str:
         """Return what the run found, and what is open; "" if nothing was measured."""
-        return " ".join(filter(None, (words.lead(self.answer), self._certainty)))
+        certainty = f"Certainty: {self._certainty}" if self._certainty else ""
+        return " ".join(filter(None, (words.lead(self.answer), certainty)))
 
     @cached_property
     def failures(self) -> tuple[MessageGroup, ...]:
         """Return how points that are not ok ended, and why: the last attempt in each round."""
-        return messages.failures(self.data.attempts)
+        return messages.failures(
+            self.data.attempts, self.data.ranks, is_batch_search=self.data.is_batch_search
+        )
 
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
@@ -113,7 +118,7 @@ class RunReport(Document):
         data = self.data
         yield Line(text=of_run.facts(data))
         if data.rows:
-            yield Line(text=words.POINT_AND_ROUND, tone="aside")
+            yield Line(text=words.point_and_round(data.ok_rows), tone="aside")
         yield from self._answer()
         if self.is_short:
             yield from self._caveats()
@@ -159,10 +164,19 @@ class RunReport(Document):
     def findings(self) -> list[str]:
         """Return sentences on what follows from the values of the answer, and how certain it is."""
         sentences = list(words.findings(self.answer))
-        if self.answer_table and self.answer_table.has_wide:
-            sentences.insert(0, words.wide_meaning(DoubtKind.WIDE.mark))
+        sentences[:0] = self._meanings_of_table()
         if self._certainty:
             sentences.append(f"Certainty: {self._certainty}")
+        return sentences
+
+    def _meanings_of_table(self) -> list[str]:
+        """Return what marks and labels of the table of the answer mean."""
+        table, sentences = self.answer_table, []
+        if table and table.plain:
+            sentences.append(words.plain_meaning(table.plain))
+        if table and table.has_wide:
+            rounds = [row.rounds for row in self.data.ok_rows]
+            sentences.append(words.wide_meaning(DoubtKind.WIDE.mark, rounds))
         return sentences
 
     def _answer(self) -> Iterator[Block]:
@@ -195,6 +209,10 @@ class RunReport(Document):
         if busy:
             shown = [*shown[: _MOST_MESSAGES - 1], ("", busy_words(busy, len(data.ok_rows)))]
         shown = shown[:_MOST_MESSAGES]
+        if len(shown) > len(failures):
+            who, text = shown[len(failures)]
+            main = ": ".join(filter(None, (_MAIN, who)))
+            shown[len(failures)] = (main, text)
         title = "Failures and doubts" if failures else "Doubts"
         if not shown:
             title = _NO_DOUBTS

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
-from raybench.analysis.answer import LargestBatches, is_scaling, why_not_known
+from raybench.analysis.answer import LargestBatches, is_scaling, speed_up_half_width, why_not_known
 from raybench.analysis.references import counted_standings
 from raybench.analysis.rounds import MOST_RANKS, RankStep, ranks_of_step, ranks_to_show
 from raybench.analysis.rows import (
@@ -202,7 +202,7 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
     unknown = [row for row in rows if not has_causes(row)]
     for why, count in why_not_known(unknown).items():
         which = f"{count} of {counted(len(rows), 'point')}"
-        lines.append((which, f"Unknown: {losses_unknown_words(why)}."))
+        lines.append((which, f"The causes are unknown, because {losses_unknown_words(why)}."))
     if lines:
         devices = formatting.ranks_words(rows[0].world_size, data.ranks)
         yield Listing(
@@ -211,11 +211,13 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
 
 
 _PARTS_NOTE = (
-    "The parts were measured on the slowest rank, in instrumented steps after the timed ones. "
-    "Compute, update, data wait, host gap, exposed comm and unexplained add up to the step. These "
-    "columns already include slow rank; do not add it."
+    "The parts were measured on the slowest rank, in instrumented steps after the timed ones."
 )
-_FIRST_ROUND_NOTE = "Only the first round measures the parts, so this is the step time of round 1."
+# The parts that add up to the step; waiting for data counts on a CPU only.
+_SUMMED = ("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms", "unexplained_ms")
+_FIRST_ROUND_NOTE = (
+    "The column step is the step time of round 1, because only the first round measures the parts."
+)
 _MEMORY_NOTE = (
     "Measured by torch's allocator in one profiled step, on the device that needs the most memory."
 )
@@ -301,7 +303,21 @@ def _metric_column(
     column = metric_column(metric, unit, of_run.of_columns(answer.data, answer.asked), drop)
     if declared := of_run.declared_meaning(answer.data, metric):
         column = replace(column, meaning=declared)
+    if metric.name == "throughput" and of_run.has_steps_of_one_item(answer.data):
+        column = replace(
+            column, meaning=f"{column.meaning}. Each step counts as one, whatever its scope"
+        )
+    if metric.name == "speed_up" and any(map(speed_up_half_width, answer.data.ok_rows)):
+        rounds = "± is half of the 95 % interval over the rounds"
+        column = replace(column, meaning=f"{column.meaning}. {rounds}")
+        return column, lambda row: _speed_up(row)
     return column, lambda row: formatting.metric(metric, value_of(row, metric), unit)
+
+
+def _speed_up(row: ScaledRow) -> str:
+    half = None if row.is_baseline else speed_up_half_width(row)
+    text = formatting.ratio(row.speed_up)
+    return text if half is None else f"{text} {formatting.half_width(half)}"
 
 
 @_section("points", "All points")
@@ -350,7 +366,17 @@ def _points(answer: RunAnswer) -> Iterator[Table]:
         ]
         if rows:
             lines = [(row, row) for row in rows]
-            yield _table_of_points(answer, lines, columns, kind=title, note=note)
+            table = _table_of_points(answer, lines, columns, kind=title, note=note)
+            is_of_parts = shows is metrics.PARTS and has_parts
+            yield replace(table, summands=_summands(answer, table)) if is_of_parts else table
+
+
+def _summands(answer: RunAnswer, table: Table) -> tuple[str, ...]:
+    """Return the heads of the columns that add up to the step."""
+    is_cpu = any(row.device_type == "cpu" for row in answer.data.ok_rows)
+    names = (*_SUMMED, "data_ms") if is_cpu else _SUMMED
+    heads = {_part_column(answer, metrics.BY_NAME[name], 0)[0].title for name in names}
+    return tuple(title for title in table.titles if title in heads)
 
 
 def _part_column(answer: RunAnswer, metric: Metric, drop: int) -> ColumnOf[ScaledRow]:
@@ -369,7 +395,7 @@ def _part_column(answer: RunAnswer, metric: Metric, drop: int) -> ColumnOf[Scale
 # Beside the parts, which are of the first round.
 _OF_ALL_ROUNDS = ("mfu_pct", "mfu_6n_pct", "gemm_share_pct", "achieved_tflops_per_device")
 _RANKS_NOTE = "On each rank the parts add up to the step time."
-_RANKS_OF_FIRST_NOTE = "Only the first round measures the parts, so this is the step of round 1."
+_RANKS_OF_FIRST_NOTE = "Only the first round measures the parts."
 
 
 def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
@@ -387,11 +413,11 @@ def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
     return [rank, *map(time, _PARTS_OF_RANK)]
 
 
-_RANK_MEANING = "number of the rank; * marks the rank whose clock scripts usually read"
+_RANK_MEANING = "number of the rank; * marks rank 0, whose time most scripts report"
 # What a rank does in a step -> the head of its column, and its meaning.
 _PARTS_OF_RANK = {
     "computes": ("compute", "the rank's own work on its device"),
-    "idle": ("host gap", "the device idles because the host has not issued work yet"),
+    "idle": ("host gap", "the device waits for the host"),
     "waits": ("waits", "the rank waits for the slowest rank"),
     "exposed": ("exposed comm", "communication that computation does not hide"),
     "unexplained": ("unexplained", "the step minus the other parts"),
@@ -413,7 +439,7 @@ def _ranks(answer: RunAnswer) -> Iterator[Table]:
     slowed = [row for row in rows if row.status == "ok" and is_slowed_by_one_rank(row)]
     if lines := [(row, rank) for row in slowed for rank in ranks_to_show(ranks_of_step(row))]:
         columns = _rank_columns(formatting.unit_of(answer.data.rows))
-        kind = f"where ranks differ, {formatting.unit_of(answer.data.rows).name} of each"
+        kind = f"where ranks differ, {formatting.unit_of(answer.data.rows).name} of each rank"
         note = _ranks_note(any(is_of_first_round(row) for row in slowed))
         yield _table_of_points(answer, lines, columns, kind=kind, note=note)
 
@@ -504,13 +530,14 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
         column(
             "cold speed-up",
             cold_gain,
-            meaning="cold step of the baseline divided by this one "
-            f"({baseline}), if both points began with new processes",
+            meaning=f"cold step of the baseline ({baseline}) divided by the cold step of this "
+            "point, if both points began with new processes",
         ),
         column(
             "warm speed-up",
             lambda row: formatting.ratio(row.speed_up),
-            meaning=f"warm step of the baseline ({baseline}) divided by this one",
+            meaning=f"warm step of the baseline ({baseline}) divided by the warm step of this "
+            "point",
         ),
         column(
             "comm %",
@@ -572,6 +599,8 @@ def _regions(answer: RunAnswer) -> Iterator[Table]:
 _REFERENCE_TITLE = "Compared with reference values of this device model"
 # So few figures are all shown; of more those outside, and of these the slowest.
 _MOST_SHOWN = 4
+# So many points are named in the summary.
+_MOST_NAMED = 6
 
 
 @_section("references", _REFERENCE_TITLE)
@@ -594,15 +623,19 @@ def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
     if not found:
         yield "none", HOW_TO_MAKE
         return
+    rows = data.rows
+    settings = distinguishing_settings(rows)
+    names = {row.point_id: short_name(row, settings, data.ranks) or row.point_id for row in rows}
     if len(found) > 1:
         middle = median(one.share for one in counted_standings(found) or found)
         is_own = any(one.is_own for one in found)
         # A reference that was made from this run says nothing about it.
         told = "" if is_own else f" Their median is {formatting.share_words(middle)} of it."
-        yield "summary", count_within(found) + told
-    rows = data.rows
-    settings = distinguishing_settings(rows)
-    names = {row.point_id: short_name(row, settings, data.ranks) or row.point_id for row in rows}
+        listed = list(dict.fromkeys(names[one.measured.point_id] for one in found))
+        which = (
+            f" The points: {'; '.join(listed)}." if _MOST_SHOWN < len(listed) <= _MOST_NAMED else ""
+        )
+        yield "summary", count_within(found) + told + which
     outside = [one for one in found if not one.is_within]
     shown = found if len(found) <= _MOST_SHOWN else outside
     for one in shown[:_MOST_SHOWN]:

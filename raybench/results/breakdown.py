@@ -111,7 +111,7 @@ class PartColumns:
         float | None,
         Column(
             "ms",
-            "the device idles because the host is late",
+            "the device waits for the host",
             heading="host gap",
             format="part",
         ),

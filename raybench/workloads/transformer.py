@@ -130,7 +130,8 @@ class Transformer(Model):
             name="bandwidth_share_pct",
             heading="%memory",
             unit="%",
-            description="% of the step that its bytes need at triad GB/s",
+            description="time that the bytes of a step need at the measured memory bandwidth, in % "
+            "of the step",
             over_ranks="min",
             over_step="per_second",
         ),

@@ -32,7 +32,7 @@ from raybench.analysis.ranking import (
     rounds_to_decide,
     share_of_datasheet,
 )
-from raybench.analysis.rows import ScaledRow, is_column
+from raybench.analysis.rows import ScaledRow, distinguishing_settings, is_column
 from raybench.records.doubts import NotMeasured
 from raybench.records.metrics import Metric
 from raybench.report import formatting
@@ -62,10 +62,19 @@ WIDE = 0.1
 # Said before the first sentence about lost time.
 _LOST_TIME = "Lost time is the part of a step beyond ideal scaling."
 # The terms that stand in the first lines of a report.
-POINT_AND_ROUND = "Point: one combination of settings. Round: all points once, in new processes."
+_POINT_AND_ROUND = "Point: one combination of settings. Round: all points once{}."
 _OPTION = re.compile(r"--?[a-z]")
 # By the format of a metric, where that says it.
 _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
+
+
+def point_and_round(rows: Iterable[ScaledRow]) -> str:
+    """Return what a point and a round are. rows: the ok points; empty if unknown."""
+    are_new = [row.new_processes for row in rows]
+    how = ". Each round begins with new processes"
+    if are_new:
+        how = ", each in new processes" if all(are_new) else f"{how}, which its points share"
+    return _POINT_AND_ROUND.format(how)
 
 
 def question(answer: RunAnswer) -> str:
@@ -142,7 +151,8 @@ def findings(answer: RunAnswer) -> list[str]:
                 alone = formatting.share_words(*found.efficiencies)
                 sentences.append(f"That is {alone} of what the devices reach alone.")
             if found.main_loss and not is_busy:
-                sentences += main_loss(found.main_loss)
+                devices = formatting.ranks_words(found.world_size, answer.data.ranks)
+                sentences += main_loss(found.main_loss, devices)
         case Gains() as found:
             sentences += _undecided_gains(found, answer.data.ranks)
         case Ranking() as found:
@@ -159,10 +169,11 @@ def findings(answer: RunAnswer) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def certainty(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
+def certainty(answer: RunAnswer, half_widths: Sequence[tuple[float | None, ScaledRow]]) -> str:
     """Return how certain the values of the answer are, as a sentence; "" if nothing was measured.
 
-    half_widths: half of the 95 % interval between rounds of each value; None if unknown.
+    half_widths: half of the 95 % interval over the rounds of each value, None if unknown, and the
+    point of the value.
     """
     rows = answer.data.ok_rows
     if isinstance(answer.leading, LargestBatches):
@@ -171,26 +182,75 @@ def certainty(answer: RunAnswer, half_widths: Sequence[float | None]) -> str:
         return f"A batch larger by {more} runs out of memory."
     if not rows:
         return ""
-    if answer.is_of_memory:
-        return "The memory of a point is the same in each round."
-    known = [half for half in half_widths if half is not None]
-    if known and len(known) == len(half_widths):
-        which = "The" if len(known) == 1 else "The widest"
-        return f"{which} 95 % interval between rounds is {formatting.interval_words(max(known))}."
     count = sum(row.rounds == 1 for row in rows)
+    if answer.is_of_memory:
+        return _certainty_of_memory(answer)
+    known = [(half, row) for half, row in half_widths if half is not None]
+    if known and len(known) == len(half_widths):
+        return _widest(answer, known)
     if count == len(rows):
-        return "One round gives no 95 % interval between rounds."
+        return "Not known, because one round gives no 95 % interval over the rounds."
     if count:
         have = "has" if count == 1 else "have"
         return (
             f"{count} of {counted(len(rows), 'point')} {have} one round, and so no 95 % interval."
         )
-    return "The 95 % intervals between rounds are unknown."
+    return "The 95 % intervals over the rounds are unknown."
 
 
-def wide_meaning(mark: str) -> str:
-    """Return the legend of the mark of wide values in the table of the answer."""
-    return f"{mark} = wide: a 95 % interval behind the value is wider than ±{share_words(WIDE)}."
+def _certainty_of_memory(answer: RunAnswer) -> str:
+    """Return by how much the memory of a point differs over the rounds."""
+    differences = []
+    for row in answer.data.ok_rows:
+        rounds = answer.data.trials.rounds(row).values()
+        peaks = [one.peak_mem_allocated_bytes for one in rounds if one.peak_mem_allocated_bytes]
+        if len(peaks) > 1:
+            differences.append(max(peaks) / min(peaks) - 1)
+    if not differences:
+        return "Not known, because one round does not show how memory differs over the rounds."
+    if max(differences) == 0:
+        return "The memory of each point was the same in all rounds."
+    share = share_words(max(differences), digits=1)
+    return f"The memory of a point differs by at most {share} over the rounds."
+
+
+def _widest(answer: RunAnswer, known: Sequence[tuple[float, ScaledRow]]) -> str:
+    """Return the widest 95 % interval over the rounds, and the point that has it."""
+    half, row = max(known, key=lambda one: one[0])
+    noun = "speed-up"
+    if not isinstance(answer.leading, SpeedUps | Gains) and answer.metric is not None:
+        name = metric_noun(answer.metric, answer.asked.items)
+        noun = name if name in _NOUNS.values() else f"value of {name}"
+    which = "The" if len(known) == 1 else "Each"
+    better = "" if len(known) == 1 else " or better"
+    names = distinguishing_settings(answer.data.rows)
+    at = short_name(row, names, answer.data.ranks) if len(known) > 1 else ""
+    facts = f"95 % interval over {counted(row.rounds or 1, 'round')}"
+    facts += f"; widest at {at}" if at else ""
+    if half >= 1:
+        where = f" at {at}" if at else ""
+        return f"The {noun} is known to no better than ±100 %{where} ({facts.split(';')[0]})."
+    return f"{which} {noun} is known to {formatting.interval_words(half)}{better} ({facts})."
+
+
+def wide_meaning(mark: str, rounds: Iterable[int | None]) -> str:
+    """Return the legend of the mark of wide values in the table of the answer.
+
+    rounds: of the points of the table.
+    """
+    counts = {count or 1 for count in rounds}
+    over = "over the rounds" if min(counts) > 1 else "within one round"
+    if len(counts) > 1 and min(counts) == 1:
+        over = "within one round or over the rounds"
+    return f"{mark} = wide: the 95 % interval {over} exceeds ±{share_words(WIDE)}."
+
+
+def plain_meaning(switches: Sequence[str]) -> str:
+    """Return what `plain` means in the table of the answer. switches: settings that are off."""
+    names = list(map(formatting.heading, switches))
+    *others, last = names
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f"plain: without {listed}."
 
 
 def heading(answer: RunAnswer) -> str:
@@ -253,9 +313,13 @@ def batch_settings(one: LargestBatch, found: LargestBatches, ranks: str) -> str:
 
 
 def what_fits(one: LargestBatch) -> str:
-    """Write `fit per device (peak of allocated memory 139.12 GiB); 1,480 do not`."""
+    """Write `fit per device (peak of allocated memory 139.12 GiB, …); 1,480 do not`."""
     peak = one.peak_mem_allocated_bytes
-    used = "" if peak is None else f" (peak of allocated memory {formatting.gib(peak)} GiB)"
+    used = "" if peak is None else f" (peak of allocated memory {formatting.gib(peak)} GiB"
+    reserved = one.row.peak_mem_reserved_bytes
+    if used and reserved:
+        used += f", of reserved memory {formatting.gib(reserved)} GiB"
+    used += ")" if used else ""
     return f"fit per device{used}; {one.ran_out:,} do not"
 
 
@@ -281,8 +345,11 @@ def _baseline_devices(found: SpeedUps, ranks: str) -> str:
     return formatting.ranks_words(int(found.baseline["world_size"]), ranks)
 
 
-def main_loss(loss: MainLoss) -> list[str]:
-    """Return which cause takes most of the lost time, or why that is not known, as sentences."""
+def main_loss(loss: MainLoss, devices: str) -> list[str]:
+    """Return which cause takes most of the lost time, or why that is not known, as sentences.
+
+    devices: of these points, as `4 GPUs`.
+    """
     if loss.cause is None:
         reasons = list(dict.fromkeys(map(losses_unknown_words, why_not_known(loss.unknown))))
         if len(reasons) == 1:
@@ -293,11 +360,15 @@ def main_loss(loss: MainLoss) -> list[str]:
     cause = LOST_TO[loss.cause]
     if loss.count == loss.losing:
         return [_LOST_TIME, f"{share_words(*loss.shares)} of the lost time is {cause}."]
-    most = f"Most of the lost time is {cause} in {loss.count} of {counted(loss.losing, 'point')}"
+    which = f"{loss.count} of {counted(loss.losing, 'point')} with {devices}"
     if loss.losing < loss.points:
-        most += " that surely lose time"
-    unknown = f"The cause is unknown at {counted(len(loss.unknown), 'point')}."
-    return [_LOST_TIME, f"{most}.", *([unknown] if loss.unknown else [])]
+        which += " that surely lose time"
+    sentences = [_LOST_TIME, f"In {which}, the largest part of the lost time is {cause}."]
+    if others := loss.losing - loss.count - len(loss.unknown):
+        sentences.append(f"In {counted(others, 'other point')}, another cause is larger.")
+    if loss.unknown:
+        sentences.append(f"The cause is unknown at {counted(len(loss.unknown), 'point')}.")
+    return sentences
 
 
 def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:
@@ -437,7 +508,9 @@ def _where_won(answer: RunAnswer, won: Sequence[RankedCase], count: int) -> str:
     """Return ` with 1 GPU, 2 GPUs and 4 GPUs`, or `cases_words` of several settings."""
     names = answer.case_settings
     if len(names) != 1 or len(won) > _MOST_NAMED:
-        return f" {cases_words(len(won), count, names)}"
+        # Cases with a single point have no winner.
+        compared = " with several points" if count < len(answer.cases) else ""
+        return f" {cases_words(len(won), count, names)}{compared}"
     *others, last = [case_name(answer, case) for case in won]
     return f" with {', '.join(others)} and {last}" if others else f" with {last}"
 
@@ -511,7 +584,7 @@ def more_rounds(more: MoreRounds) -> str:
     time = formatting.long_time(more.seconds)
     added = counted(more.rounds - more.done, "more round")
     return (
-        f"{added} ({more.rounds} in all) give 95 % intervals between rounds, in about {time}: "
+        f"{added} ({more.rounds} in all) give 95 % intervals over the rounds, in about {time}: "
         f"sweep JOB --resume RUN --set measure.rounds={more.rounds}"
     )
 

@@ -31,10 +31,10 @@ _MEANINGS = {
     "lost_comm": "Computation does not hide this communication.",
     "lost_compute": "Computation, DDP's copies of gradients included, takes longer than ideal.",
     "lost_wait": "The other ranks wait for the slowest rank of a step.",
-    "lost_data": "The device waits for the next batch.",
-    "lost_host": "The device idles because the host is late.",
-    "lost_unexplained": "The rest of the lost time. Rare slow steps, which lengthen the mean step "
-    "only, are in it.",
+    "lost_data": "The host waits for the next batch.",
+    "lost_host": "The device waits for the host.",
+    "lost_unexplained": "The rest of the step beyond ideal scaling. It includes rare slow steps, "
+    "which lengthen only the mean step.",
 }
 
 # Smaller shares of a step may be noise, even if the intervals of the step times are narrower.
@@ -64,14 +64,17 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
             small.append(max(-low, high))
             continue
         is_any_told = True
-        has_gain = has_gain or low <= -MIN_LOSS
+        has_gain = has_gain or (low <= -MIN_LOSS and name != "lost_unexplained")
         yield CAUSES[name], f"{share_words(low, high, 1)}. {_MEANINGS[name]}"
     if has_gain:
         yield "note", "A value below 0 means that the part takes less time than in ideal scaling."
     most = max(small, default=0.0)
     if most >= _LEAST_TOLD:
         if most > _MOST_NOISE:
-            text = f"The shares are smaller than the noise of up to {share_words(noise, digits=1)}."
+            size = share_words(noise, digits=1)
+            text = f"No cause can be named, because the noise (up to {size}) exceeds each share."
+            if is_any_told:
+                text = f"Each share is smaller than the noise (up to {size})."
         else:
             text = f"Each is at most {share_words(most, digits=1)}, which may be noise."
         yield "other causes" if is_any_told else "causes", text

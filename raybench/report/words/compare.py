@@ -232,7 +232,8 @@ def missing_points(counts: PointCounts, settings: Sequence[str]) -> list[str]:
     """Return why points are not compared; [] if all points are.
 
     Args:
-        settings: the settings in which the points of one side differ from those of the other.
+        settings: the settings in which points without a partner differ from those of the other
+            side.
     """
     parts = {
         "in BASE only": counts.only_base,
@@ -251,7 +252,11 @@ def missing_points(counts: PointCounts, settings: Sequence[str]) -> list[str]:
     if counts.compared:
         total = counts.compared + sum(parts.values())
         sentence = f"{counts.compared} of {counted(total, 'point')} can be compared: {sentence}"
-    return [sentence, *([f"BASE and NEW differ in {', '.join(settings)}."] if settings else [])]
+    if not settings:
+        return [sentence]
+    lone = counted(counts.only_base + counts.only_new, "point")
+    why = f"{lone} have no partner, because their {' and '.join(settings)} differ."
+    return [sentence, why.replace("differ.", "differs.") if len(settings) == 1 else why]
 
 
 def left_out(run_id: str, facts: Sequence[Fact]) -> str:

@@ -14,17 +14,22 @@ from raybench.results.point_row import PointRow
 from raybench.stats.outliers import NEARLY_ALL
 from raybench.stats.summary import MIN_LEVEL_STEPS
 
+# From this share on, the host delays nearly the whole step; the gap may even exceed the step.
+_NEARLY_WHOLE = 0.95
 # The marks in tables, in their order there, each with its word and its meaning.
 MARKS = {
     "u": ("unsteady", "the step time was still changing"),
-    "w": ("wide", "the 95 % interval of the step time within one round is wider than ±10 %"),
+    "w": ("wide", "the 95 % interval of the step time within one round exceeds ±10 %"),
     "h": ("host-bound", "the device waits for the host"),
     "t": ("throttled", "heat or a fault limited the clock"),
     "s": ("slow rank", "one rank works longer than the others"),
     "c": ("crowded", "CPU workers share cores"),
     "n": ("not alone", "other work used the same devices or nodes"),
     "q": ("quick", "the point was timed for a moment only"),
-    "b": ("no breakdown", "the parts exceed the step by more than 10 %"),
+    "b": (
+        "no breakdown",
+        "the parts (on a GPU without data wait) exceed the step by more than 10 %",
+    ),
 }
 # What value, limit and subject of each kind are.
 MEANINGS = {
@@ -132,7 +137,7 @@ def busy_words(group: DoubtGroup, points: int) -> str:
 
 _LIKELIEST = {
     "efficiency": "Measure again: the baseline may be slowed. "
-    "Else check that all counted steps ran.",
+    "Otherwise check that all counted steps ran.",
     "items": "Samples are counted that no iteration finished: check items_per_step.",
     "iterations": "Iterations are counted that did not run.",
     "mfu_pct": "Check flops_per_step and the precision, or the peak is that of another device.",
@@ -268,8 +273,10 @@ def _late_in_turn(doubt: Doubt, row: PointRow) -> str:
 
 
 def _host_bound(doubt: Doubt, _row: PointRow) -> str:
-    share = min(1.0, doubt.value or 0.0)
-    return f"the device idles for {share_words(share)} of the step, because the host is late"
+    share = doubt.value or 0.0
+    if share >= _NEARLY_WHOLE:
+        return "the device waits for the host during nearly the whole step"
+    return f"the device waits for the host during {share_words(share)} of the step"
 
 
 def _allocator_retries(doubt: Doubt, _row: PointRow) -> str:
@@ -348,7 +355,10 @@ def _quick(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _short(doubt: Doubt, _row: PointRow) -> str:
-    return f"the point was timed for {doubt.value:.2g} s instead of {doubt.limit:g} s"
+    return (
+        f"max_seconds ended the timing after {doubt.value:.2g} s of the {doubt.limit:g} s that the "
+        "job asks for"
+    )
 
 
 def _few_samples(doubt: Doubt, _row: PointRow) -> str:
@@ -388,7 +398,7 @@ _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.BUSY_CORES: "Measure again when the other programs have ended.",
     DoubtKind.THROTTLED: "Check the cooling and the power of the device.",
     DoubtKind.CROWDED: "Use fewer workers.",
-    DoubtKind.DRIFT: "Speed-ups between numbers of devices are corrected; step times are not.",
+    DoubtKind.DRIFT: "Step times are not corrected.",
     DoubtKind.SHARED_NODE: "The nodes share memory and host links.",
     DoubtKind.OTHER_KERNELS: "The speed-up includes the change of kernel.",
     DoubtKind.HOST_BOUND: "CUDA graphs, compilation or larger batches help.",
@@ -398,7 +408,7 @@ _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.SCRIPT_ENDED: "Let the script make more steps.",
     DoubtKind.NO_BREAKDOWN: "The parts are not shown.",
     DoubtKind.PARTS_EXCEED: "The parts do not add up.",
-    DoubtKind.LEFT_BEHIND: "The next point got new processes; release it in close().",
+    DoubtKind.LEFT_BEHIND: "Release it in close(). The next point began with new processes.",
     DoubtKind.QUICK: "Another run may differ much.",
     DoubtKind.SHORT: "Raise measure.max_seconds.",
     DoubtKind.FEW_SAMPLES: "Raise measure.max_seconds.",

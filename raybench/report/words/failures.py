@@ -14,6 +14,9 @@ _OUT_OF_MEMORY = re.compile(
     r"(?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free\.[^;]*"
 )
 
+# What runs of several versions say of an estimate behind the message of torch.
+_ESTIMATE = re.compile(r"; (estimated|by an estimate,) .*")
+
 
 def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:
     """Return on one line why a point failed; empty where no reason is known.
@@ -36,6 +39,11 @@ def failure_of_record(record: Record) -> str:
         return text
     device = record.devices[record.error_rank]
     return f"{_place(record.error_rank, device.host, f'{device.kind}:{device.index}')}: {text}"
+
+
+def without_estimate(reason: str) -> str:
+    """Return the reason of a point out of memory without the estimate at its end."""
+    return _ESTIMATE.sub("", reason)
 
 
 def _reason(status: str, error_type: str | None, message: str) -> str:

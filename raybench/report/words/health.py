@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from raybench.conversion import GIB
 from raybench.records.device import DeviceKind
@@ -45,6 +45,28 @@ def blind_spot(*, has_peers: bool, has_references: bool, is_own: bool) -> str:
     if has_peers and not has_references:
         return "Caveat: without reference values, the check cannot see a common slowdown."
     return ""
+
+
+# What the names of tests mean, by how these names begin.
+_TESTS = {
+    "gemm ": "gemm 2048: product of two matrices of 2048 x 2048",
+    "memory ": "memory 500 MB: a = b + 3 c with arrays of 500 MB",
+    "launch and wait": "launch and wait: start a kernel and wait for its end",
+    "launch": "launch: start a kernel",
+    "same bits": "same bits 2048: a product that must be the same on all devices of a model, "
+    "bit for bit",
+    "h2d": "h2d: host to device",
+    "d2h": "d2h: device to host",
+    "both": "both: both directions at the same time",
+    "smoke": "smoke 784-256-10: a training step with DDP of a small network with these widths",
+}
+
+
+def meaning_of_tests(tests: Iterable[str]) -> str:
+    """Return what the names of tests mean, as a sentence; "" for names that need no words."""
+    names = list(tests)
+    found = [text for start, text in _TESTS.items() if any(one.startswith(start) for one in names)]
+    return f"{'; '.join(found)}." if found else ""
 
 
 def device_name(place: DevicePlace) -> str:

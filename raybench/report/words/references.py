@@ -12,6 +12,8 @@ HOW_TO_MAKE = (
     "There are no reference values for these points. `raybench export RUN --format reference` "
     "makes some from a run."
 )
+# More units are not named.
+_MOST_UNITS = 2
 _OWN = "This run is part of the reference, so the comparison is not independent."
 
 
@@ -44,10 +46,15 @@ def count_within(found: Sequence[Standing], *, says_own: bool = True) -> str:
     """
     count = references.count_within(found)
     sentences = []
+    units = list(dict.fromkeys(one.entry.unit for one in references.counted_standings(found)))
     if count.counted:
-        are = "is" if count.within == 1 else "are"
-        values = counted(count.counted, "value")
-        sentences.append(f"{count.within} of {values} {are} in the normal range of the reference.")
+        of_unit = f" ({', '.join(units)})" if len(units) <= _MOST_UNITS else ""
+        values = f"{counted(count.counted, 'value')}{of_unit}"
+        compared = f"{values} {'was' if count.counted == 1 else 'were'} compared with references"
+        within = f"{count.within} {'is' if count.within == 1 else 'are'}"
+        if count.within == count.counted:
+            within = "it is" if count.counted == 1 else "all are"
+        sentences.append(f"{compared}: {within} in the normal range.")
     if count.wide:
         sentences.append(
             f"{counted(count.wide, 'other value')} cannot be judged: the normal range is wider "

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from raybench.analysis.rows import is_column, varying
 from raybench.analysis.run_data import RunData
+from raybench.conversion import MS_PER_S
 from raybench.job.answer import Answer
 from raybench.records.metrics import Metric
 from raybench.records.record import TrialKey, by_point
@@ -17,6 +18,9 @@ from raybench.report.messages import marks
 from raybench.report.point_settings import settings_words
 from raybench.report.words.doubts import MARKS, mark_words
 from raybench.workloads.base import builtin_class
+
+# Counts of items, computed from rates over several rounds, are equal within this difference.
+_SAME_COUNT = 0.05
 
 
 def machine(data: RunData) -> str:
@@ -80,7 +84,7 @@ def alike(data: RunData) -> str:
     if "dtype" in first.params:  # it computes nothing in the precision
         words["precision"] = ""
     elif words["precision"] and data.is_precision_unknown:
-        words["precision"] = "precision: set by the script"
+        words["precision"] = "precision set by the script"
     if words["batch"] and first.scaling and "scaling" not in apart:
         words["batch"] += " per device" if first.scaling == "weak" else " over all devices"
     return ", ".join(filter(None, words.values()))
@@ -130,11 +134,18 @@ def course(data: RunData) -> str:
     return f"{formatting.when(data.run.started_at)}, {formatting.took(data.run)}"
 
 
+def has_steps_of_one_item(data: RunData) -> bool:
+    """Return whether a step of any scope counts as one item, be it a block or a whole loop."""
+    rows = [row for row in data.ok_rows if "scope" in row.params and row.throughput]
+    items = [(row.throughput or 0.0) * (row.step_ms_mean or 0.0) / MS_PER_S for row in rows]
+    return bool(items) and all(abs(count - 1) < _SAME_COUNT for count in items)
+
+
 def plus_minus(data: RunData) -> str:
     """Return over which rounds ± is computed, no full stop; "" if no point has an interval."""
     known = [row.rounds for row in data.rows if row.step_ms_low is not None]
     counts = span(*(str(choose(known)) for choose in (min, max) if known))
-    return counts and f"± is half of the 95 % interval between the {counts} rounds"
+    return counts and f"± is half of the 95 % interval over the {counts} rounds"
 
 
 def step_meaning(data: RunData) -> str:
