@@ -33,6 +33,7 @@ class Dit(Workload):
     items = "passes"
     answers = (Answer(metric="step_ms_p50", over=("ulysses", "ring", "compile"), best="min"),)
 
+    # Many parameters, because each setting of a job file is one.
     def __init__(
         self,
         context: Context,

@@ -44,6 +44,7 @@ class Mlp(Model):
 
     items = "rows"
 
+    # Many parameters, because each setting of a job file is one.
     def __init__(
         self,
         context: Context,
@@ -141,6 +142,7 @@ class Linear(Model):
     title = "Linear layer"
     epoch_s: float | None = None
 
+    # Many parameters, because each setting of a job file is one.
     def __init__(
         self,
         context: Context,
@@ -320,6 +322,7 @@ class ResNet(Model):
     packages = {"torchvision": how_to_install("vision")}
     metrics = (OUTPUT_ERROR,)
 
+    # Many parameters, because each setting of a job file is one.
     def __init__(
         self,
         context: Context,

@@ -147,6 +147,7 @@ class Transformer(Model):
     # Vocabulary and shape of the tokens whose logits `check` compares.
     _compared: tuple[int, tuple[int, int]] | None = None
 
+    # Many parameters, because each setting of a job file is one.
     def __init__(
         self,
         context: Context,
