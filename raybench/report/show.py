@@ -417,7 +417,8 @@ def advise_run(answer: RunAnswer) -> Iterator[Advice]:
             yield Advice(about="shares", text=text, rows=(row.point_id,))
     if answer.contested and not data.fleets:
         certainty = words.certainty(answer, half_widths(answer))
-        text = " ".join([words.headline(answer), *words.findings(answer), certainty])
+        certainty = f"Certainty: {certainty}" if certainty else ""
+        text = " ".join(filter(None, (words.headline(answer), *words.findings(answer), certainty)))
         which = f"all {len(data.ok_rows)} points that are ok"
         yield Advice(about="choice", text=text, rows=(which,))
 

@@ -49,8 +49,8 @@ def test_wide_ranges_are_not_counted(command):
         assert one["is_counted"] == (half_width <= 0.1)
     count, wide = len(counted), len(standings) - len(counted)
     assert grades["vm GPU 0"]["text"] == (
-        f"{count} of {count} values are in the normal range of the reference. {wide} other "
-        "values cannot be judged: the normal range is wider than ±10 %."
+        f"{count} values (TFLOP/s, GB/s) were compared with references: all are in the normal "
+        f"range. {wide} other values cannot be judged: the normal range is wider than ±10 %."
     )
 
 

@@ -43,7 +43,9 @@ def test_efficiency_is_of_devices_alone(command, written):
 
 def test_lead_names_no_ideal_across_precisions(command, written):
     text = command("report", "run-a").out
-    assert "One round gives no 95 % interval between rounds." in " ".join(text.split())
+    assert "Not known, because one round gives no 95 % interval over the rounds." in " ".join(
+        text.split()
+    )
     assert "(ideal" not in text
     assert "5.68" in text
 

@@ -110,10 +110,10 @@ def test_unknown_exposed_communication_has_one_reason(command, tmp_path):
     alone_and_two(tmp_path, replace(two, measurements=tuple(ranks)))
     text = words(command("report", "run-a", "--full").out)
     assert f"The reason why scaling is not ideal is unknown: {reason}." in text
-    assert f"1 of 1 point Unknown: {reason}" in text
+    assert f"1 of 1 point The causes are unknown, because {reason}" in text
     page = tmp_path / "page.html"
     command("report", "run-a", "--format", "html", "-o", page)
-    assert f"Unknown: {reason}" in words(page.read_text())
+    assert f"The causes are unknown, because {reason}" in words(page.read_text())
 
 
 def test_contradicted_baseline_is_named_as_reason(command, tmp_path):
@@ -141,12 +141,12 @@ def test_each_reason_for_unknown_loss_is_counted(command, tmp_path):
     own = "the parts add up to more than the step"
     of_base = f"at the baseline point, {own}"
     text = words(command("report", "run-a").out)
-    assert "does not hide in 1 of 4 points. The cause is unknown at 3 points." in text
+    assert "does not hide. The cause is unknown at 3 points." in text
     write_run(tmp_path, "run-b", contradicted)
     text = words(command("report", "run-b", "--full").out)
     assert "The reason why scaling is not ideal is unknown." in text
-    assert f"2 of 3 points Unknown: {of_base}." in text
-    assert f"1 of 3 points Unknown: {own}." in text
+    assert f"2 of 3 points The causes are unknown, because {of_base}." in text
+    assert f"1 of 3 points The causes are unknown, because {own}." in text
 
 
 def test_narrow_table_keeps_parts_that_add_up(command, tmp_path, monkeypatch):

@@ -545,12 +545,12 @@ def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_c
     summary = reported(tmp_path, 1)
     text = " ".join(report_text(summary, width=200).split())
     assert "±" not in text
-    assert "Certainty: One round gives no 95 % interval between rounds." in text
+    assert "Certainty: Not known, because one round gives no 95 % interval over the rounds." in text
     more = decide(summary).more_rounds
     assert more.rounds == WORTHWHILE
     # Two points of 3.5 s, twice more, and new processes between.
     assert more.seconds == pytest.approx(2 * (2 * 3.5 + 5), abs=2)
-    assert "2 more rounds (3 in all) give 95 % intervals between rounds, in about" in text
+    assert "2 more rounds (3 in all) give 95 % intervals over the rounds, in about" in text
     assert "--set measure.rounds=3" in text
 
 
@@ -569,7 +569,7 @@ def test_intervals_as_wide_as_their_values_are_not_written_as_thousands_of_perce
     ]
     text = " ".join(report_text(make_summary(records), width=200).split())
     assert "±>100%" in text
-    assert "95 % interval between rounds is more than ±100 %." in text
+    assert "speed-up is known to no better than ±100 %" in text
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def ran(*own_ms, wall=False, batch=64):
 
 def test_a_point_with_a_slow_rank_shows_what_each_rank_does():
     [table] = tables_of(make_summary([ran(10.0, 20.0)]), "ranks")
-    assert table.kind == "where ranks differ, ms of each"
+    assert table.kind == "where ranks differ, ms of each rank"
     assert table.titles[-5:] == ("rank", "compute", "host gap", "waits", "unexplained")
     first, second = ("0*", "9.50", "0.500", "10.0", "5.00"), ("1", "19.5", "0.500", "0", "5.00")
     assert [row[-5:] for row in table.texts] == [first, second]
