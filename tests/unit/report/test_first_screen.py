@@ -125,7 +125,8 @@ def test_at_most_three_doubts_are_shown():
     report = RunReport(answer=decide(run_with_doubts(doubts, ())), is_short=True)
     texts = [block.text for block in report.blocks() if isinstance(block, Line)]
     shown = texts[texts.index("Doubts") + 1 : texts.index("and 2 more doubts: --full")]
-    assert shown == [f"{one.who}: {one.shortened(150)}" for one in report.doubts[:3]]
+    expected = [f"{one.who}: {one.shortened(150)}" for one in report.doubts[:3]]
+    assert shown == [f"Main caveat: {expected[0]}", *expected[1:]]
 
 
 @pytest.mark.parametrize(("busy", "is_told"), [(1, False), (2, True), (4, True)])
@@ -135,7 +136,7 @@ def test_on_a_busy_machine_one_sentence_replaces_the_doubts(busy, is_told):
     of_points = [(cores, short)] * busy + [(short,)] * (4 - busy)
     text = " ".join(screen(run_with_doubts(*of_points)).split())
     told = (
-        f"Doubts Other programs used up to 1.2 of 2 cores during {busy} of 4 points; these times "
+        f"Doubts Main caveat: Other programs used up to 1.2 of 2 cores during {busy} of 4 points; these times "
         "are not reliable. and 1 more doubt: --full"
     )
     assert (told in text) == is_told
@@ -169,7 +170,7 @@ def test_doubts_about_times_do_not_concern_memory():
     assert OF_OTHERS.format("3 doubts concern the speed") in text
     of_memory = doubts_of(DoubtKind.LEFT_BEHIND)
     text = screen(run_with_doubts((*times, *of_memory), (), job_text=MEMORY))
-    assert "Doubts\nbatch 1: " in text
+    assert "Doubts\nMain caveat: batch 1: " in text
     assert "and 3 more doubts: --full" in text
 
 

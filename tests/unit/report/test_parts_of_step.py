@@ -47,7 +47,7 @@ def test_parts_stand_beside_step_of_their_round(command, tmp_path):
     text = command("report", "run-a", "--full").out
     cells = line_of(text, "where the step of round 1 goes", " *2 ")
     assert cells == ["2", "10.00", "6.80", "1.00", "0", "1.50", "0.700", "0"]
-    assert "Only the first round measures the parts" in words(text)
+    assert "only the first round measures the parts" in words(text)
 
 
 def test_show_says_whose_parts_they_are(command, tmp_path):

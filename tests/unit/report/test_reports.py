@@ -628,7 +628,7 @@ def test_a_control_that_moved_is_a_doubt_that_names_the_block(tmp_path):
     assert (said.who, said.count) == ("2 repeated baseline measurements", 2)
     told = r"the machine became [\d.]+ % slower while the points of round \d with 2 GPUs ran"
     assert re.fullmatch(told, said.text)
-    assert said.advice.startswith("Speed-ups between numbers of devices are corrected")
+    assert said.advice.startswith("Speed-ups between numbers of GPUs are corrected")
 
 
 def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path, command):
