@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from raybench.analysis.rows import (
 )
 from raybench.records.doubts import DoubtKind
 from raybench.report import formatting
-from raybench.report.documents import WIDTH, Table, TableColumn, text_of
+from raybench.report.documents import WIDTH, Table, TableColumn
 from raybench.report.point_settings import setting_text, short_name
 from raybench.report.words import answer as words
 
@@ -135,17 +135,15 @@ def answer_table(answer: RunAnswer) -> AnswerTable | None:
         names = [name for name in names if name != "batch"]
     values = _marked(answer, values)
     heading = words.heading(answer)
-    table = _crossed(answer, values, names, heading) or _list(answer, values, names, heading)
-    labels = [text_of(row[0]) for row in table.table.rows]
-    if any(label == "plain" or label.endswith(", plain") for label in labels):
-        return replace(table, plain=_switches([value.row for value in values], names))
-    return table
+    return _crossed(answer, values, names, heading) or _list(answer, values, names, heading)
 
 
-def _switches(rows: Sequence[ScaledRow], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the settings that are true in some rows, and false or unset in the others."""
-    words = {name: {str(setting_of(row, name)).lower() for row in rows} for name in names}
-    return tuple(name for name, found in words.items() if "true" in found)
+def _switches(rows: Iterable[ScaledRow], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings that are true in some rows."""
+    rows = list(rows)
+    return tuple(
+        name for name in names if any(str(setting_of(row, name)).lower() == "true" for row in rows)
+    )
 
 
 def _marked(answer: RunAnswer, values: Sequence[AnswerValue]) -> list[AnswerValue]:
@@ -207,8 +205,13 @@ def _list(
         rows=tuple(tuple(row[place] for place in kept) for row in rows),
         kind=heading,
     )
-    has_wide = any(value.is_wide for value in shown)
-    return AnswerTable(table=table, left_out=len(values) - len(shown), has_wide=has_wide)
+    has_plain = any(short_name(value.row, names, ranks) == "plain" for value in shown)
+    return AnswerTable(
+        table=table,
+        left_out=len(values) - len(shown),
+        has_wide=any(value.is_wide for value in shown),
+        plain=_plain([value.row for value in shown], names, ranks) if has_plain else (),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,11 +250,24 @@ def _crossed(
             and _width(table) - has_wide * len(layout.heads) <= WIDTH
         ):
             cost = len(layout.cells) + (0 if is_numeric(rows, name) else _NAMES_COST)
-            layouts.append((cost, table))
+            layouts.append((cost, table, layout.others))
     if not layouts:
         return None
-    _, table = min(layouts, key=lambda pair: pair[0])
-    return AnswerTable(table=table, left_out=0, has_wide=has_wide)
+    _, table, others = min(layouts, key=lambda found: found[0])
+    plain = _plain(rows, others, answer.data.ranks)
+    return AnswerTable(table=table, left_out=0, has_wide=has_wide, plain=plain)
+
+
+def _plain(rows: Sequence[ScaledRow], names: Sequence[str], ranks: str) -> tuple[str, ...]:
+    """Return the switches among these settings if a row is called `plain`, else nothing."""
+    is_any = any(_is_plain(row, names, ranks) for row in rows)
+    return _switches(rows, names) if is_any else ()
+
+
+def _is_plain(row: ScaledRow, names: Sequence[str], ranks: str) -> bool:
+    """Return whether all switches among the settings are off in a row."""
+    switches = {str(setting_of(row, name)).lower() for name in names} & {"true", "false"}
+    return switches == {"false"} or short_name(row, names, ranks) == "plain"
 
 
 def _layout(values: Sequence[AnswerValue], name: str, others: Sequence[str]) -> _Layout:
@@ -285,9 +301,8 @@ def _table(answer: RunAnswer, layout: _Layout, heading: str) -> Table:
 
 def _label(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
     """Return the settings of a row; `plain` tells that all its switches are off."""
-    switches = {str(setting_of(row, name)).lower() for name in names} & {"true", "false"}
     label = short_name(row, names, ranks)
-    return f"{label}, plain" if switches == {"false"} and label != "plain" else label
+    return f"{label}, plain" if _is_plain(row, names, ranks) and label != "plain" else label
 
 
 def _head(row: ScaledRow, name: str, ranks: str) -> str:

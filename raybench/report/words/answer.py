@@ -71,9 +71,11 @@ _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 def point_and_round(rows: Iterable[ScaledRow]) -> str:
     """Return what a point and a round are. rows: the ok points; empty if unknown."""
     are_new = [row.new_processes for row in rows]
-    how = ". Each round begins with new processes"
+    how = ", after a new start"
     if are_new:
-        how = ", each in new processes" if all(are_new) else f"{how}, which its points share"
+        how = ". Each round begins with new processes, which its points share"
+    if are_new and all(are_new):
+        how = ", each in new processes"
     return _POINT_AND_ROUND.format(how)
 
 

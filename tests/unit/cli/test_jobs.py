@@ -341,7 +341,7 @@ def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(nam
         (("idle",), "Python has not issued work"),
         (
             ("w",),
-            "w: wide: the 95 % interval of the step time within one round is wider",
+            "w: wide: the 95 % interval of the step time within one round exceeds",
         ),
         (("not", "alone"), "n: not alone: other work used the same devices or nodes"),
         (("±",), "95 % interval"),

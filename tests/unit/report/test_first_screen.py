@@ -136,8 +136,8 @@ def test_on_a_busy_machine_one_sentence_replaces_the_doubts(busy, is_told):
     of_points = [(cores, short)] * busy + [(short,)] * (4 - busy)
     text = " ".join(screen(run_with_doubts(*of_points)).split())
     told = (
-        f"Doubts Main caveat: Other programs used up to 1.2 of 2 cores during {busy} of 4 points; these times "
-        "are not reliable. and 1 more doubt: --full"
+        f"Doubts Main caveat: Other programs used up to 1.2 of 2 cores during {busy} of 4 "
+        "points; these times are not reliable. and 1 more doubt: --full"
     )
     assert (told in text) == is_told
     assert ("max_seconds ended the timing after 0.3 s of the 3 s" in text) != is_told

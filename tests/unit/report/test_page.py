@@ -114,7 +114,7 @@ def test_the_first_screen_has_question_facts_answer_and_doubts():
         "3.47",
         "72 to 78 % of the lost time",
         "Doubts",
-        "2 GPUs, fp16, batch 256:",
+        "Main caveat: 2 GPUs, fp16, batch 256:",
         "Speed-up by number of GPUs",
     )
     found = [next(n for n, text in enumerate(texts) if text.startswith(one)) for one in wanted]
