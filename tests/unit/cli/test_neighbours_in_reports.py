@@ -69,6 +69,6 @@ def test_neighbour_is_told_before_host_bound(command, tmp_path, other_sweep):
     # Half of the points had a neighbour, so one sentence stands for all doubts.
     short = " ".join(command("report", "run-a").out.split())
     assert (
-        "Doubts Main caveat: Other programs used the same devices during 1 of 2 points; these times are not "
-        "reliable. and 1 more doubt: --full"
+        "Doubts Main caveat: Other programs used the same devices during 1 of 2 points; these "
+        "times are not reliable. and 1 more doubt: --full"
     ) in short
