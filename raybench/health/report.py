@@ -25,8 +25,11 @@ from raybench.records.status import RunStatus
 from raybench.report import formatting
 from raybench.report.charts.grammar import (
     Figure,
+    HeatLayout,
+    Level,
     Mark,
     Panel,
+    ScatterLayout,
     axis,
     by_threshold,
     heat_panel,
@@ -638,15 +641,14 @@ def _heat_map(pairs: _PairMap) -> Panel:
     labels = list(short.values())
     angle = 0 if len(labels) <= 4 else -45
     shown = {"labelOverlap": not has_text}
-    return heat_panel(
-        cells,
-        names_axis(labels, **shown, orient="top", labelAngle=angle) | {"title": "to"},
-        names_axis(labels, **shown),
-        by_threshold("excess", _STEPS, "time against the median"),
-        title=pairs.title,
+    layout = HeatLayout(
+        x=names_axis(labels, **shown, orient="top", labelAngle=angle) | {"title": "to"},
+        y=names_axis(labels, **shown),
+        color=by_threshold("excess", _STEPS, "time against the median"),
         height=max(70, min(470, 30 * len(labels))),
         inverse=f"datum.excess < {_STEPS[0]} || datum.excess >= {_STEPS[-1]}",
     )
+    return heat_panel(cells, layout, pairs.title)
 
 
 def _device_figure(
@@ -677,19 +679,18 @@ def _device_figure(
     times = [mark["x"] for mark in marks]
     domain = [min(_LEAST_DOMAIN[0], *times) * 0.99, max(_LEAST_DOMAIN[1], *times) * 1.01]
     ticks = [0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100]
-    panel = scatter_panel(
-        marks,
-        axis(
+    layout = ScatterLayout(
+        x=axis(
             "time against similar devices",
             10,
             values=[tick for tick in ticks if domain[0] <= tick <= domain[1]],
             format="~g",
             scale={"domain": domain, "padding": 0},
         ),
-        names_axis(list(short.values()), grid=True),
-        _SHAPES,
+        y=names_axis(list(short.values()), grid=True),
+        kinds=_SHAPES,
         height=max(50, min(840, 22 * len(short))),
-        level=(BAD_RATIO, "bad") if domain[1] > BAD_RATIO else None,
+        level=Level(value=BAD_RATIO, label="bad") if domain[1] > BAD_RATIO else None,
     )
     more = f" The first {len(shown)} of {len(names)}." if len(shown) < len(names) else ""
     return Figure(
@@ -697,7 +698,7 @@ def _device_figure(
         title="Devices",
         note="Each mark is a test: the time that the device takes, against the median of the "
         f"similar devices, or the fastest of fewer than four. Above 1 is slower.{more}",
-        panels=[panel],
+        panels=[scatter_panel(marks, layout)],
         table=_drawn_values(compared),
     )
 

@@ -11,7 +11,15 @@ import numpy as np
 from raybench.analysis.compare import HISTORY_COLUMNS, Change, HistoryRow
 from raybench.analysis.rows import varying
 from raybench.report import formatting
-from raybench.report.charts.grammar import Figure, Mark, Panel, Spec, axis, scatter_panel
+from raybench.report.charts.grammar import (
+    Figure,
+    Mark,
+    Panel,
+    ScatterLayout,
+    Spec,
+    axis,
+    scatter_panel,
+)
 from raybench.report.comparison import percent
 from raybench.report.documents import (
     SETTING_CHARS,
@@ -242,5 +250,11 @@ def _history_panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
         "mark": {"type": "line", "strokeDash": [5, 4], "interpolate": "step-after"},
         "encoding": {"x": at, "y": {"field": "level", **y}, "color": color},
     }
-    kinds, below = {point: ("circle", _COLOR)}, [steps, levels]
-    return scatter_panel(marks, x, y, kinds, height=_CHART_HEIGHT, title=point, below=below)
+    layout = ScatterLayout(
+        x=x,
+        y=y,
+        kinds={point: ("circle", _COLOR)},
+        height=_CHART_HEIGHT,
+        below=[steps, levels],
+    )
+    return scatter_panel(marks, layout, point)

@@ -1,15 +1,15 @@
 """Charts of a run: their data, its points as bars or as lines, and which charts apply.
 
-Each module of this folder but `grammar` lists its charts in CHARTS. The page shows those that apply
-in the order of their `place`; it begins with the one that answers the question of the job, which
-`--chart` draws as a file.
+Each module of this folder except `grammar` lists its charts in CHARTS. The page shows the charts
+that apply, in the order of their `place`, after the chart that answers the question of the job.
+`--chart` draws only that one.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -30,9 +30,11 @@ from raybench.report.charts.grammar import (
     MOST_BARS,
     MOST_LINES,
     MOST_PANELS,
+    Bar,
+    BarLayout,
     Figure,
+    LineLayout,
     Mark,
-    Spec,
     bar_panels,
     draw_figure,
     line_panel,
@@ -42,47 +44,48 @@ from raybench.report.point_settings import settings_words, short_name
 from raybench.report.words.reasons import not_compared_words
 from raybench.report.words.run import machine
 
-# Up to so many lines can be told apart in one panel.
+# More lines cannot be told apart in one panel.
 _FEW_LINES = 4
-# Settings that are read along the bars of one panel.
+# Settings in which the bars of one panel differ.
 _ALONG = ("batch", "world_size", "size_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of a point, as `rank_by_iteration` returns them, and the median of all samples."""
+    """Step times of a point by rank and iteration."""
 
     row: ScaledRow
+    # As `rank_by_iteration` returns them.
     times_ms: pd.DataFrame
+    # Of all samples.
     median_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartData:
-    """The data of the charts of a run.
-
-    devices: the run's table `devices`. telemetry: its table `telemetry`, with TELEMETRY_COLUMNS of
-    `charts.devices`; empty if not sampled. rank_times: of the points that `heat_points` chooses.
-    """
+    """The data of the charts of a run."""
 
     answer: RunAnswer
+    # The table `devices` of the run.
     devices: pd.DataFrame = field(default_factory=pd.DataFrame)
+    # The table `telemetry` with TELEMETRY_COLUMNS of `charts.devices`; empty if not sampled.
     telemetry: pd.DataFrame = field(default_factory=pd.DataFrame)
+    # Of the points that `heat_points` chooses.
     rank_times: Sequence[RankTimes] = ()
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """Return one row per point, whatever its status, its rounds as one: `RunData.rows`."""
+        """Return one row per point of any status; its rounds are combined."""
         return list(self.answer.data.rows)
 
     @property
     def ranks(self) -> str:
-        """Return what the ranks of the run are, in the plural: `GPUs` or `workers`."""
+        """Return `GPUs` or `workers`."""
         return self.answer.data.ranks
 
     @property
     def rate(self) -> str:
-        """Return the unit of the throughput, as the job names it: `samples/s`, `tokens/s`."""
+        """Return the unit of the throughput, such as `samples/s` or `tokens/s`."""
         return f"{self.answer.asked.items}/s"
 
     @property
@@ -93,52 +96,60 @@ class ChartData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart of a run.
+    """A chart of a run."""
 
-    draw: returns the figure, or None where the chart does not apply to the run. place: charts of
-    a page are sorted by it. answers: charts are tried as the first picture in this order; None
-    where the chart never is the first picture. is_of_ratios: whether it is the first picture only
-    where the answer is one of RATIOS. is_only_first: whether the page leaves it out unless it is
-    the first picture.
-    """
-
+    # Returns None where the chart does not apply to the run.
     draw: Callable[[ChartData], Figure | None]
+    # The page sorts its charts by this number.
     place: int
+    # Charts are tried as the first picture in this order; None: never the first picture.
     answers: int | None = None
+    # The first picture only where the answer is one of RATIOS.
     is_of_ratios: bool = False
+    # The page omits the chart unless it is the first picture.
     is_only_first: bool = False
 
 
 @cache
 def _all_charts() -> tuple[Chart, ...]:
     """Return the CHARTS of all modules of this folder, in the order of the page."""
-    names = (module.name for module in pkgutil.iter_modules(__path__, f"{__name__}."))
-    found = [getattr(importlib.import_module(name), "CHARTS", ()) for name in names]
-    return tuple(sorted((one for some in found for one in some), key=lambda one: one.place))
+    charts: list[Chart] = []
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        charts += getattr(importlib.import_module(module.name), "CHARTS", ())
+    return tuple(sorted(charts, key=lambda chart: chart.place))
 
 
 def main_figure(data: ChartData) -> Figure | None:
     """Return the picture that answers the question of the job; None if nothing was measured."""
     is_ratio = data.answer.asked.metric in RATIOS
-    usable = [one for one in _all_charts() if one.answers and (is_ratio or not one.is_of_ratios)]
-    usable.sort(key=lambda one: one.answers or 0)
-    return next((figure for one in usable if (figure := one.draw(data))), None)
+    charts = [chart for chart in _all_charts() if chart.answers]
+    for chart in sorted(charts, key=lambda chart: chart.answers or 0):
+        if is_ratio or not chart.is_of_ratios:
+            figure = chart.draw(data)
+            if figure is not None:
+                return figure
+    return None
 
 
 def other_figures(data: ChartData, first: Figure | None) -> list[Figure]:
-    """Return the figures of the page in its order, without `first`, which is its `main_figure`."""
-    drawn = (one.draw(data) for one in _all_charts() if not one.is_only_first)
-    return [one for one in drawn if one and (first is None or one.anchor != first.anchor)]
+    """Return the figures of the page in its order, without `first`, its `main_figure`."""
+    figures = []
+    for chart in _all_charts():
+        figure = None if chart.is_only_first else chart.draw(data)
+        if figure is not None and (first is None or figure.anchor != first.anchor):
+            figures.append(figure)
+    return figures
 
 
 def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
-    """Return the `main_figure` as the bytes of a file; None without one. kind: `svg` or `png`."""
+    """Return the `main_figure` as the bytes of a file, or None. kind: `svg` or `png`."""
     figure = main_figure(data)
     if figure is None:
         return None
-    run, found = data.answer.data.run, data.answer.data.versions
-    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "nccl") if name in found)
-    below = (machine(data.answer.data), versions, formatting.plain(run.run_id))
+    run, versions = data.answer.data.run, data.answer.data.versions
+    names = [name for name in ("torch", "nccl") if name in versions]
+    software = ", ".join(f"{name} {versions[name]}" for name in names)
+    below = (machine(data.answer.data), software, formatting.plain(run.run_id))
     return draw_figure(
         figure,
         kind,
@@ -148,7 +159,7 @@ def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
 
 
 def why_no_figure(data: RunData) -> str:
-    """Return why a run whose `main_figure` is None has none, as the end of a sentence."""
+    """Return why `main_figure` returned None, as the end of a sentence."""
     if not data.rows:
         return "no point of this run has been finished yet"
     ended = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in data.rows)
@@ -157,152 +168,224 @@ def why_no_figure(data: RunData) -> str:
 
 def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[ScaledRow]:
     """Return points sorted by `distinguishing_settings`; settings named in `last` vary fastest."""
+    return sorted(rows, key=_order(rows, last))
+
+
+def _order(rows: Sequence[ScaledRow], last: Collection[str]) -> Callable[[ScaledRow], list[Any]]:
     names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
-    return sorted(rows, key=lambda row: [setting_order(setting_of(row, name)) for name in names])
+    return lambda row: [setting_order(setting_of(row, name)) for name in names]
 
 
 def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
-    """Return lines of a tip: `settings_words` if any, then `point ID`. ranks: `ChartData.ranks`."""
+    """Return the first lines of a tip: the settings of a point, then its id."""
     return f"{settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
 
 
 def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
-    """Return `settings_words`, or the workload if they are empty. ranks: `ChartData.ranks`."""
+    """Return `settings_words`, or the workload where they are empty."""
     return settings_words(row, names, ranks) or formatting.plain(row.workload)
 
 
 def drawn_of(drawn: int, count: int) -> str:
-    """Return " 3 of 5 points are drawn; the table has all." for 3 and 5; "" if all are drawn."""
+    """Return the end of a note, " 3 of 5 points are drawn; the table has all.", or ""."""
     return f" {drawn} of {count} points are drawn; the table has all." if drawn < count else ""
 
 
 def why_not_drawn(row: ScaledRow) -> str:
-    """Return a point's status in words if it is not ok, else its `why`, else "was not measured"."""
+    """Say why a chart lacks a point, as the end of a sentence."""
     if row.status != "ok":
         return formatting.STATUS_WORDS[row.status]
-    return (
-        formatting.plain(not_compared_words(row.why)) if row.why is not None else "was not measured"
-    )
+    if row.why is not None:
+        return formatting.plain(not_compared_words(row.why))
+    return "was not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarFigure:
+    """What a figure of bars has besides its points."""
+
+    anchor: str
+    title: str
+    note: str
+    layout: BarLayout
+    # Values that the table of all points lacks.
+    table: Table | None = None
 
 
 def bar_figure(
-    data: ChartData,
-    rows: Sequence[ScaledRow],
-    marks: Callable[[ScaledRow, str], list[Mark]],
-    x: Spec,
-    *,
-    anchor: str,
-    title: str,
-    note: str,
-    table: Table | None = None,
-    **of_bars: Any,
+    data: ChartData, figure: BarFigure, points: Sequence[tuple[ScaledRow, Sequence[Mark]]]
 ) -> Figure:
-    """Return a figure with a bar for each point, in the order of `rows`.
+    """Return a figure with a bar for each point; only the first 72 are drawn, as the note says.
 
     Bars of one panel differ in batch, number of ranks and size; each combination of other settings
-    has panels of its own. If combinations had fewer than two bars on average, no panel has a title,
-    and bars have the `short_name` of all settings. Only the first 72 are drawn; the note says so.
-    rows: one at least. marks: returns one or more for a point; its second argument is its
-    `point_name`, for their tips. x, of_bars: arguments of `bar_panels`.
+    has panels of its own. Where combinations have fewer than two bars on average, the panels have
+    no titles, and each bar is named by all its settings.
+
+    Args:
+        data: the data of the run.
+        figure: titles and layout.
+        points: at least one, each with its marks as `bar_panels` expects them. The name of the
+            point is added to their tips.
     """
-    shown, names, ranks = rows[:MOST_BARS], distinguishing_settings(rows), data.ranks
+    rows = [row for row, _ in points]
+    names, ranks = distinguishing_settings(rows), data.ranks
     along = [name for name in names if name in _ALONG]
     rest = [name for name in names if name not in along]
-    panels_of = [settings_words(row, rest, ranks) for row in shown]
-    bars_of = [settings_words(row, along, ranks) for row in shown]
-    if len(shown) < 2 * len(set(panels_of)):
-        panels_of, bars_of = [""] * len(shown), [short_name(row, names, ranks) for row in shown]
-    bars = [
-        (panel, bar, marks(row, point_name(row, names, ranks)))
-        for panel, bar, row in zip(panels_of, bars_of, shown, strict=True)
-    ]
-    note += drawn_of(len(shown), len(rows))
-    panels = bar_panels(bars, x, **of_bars)
-    return Figure(anchor=anchor, title=title, note=note, panels=panels, table=table)
+    drawn = points[:MOST_BARS]
+    panel_names = [settings_words(row, rest, ranks) for row, _ in drawn]
+    has_panels = len(drawn) >= 2 * len(set(panel_names))
+    bars = []
+    for panel_name, (row, marks) in zip(panel_names, drawn, strict=True):
+        begin = point_name(row, names, ranks)
+        named = [{**mark, "tip": f"{begin}\n{mark['tip']}"} for mark in marks]
+        name = settings_words(row, along, ranks) if has_panels else short_name(row, names, ranks)
+        bars.append(Bar(panel=panel_name if has_panels else "", name=name, marks=named))
+    return Figure(
+        anchor=figure.anchor,
+        title=figure.title,
+        note=figure.note + drawn_of(len(drawn), len(points)),
+        panels=bar_panels(bars, figure.layout),
+        table=figure.table,
+    )
 
 
-def line_figure(
-    data: ChartData,
-    rows: Sequence[ScaledRow],
-    value: Callable[[ScaledRow], float | None],
-    *,
-    anchor: str,
-    title: str,
-    note: str,
-    over: Sequence[str],
-    lines_by: Sequence[str],
-    x: Spec,
-    y: Spec,
-    along: Callable[[ScaledRow], float],
-    tip: Callable[[ScaledRow], str],
-    more: Callable[[ScaledRow], Mark] = lambda row: {},
-    is_on_axis: Callable[[ScaledRow], bool] = lambda row: False,
-    **of_lines: Any,
-) -> Figure | None:
-    """Return a figure of points as lines over one of their settings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinePoint:
+    """A point of a figure of lines."""
 
-    None if no drawn line has values at two x. A point is at x `along` and y `value`; where that is
-    None it is a cross on the axis if `is_on_axis`, else it is named below its panel. A panel with
-    no mark is left out, and the note says so. over: the setting along x, and settings in which the
-    points of a line may differ. lines_by: settings of which each value is a line; each value of
-    other settings is a panel. Up to four lines in all share one panel. At most 7 lines and 8 panels
-    are drawn; the note says so. tip: returns its text after settings and id. more: returns more
-    fields of the mark. x, y: `axis`. of_lines: `ideal` and `level` of `line_panel`.
+    row: ScaledRow
+    x: float
+    # None: the point is a cross on the axis if `is_on_axis`, else it is named below its panel.
+    y: float | None
+    # The tip after the settings and the id of the point.
+    tip: str = ""
+    # Interval of y.
+    low: float | None = None
+    high: float | None = None
+    # Written at the end of a line.
+    number: str = ""
+    is_on_axis: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineFigure:
+    """What a figure of lines has besides its points."""
+
+    anchor: str
+    title: str
+    note: str
+    layout: LineLayout
+    # The setting along x, and other settings in which the points of a line may differ.
+    over: Sequence[str]
+    # Settings whose values are lines; each combination of other settings is a panel.
+    lines_by: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LinesOfPanel:
+    """The marks of a panel, and the points that it does not draw."""
+
+    title: str
+    marks: Sequence[Mark]
+    # Why points are not drawn -> their names.
+    missing: Mapping[str, Sequence[str]]
+
+    @property
+    def text(self) -> str:
+        """Return a sentence that names the points that are not drawn, or ""."""
+        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in self.missing.items())
+        return f"Not drawn: {text}." if text else ""
+
+    @property
+    def has_line(self) -> bool:
+        """Return whether any line has values at two x."""
+        ends = {(mark["line"], mark["x"]) for mark in self.marks if mark["y"] is not None}
+        return len(ends) > len({line for line, _ in ends})
+
+
+def line_figure(data: ChartData, figure: LineFigure, points: Sequence[LinePoint]) -> Figure | None:
+    """Return a figure of points as lines; None if no drawn line has values at two x.
+
+    Up to four lines in all share one panel. At most 7 lines and 8 panels are drawn, as the note
+    says. A panel without marks is left out, and the note says so.
     """
-    rows, ranks = in_order(rows, over), data.ranks
-    groups, every_line = _panels_and_lines(rows, over, lines_by, ranks)
-    lines, names = every_line[:MOST_LINES], varying(rows)
-    shown = {
-        panel: [(line, row) for line, row in some if line in lines]
-        for panel, some in [*groups.items()][:MOST_PANELS]
-    }
-    marks: dict[str, list[Mark]] = {panel: [] for panel in shown}
-    missing: dict[str, dict[str, list[str]]] = {panel: {} for panel in shown}
-    for panel, some in shown.items():
-        has_lines = len({line for line, _ in some}) > 1
-        for line, row in some:
-            if value(row) is None and not is_on_axis(row):
-                apart = settings_words(row, [name for name in over if name in names], ranks)
-                named = missing[panel].setdefault(why_not_drawn(row), [])
-                named.append(", ".join(filter(None, (line if has_lines else "", apart))))
-                continue
-            mark = {"x": along(row), "y": value(row), "line": line, **more(row)}
-            marks[panel].append(mark | {"tip": f"{point_name(row, names, ranks)}\n{tip(row)}"})
-    drawn = [(panel, one) for panel, some in marks.items() for one in some]
-    places = {(panel, one["line"], one["x"]) for panel, one in drawn if one["y"] is not None}
-    if len(places) == len({(panel, line) for panel, line, _ in places}):
+    order = _order([point.row for point in points], figure.over)
+    points = sorted(points, key=lambda point: order(point.row))
+    members_of, every_line = _panels_and_lines(points, figure, data.ranks)
+    lines = every_line[:MOST_LINES]
+    names = varying([point.row for point in points])
+    drawn = []
+    for title, members in [*members_of.items()][:MOST_PANELS]:
+        shown = [(line, point) for line, point in members if line in lines]
+        drawn.append(_lines_of_panel(title, shown, figure.over, names, data.ranks))
+    if not any(panel.has_line for panel in drawn):
         return None
-    counts = ((len(shown), len(groups), "charts"), (len(lines), len(every_line), "lines"))
-    if few := [f"{some} of {many} {noun}" for some, many, noun in counts if some < many]:
-        note += f" The first {' and '.join(few)} are drawn; the table of the points has all."
-    legend = [line for line in lines if any(one["line"] == line for _, one in drawn)]
+    note = figure.note
+    limits = []
+    if len(drawn) < len(members_of):
+        limits.append(f"{len(drawn)} of {len(members_of)} charts")
+    if len(lines) < len(every_line):
+        limits.append(f"{len(lines)} of {len(every_line)} lines")
+    if limits:
+        note += f" The first {' and '.join(limits)} are drawn; the table of the points has all."
+    with_marks = {mark["line"] for panel in drawn for mark in panel.marks}
+    legend = [line for line in lines if line in with_marks]
     panels = []
-    for panel, whys in missing.items():
-        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in whys.items())
-        text = f"Not drawn: {text}." if text else ""
-        if own := marks[panel]:
-            panels.append(line_panel(own, legend, x, y, title=panel, missing=text, **of_lines))
-        elif whys:
-            note += f" Not drawn: {panel}: {', '.join(whys)}."
-    return Figure(anchor=anchor, title=title, note=note, panels=panels)
+    for panel in drawn:
+        if panel.marks:
+            made = line_panel(
+                panel.marks, legend, figure.layout, title=panel.title, missing=panel.text
+            )
+            panels.append(made)
+        elif panel.missing:
+            note += f" Not drawn: {panel.title}: {', '.join(panel.missing)}."
+    return Figure(anchor=figure.anchor, title=figure.title, note=note, panels=panels)
+
+
+def _lines_of_panel(
+    title: str,
+    members: Sequence[tuple[str, LinePoint]],
+    over: Sequence[str],
+    names: Sequence[str],
+    ranks: str,
+) -> _LinesOfPanel:
+    marks: list[Mark] = []
+    missing: dict[str, list[str]] = {}
+    has_lines = len({line for line, _ in members}) > 1
+    for line, point in members:
+        if point.y is None and not point.is_on_axis:
+            apart = settings_words(point.row, [name for name in over if name in names], ranks)
+            name = ", ".join(filter(None, (line if has_lines else "", apart)))
+            missing.setdefault(why_not_drawn(point.row), []).append(name)
+            continue
+        ends = {"low": point.low, "high": point.high, "number": point.number}
+        tip = f"{point_name(point.row, names, ranks)}\n{point.tip}"
+        marks.append({"x": point.x, "y": point.y, "line": line, **ends, "tip": tip})
+    return _LinesOfPanel(title=title, marks=marks, missing=missing)
 
 
 def _panels_and_lines(
-    rows: Sequence[ScaledRow], over: Sequence[str], lines_by: Sequence[str], ranks: str
-) -> tuple[dict[str, list[tuple[str, ScaledRow]]], list[str]]:
-    """Return (line, row) of the points of each panel by its title, and all lines in order.
-
-    A setting that varies tells the lines apart where it is in `lines_by`, else the panels; where
-    there are at most four lines in all, one panel has them.
-    """
-    apart = varying(rows, over)
-    of_lines = [name for name in apart if name in lines_by]
-    if len({tuple(str(setting_of(r, name)) for name in apart) for r in rows}) <= _FEW_LINES:
+    points: Sequence[LinePoint], figure: LineFigure, ranks: str
+) -> tuple[dict[str, list[tuple[str, LinePoint]]], list[str]]:
+    """Return the points of each panel, by its title, with their lines; and all lines in order."""
+    rows = [point.row for point in points]
+    apart = varying(rows, figure.over)
+    of_lines = [name for name in apart if name in figure.lines_by]
+    if len({_texts_of_settings(row, apart) for row in rows}) <= _FEW_LINES:
         of_lines = apart
     of_panels = [name for name in apart if name not in of_lines]
-    groups: dict[str, list[tuple[str, ScaledRow]]] = {}
-    for row in rows:
-        title = settings_words(row, of_panels, ranks)
-        groups.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
-    by_size = sorted(rows, key=lambda row: [setting_order(setting_of(row, n)) for n in of_lines])
-    return groups, list(dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size))
+    members_of: dict[str, list[tuple[str, LinePoint]]] = {}
+    for point in points:
+        title = settings_words(point.row, of_panels, ranks)
+        line = line_name(point.row, of_lines, ranks)
+        members_of.setdefault(title, []).append((line, point))
+
+    def order(row: ScaledRow) -> list[Any]:
+        return [setting_order(setting_of(row, name)) for name in of_lines]
+
+    lines = [line_name(row, of_lines, ranks) for row in sorted(rows, key=order)]
+    return members_of, list(dict.fromkeys(lines))
+
+
+def _texts_of_settings(row: ScaledRow, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(setting_of(row, name)) for name in names)

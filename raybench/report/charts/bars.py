@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from raybench.analysis.rows import (
     ScaledRow,
@@ -17,6 +18,7 @@ from raybench.analysis.scaling import LOSSES
 from raybench.conversion import GIB
 from raybench.report import formatting
 from raybench.report.charts import (
+    BarFigure,
     Chart,
     ChartData,
     bar_figure,
@@ -29,7 +31,10 @@ from raybench.report.charts import (
 from raybench.report.charts.grammar import (
     MOST_BARS,
     MOST_LINES,
+    Bar,
+    BarLayout,
     Figure,
+    Level,
     Mark,
     Panel,
     Spec,
@@ -37,7 +42,7 @@ from raybench.report.charts.grammar import (
     bar_panels,
 )
 from raybench.report.charts.lines import speed_up_words, time_figure
-from raybench.report.documents import ColumnOf, TableColumn, make_table
+from raybench.report.documents import ColumnOf, Table, TableColumn, make_table
 from raybench.report.formatting import counted
 from raybench.report.point_settings import settings_words
 from raybench.report.words.answer import (
@@ -51,19 +56,19 @@ from raybench.report.words.causes import CAUSES
 from raybench.results.point_row import is_of_first_round, is_slowed_by_one_rank, step_of_parts
 
 _MOST_RANKED = 12
-# Panels have scales of their own where the longest bar of one would be shorter, of all bars.
+# Panels have separate scales where the longest bar of a panel is a smaller share of all bars.
 _SHORT = 0.3
-# A longer name has no room at the line of the baseline; the title has it.
+# The line of the baseline has no room for a longer name; the title has it.
 _LONG_NAME = 20
-# As the formula of a product names its dimensions.
+# Dimensions of a matrix product.
 _SHAPE = ("m", "n", "k")
 _SUSTAINED, _BURST = "sustained", "first 30 ms"
-# A burst that is faster by less is no other figure.
+# A burst within 1 % of the sustained rate is not drawn.
 _UNSURE = 1.01
-# What one slow rank takes longer than the others; it is no column, but a share of other parts.
+# How much longer a slow rank takes than the others; not a column, but a share of other parts.
 _SLOWER = "slower_ms"
-# What follows each other on the slowest rank, in the order of the bars, and the colours.
-# Computing is blue; what is lost stands out from it, communication most.
+# Parts of the step in the order of the bars, with their colours. Computing is blue; lost time
+# stands out from it, communication most.
 _PARTS = {
     "compute_ms": ("compute", "var(--s1)"),
     "optimizer_ms": ("update", "var(--s6)"),
@@ -76,80 +81,91 @@ _PARTS = {
 
 
 def _ranking_figure(data: ChartData) -> Figure | None:
-    """Return bars of the points of each `RunAnswer.cases` with two or more, the best first.
+    """Return bars of the points of each contested case, the best first; None without such cases.
 
-    The first 12 of all cases are drawn. None if no case has two measured points.
+    The first 12 points of all cases are drawn.
     """
     answer, metric = data.answer, data.answer.metric
-    every = [(case, one) for case in answer.contested for one in case.ranked]
+    every = [(case, candidate) for case in answer.contested for candidate in case.ranked]
     if metric is None or not every:
         return None
     items = answer.asked.items
-    noun, names = metric_noun(metric, items), varying([one.row for _, one in every])
+    noun, names = metric_noun(metric, items), varying([candidate.row for _, candidate in every])
     of_unit, unit = (GIB, "GiB") if metric.format == "gib" else (1, metric.unit)
     along = f"{noun}, {unit}" if unit in ("ms", "GiB") else noun
     bars = []
-    for case, one in every[:_MOST_RANKED]:
-        tip = f"{point_name(one.row, names, data.ranks)}\n{amount(metric, one.value, items)}"
-        text = formatting.metric(metric, one.value)
-        ends = {"x": one.value, "low": one.low, "high": one.high}
-        mark = {name: end and end / of_unit for name, end in ends.items()}
-        names_of_bar = case_name(answer, case), candidate_name(answer, one)
-        bars.append((*names_of_bar, [{**mark, "text": text, "tip": tip}]))
+    for case, candidate in every[:_MOST_RANKED]:
+        begin = point_name(candidate.row, names, data.ranks)
+        mark: Mark = {
+            "x": candidate.value / of_unit,
+            "low": candidate.low and candidate.low / of_unit,
+            "high": candidate.high and candidate.high / of_unit,
+            "text": formatting.metric(metric, candidate.value),
+            "tip": f"{begin}\n{amount(metric, candidate.value, items)}",
+        }
+        name = candidate_name(answer, candidate)
+        bars.append(Bar(panel=case_name(answer, case), name=name, marks=[mark]))
     order = "largest" if answer.ranked_by.best == "max" else "smallest"
     note = f"The {order} {noun} first."
-    if any(one.low is not None for _, one in every):
+    if any(candidate.low is not None for _, candidate in every):
         note += " Thin lines: 95 % intervals, where they are known."
     points = sum(len(case.ranked) for case in answer.cases)
+    x = axis(along, format="~s", scale=_one_scale(bars))
     return Figure(
         anchor="ranking",
         title=f"{noun[:1].upper()}{noun[1:]}, the {order} first",
         note=note + drawn_of(len(bars), points),
-        panels=bar_panels(bars, axis(along, format="~s", scale=_one_scale(bars))),
+        panels=bar_panels(bars, BarLayout(x=x)),
     )
 
 
-def _one_scale(bars: Sequence[tuple[str, str, Sequence[Mark]]]) -> Spec:
-    """Return the scale that all panels share; {} where bars of a panel would be too short on it."""
+def _one_scale(bars: Sequence[Bar]) -> Spec:
+    """Return the scale of all panels; {} where the bars of a panel would be too short on it."""
     ends: dict[str, float] = {}
     has_ranges = False
-    for title, _, marks in bars:
-        for mark in marks:
+    for bar in bars:
+        for mark in bar.marks:
             has_ranges = has_ranges or mark["low"] is not None
-            ends[title] = max(ends.get(title, 0.0), mark["high"] or mark["x"])
+            ends[bar.panel] = max(ends.get(bar.panel, 0.0), mark["high"] or mark["x"])
     longest = max(ends.values())
     if len(ends) == 1 or min(ends.values()) < _SHORT * longest:
         return {}
-    # Texts stand beyond intervals.
+    # Texts are written beyond intervals.
     return {"domain": [0, longest * (1.25 if has_ranges else 1.0)]}
 
 
 def _gains_figure(data: ChartData) -> Figure | None:
     """Return bars of the speed-up over the baseline, by the settings that the baseline names.
 
-    None if only baseline points have a speed-up, if the baseline names a number of ranks, or if the
-    largest batch is known. Of other settings 7 are drawn. The note names points without a speed-up.
+    At most 7 combinations of other settings are drawn. None if only baseline points have a
+    speed-up, if the baseline names a number of ranks, or if the largest batch is known.
     """
     baseline, ranks = data.answer.data.run.baseline, data.ranks
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
     if not compared or "world_size" in baseline or data.answer.largest_batches:
         return None
     names, apart = list(baseline), varying(compared, tuple(baseline))
-    compared.sort(key=lambda row: [setting_order(setting_of(row, n)) for n in (*names, *apart)])
+
+    def order(row: ScaledRow) -> list[Any]:
+        return [setting_order(setting_of(row, name)) for name in (*names, *apart)]
+
+    compared.sort(key=order)
     lines = list(dict.fromkeys(line_name(row, apart, ranks) for row in compared))
     drawn = lines[:MOST_LINES]
     against = formatting.words_of_settings(baseline, ranks)
-    groups: dict[str, list[Mark]] = {}
+    marks_of: dict[str, list[Mark]] = {}
     for row in compared:
-        line, group = line_name(row, apart, ranks), settings_words(row, names, ranks)
+        line = line_name(row, apart, ranks)
+        if line not in drawn:
+            continue
         memory = formatting.percent(row.memory_ratio)
         tip = f"{point_name(row, [*names, *apart], ranks)}\n{speed_up_words(row)} times the "
         tip += f"{data.rate}\n{memory} of the memory\n" if memory else f"{data.rate}\n"
         tip += f"{formatting.step_time(row)}, {formatting.number(row.throughput)} {data.rate}"
+        text = formatting.ratio(row.speed_up)
+        mark: Mark = {"line": line, "x": row.speed_up, "text": text, "tip": tip}
         ends = {"low": row.speed_up_low, "high": row.speed_up_high}
-        mark = {"x": row.speed_up, "text": formatting.ratio(row.speed_up), "tip": tip, **ends}
-        if line in drawn:
-            groups.setdefault(group, []).append({"line": line, **mark})
+        marks_of.setdefault(settings_words(row, names, ranks), []).append(mark | ends)
     note = f"The {data.rate}, relative to {against} with the same other settings."
     if any(row.speed_up_low is not None for row in compared):
         note += " Thin lines: 95 % intervals."
@@ -162,33 +178,33 @@ def _gains_figure(data: ChartData) -> Figure | None:
     ]
     if lacking:
         note += f" Not drawn: {'; '.join(lacking)}."
-    panels = bar_panels(
-        [("", group, marks) for group, marks in groups.items()],
-        axis(f"times the {data.rate}", format="~g"),
+    layout = BarLayout(
+        x=axis(f"times the {data.rate}", format="~g"),
         series=drawn if len(drawn) > 1 else (),
-        level=(1.0, against if len(against) <= _LONG_NAME else ""),
+        level=Level(value=1.0, label=against if len(against) <= _LONG_NAME else ""),
     )
+    bars = [Bar(panel="", name=name, marks=marks) for name, marks in marks_of.items()]
     title = f"Speed-up against {against}"
-    return Figure(anchor="gains", title=title, note=note, panels=panels)
+    return Figure(anchor="gains", title=title, note=note, panels=bar_panels(bars, layout))
 
 
 def operations_figure(data: ChartData) -> Figure | None:
     """Return bars of TFLOP/s, the largest products first, with panels for each precision.
 
-    None if no ok point has TFLOP/s, or if any point has a throughput. The first 72 are drawn. If
-    any is over 1 % faster in its first 30 ms, each whose rate in them is known has a second bar for
-    it. If not all have numbers m, n and k, they are sorted by TFLOP/s, the most first.
+    The first 72 points are drawn; points that are no products are sorted by TFLOP/s. Where any
+    point is over 1 % faster in its first 30 ms, a second bar shows that rate. None if no ok point
+    has TFLOP/s, or if any point has a throughput.
     """
-    known = [row for row in data.measured if row.achieved_tflops_per_device]
-    if not known or any(row.throughput is not None for row in data.rows):
+    rated = [row for row in data.measured if row.achieved_tflops_per_device]
+    if not rated or any(row.throughput is not None for row in data.rows):
         return None
-    is_product = all(is_numeric(known, name) for name in _SHAPE)
+    is_product = all(is_numeric(rated, name) for name in _SHAPE)
 
     def size(row: ScaledRow) -> float:
         return math.prod(float(row.params[name]) for name in _SHAPE) if is_product else 0.0
 
-    known.sort(key=lambda row: (-size(row), -(row.achieved_tflops_per_device or 0.0)))
-    names, shown = distinguishing_settings(known), known[:MOST_BARS]
+    rated.sort(key=lambda row: (-size(row), -(row.achieved_tflops_per_device or 0.0)))
+    names, shown = distinguishing_settings(rated), rated[:MOST_BARS]
     rest = [name for name in names if name != "precision"]
     has_burst = any(
         (row.burst_tflops_per_device or 0.0) > _UNSURE * (row.achieved_tflops_per_device or 0.0)
@@ -200,36 +216,51 @@ def operations_figure(data: ChartData) -> Figure | None:
         for row in (row for row in shown if row.precision == precision):
             name = settings_words(row, rest, data.ranks) or row.workload
             if is_product:
-                name = " × ".join(str(row.params[one]) for one in _SHAPE)
-            reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
-            begin, text = point_name(row, names, data.ranks), formatting.number(reached)
-            tip = f"{begin}\n{text} TFLOP/s"
-            if row.mfu_pct:
-                # The datasheet's, from the share of it that was reached.
-                peak = reached / (row.mfu_pct / 100)
-                tip += f", {reached / peak:.1%} of the datasheet's {peak:,.1f}"
-                text += f" · {reached / peak:.0%}"
-            tip += f"\n{formatting.step_time(row)}"
-            marks: list[Mark] = [{"x": reached, "line": _SUSTAINED, "text": text, "tip": tip}]
-            if burst and has_burst:
-                text = formatting.number(burst)
-                tip = f"{begin}\n{text} TFLOP/s in its first 30 ms"
-                marks.append({"x": burst, "line": _BURST, "text": text, "tip": tip})
-            bars.append((precision if "precision" in names else "", name, marks))
-        panels += bar_panels(
-            bars,
-            axis("TFLOP/s"),
+                name = " × ".join(str(row.params[dimension]) for dimension in _SHAPE)
+            peak = _datasheet_tflops(row) or peak
+            begin = point_name(row, names, data.ranks)
+            marks = _rate_marks(row, begin, has_burst)
+            title = precision if "precision" in names else ""
+            bars.append(Bar(panel=title, name=name, marks=marks))
+        layout = BarLayout(
+            x=axis("TFLOP/s"),
             series=(_SUSTAINED, _BURST) if has_burst else (),
             colors=("var(--s1)", "var(--s6)"),
-            level=(peak, f"datasheet {peak:,.0f}") if peak else None,
+            level=Level(value=peak, label=f"datasheet {peak:,.0f}") if peak else None,
         )
+        panels += bar_panels(bars, layout)
     note = "TFLOP/s of one device" + ("; products are m × n × k." if is_product else ".")
     has_peak = any(row.mfu_pct for row in shown)
     if not has_peak:
         note += " raybench does not know the peak of this device."
-    note += drawn_of(len(shown), len(known))
+    note += drawn_of(len(shown), len(rated))
     title = "TFLOP/s compared with the datasheet" if has_peak else "TFLOP/s"
     return Figure(anchor="tflops", title=title, note=note, panels=panels)
+
+
+def _datasheet_tflops(row: ScaledRow) -> float | None:
+    """Return the peak by the datasheet, computed from the share of it that the point reached."""
+    if not row.mfu_pct:
+        return None
+    return (row.achieved_tflops_per_device or 0.0) / (row.mfu_pct / 100)
+
+
+def _rate_marks(row: ScaledRow, begin: str, has_burst: bool) -> list[Mark]:
+    """Return the sustained TFLOP/s of a point, then those of its first 30 ms if `has_burst`."""
+    reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
+    text = formatting.number(reached)
+    tip = f"{begin}\n{text} TFLOP/s"
+    peak = _datasheet_tflops(row)
+    if peak is not None:
+        tip += f", {reached / peak:.1%} of the datasheet's {peak:,.1f}"
+        text += f" · {reached / peak:.0%}"
+    tip += f"\n{formatting.step_time(row)}"
+    marks: list[Mark] = [{"x": reached, "line": _SUSTAINED, "text": text, "tip": tip}]
+    if burst and has_burst:
+        text = formatting.number(burst)
+        tip = f"{begin}\n{text} TFLOP/s in its first 30 ms"
+        marks.append({"x": burst, "line": _BURST, "text": text, "tip": tip})
+    return marks
 
 
 def parts_figure(data: ChartData) -> Figure | None:
@@ -237,11 +268,10 @@ def parts_figure(data: ChartData) -> Figure | None:
 
     The first 72 are drawn; the table has all. None if no point with a breakdown has a throughput.
     """
-    known = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
-    if not any(row.throughput is not None for row in known):
+    rows = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
+    if not any(row.throughput is not None for row in rows):
         return None
-    used = [name for name in _PARTS if any(name in _shares(row) for row in known)]
-    has_rounds = any(is_of_first_round(row) for row in known)
+    has_rounds = any(is_of_first_round(row) for row in rows)
     note = "Bars show the parts as shares of the step time"
     note += " of round 1, the only round that measures them. " if has_rounds else ". "
     note += "They come from instrumented steps after the timed ones, on the slowest rank. Update "
@@ -252,7 +282,41 @@ def parts_figure(data: ChartData) -> Figure | None:
             "step."
         )
     note = " ".join([note, *unknown_losses(data.rows)])
-    names = distinguishing_settings(known)
+    drawn_parts = {part for row in rows for part in _shares(row)}
+    parts = [part for part in _PARTS if part in drawn_parts]
+    longest = max(1.0, *(sum(_shares(row).values()) for row in rows))
+    scale = {"domain": [0, longest], "nice": False}
+    figure = BarFigure(
+        anchor="parts",
+        title="Where the step goes",
+        note=note,
+        table=_parts_table(rows, data.ranks, has_rounds),
+        layout=BarLayout(
+            x=axis("share of the step", format="~%", scale=scale),
+            series=[_PARTS[part][0] for part in parts],
+            colors=[_PARTS[part][1] for part in parts],
+            is_stacked=True,
+        ),
+    )
+    return bar_figure(data, figure, [(row, _part_marks(row)) for row in rows])
+
+
+def _part_marks(row: ScaledRow) -> list[Mark]:
+    """Return the parts of a step, one after the other along x, as shares of the step."""
+    marks: list[Mark] = []
+    start = 0.0
+    for part, share in _shares(row).items():
+        title, ms = _PARTS[part][0], _parts_ms(row)[part] or 0.0
+        of_step = f"{formatting.duration(ms)}, {formatting.percent(share)} of the step"
+        mark: Mark = {"x": start, "x2": start + share, "line": title}
+        marks.append(mark | {"tip": f"{title}: {of_step}"})
+        start += share
+    return marks
+
+
+def _parts_table(rows: Sequence[ScaledRow], ranks: str, has_rounds: bool) -> Table:
+    """Return the parts of each step in ms, and its losses against perfect scaling."""
+    names = distinguishing_settings(rows)
 
     def part(row: ScaledRow, name: str) -> str:
         ms = _parts_ms(row)[name]
@@ -260,21 +324,18 @@ def parts_figure(data: ChartData) -> Figure | None:
             return formatting.number(ms, 3)
         return formatting.part(ms, formatting.MILLISECONDS)
 
+    step = "step of round 1 ms" if has_rounds else "step ms"
     columns: list[ColumnOf[ScaledRow]] = [
         (TableColumn(title="point", is_text=True), lambda row: str(row.point_id)),
         (
             TableColumn(title="settings", is_text=True),
-            lambda row: settings_words(row, names, data.ranks),
+            lambda row: settings_words(row, names, ranks),
         ),
-        (
-            TableColumn(title="step of round 1 ms" if has_rounds else "step ms"),
-            lambda row: formatting.number(step_of_parts(row)),
-        ),
+        (TableColumn(title=step), lambda row: formatting.number(step_of_parts(row))),
         *(
             (TableColumn(title=f"{title} ms"), lambda row, name=name: part(row, name))
             for name, (title, _) in _PARTS.items()
         ),
-        # Against perfect scaling.
         *(
             (
                 TableColumn(title=f"lost: {CAUSES[name]}"),
@@ -283,57 +344,38 @@ def parts_figure(data: ChartData) -> Figure | None:
             for name in LOSSES
         ),
     ]
-
-    def marks(row: ScaledRow, name: str) -> list[Mark]:
-        """Return the marks of the parts of a step, one after the other along x, as shares of it."""
-        found: list[Mark] = []
-        start = 0.0
-        for part, share in _shares(row).items():
-            title, ms = _PARTS[part][0], _parts_ms(row)[part] or 0.0
-            of_step = f"{formatting.duration(ms)}, {formatting.percent(share)} of the step"
-            tip = f"{name}\n{title}: {of_step}"
-            found.append({"x": start, "x2": start + share, "line": title, "tip": tip})
-            start += share
-        return found
-
-    longest = max(1.0, *(sum(_shares(row).values()) for row in known))
-    return bar_figure(
-        data,
-        known,
-        marks,
-        axis("share of the step", format="~%", scale={"domain": [0, longest], "nice": False}),
-        anchor="parts",
-        title="Where the step goes",
-        note=note,
-        table=make_table(known, columns),
-        series=[_PARTS[name][0] for name in used],
-        colors=[_PARTS[name][1] for name in used],
-        is_stacked=True,
-    )
+    return make_table(rows, columns)
 
 
 def _times_figure(data: ChartData) -> Figure | None:
     """Return bars of median steps in ms; None if nothing was measured, or `time_figure` applies."""
-
-    def marks(row: ScaledRow, name: str) -> list[Mark]:
-        """Return the bar of a median step, with a line from the least to the 95th percentile."""
-        median = row.step_ms_p50 or 0.0
-        low, high = row.step_ms_min or median, row.step_ms_p95 or median
-        spread = f"shortest {formatting.duration(low)}, p95 {formatting.duration(high)}"
-        tip = f"{name}\n{formatting.step_time(row)}\n{spread}"
-        text = formatting.duration(median)
-        return [{"x": median, "low": low, "high": high, "tip": tip, "text": text}]
-
-    known = in_order(data.measured, ("batch", "world_size"))
-    if not known or time_figure(data):
+    rows = in_order(data.measured, ("batch", "world_size"))
+    if not rows or time_figure(data):
         return None
     note = "Bars show the median step time. Thin lines reach from the shortest step to the "
     note += "95th percentile."
-    return bar_figure(data, known, marks, axis("ms"), anchor="times", title="Step times", note=note)
+    layout = BarLayout(x=axis("ms"))
+    figure = BarFigure(anchor="times", title="Step times", note=note, layout=layout)
+    return bar_figure(data, figure, [(row, [_time_mark(row)]) for row in rows])
+
+
+def _time_mark(row: ScaledRow) -> Mark:
+    """Return the bar of a median step, with a line from the shortest to the 95th percentile."""
+    median = row.step_ms_p50 or 0.0
+    low, high = row.step_ms_min or median, row.step_ms_p95 or median
+    spread = f"shortest {formatting.duration(low)}, p95 {formatting.duration(high)}"
+    tip = f"{formatting.step_time(row)}\n{spread}"
+    return {
+        "x": median,
+        "low": low,
+        "high": high,
+        "tip": tip,
+        "text": formatting.duration(median),
+    }
 
 
 def _shares(row: ScaledRow) -> dict[str, float]:
-    """Return the parts above 0 as shares of the step, by name; {} where they are not known."""
+    """Return the parts above 0 as shares of the step, by name; {} without a breakdown."""
     step_ms = step_of_parts(row)
     if step_ms is None:
         return {}
@@ -341,10 +383,10 @@ def _shares(row: ScaledRow) -> dict[str, float]:
 
 
 def _parts_ms(row: ScaledRow) -> dict[str, float | None]:
-    """Return the parts of the step in ms, by name; None where a part is unknown.
+    """Return the parts of the step in ms, by name.
 
-    What one slow rank takes longer is a part of its own, without which the others are. It is None
-    where no single rank slows the others down.
+    The delay of a single slow rank is a separate part: it is subtracted from computing and from
+    the host gap.
     """
     parts: dict[str, float | None] = {name: getattr(row, name, None) for name in _PARTS}
     if is_slowed_by_one_rank(row):

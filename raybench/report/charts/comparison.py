@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR, ComparedPoint
-from raybench.report.charts.grammar import Figure, Mark, axis, bar_panels
+from raybench.report.charts.grammar import Bar, BarLayout, Figure, Mark, axis, bar_panels
 from raybench.report.comparison import Comparison, percent
 from raybench.report.words.compare import VERDICT_WORDS, undecided
 
@@ -20,27 +20,29 @@ _COLORS = {
 
 
 def change_figures(comparison: Comparison) -> list[Figure]:
-    """Return the bars of the points that have a rate on both sides; [] where none has."""
+    """Return the bars of the points that have a rate on both sides; [] without such points."""
     changes = [(row.ratio - 1, row) for row in comparison.compared if row.ratio is not None]
     if not changes:
         return []
-    # What changed most, whichever way, is drawn; of that the slowest comes first.
-    drawn = sorted(changes, key=lambda one: -abs(one[0]))[:_MOST_BARS]
-    drawn.sort(key=lambda one: one[0])
+    # The largest changes in either direction are drawn, the slowest first.
+    drawn = sorted(changes, key=lambda item: -abs(item[0]))[:_MOST_BARS]
+    drawn.sort(key=lambda item: item[0])
     threshold = f"{100 * comparison.threshold:g} %"
     classes = [_class_of(row, comparison.threshold) for _, row in drawn]
     colors = {name.format(threshold): _COLORS[name] for name in _COLORS if name in classes}
     bars = []
     for (change, row), name in zip(drawn, classes, strict=True):
         mark = _mark(change, row, comparison.name(row))
-        bars.append(("", comparison.name(row), [{**mark, "line": name.format(threshold)}]))
+        mark["line"] = name.format(threshold)
+        bars.append(Bar(panel="", name=comparison.name(row), marks=[mark]))
     note = f"Bars: the change of {comparison.unit}, the slowest first. Colours: the verdict."
     if any(row.interval_low is not None for _, row in drawn):
         note += " Thin lines: 95 % intervals between runs."
     if len(changes) > len(drawn):
         note += f" {len(drawn)} of {len(changes)} points are drawn; the table has more."
     x = axis(f"change of {comparison.unit}", format="+%")
-    panels = bar_panels(bars, x, series=[*colors], colors=[*colors.values()], is_stacked=True)
+    layout = BarLayout(x=x, series=[*colors], colors=[*colors.values()], is_stacked=True)
+    panels = bar_panels(bars, layout)
     return [Figure(anchor="changes", title="Slower or faster", note=note, panels=panels)]
 
 
@@ -53,7 +55,7 @@ def _class_of(row: ComparedPoint, threshold: float) -> str:
 
 def _mark(change: float, row: ComparedPoint, name: str) -> Mark:
     """Return the mark of a bar from 0 to `change`, with its interval."""
-    # An interval of no width keeps the text beside its bar: the panels have one scale.
+    # Without an interval, an interval of no width keeps the text beside its bar.
     low, high, interval = change, change, ""
     if row.interval_low is not None and row.interval_high is not None:
         low, high = row.interval_low - 1, row.interval_high - 1
@@ -62,5 +64,5 @@ def _mark(change: float, row: ComparedPoint, name: str) -> Mark:
         verdict = undecided(change)
     else:
         verdict = f"{VERDICT_WORDS[row.verdict or UNCLEAR]}, {percent(change)}"
-    place: Mark = {"x": change, "x2": 0.0, "low": low, "high": high}
-    return {**place, "text": percent(change), "tip": f"{name}\n{verdict}{interval}"}
+    mark: Mark = {"x": change, "x2": 0.0, "low": low, "high": high}
+    return {**mark, "text": percent(change), "tip": f"{name}\n{verdict}{interval}"}

@@ -2,8 +2,8 @@
 
 A figure is some panels side by side. A panel is one chart: `line_panel`, `bar_panels`, `heat_panel`
 or `scatter_panel` makes it from marks, which are plain dictionaries. Colours are CSS variables of
-page.css, so that one drawing suits a light and a dark page. The `tip` of a mark is the text that
-the page shows where the mark is pointed at.
+page.css, so that one drawing suits a light and a dark page. The `tip` of a mark is the tooltip of
+the page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -87,37 +87,132 @@ CONFIG: Spec = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One chart of a figure.
-
-    title: plain text, or empty. layers: of Vega-Lite. height: of the plot, in px. missing: a
-    sentence that names the points that are not drawn, and why; or empty.
-    """
+    """One chart of a figure."""
 
     title: str = ""
+    # Layers of Vega-Lite.
     layers: Sequence[Spec]
+    # Height of the plot in px, without axes and legend.
     height: int
+    # A sentence that names the points that are not drawn, and why; or empty.
     missing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A picture of a report. All text is plain: the page escapes it.
+    """A picture of a report. All text is plain: the page escapes it."""
 
-    anchor: its id in the page. note: what a reader must know to read the charts. table: figures
-    that the table of all points does not hold.
-    """
-
+    # The id of the figure in the page.
     anchor: str
     title: str
+    # What a reader must know to read the charts.
     note: str
     panels: Sequence[Panel]
+    # Values that the table of all points lacks.
     table: Table | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A dashed line across a chart."""
+
+    value: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """How the legend of the series is drawn."""
+
+    # Shape of the keys; None uses the shape of the marks.
+    symbol: str | None = None
+    # Width of the legend in px.
+    room: float = _WIDTH
+    # Distance between legend and plot in px.
+    offset: int = 6
+    # Whether there is a legend; None: only for several series.
+    are_shown: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineLayout:
+    """What a panel of lines has besides its marks. `axis` makes `x` and `y`."""
+
+    x: Spec
+    y: Spec
+    # Points (x, y) of a dashed line.
+    ideal: Sequence[tuple[float, float]] = ()
+    # At a value of y.
+    level: Level | None = None
+    # Layers that are drawn first.
+    below: Sequence[Spec] = ()
+    # Whether each mark has a point on the line.
+    has_points: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A bar, or the bars of several series side by side or stacked."""
+
+    # Title of its panel; may be empty.
+    panel: str
+    name: str
+    marks: Sequence[Mark]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarLayout:
+    """What panels of bars have besides the bars."""
+
+    # A linear channel of `axis`.
+    x: Spec
+    # The values of `line` in the order of the legend.
+    series: Sequence[str] = ()
+    # One for each of the series; empty for the usual colours.
+    colors: Sequence[str] = ()
+    is_stacked: bool = False
+    # At a value of x, in each panel.
+    level: Level | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatLayout:
+    """What a heat map has besides its cells. Fields are added to the channels `x` and `y`."""
+
+    x: Spec
+    y: Spec
+    # The encoding of the colour, with its field.
+    color: Spec
+    # Height of the plot in px.
+    height: int
+    # A Vega expression, true for cells whose text has the colour of the page.
+    inverse: str = "false"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScatterLayout:
+    """What a scatter plot has besides its marks. Fields are added to the channels `x` and `y`."""
+
+    x: Spec
+    y: Spec
+    # Value of `line` -> (shape, colour), in the order of the legend.
+    kinds: Mapping[str, tuple[str, str]]
+    # Height of the plot in px.
+    height: int
+    # At a value of x.
+    level: Level | None = None
+    # Layers that are drawn first.
+    below: Sequence[Spec] = ()
 
 
 def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
     """Return a quantitative channel without field, linear from zero or logarithmic to base `log`.
 
-    settings: of the axis in Vega-Lite, as `format`; but `scale`: settings of the scale, a mapping.
+    Args:
+        title: None for an axis without a title.
+        log: the base; None for a linear scale.
+        settings: of the axis in Vega-Lite, such as `format`; `scale` is a mapping of settings of
+            the scale.
     """
     scale = {"type": "log", "base": log, "nice": False, "padding": 14} if log else {"zero": True}
     scale |= settings.pop("scale", {})
@@ -138,9 +233,11 @@ SIZE_LABELS = (
 
 
 def names_axis(names: Sequence[str], **settings: Any) -> Spec:
-    """Return a nominal channel without field; its axis has those of the names that marks have.
+    """Return a nominal channel without field, in the order of `names`; other values come last.
 
-    They are in the order of `names`; others come last. settings: of the axis in Vega-Lite.
+    Args:
+        names: the axis shows only the names that marks have.
+        settings: of the axis in Vega-Lite.
     """
     return {
         "type": "nominal",
@@ -150,51 +247,51 @@ def names_axis(names: Sequence[str], **settings: Any) -> Spec:
     }
 
 
-def by_series(
-    names: Sequence[str],
-    channel: str,
-    values: Sequence[str] = (),
-    *,
-    symbol: str | None = None,
-    room: float = _WIDTH,
-    offset: int = 6,
-    has_legend: bool | None = None,
-) -> Spec:
-    """Return the encoding that gives each series (`line`) its colour or shape, and one legend.
+# Without symbol, in the usual place.
+_USUAL_KEYS = Keys()
 
-    names: the values of `line`, in the order of the legend. channel: "color"
-    or "shape". values: one for each name, instead of the usual ones, which repeat after seven.
-    symbol: shape of the legend's keys. room: its width in px. offset: px between it and the plot.
-    has_legend: None: only where there are several names.
+
+def by_series(
+    names: Sequence[str], channel: str, values: Sequence[str] = (), keys: Keys = _USUAL_KEYS
+) -> Spec:
+    """Return the encoding that gives each series its colour or shape, and a legend.
+
+    Args:
+        names: the values of the field `line`, in the order of the legend.
+        channel: "color" or "shape".
+        values: one for each name; by default the usual ones, which repeat after seven.
+        keys: how the legend is drawn.
     """
-    usual = [f"var(--s{place % MOST_LINES + 1})" for place in range(len(names))]
+    usual = [f"var(--s{number % MOST_LINES + 1})" for number in range(len(names))]
     if channel == "shape":
-        usual = [_SHAPES[place % MOST_LINES] for place in range(len(names))]
+        usual = [_SHAPES[number % MOST_LINES] for number in range(len(names))]
     longest = max(map(len, names), default=0)
-    columns = max(1, min(len(names), int(room / (_ENTRY_PX + _LETTER_PX * longest))))
+    columns = max(1, min(len(names), int(keys.room / (_ENTRY_PX + _LETTER_PX * longest))))
     # At the left of the legend is the axis.
-    folded = {name: _folded(name, max(186, room - _ENTRY_PX - _AXIS_PX)) for name in names}
-    legend: Spec = {"columns": columns, "offset": offset} | _labels(folded)
-    legend |= {"symbolType": symbol} if symbol else {}
+    folded = {name: _folded(name, max(186, keys.room - _ENTRY_PX - _AXIS_PX)) for name in names}
+    legend: Spec = {"columns": columns, "offset": keys.offset} | _labels(folded)
+    legend |= {"symbolType": keys.symbol} if keys.symbol else {}
+    has_legend = len(names) > 1 if keys.are_shown is None else keys.are_shown
     return {
         "field": "line",
         "type": "nominal",
         "title": None,
         "scale": {"domain": list(names), "range": list(values or usual)},
-        "legend": legend if (len(names) > 1 if has_legend is None else has_legend) else None,
+        "legend": legend if has_legend else None,
     }
 
 
-def _of_lines(lines: Sequence[str], marks: Sequence[Mark], channel: str, offset: int) -> Spec:
-    """Return `by_series` of the lines that a panel has; a line looks the same in all panels."""
-    drawn = [name for name in lines if any(mark["line"] == name for mark in marks)]
+def _looks_of_lines(lines: Sequence[str], marks: Sequence[Mark], channel: str, offset: int) -> Spec:
+    """Encode the lines that a panel has, so that a line looks the same in all panels."""
+    with_marks = {mark["line"] for mark in marks}
+    drawn = [name for name in lines if name in with_marks]
     looks = by_series(lines, channel)["scale"]["range"]
     values = [looks[lines.index(name)] for name in drawn]
-    return by_series(drawn, channel, values, offset=offset, has_legend=len(lines) > 1)
+    return by_series(drawn, channel, values, Keys(offset=offset, are_shown=len(lines) > 1))
 
 
 def _folded(text: str, width_px: float) -> list[str]:
-    """Return the lines of a text in this width, one at least; long names break after `=` or `_`."""
+    """Wrap a text into one line or more; long names break after `=` or `_`."""
     letter_px = _CAPITAL_PX if text.isupper() else _LETTER_PX
     most = int(width_px / letter_px)
     lines: list[str] = []
@@ -208,149 +305,129 @@ def _folded(text: str, width_px: float) -> list[str]:
 
 
 def _labels(lines: Mapping[str, Sequence[str]]) -> Spec:
-    """Return the setting by which an axis or a legend writes these lines for each of its values."""
+    """Return the setting of an axis or a legend that writes these lines for each value."""
     return {"labelExpr": f"{json.dumps(_printable(lines))}[datum.label]"}
 
 
 def line_panel(
     marks: Sequence[Mark],
     lines: Sequence[str],
-    x: Spec,
-    y: Spec,
+    layout: LineLayout,
     *,
     title: str = "",
     missing: str = "",
-    ideal: Sequence[tuple[float, float]] = (),
-    level: tuple[float, str] | None = None,
-    below: Sequence[Spec] = (),
-    has_points: bool = True,
 ) -> Panel:
-    """Return a panel of lines, with a point for each mark where `has_points`.
+    """Return a panel of lines.
 
-    marks: each with `x`, `y`, `line` and, for its point, `tip`; optional `low` and `high` (an
-    interval) and `number` (a text, drawn for the highest and the lowest mark at the largest x that
-    has one). A mark whose `y` is None is a cross on the axis of x. lines: the values of `line` in
-    the order of the legend; a single one has none. x, y: of `axis`. ideal: points (x, y) of a
-    dashed line. level: the y of a dashed line, and its label. below: layers to draw first.
+    Args:
+        marks: each with `x`, `y`, `line` and, for its point, `tip`. Optional: `low` and `high`
+            (an interval), and `number`, a text that is drawn beside the highest and the lowest
+            mark at the largest x. A mark whose `y` is None is a cross on the axis of x.
+        lines: the values of `line` in the order of the legend; a single line has no legend.
+        layout: axes and dashed lines.
+        title: of the panel.
+        missing: see `Panel`.
     """
-    at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
+    y = layout.y
+    at: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **y}}
     # The legend stands above the title of the axis.
     offset = 22 if y["title"] else 6
-    color, shape = (_of_lines(lines, marks, channel, offset) for channel in ("color", "shape"))
+    color = _looks_of_lines(lines, marks, "color", offset)
+    shape = _looks_of_lines(lines, marks, "shape", offset)
     drawn = [mark for mark in marks if mark["y"] is not None]
     ranges = [mark for mark in drawn if mark.get("low") is not None]
     ends = {"x": at["x"], "y": {"field": "low", **y}, "y2": {"field": "high"}}
-    points = [{"x": at, "y": value, "text": "ideal"} for at, value in ideal]
-    # Of crosses of several lines at one place, those below are larger.
-    sizes = {line: 50 + 60 * place for place, line in enumerate(reversed(lines))}
+    ideal = [{"x": x, "y": value, "text": "ideal"} for x, value in layout.ideal]
+    # Crosses of several lines may coincide: those below are larger.
+    sizes = {line: 50 + 60 * number for number, line in enumerate(reversed(lines))}
     crosses = [{**mark, "size": sizes[mark["line"]]} for mark in marks if mark["y"] is None]
     crosses.sort(key=lambda mark: -float(mark["size"]))
     on_axis = {**at, "y": {"value": "height"}, "size": {"field": "size", "scale": None}}
+    width = 2 if layout.has_points else 1.5
+    numbers = [
+        _text([mark], at, align="left", dx=8, dy=dy, fontWeight=600, field="number")
+        for mark, dy in _numbered_ends(drawn)
+    ]
     layers = _with_data(
-        *below,
-        _layer(points, {"type": "line", **_DASHED}, at),
-        _text(points[-1:], at, align="right", dx=-4, dy=-6, color="var(--quiet)"),
-        *_level_line(level, "y", at["y"]),
+        *layout.below,
+        _layer(ideal, {"type": "line", **_DASHED}, at),
+        _text(ideal[-1:], at, align="right", dx=-4, dy=-6, color="var(--quiet)"),
+        *_level_line(layout.level, "y", at["y"]),
         _layer(ranges, {"type": "rule", "strokeWidth": 1.5}, ends, color=color),
-        _layer(drawn, {"type": "line", "strokeWidth": 2 if has_points else 1.5}, at, color=color),
-        _layer(drawn if has_points else (), _POINT, at, color=color, shape=shape),
-        *(
-            _text([mark], at, align="left", dx=8, dy=dy, fontWeight=600, field="number")
-            for mark, dy in _ends(drawn)
-        ),
+        _layer(drawn, {"type": "line", "strokeWidth": width}, at, color=color),
+        _layer(drawn if layout.has_points else (), _POINT, at, color=color, shape=shape),
+        *numbers,
         _layer(crosses, {**_POINT, **_CROSS}, on_axis, color=color),
     )
     return Panel(title=title, layers=layers, height=_HEIGHT, missing=missing)
 
 
-def _ends(marks: Sequence[Mark]) -> list[tuple[Mark, int]]:
-    """Return the last marks with a number of the highest line and of the lowest, and their dy.
-
-    Each is moved by half a line of text, so that they are apart. [] where no mark has a number.
-    """
-    known = [mark for mark in marks if mark.get("number")]
-    end = max((mark["x"] for mark in known), default=None)
-    last = sorted((mark for mark in known if mark["x"] == end), key=lambda mark: -mark["y"])
+def _numbered_ends(marks: Sequence[Mark]) -> list[tuple[Mark, int]]:
+    """Return the highest and the lowest mark at the largest x, each with the dy of its number."""
+    numbered = [mark for mark in marks if mark.get("number")]
+    end = max((mark["x"] for mark in numbered), default=None)
+    last = sorted((mark for mark in numbered if mark["x"] == end), key=lambda mark: -mark["y"])
     return [(last[0], -8), (last[-1], 8)] if len(last) > 1 else [(mark, 0) for mark in last]
 
 
-def bar_panels(
-    bars: Sequence[tuple[str, str, Sequence[Mark]]],
-    x: Spec,
-    *,
-    series: Sequence[str] = (),
-    colors: Sequence[str] = (),
-    is_stacked: bool = False,
-    level: tuple[float, str] | None = None,
-) -> list[Panel]:
+def bar_panels(bars: Sequence[Bar], layout: BarLayout) -> list[Panel]:
     """Return panels of at most twelve horizontal bars each; panels of one title have one scale.
 
-    bars: for each bar (title of its panel, its name, one mark or more). Marks: each with `x` and
-    `tip`; optional `low` and `high` (an interval), `text` (written at the largest of 0, `x` and
-    `high`), `line` (its series). Several marks of a bar need one series each, side by side; with
-    `is_stacked`, each is the part from `x` to `x2`, and the `scale` of x needs a `domain` that has
-    every `x2`. x: of `axis`, linear. series: the values of `line` in the order of the legend.
-    colors: instead of the usual ones. level: the x of a dashed line in each panel, and its label.
+    Each mark of a bar has `x` and `tip`. Optional: `low` and `high` (an interval), `text` (written
+    at the end of the bar or of its interval) and `line` (its series). Several marks of a bar are
+    side by side, one for each series. Stacked marks reach from `x` to `x2`, and the scale of
+    `layout.x` must have a `domain` that includes every `x2`.
     """
-    groups: dict[str, list[tuple[str, Sequence[Mark]]]] = {}
-    for title, name, marks in bars:
-        groups.setdefault(title, []).append((name, marks))
+    bars_of: dict[str, list[Bar]] = {}
+    for bar in bars:
+        bars_of.setdefault(bar.panel, []).append(bar)
+    level = layout.level
     panels = []
-    for title, members in groups.items():
-        marks = [mark for _, own in members for mark in own]
+    for title, members in bars_of.items():
+        marks = [mark for bar in members for mark in bar.marks]
         has_ranges = any(mark.get("low") is not None for mark in marks)
-        room = _beside([name for name, _ in members])
-        low = min(0.0, *(min(one["x"], one.get("low") or 0.0) for one in marks))
-        high = max(level[0] if level else 0.0, *(_end(one) for one in marks))
+        room = _beside([bar.name for bar in members])
+        low = min(0.0, *(min(mark["x"], mark.get("low") or 0.0) for mark in marks))
+        high = max(level.value if level else 0.0, *(_end(mark) for mark in marks))
         if has_ranges:
             # Texts are written beyond intervals.
-            text_px = _LETTER_PX * max(len(one.get("text", "")) for one in marks) + 8
+            text_px = _LETTER_PX * max(len(mark.get("text", "")) for mark in marks) + 8
             high = low + (high - low) * room / (room - min(text_px, room / 2))
-        along = {**x, "scale": {"domain": [low, high], **x["scale"]}}
+        scale = {"domain": [low, high], **layout.x["scale"]}
+        scaled = replace(layout, x={**layout.x, "scale": scale})
         count = -(-len(members) // _BARS_OF_A_PANEL)
-        for place in range(count):
-            some = members[place * len(members) // count : (place + 1) * len(members) // count]
-            panels.append(_bars(title, some, along, series, colors, is_stacked, level, has_ranges))
+        for number in range(count):
+            start, end = number * len(members) // count, (number + 1) * len(members) // count
+            panels.append(_bar_panel(title, members[start:end], scaled, has_ranges))
     return panels
 
 
-def _bars(
-    title: str,
-    bars: Sequence[tuple[str, Sequence[Mark]]],
-    x: Spec,
-    series: Sequence[str],
-    colors: Sequence[str],
-    is_stacked: bool,
-    level: tuple[float, str] | None,
-    has_ranges: bool,
-) -> Panel:
-    """Return one panel of bars: their names, and the marks of each.
-
-    has_ranges: whether the texts are written beyond the bars, and not inside of long ones. The
-    others are as of `bar_panels`.
-    """
-    # Bars may have one name, so that they are told apart by their place.
-    marks = [{**mark, "bar": str(n)} for n, (_, own) in enumerate(bars) for mark in own]
-    folded = [_folded(name, _NAME_PX) for name, _ in bars]
+def _bar_panel(title: str, bars: Sequence[Bar], layout: BarLayout, has_ranges: bool) -> Panel:
+    """Return one panel; texts stand beyond the bars if `has_ranges`, else inside of long bars."""
+    # Several bars may have the same name, so each is identified by its position.
+    marks = [{**mark, "bar": str(n)} for n, bar in enumerate(bars) for mark in bar.marks]
+    folded = [_folded(bar.name, _NAME_PX) for bar in bars]
     most = max(map(len, folded))
     # The first line of a label is at the middle of its bar, unless it is moved.
-    lines = {str(n): [""] * ((most - len(own)) // 2) + own for n, own in enumerate(folded)}
+    lines = {str(n): [""] * ((most - len(name)) // 2) + name for n, name in enumerate(folded)}
     labels = _labels(lines) | {"labelLimit": _NAME_PX, "labelOffset": _LINE_PX * (1 - most) / 2}
     y = {"field": "bar", **names_axis(list(lines), **labels)}
     y["scale"] = {"paddingInner": 0.25, "paddingOuter": 0.12}
+    x, series, level = layout.x, layout.series, layout.level
     at: Spec = {"x": {"field": "x", **x}, "y": y}
-    if is_stacked:
+    if layout.is_stacked:
         at["x2"] = {"field": "x2"}
     elif len(series) > 1:
         at["yOffset"] = {"field": "line", "type": "nominal", "sort": list(series)}
     color: Spec = {"value": "var(--s1)"}
     if series:
         # The legend stands above the label of a level.
-        above, room = 22 if level else 6, _beside([name for name, _ in bars])
-        color = by_series(series, "color", colors, symbol="square", room=room, offset=above)
+        room = _beside([bar.name for bar in bars])
+        keys = Keys(symbol="square", room=room, offset=22 if level else 6)
+        color = by_series(series, "color", layout.colors, keys)
     ranges = [mark for mark in marks if mark.get("low") is not None]
     ends = {**at, "x": {"field": "low", **x}, "x2": {"field": "high"}}
-    longest = max([*(mark["x"] for mark in marks), level[0] if level else 0.0])
+    longest = max([*(mark["x"] for mark in marks), level.value if level else 0.0])
     texts = [{**mark, "x": _end(mark)} for mark in marks if "text" in mark]
     inside = "false" if has_ranges else f"datum.x > {_LONG * longest}"
     layers = _with_data(
@@ -365,7 +442,7 @@ def _bars(
         ),
         *_level_line(level, "x", at["x"]),
     )
-    beside = 1 if is_stacked else len(series)
+    beside = 1 if layout.is_stacked else len(series)
     bar_px = max(_BAR_PX, 0.9 * _BAR_PX * beside, _LINE_PX * most + 6)
     return Panel(title=title, layers=layers, height=round(bar_px * len(bars)))
 
@@ -380,71 +457,65 @@ def _beside(names: Sequence[str]) -> float:
     return _WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))
 
 
-def heat_panel(
-    cells: Sequence[Mark],
-    x: Spec,
-    y: Spec,
-    color: Spec,
-    *,
-    height: int,
-    title: str = "",
-    inverse: str = "false",
-) -> Panel:
-    """Return a panel of coloured cells, with the legend of `color`.
+def heat_panel(cells: Sequence[Mark], layout: HeatLayout, title: str = "") -> Panel:
+    """Return a heat map.
 
-    cells: at least one, each with `x`, `y`, `tip` and the field of `color`. All have `x2` (x is a
-    range to it), or any may have `text` (written into it) and `is_marked` (it is outlined).
-    x, y: Vega-Lite channels, whose field is added. height: of the plot, in px. inverse: a Vega
-    expression that is true for cells whose text has the colour of the page.
+    Args:
+        cells: at least one, each with `x`, `y`, `tip` and the field of `layout.color`. Either all
+            have `x2` (the cell reaches from `x` to `x2`), or any may have `text` (written into the
+            cell) and `is_marked` (the cell is outlined).
+        layout: axes, colours and height.
+        title: of the panel.
     """
-    at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
+    at: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **layout.y}}
     is_range = "x2" in cells[0]
     wide = {"x2": {"field": "x2"}} if is_range else {}
     mark = {"type": "rect", "stroke": None if is_range else "var(--page)", "strokeWidth": 2}
-    ink = {"expr": f"{inverse} ? 'var(--page)' : 'var(--text)'"}
+    ink = {"expr": f"{layout.inverse} ? 'var(--page)' : 'var(--text)'"}
     texts = [cell for cell in cells if cell.get("text")]
-    marked = [{"x": one["x"], "y": one["y"]} for one in cells if one.get("is_marked")]
+    outlined = [{"x": cell["x"], "y": cell["y"]} for cell in cells if cell.get("is_marked")]
     outline = {"type": "rect", "fill": None, "stroke": "var(--bad)", "strokeWidth": 3}
     layers = _with_data(
-        _layer(cells, mark, at | wide, color=color),
-        _layer(marked, outline, at),
+        _layer(cells, mark, at | wide, color=layout.color),
+        _layer(outlined, outline, at),
         _text(texts, at, color=ink),
     )
-    return Panel(title=title, layers=layers, height=height)
+    return Panel(title=title, layers=layers, height=layout.height)
 
 
-def scatter_panel(
-    marks: Sequence[Mark],
-    x: Spec,
-    y: Spec,
-    kinds: Mapping[str, tuple[str, str]],
-    *,
-    height: int,
-    title: str = "",
-    level: tuple[float, str] | None = None,
-    below: Sequence[Spec] = (),
-) -> Panel:
-    """Return a panel of points without lines.
+def scatter_panel(marks: Sequence[Mark], layout: ScatterLayout, title: str = "") -> Panel:
+    """Return a panel of points without lines; a single kind of points has no legend.
 
-    marks: at least one, each with `x`, `y`, `line` and `tip`. x, y: as of `heat_panel`. kinds: each
-    value of `line` -> its shape and colour, in the order of the legend, which is left out if only
-    one occurs. height: of the plot, in px. level: the x of a dashed line across the chart, and its
-    label. below: layers that are drawn first.
+    Args:
+        marks: at least one, each with `x`, `y`, `line` and `tip`.
+        layout: axes, shapes, colours and height.
+        title: of the panel.
     """
-    at: Spec = {"x": {"field": "x", **x}, "y": {"field": "y", **y}}
-    used = [name for name in kinds if any(mark["line"] == name for mark in marks)]
-    shapes, colors = zip(*(kinds[name] for name in used), strict=True)
-    legend = {"shape": by_series(used, "shape", shapes), "color": by_series(used, "color", colors)}
+    at: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **layout.y}}
+    with_marks = {mark["line"] for mark in marks}
+    drawn = [name for name in layout.kinds if name in with_marks]
+    shapes, colors = zip(*(layout.kinds[name] for name in drawn), strict=True)
     layers = _with_data(
-        *below, *_level_line(level, "x", at["x"]), _layer(marks, _POINT, at, **legend)
+        *layout.below,
+        *_level_line(layout.level, "x", at["x"]),
+        _layer(
+            marks,
+            _POINT,
+            at,
+            shape=by_series(drawn, "shape", shapes),
+            color=by_series(drawn, "color", colors),
+        ),
     )
-    return Panel(title=title, layers=layers, height=height)
+    return Panel(title=title, layers=layers, height=layout.height)
 
 
 def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
     """Return the encoding that colours cells from blue to brown, with a titled scale as its legend.
 
-    field: has shares, of which 0.1 is written +10%. steps: six, ascending; each begins a colour.
+    Args:
+        field: of the cells, with shares; 0.1 is written as +10%.
+        steps: six, ascending; at each a new colour begins.
+        title: of the legend.
     """
     return {
         "field": field,
@@ -452,7 +523,7 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
         "scale": {
             "type": "threshold",
             "domain": list(steps),
-            "range": [f"var(--h{place + 1})" for place in range(len(steps) + 1)],
+            "range": [f"var(--h{number + 1})" for number in range(len(steps) + 1)],
         },
         "legend": {
             **{"title": title, "titleOrient": "left", "format": "+~%", "gradientThickness": 10},
@@ -462,7 +533,12 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 
 
 def draw(panel: Panel, name: str) -> str:
-    """Return a panel as SVG, coloured by page.css, without title and `missing`. name: its label."""
+    """Return a panel as SVG, coloured by page.css, without title and `missing`.
+
+    Args:
+        panel: the panel to draw.
+        name: the label for screen readers.
+    """
     svg = _svg(
         width=_WIDTH,
         height=panel.height,
@@ -474,10 +550,16 @@ def draw(panel: Panel, name: str) -> str:
 
 
 def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
-    """Return a figure of one panel or more, without its table, as a file; kind: `svg` or `png`.
+    """Return a figure of one panel or more, without its table, as the bytes of a file.
 
-    An SVG follows the light or dark theme of a browser, else it is light. A PNG is light, with two
-    pixels for each of the layout. title: instead of the figure's. below: a line under the title.
+    An SVG follows the light or dark theme of a browser; elsewhere it is light. A PNG is light and
+    has twice the resolution of the layout.
+
+    Args:
+        figure: the figure to draw.
+        kind: `svg` or `png`.
+        title: replaces the title of the figure.
+        below: a line under the title.
     """
     columns = {1: 1, 2: 2, 4: 2}.get(len(figure.panels), 3)
     width, least = (520, 300) if columns == 1 else (300, 0)
@@ -505,23 +587,23 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
     )
     style = resources.files("raybench.report").joinpath("html/page.css").read_text("utf-8")
     colors = {name: (light, dark) for name, light, dark in _COLOR.findall(style)}
-    light_svg = _USED.sub(lambda found: colors[found[1]][0], svg)
+    light_svg = _USED.sub(lambda match: colors[match[1]][0], svg)
     if kind == "png":
         import vl_convert
 
         return bytes(vl_convert.svg_to_png(light_svg, scale=2))
     # Only browsers know variables in a file: others get the light colours.
-    rules = "".join(
-        f'[{paint}="{light}"]{{{paint}:{dark}}}'
-        for light, dark in (colors[name] for name in dict.fromkeys(_USED.findall(svg)))
-        for paint in ("fill", "stroke")
-    )
+    rules = ""
+    for name in dict.fromkeys(_USED.findall(svg)):
+        light, dark = colors[name]
+        for paint in ("fill", "stroke"):
+            rules += f'[{paint}="{light}"]{{{paint}:{dark}}}'
     style = f"<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>"
     return light_svg.replace("><", f">{style}<", 1).encode()
 
 
 def _svg(**spec: Any) -> str:
-    """Return a Vega-Lite specification, completed by CONFIG, as SVG without what nobody sees."""
+    """Render a Vega-Lite specification, completed by CONFIG, as SVG."""
     import vl_convert
 
     spec = {"$schema": _SCHEMA, "background": None, "config": CONFIG, **_printable(spec)}
@@ -529,7 +611,7 @@ def _svg(**spec: Any) -> str:
 
 
 def _printable(part: Any) -> Any:
-    """Return a part of a specification without control characters: vl_convert would abort."""
+    """Remove control characters, which make vl_convert abort."""
     if isinstance(part, str):
         return "\n".join(map(printable, part.split("\n")))
     if isinstance(part, Mapping):
@@ -543,7 +625,7 @@ def _with_data(*layers: Spec) -> list[Spec]:
 
 
 def _layer(values: Sequence[Mark], mark: Spec, at: Spec, **encoding: Spec) -> Spec:
-    """Return a layer of marks of one kind; where the first one has a tip, the page shows tips."""
+    """Return a layer of marks of one kind; the page shows tips if the first mark has one."""
     tip = {"description": {"field": "tip", "type": "nominal"}}
     has_tips = mark["type"] not in ("line", "rule") and bool(values) and "tip" in values[0]
     return {
@@ -554,20 +636,19 @@ def _layer(values: Sequence[Mark], mark: Spec, at: Spec, **encoding: Spec) -> Sp
 
 
 def _text(values: Sequence[Mark], at: Spec, field: str = "text", **settings: Any) -> Spec:
-    """Return a layer of texts, which are in `field` of the marks; settings: of Vega-Lite's mark."""
-    words = [{name: one for name, one in value.items() if name != "tip"} for value in values]
-    mark = {"type": "text", "fontSize": 12, "baseline": "middle", "color": "var(--text)"}
-    return _layer(words, mark | settings, at, text={"field": field, "type": "nominal"})
+    """Return a layer that writes the `field` of each mark; `settings` are those of Vega-Lite."""
+    words = []
+    for mark in values:
+        words.append({name: value for name, value in mark.items() if name != "tip"})
+    style = {"type": "text", "fontSize": 12, "baseline": "middle", "color": "var(--text)"}
+    return _layer(words, style | settings, at, text={"field": field, "type": "nominal"})
 
 
-def _level_line(level: tuple[float, str] | None, channel: str, axis: Spec) -> list[Spec]:
-    """Return the layers of a dashed line across the chart at a value of `channel`, with its label.
-
-    [] where `level` is None. The label is above the line, at its right end if it is one of y.
-    """
+def _level_line(level: Level | None, channel: str, axis: Spec) -> list[Spec]:
+    """Return the layers of a dashed line at a value of `channel`, "x" or "y", with its label."""
     if level is None:
         return []
-    values = [{"level": level[0], "text": level[1]}]
+    values = [{"level": level.value, "text": level.label}]
     at = {channel: {**axis, "field": "level"}}
     corner = {"x": {"value": "width"}} if channel == "y" else {"y": {"value": -5}}
     side: Spec = {"dy": -8} if channel == "y" else {"dx": 4}

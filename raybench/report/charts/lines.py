@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from raybench.analysis.answer import speed_up_half_width
 from raybench.analysis.rows import (
@@ -19,19 +18,20 @@ from raybench.conversion import GIB
 from raybench.records.devices import nvlinks
 from raybench.records.status import Status
 from raybench.report import formatting
-from raybench.report.charts import Chart, ChartData, line_figure
-from raybench.report.charts.grammar import SIZE_LABELS, Figure, Mark, axis
+from raybench.report.charts import Chart, ChartData, LineFigure, LinePoint, line_figure
+from raybench.report.charts.grammar import SIZE_LABELS, Figure, Level, LineLayout, Spec, axis
 from raybench.report.formatting import counted
 from raybench.results.metrics import memory_peak_gb_s, nvlink_peak_gb_s
 
 # Room for the numbers beside the last points.
 _ROOM = 34
-# Small messages are often replayed from a graph and large ones not: one line all the same.
+# Small messages are often replayed from a graph and large messages are not: a line has both.
 _OVER = (SIZE, *OPTIONAL)
+_LINES_OVER_RANKS = ("batch", "scaling")
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
-    """Return speed-ups over ranks; None if baseline lacks world_size or no drawn line has two."""
+    """Return speed-ups over ranks; None without a baseline that names a number of ranks."""
     baseline = data.answer.data.run.baseline
     base = baseline.get("world_size")
     if base is None:
@@ -41,24 +41,44 @@ def speed_up_figure(data: ChartData) -> Figure | None:
     compared = [row for row in data.rows if row.speed_up is not None]
     ideal = [(size, size / float(base)) for size in _sizes(data.rows)]
     if any(row.efficiency is None for row in compared):
-        # Some points differ from the baseline in more than their devices: nothing is their ideal.
+        # Points that differ from the baseline in more than their devices have no ideal speed-up.
         ideal = []
         note = f"The {data.rate}, relative to the baseline ({formatting.settings(baseline)})."
         of = "the baseline"
-    return _over_ranks(
-        data,
-        data.rows,
-        "speed_up",
+    sizes = _sizes(data.rows)
+    points = [_speed_up_point(data, row) for row in data.rows]
+    figure = LineFigure(
+        anchor="speed-up",
         title=f"Speed-up by number of {data.ranks}",
         note=f"{note} Both axes are logarithmic. Thin bars show 95 % intervals.",
-        y=axis(f"times the {data.rate} of {of}", 2, format="~g"),
-        ideal=ideal,
-        number=lambda row: formatting.ratio(row.speed_up),
+        over=("world_size",),
+        lines_by=_LINES_OVER_RANKS,
+        layout=LineLayout(
+            x=_ranks_axis(data.ranks, sizes),
+            y=axis(f"times the {data.rate} of {of}", 2, format="~g"),
+            ideal=ideal,
+        ),
+    )
+    return line_figure(data, figure, points)
+
+
+def _speed_up_point(data: ChartData, row: ScaledRow) -> LinePoint:
+    x = float(row.world_size)
+    if not row.speed_up:
+        return LinePoint(row=row, x=x, y=None)
+    return LinePoint(
+        row=row,
+        x=x,
+        y=row.speed_up,
+        low=row.speed_up_low,
+        high=row.speed_up_high,
+        number=formatting.ratio(row.speed_up),
+        tip=_scaling_tip(data, row),
     )
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return efficiencies over ranks; None if baseline lacks world_size or no drawn line has 2."""
+    """Return efficiencies over ranks; None without a baseline that names a number of ranks."""
     if "world_size" not in data.answer.data.run.baseline:
         return None
     without = [row for row in data.rows if row.speed_up is not None and row.efficiency is None]
@@ -66,25 +86,48 @@ def efficiency_figure(data: ChartData) -> Figure | None:
     if without:
         note += f" Not drawn: {counted(len(without), 'point')} without an ideal speed-up."
     rows = [row for row in data.rows if row not in without]
-    return _over_ranks(
-        data,
-        rows,
-        "efficiency",
+    sizes = _sizes(rows)
+    points = [_efficiency_point(data, row) for row in rows]
+    figure = LineFigure(
+        anchor="efficiency",
         title="Scaling efficiency",
         note=note,
-        y=axis("efficiency", format="~%"),
-        ideal=[(size, 1.0) for size in _sizes(rows)],
-        number=lambda row: f"{row.efficiency:.0%}",
+        over=("world_size",),
+        lines_by=_LINES_OVER_RANKS,
+        layout=LineLayout(
+            x=_ranks_axis(data.ranks, sizes),
+            y=axis("efficiency", format="~%"),
+            ideal=[(size, 1.0) for size in sizes],
+        ),
+    )
+    return line_figure(data, figure, points)
+
+
+def _efficiency_point(data: ChartData, row: ScaledRow) -> LinePoint:
+    x = float(row.world_size)
+    if not row.efficiency:
+        return LinePoint(row=row, x=x, y=None)
+    return LinePoint(
+        row=row,
+        x=x,
+        y=row.efficiency,
+        low=row.efficiency_low,
+        high=row.efficiency_high,
+        number=f"{row.efficiency:.0%}",
+        tip=_scaling_tip(data, row),
     )
 
 
-def speed_up_words(row: ScaledRow) -> str:
-    """Return a speed-up as `1.47 ±1.8%`, with half of its 95 % interval if that is known.
+def _scaling_tip(data: ChartData, row: ScaledRow) -> str:
+    share = formatting.percent(row.efficiency)
+    text = f"speed-up {speed_up_words(row)}" + (f", efficiency {share}" if share else "")
+    return f"{text}\n{formatting.step_time(row)}, {formatting.number(row.throughput)} {data.rate}"
 
-    "" if the point has no speed-up; that of a baseline point has no interval.
-    """
-    sure = speed_up_half_width(row)
-    text = "" if sure is None or row.is_baseline else f" {formatting.half_width(sure)}"
+
+def speed_up_words(row: ScaledRow) -> str:
+    """Return a speed-up as `1.47 ±1.8%`, "" without one; baseline points have no interval."""
+    half_width = speed_up_half_width(row)
+    text = "" if half_width is None or row.is_baseline else f" {formatting.half_width(half_width)}"
     return formatting.ratio(row.speed_up) + text
 
 
@@ -93,51 +136,12 @@ def _sizes(rows: Sequence[ScaledRow]) -> list[int]:
     return sorted({int(row.world_size) for row in rows if row.speed_up is not None})
 
 
-def _over_ranks(
-    data: ChartData,
-    rows: Sequence[ScaledRow],
-    name: str,
-    *,
-    number: Callable[[ScaledRow], str],
-    **rest: Any,
-) -> Figure | None:
-    """Return a `line_figure` of the column `name` over ranks; None without two points on a line.
-
-    number: returns the text that stands at the end of a line. rest: further arguments of
-    `line_figure`.
-    """
-
-    def value(row: ScaledRow) -> float | None:
-        return getattr(row, name) or None
-
-    def more(row: ScaledRow) -> Mark:
-        ends = {"low": getattr(row, f"{name}_low"), "high": getattr(row, f"{name}_high")}
-        return {"number": number(row), **ends} if value(row) else {}
-
-    def tip(row: ScaledRow) -> str:
-        share = formatting.percent(row.efficiency)
-        text = f"speed-up {speed_up_words(row)}" + (f", efficiency {share}" if share else "")
-        return (
-            f"{text}\n{formatting.step_time(row)}, {formatting.number(row.throughput)} {data.rate}"
-        )
-
-    return line_figure(
-        data,
-        rows,
-        value,
-        anchor=name.replace("_", "-"),
-        over=("world_size",),
-        lines_by=("batch", "scaling"),
-        x=axis(data.ranks, 2, values=_sizes(rows), format="~g", scale={"padding": _ROOM}),
-        along=lambda row: int(row.world_size),
-        more=more,
-        tip=tip,
-        **rest,
-    )
+def _ranks_axis(ranks: str, sizes: Sequence[int]) -> Spec:
+    return axis(ranks, 2, values=list(sizes), format="~g", scale={"padding": _ROOM})
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return bus bandwidths in GB/s over message sizes; None if no drawn line has two above 0."""
+    """Return bus bandwidths in GB/s over message sizes; None if no line has two of them."""
     peak = _nvlink_peak_gb_s(data)
     note = (
         "Bus bandwidth as nccl-tests counts it: comparable with the bandwidth of a link, "
@@ -145,19 +149,24 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
     )
     if peak:
         note += f" NVLink's datasheet has {2 * peak:,.0f} GB/s for both directions together."
-    return _over_size(
-        data,
-        lambda row: row.busbw_gb_s,
+    level = Level(value=peak, label=f"NVLink, {peak:,.0f} GB/s each way") if peak else None
+    figure = LineFigure(
         anchor="busbw",
         title="Bus bandwidth by message size",
         note=note,
-        y=axis("GB/s", 10, format="~s"),
-        level=(peak, f"NVLink, {peak:,.0f} GB/s each way") if peak else None,
+        over=_OVER,
+        lines_by=_lines_over_size(data, _bus_bandwidth),
+        layout=LineLayout(x=_size_axis(), y=axis("GB/s", 10, format="~s"), level=level),
     )
+    return line_figure(data, figure, _points_over_size(data, _bus_bandwidth))
+
+
+def _bus_bandwidth(row: ScaledRow) -> float | None:
+    return row.busbw_gb_s
 
 
 def _nvlink_peak_gb_s(data: ChartData) -> float | None:
-    """Return the peak in one direction; None where devices differ, or not all use NVLink."""
+    """Return the peak in one direction; None where devices differ or any lacks NVLink."""
     devices = data.answer.data.devices
     names = {row.device_name for row in data.measured if row.busbw_gb_s}
     if len(names) != 1 or data.answer.data.node_counts[1] > 1 or "topology" not in devices:
@@ -169,11 +178,11 @@ def _nvlink_peak_gb_s(data: ChartData) -> float | None:
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return memory bandwidths in GB/s over array sizes; None if no drawn line has two sizes."""
-    known = [row for row in data.measured if row.memory_gb_s]
-    peaks = {memory_peak_gb_s(str(row.device_name)) for row in known}
+    """Return memory bandwidths in GB/s over array sizes; None if no line has two of them."""
+    rows = [row for row in data.measured if row.memory_gb_s]
+    peaks = {memory_peak_gb_s(str(row.device_name)) for row in rows}
     peak = peaks.pop() if len(peaks) == 1 else None
-    above = sorted({size_of(row) for row in known if peak and (row.memory_gb_s or 0) > peak})
+    above = sorted({size_of(row) for row in rows if peak and (row.memory_gb_s or 0) > peak})
     note = "Bytes read and written in a step, divided by its time. Both axes are logarithmic."
     if above:
         # Memory cannot be faster than itself.
@@ -181,126 +190,145 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
             f" Arrays of {', '.join(map(formatting.size, above))} fit into the device's cache, so "
             "they are faster than its memory."
         )
-    return _over_size(
-        data,
-        lambda row: row.memory_gb_s,
+    level = Level(value=peak, label=f"datasheet, {peak:,.0f} GB/s") if peak else None
+    figure = LineFigure(
         anchor="memory-bandwidth",
         title="Memory bandwidth by array size",
         note=note,
-        y=axis("GB/s", 10, format="~s"),
-        level=(peak, f"datasheet, {peak:,.0f} GB/s") if peak else None,
+        over=_OVER,
+        lines_by=_lines_over_size(data, _memory_bandwidth),
+        layout=LineLayout(x=_size_axis(), y=axis("GB/s", 10, format="~s"), level=level),
     )
+    return line_figure(data, figure, _points_over_size(data, _memory_bandwidth))
+
+
+def _memory_bandwidth(row: ScaledRow) -> float | None:
+    return row.memory_gb_s
 
 
 def time_figure(data: ChartData) -> Figure | None:
-    """Return µs per step over sizes, of points with a bandwidth; None if no drawn line has two."""
-    return _over_size(
-        data,
-        lambda row: (row.step_ms_p50 or 0.0) * 1000 if row.busbw_gb_s or row.memory_gb_s else None,
+    """Return µs per step over sizes of points with a bandwidth; None if no line has two of them."""
+    figure = LineFigure(
         anchor="time",
         title="Step time by size",
         note="Both axes are logarithmic.",
-        y=axis("µs", 10, format="~s"),
-    )
-
-
-def _over_size(
-    data: ChartData, value: Callable[[ScaledRow], float | None], **rest: Any
-) -> Figure | None:
-    """Return a `line_figure` of a value over the size; None without two points on a line.
-
-    Each operation is a line, each precision a panel. rest: further arguments of `line_figure`.
-    """
-    known = [row for row in data.measured if value(row) and size_of(row)]
-    # Parameters that are no numbers, as an operation, tell the lines apart.
-    numbers = {name for row in known for name in row.params if is_numeric(known, name)}
-
-    def tip(row: ScaledRow) -> str:
-        """Return the bandwidths of a point that are known, and its step time."""
-        rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
-        words = [f"{name} {formatting.number(one)} GB/s" for name, one in rates.items() if one]
-        return f"{', '.join(words)}\n{formatting.step_time(row)}"
-
-    return line_figure(
-        data,
-        data.rows,
-        lambda row: value(row) or None if size_of(row) else None,
         over=_OVER,
-        lines_by=varying(known, {*numbers, "world_size", "precision"}),
-        x=axis("size", 2, labelExpr=SIZE_LABELS),
-        along=size_of,
-        tip=tip,
-        **rest,
+        lines_by=_lines_over_size(data, _microseconds),
+        layout=LineLayout(x=_size_axis(), y=axis("µs", 10, format="~s")),
     )
+    return line_figure(data, figure, _points_over_size(data, _microseconds))
+
+
+def _microseconds(row: ScaledRow) -> float | None:
+    has_bandwidth = row.busbw_gb_s or row.memory_gb_s
+    return (row.step_ms_p50 or 0.0) * 1000 if has_bandwidth else None
+
+
+def _size_axis() -> Spec:
+    return axis("size", 2, labelExpr=SIZE_LABELS)
+
+
+_Value = Callable[[ScaledRow], float | None]
+
+
+def _lines_over_size(data: ChartData, value: _Value) -> list[str]:
+    """Return the settings whose values are lines: parameters without numbers, as an operation."""
+    rows = [row for row in data.measured if value(row) and size_of(row)]
+    numbers = {name for row in rows for name in row.params if is_numeric(rows, name)}
+    return varying(rows, {*numbers, "world_size", "precision"})
+
+
+def _points_over_size(data: ChartData, value: _Value) -> list[LinePoint]:
+    points = []
+    for row in data.rows:
+        size = size_of(row)
+        y = value(row) if size else None
+        tip = _bandwidth_tip(row) if y else ""
+        points.append(LinePoint(row=row, x=size, y=y or None, tip=tip))
+    return points
+
+
+def _bandwidth_tip(row: ScaledRow) -> str:
+    rates = {"busbw": row.busbw_gb_s, "algbw": row.algbw_gb_s, "memory": row.memory_gb_s}
+    words = [f"{name} {formatting.number(rate)} GB/s" for name, rate in rates.items() if rate]
+    return f"{', '.join(words)}\n{formatting.step_time(row)}"
 
 
 def throughput_figure(data: ChartData) -> Figure | None:
-    """Return samples/s of ok points over the batch size; None if no drawn line has two sizes."""
-    return _over_batch(
-        data,
-        lambda row: row.throughput,
+    """Return samples/s of ok points over the batch size; None if no line has two sizes."""
+    points = []
+    for row in _rows_with_batch(data):
+        value = row.throughput if row.status == Status.OK else None
+        points.append(_batch_point(data, row, value))
+    figure = LineFigure(
         anchor="throughput",
         title="Throughput by batch size",
-        note=f"The {data.rate} of all {data.ranks} together.",
-        y=axis(data.rate, format="~s"),
+        note=f"The {data.rate} of all {data.ranks} together.{_crosses(data)}",
+        over=("batch",),
+        lines_by=("world_size",),
+        layout=LineLayout(x=_batch_axis(data), y=axis(data.rate, format="~s")),
     )
+    return line_figure(data, figure, points)
 
 
 def memory_figure(data: ChartData) -> Figure | None:
-    """Return the figure of peak memory in GiB over the batch size.
-
-    None if no point ran out of memory, or no drawn line has two ok batch sizes with a known peak.
-    """
+    """Return peak memory in GiB over the batch size; None if no point ran out of memory."""
     if all(row.status != Status.OOM for row in data.rows):
         return None
     sizes = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()
     size = min(sizes, default=0) / GIB
-    return _over_batch(
-        data,
-        lambda row: row.peak_mem_allocated_bytes and row.peak_mem_allocated_bytes / GIB,
+    level = Level(value=size, label=f"memory of a device, {size:.1f} GiB") if size else None
+    points = []
+    for row in _rows_with_batch(data):
+        peak = row.peak_mem_allocated_bytes if row.status == Status.OK else None
+        points.append(_batch_point(data, row, peak and peak / GIB))
+    figure = LineFigure(
         anchor="memory",
         title="Memory by batch size",
-        note="Peak memory allocated on the device that needs most.",
-        y=axis("GiB"),
-        level=(size, f"memory of a device, {size:.1f} GiB") if size else None,
-    )
-
-
-def _over_batch(
-    data: ChartData, value: Callable[[ScaledRow], float | None], *, note: str, **rest: Any
-) -> Figure | None:
-    """Return a `line_figure` of a value over the batch size; None without two on a line.
-
-    A point out of memory is a cross on the axis. rest: further arguments of `line_figure`.
-    """
-
-    def tip(row: ScaledRow) -> str:
-        """Return samples/s and peak memory of a point; of one that is not ok its status."""
-        if row.status != Status.OK:
-            return formatting.STATUS_WORDS[row.status]
-        peak = formatting.gib(row.peak_mem_allocated_bytes)
-        memory = f"\npeak {peak} GiB" if peak else ""
-        return f"{formatting.number(row.throughput)} {data.rate}{memory}"
-
-    sized = [row for row in data.rows if row.batch is not None]
-    if any(row.status == Status.OOM for row in sized):
-        note += " Crosses on the axis are points that ran out of memory."
-    is_global = {batch_column(row) for row in sized} == {"global_batch_size"}
-    # What a search tried lies close together, and memory grows in proportion.
-    base = None if data.answer.largest_batches else 2
-    return line_figure(
-        data,
-        sized,
-        lambda row: value(row) if row.status == Status.OK else None,
-        note=note,
+        note=f"Peak memory allocated on the device that needs most.{_crosses(data)}",
         over=("batch",),
         lines_by=("world_size",),
-        x=axis("global batch size" if is_global else "batch size per device", base, format=",~f"),
-        along=lambda row: row.batch or 0,
-        is_on_axis=lambda row: row.status == Status.OOM,
-        tip=tip,
-        **rest,
+        layout=LineLayout(x=_batch_axis(data), y=axis("GiB"), level=level),
     )
+    return line_figure(data, figure, points)
+
+
+def _rows_with_batch(data: ChartData) -> list[ScaledRow]:
+    return [row for row in data.rows if row.batch is not None]
+
+
+def _crosses(data: ChartData) -> str:
+    if all(row.status != Status.OOM for row in _rows_with_batch(data)):
+        return ""
+    return " Crosses on the axis are points that ran out of memory."
+
+
+def _batch_axis(data: ChartData) -> Spec:
+    is_global = {batch_column(row) for row in _rows_with_batch(data)} == {"global_batch_size"}
+    # A search tries batch sizes close together, and memory grows in proportion.
+    base = None if data.answer.largest_batches else 2
+    return axis("global batch size" if is_global else "batch size per device", base, format=",~f")
+
+
+def _batch_point(data: ChartData, row: ScaledRow, value: float | None) -> LinePoint:
+    """Return a point; a point out of memory is a cross on the axis."""
+    if row.status == Status.OK:
+        peak = formatting.gib(row.peak_mem_allocated_bytes)
+        tip = f"{formatting.number(row.throughput)} {data.rate}"
+        tip += f"\npeak {peak} GiB" if peak else ""
+    else:
+        tip = formatting.STATUS_WORDS[row.status]
+    is_oom = row.status == Status.OOM
+    return LinePoint(row=row, x=row.batch or 0, y=value, tip=tip, is_on_axis=is_oom)
+
+
+def _memory_of_search_figure(data: ChartData) -> Figure | None:
+    return memory_figure(data) if data.answer.largest_batches else None
+
+
+def _throughput_of_ranking_figure(data: ChartData) -> Figure | None:
+    """Return throughputs only where points are ranked by throughput."""
+    return throughput_figure(data) if data.answer.ranked_by.metric == "throughput" else None
 
 
 CHARTS = (
@@ -309,21 +337,8 @@ CHARTS = (
     Chart(draw=bus_bandwidth_figure, place=11, answers=20),
     Chart(draw=memory_bandwidth_figure, place=12, answers=21),
     Chart(draw=time_figure, place=13),
-    Chart(
-        draw=lambda data: memory_figure(data) if data.answer.largest_batches else None,
-        place=50,
-        answers=10,
-        is_only_first=True,
-    ),
-    Chart(
-        # Points are ranked by their throughput.
-        draw=lambda data: (
-            throughput_figure(data) if data.answer.ranked_by.metric == "throughput" else None
-        ),
-        place=60,
-        answers=55,
-        is_only_first=True,
-    ),
+    Chart(draw=_memory_of_search_figure, place=50, answers=10, is_only_first=True),
+    Chart(draw=_throughput_of_ranking_figure, place=60, answers=55, is_only_first=True),
     Chart(draw=throughput_figure, place=60),
     Chart(draw=memory_figure, place=70),
 )

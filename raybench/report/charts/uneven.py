@@ -9,6 +9,9 @@ from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData
 from raybench.report.charts.grammar import (
     Figure,
+    HeatLayout,
+    Keys,
+    LineLayout,
     Mark,
     axis,
     by_series,
@@ -20,11 +23,11 @@ from raybench.report.point_settings import settings_words
 
 
 def uneven_figure(data: ChartData) -> Figure | None:
-    """Return lines of samples/s over the probed speed of slow devices, one for each way to share.
+    """Return samples/s over the probed speed of slow devices, a line for each way to share.
 
-    The fleets of a panel have the same number of slow devices and differ in `slow_ratio` or
-    `devices` alone. The last panel is a map of the best way over speed and number of slow devices.
-    None if there are no fleets, or all have the same `slow_ratio`.
+    The fleets of a panel have the same number of slow devices and differ only in `slow_ratio` or
+    `devices`. The last panel maps speed and number of slow devices to the best way. None if all
+    fleets have the same `slow_ratio`.
     """
     fleets = data.answer.data.fleets
     if len({fleet.first.slow_ratio for fleet in fleets}) < 2:  # probed speeds differ by noise
@@ -53,34 +56,31 @@ def uneven_figure(data: ChartData) -> Figure | None:
         text += "".join(f" or {name}" for name in fleet.as_good())
         tip = f"{group}, at a speed of {speed}\nfastest: {text}"
         cells.append({"x": group, "y": speed, "line": best.shares, "text": text, "tip": tip})
+    layout = LineLayout(
+        x=axis("speed of the slow devices", format="~%", scale={"zero": False, "padding": 14}),
+        y=axis(data.rate, format="~s"),
+    )
     panels = [
-        line_panel(
-            some,
-            shares,
-            axis("speed of the slow devices", format="~%", scale={"zero": False, "padding": 14}),
-            axis(data.rate, format="~s"),
-            title=f"{data.rate.capitalize()} with {group}",
-        )
-        for group, some in marks.items()
+        line_panel(members, shares, layout, title=f"{data.rate.capitalize()} with {group}")
+        for group, members in marks.items()
     ]
     groups = list(dict.fromkeys(cell["x"] for cell in cells))
     speeds = sorted(ratios, key=lambda speed: -ratios[speed])
-    best_way = heat_panel(
-        cells,
-        names_axis(groups, orient="top", labelAngle=0),
-        names_axis(speeds) | {"title": "speed"},
-        by_series(shares, "color", symbol="square"),
-        title="Fastest way, and its gain over equal shares",
+    best_way = HeatLayout(
+        x=names_axis(groups, orient="top", labelAngle=0),
+        y=names_axis(speeds) | {"title": "speed"},
+        color=by_series(shares, "color", keys=Keys(symbol="square")),
         height=max(80, 34 * len(speeds)),
         inverse="true",
     )
+    panels.append(heat_panel(cells, best_way, "Fastest way, and its gain over equal shares"))
     return Figure(
         anchor="uneven-speeds",
         title="Ways to share the work, by the speed of the slow devices",
         note="Probes measured the speeds, in % of a fast device. Thin bars show 95 % intervals. "
         "The map names the fastest way, its gain compared with equal shares, and the ways that "
         "may be as good.",
-        panels=[*panels, best_way],
+        panels=panels,
     )
 
 

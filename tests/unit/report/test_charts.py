@@ -35,7 +35,7 @@ from raybench.report.charts import (
 )
 from raybench.report.charts.bars import operations_figure, parts_figure
 from raybench.report.charts.devices import telemetry_figure
-from raybench.report.charts.grammar import axis, bar_panels
+from raybench.report.charts.grammar import Bar, BarLayout, axis, bar_panels
 from raybench.report.charts.lines import memory_bandwidth_figure
 from raybench.report.documents import format_document
 from raybench.report.history import History, history_figure
@@ -298,8 +298,9 @@ def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry
 
 
 def test_panels_of_bars_of_one_title_have_one_scale_with_room_for_the_texts_beyond_intervals():
-    bar = {"x": 8.0, "low": 7.0, "high": 10.0, "text": "8.000 ms", "tip": "", "line": ""}
-    panels = bar_panels([("", f"bar {place}", [bar]) for place in range(15)], axis("ms"))
+    mark = {"x": 8.0, "low": 7.0, "high": 10.0, "text": "8.000 ms", "tip": "", "line": ""}
+    bars = [Bar(panel="", name=f"bar {number}", marks=[mark]) for number in range(15)]
+    panels = bar_panels(bars, BarLayout(x=axis("ms")))
     assert [len(panel.layers[0]["data"]["values"]) for panel in panels] == [7, 8]
     [(_, end)] = {(*panel.layers[0]["encoding"]["x"]["scale"]["domain"],) for panel in panels}
     assert end > 11
