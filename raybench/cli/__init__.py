@@ -1,8 +1,8 @@
-"""The command line: it alone prints results, and exits unless a sweep must end at once.
+"""The command line: the only room that prints results and exits.
 
-stdout carries results, stderr progress and errors. Exit codes are in `raybench.errors`, and 1 where
-a point failed or is slower or a check finds something bad, 3 where it left something untested, 5
-where `compare --fail-on` finds none slower but cannot tell of all, 130 where the user interrupted.
+stdout carries results; stderr carries progress and errors. `raybench.errors` has the exit codes of
+errors. Others are 1 (a point failed or is slower, or a check found something bad), 3 (a check left
+something untested), 5 (`compare --fail-on` could not decide all points) and 130 (interrupted).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ COMMANDS = {
     "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
     "history": ("raybench.cli.compare", "Show how points changed over many runs."),
     "predict": ("raybench.cli.compare", "Predict the steps of a run on more devices."),
-    "advise": ("raybench.cli.compare", "Advise which shares, settings or devices to use."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),
     "compact": ("raybench.cli.results", "Put the parts of a run together, one file a table."),
     "doctor": ("raybench.cli.health", "Check whether a cluster is fit to be measured."),
@@ -65,14 +64,14 @@ class _LateGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands; imports none of them, unlike click."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return what click does. Raises click.UsageError for an unknown one, with the nearest."""
+        """Resolve the command as click does, but suggest the nearest name for an unknown one."""
         is_unknown = bool(args) and args[0] not in COMMANDS and not args[0].startswith("-")
         if is_unknown and not ctx.resilient_parsing:
             from raybench.job.problems import say_unknown
@@ -81,7 +80,7 @@ class _LateGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the names of the commands, without help: click would import them all for it."""
+        """Return the names of the commands without help, for which click would import them all."""
         names = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
@@ -93,7 +92,7 @@ def raybench() -> None:
 
 
 def _complain(text: str) -> None:
-    """Print each line on stderr. What it holds of a job or a path does not control the terminal."""
+    """Print the lines of a text on stderr, without control characters."""
     from raybench.report.formatting import name_program, printable
 
     click.echo("\n".join(map(printable, name_program(text).split("\n"))), err=True)
@@ -101,7 +100,7 @@ def _complain(text: str) -> None:
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Print what is left out of the results as a line on stderr, each once."""
+    """Print each ResultsWarning once, as a line on stderr."""
     said: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
@@ -119,7 +118,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
 
 def _check_arguments() -> None:
-    """Raise UsageError for an argument that is no UTF-8: Ray, Arrow and tables take no other."""
+    """Raise UsageError for an argument that is not UTF-8, which Ray and Arrow require."""
     for argument in sys.argv[1:]:
         try:
             argument.encode()
@@ -132,10 +131,11 @@ def _check_arguments() -> None:
 
 
 def main() -> None:
-    """Run the command of `sys.argv` and raise SystemExit; a sweep may end the process by itself.
+    """Run the command of `sys.argv` and raise SystemExit.
 
-    Every error is printed on stderr and has an exit code, which `raybench.cli` lists; of a bug the
-    traceback is printed. Main thread only: replaces sys.stderr, and ends with SIGINT's default.
+    Every error is printed on stderr and has an exit code, which `raybench.cli` lists. A bug is
+    printed with its traceback. Call it in the main thread only: it replaces sys.stderr and the
+    handler of SIGINT.
     """
     keep_stderr_usable()
     try:
@@ -146,16 +146,16 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except click.ClickException as error:
-        # In one line, without click's usage, which hides it.
-        told = " ".join(error.format_message().split()).removesuffix(".")
+        # In one line: click prints its usage first, which hides the message.
+        message = " ".join(error.format_message().split()).removesuffix(".")
         context = error.ctx if isinstance(error, click.UsageError) else None
-        # Who is told the name that was meant needs no help.
-        if context is not None and not told.endswith("?"):
-            told += f"; see: {context.command_path} --help"
-        _complain(told)
+        # A message that suggests the right name needs no pointer to the help.
+        if context is not None and not message.endswith("?"):
+            message += f"; see: {context.command_path} --help"
+        _complain(message)
         code = error.exit_code
     except SystemExit as stop:
-        # click's own, after a completion, or where what reads stdout has left (`--help | head`).
+        # click exits so after a completion, or when the reader of stdout is gone (`--help | head`).
         *_, (raiser, _) = traceback.walk_tb(stop.__traceback__)
         code = 0
         if not raiser.f_globals["__name__"].startswith("click."):
@@ -180,6 +180,6 @@ def main() -> None:
             traceback.print_exc()
             _complain("raybench: this is a bug of raybench; please report the lines above")
             code = 4
-    # All is said: an interrupt from here on ends the process at once, without a traceback.
+    # Everything is printed: from here on an interrupt ends the process without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,4 @@
-"""`raybench compare`, `history`, `predict` and `advise`: what runs say when they are compared."""
+"""`raybench compare`, `history` and `predict`: what several runs, or points, say together."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 REGRESSION, UNCLEAR = "regression", "unclear"
 _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
-# Runs before the newest one with a tag that are looked at for others with it.
+# A tag is looked for in so many runs before the newest run that has it.
 _MOST_TAGGED = 300
 
 
@@ -103,8 +103,7 @@ def compare_command(
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:
         raise UsageError("--blind: goes with --fail-on regression only")
     sides = _find_side(results, base), _find_side(results, new)
-    ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
-    if both := ids[0] & ids[1]:
+    if both := sides[0].ids & sides[1].ids:
         raise ResultsError(
             f"{min(run_id for _, run_id in both)} is on both sides, {base} and {new}; name "
             "different runs (`raybench list` shows them)"
@@ -149,20 +148,19 @@ def compare_command(
 def _options_to_repeat(results: Path, threshold: float) -> list[str]:
     """Return --results and --threshold as words, where the user gave them."""
     context = click.get_current_context()
-    words = {"results": str(results), "threshold": f"{100 * threshold:g}%"}
-    return [
-        word
-        for name, text in words.items()
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        for word in (f"--{name}", text)
-    ]
+    words = []
+    for name, text in (("results", str(results)), ("threshold", f"{100 * threshold:g}%")):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            words += [f"--{name}", text]
+    return words
 
 
 def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
-    """Return the comparison of two sides, the base first.
+    """Compare two sides, the base first.
 
-    threshold: the smallest change that counts, as a share. Raises ResultsError where a run cannot
-    be read.
+    Args:
+        sides: BASE and NEW.
+        threshold: the smallest change that counts, as a share.
     """
     from raybench.analysis.compare import (
         POINT_COLUMNS,
@@ -178,37 +176,39 @@ def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
     from raybench.report.words.doubts import doubt_words
 
     base, new = sides
-    points = [[point_rows(run.points(POINT_COLUMNS)) for run in side.runs] for side in sides]
-    found = [load_run_data(side.own.root, side.own.run_id) for side in sides]
-    rows = [data.rows for data in found]
+    base_points = [point_rows(run.points(POINT_COLUMNS)) for run in base.runs]
+    new_points = [point_rows(run.points(POINT_COLUMNS)) for run in new.runs]
+    base_data = load_run_data(base.newest.root, base.newest.run_id)
+    new_data = load_run_data(new.newest.root, new.newest.run_id)
+    left_out = {}
+    for side in sides:
+        for run in side.left_out:
+            differences = lasting_changes(run.facts, side.newest.facts)
+            left_out[run.run_id] = [change.fact for change in differences]
+    impossible = []
+    for name, data in (("BASE", base_data), ("NEW", new_data)):
+        for row in data.rows:
+            for doubt in row.doubts or ():
+                if doubt.kind is DoubtKind.IMPOSSIBLE:
+                    impossible.append((f"{name} {row.point_id}", doubt_words(doubt, row)))
     return Comparison(
         base=tuple(run.run for run in base.runs),
         new=tuple(run.run for run in new.runs),
         words=(base.words, new.words),
         are_tags=base.is_tag and new.is_tag,
         threshold=threshold,
-        points=compare(*points, threshold=threshold),
-        changes=changes(base.own.facts, new.own.facts),
-        beside=all_point_changes(*rows),
-        left_out={
-            one.run_id: [change.fact for change in lasting_changes(one.facts, side.own.facts)]
-            for side in sides
-            for one in side.left_out
-        },
-        impossible=[
-            (f"{name} {row.point_id}", doubt_words(doubt, row))
-            for name, of_run in zip(("BASE", "NEW"), rows, strict=True)
-            for row in of_run
-            for doubt in row.doubts or ()
-            if doubt.kind is DoubtKind.IMPOSSIBLE
-        ],
-        machines=(_machine(found[0]), _machine(found[1])),
-        ranks=found[1].ranks,
+        points=compare(base_points, new_points, threshold=threshold),
+        changes=changes(base.newest.facts, new.newest.facts),
+        beside=all_point_changes(base_data.rows, new_data.rows),
+        left_out=left_out,
+        impossible=impossible,
+        machines=(_machine(base_data), _machine(new_data)),
+        ranks=new_data.ranks,
     )
 
 
 def _machine(data: RunData) -> str:
-    """Return the devices of a run, `4 x NVIDIA H200 on 1 node`; its cluster if unknown."""
+    """Return the devices of a run, as in `4 x NVIDIA H200 on 1 node`, or else its cluster."""
     from raybench.report import formatting
     from raybench.report.documents import records
 
@@ -218,62 +218,65 @@ def _machine(data: RunData) -> str:
 
 
 def _compare_health(sides: tuple[_Side, _Side], threshold: float) -> HealthComparison | None:
-    """Return the comparison of the newest health check of each side; None where no run is one.
+    """Compare the newest health check of each side; None where no run is a health check.
 
-    threshold: the smallest change that counts, as a share. Raises UsageError where some of the runs
-    are health checks and others are not.
+    Raises:
+        UsageError: some of the runs are health checks and others are not.
     """
     from raybench.analysis.compare import changes
     from raybench.health.comparison import HealthComparison, trace_figures
 
-    kinds = {load_health(r.root, r.run_id) is not None: r.run_id for s in sides for r in s.runs}
-    if len(kinds) == 2:
-        check, other = kinds[True], kinds[False]
-        raise UsageError(f"{check} is a health check and {other} is none: compare checks alone")
-    base, new = (side.own for side in sides)
-    before, now = (load_health(found.root, found.run_id) for found in (base, new))
+    base, new = sides
+    checks: list[str] = []
+    others: list[str] = []
+    for run in (*base.runs, *new.runs):
+        is_check = load_health(run.root, run.run_id) is not None
+        (checks if is_check else others).append(run.run_id)
+    if checks and others:
+        raise UsageError(
+            f"{checks[-1]} is a health check and {others[-1]} is none: compare checks alone"
+        )
+    before = load_health(base.newest.root, base.newest.run_id)
+    now = load_health(new.newest.root, new.newest.run_id)
     if before is None or now is None:
         return None
     figures = trace_figures([before.findings, now.findings], 1 + threshold)
-    around = changes(base.facts, new.facts)
+    around = changes(base.newest.facts, new.newest.facts)
     return HealthComparison(base=before, new=now, figures=figures, changes=around)
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what was read
-class _Found:
-    """A run of the results folder `root`, by its whole id; its row and facts are read once."""
+@dataclass(frozen=True, kw_only=True)  # no slots, which cached_property needs
+class _StoredRun:
+    """A run of the results folder `root`, whose row and facts are read once."""
 
     root: Path
     run_id: str
 
     @cached_property
     def run(self) -> Run:
-        """Return the row of the run in `runs`. Raises ResultsError where it cannot be read."""
+        """Return the row of the run in `runs`."""
         from raybench.results import reader
 
         return reader.read_run(self.root, self.run_id)
 
     @cached_property
     def facts(self) -> dict[Fact, str]:
-        """Return what may change a measured time, as `raybench.analysis.compare.facts` does.
-
-        Raises ResultsError where run or devices cannot be read.
-        """
+        """Return what may change a measured time."""
         from raybench.analysis.compare import facts
         from raybench.results import reader
 
         return facts(self.run, reader.load_table(self.root, "devices", self.run_id))
 
     def points(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return these columns of the run's `points`, all attempts; raises as `read_table` does."""
+        """Return these columns of the table `points`, with all attempts."""
         from raybench.results import reader
 
-        read = reader.read_table(self.root, "points", self.run_id, columns)
-        frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
+        table = reader.read_table(self.root, "points", self.run_id, columns)
+        frame: pd.DataFrame = table.to_pandas(maps_as_pydicts="strict")
         return frame
 
     def has_tag(self, name: str, value: str) -> bool:
-        """Return whether the run has this tag; False for a run that cannot be read."""
+        """Return whether the run has this tag and can be read."""
         try:
             return self.run.tags.get(name) == value
         except ResultsError:
@@ -282,75 +285,76 @@ class _Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
-    """BASE or NEW: its newest run, `own`, and the others, the oldest first.
+    """BASE or NEW."""
 
-    left_out: runs with its tag that differ from `own` by more than their start, hosts and which
-    devices of the model they had, the newest first. Of a tag only the 300 runs before `own` are
-    looked at.
-    """
-
-    own: _Found
-    # How the user named it, and whether that was a tag.
+    newest: _StoredRun
+    # How the user named the side.
     words: str
+    # Whether `words` is a tag.
     is_tag: bool = False
-    others: Sequence[_Found] = ()
-    left_out: Sequence[_Found] = ()
+    # The other runs, the oldest first.
+    others: Sequence[_StoredRun] = ()
+    # Runs with the tag whose lasting facts differ from those of `newest`, the newest first.
+    left_out: Sequence[_StoredRun] = ()
 
     @property
-    def runs(self) -> Sequence[_Found]:
+    def runs(self) -> Sequence[_StoredRun]:
         """Return all runs of the side, the newest last."""
-        return (*self.others, self.own)
+        return (*self.others, self.newest)
+
+    @property
+    def ids(self) -> set[tuple[Path, str]]:
+        """Return folder and id of each run."""
+        return {(run.root.resolve(), run.run_id) for run in self.runs}
 
 
 def _find_side(results: Path, text: str) -> _Side:
-    """Return the side that `text` means.
+    """Find the runs that `text` names: a RUN of `report`, several with commas, or a NAME=VALUE tag.
 
-    text: as RUN of `report`; several of these with commas; or the tag NAME=VALUE, as of
-    `_runs_with_tag`. Raises ResultsError where there is none.
+    Raises:
+        ResultsError: there is no such run.
     """
-    # Path's would raise for a name that no file can have.
+    # Path.exists would raise for a name that no file can have.
     if os.path.exists(text):  # noqa: PTH110
-        return _Side(own=_find(results, text), words=text)
+        return _Side(newest=_find(results, text), words=text)
     if "=" in text:
         return _runs_with_tag(results, text)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if len(names) < 2:
-        return _Side(own=_find(results, text), words=text)
-    found = {one.run_id: one for one in (_find(results, name) for name in names)}
-    *others, own = sorted(found.values(), key=lambda one: (one.run.started_at, one.run_id))
-    return _Side(own=own, words=text, others=others)
+        return _Side(newest=_find(results, text), words=text)
+    runs = {}
+    for name in names:
+        run = _find(results, name)
+        runs[run.run_id] = run
+    *others, newest = sorted(runs.values(), key=lambda run: (run.run.started_at, run.run_id))
+    return _Side(newest=newest, words=text, others=others)
 
 
-def _find(results: Path, text: str) -> _Found:
-    """Return the run that `text` names. Raises ResultsError where there is none."""
+def _find(results: Path, text: str) -> _StoredRun:
     from raybench.results.reader import find_run
 
     root, run_id = find_run(results, text)
-    return _Found(root=root, run_id=run_id)
+    return _StoredRun(root=root, run_id=run_id)
 
 
 def _runs_with_tag(results: Path, text: str) -> _Side:
-    """Return the newest run with the tag `text`, and the runs with it that are alike.
-
-    Raises ResultsError where no run has the tag.
-    """
+    """Find the newest run with the tag `text`, and earlier runs with the tag and the same facts."""
     from raybench.analysis.compare import lasting_changes
     from raybench.results import reader
 
     name, _, value = text.partition("=")
-    runs = (_Found(root=results, run_id=run_id) for run_id in reversed(reader.run_ids(results)))
-    own = next((run for run in runs if run.has_tag(name, value)), None)
-    if own is None:
+    runs = (_StoredRun(root=results, run_id=run_id) for run_id in reversed(reader.run_ids(results)))
+    newest = next((run for run in runs if run.has_tag(name, value)), None)
+    if newest is None:
         rows = reader.read_table(results, "runs", None, ("tags",))["tags"]
         tags = [row or {} for row in rows.to_pylist(maps_as_pydicts="strict")]
-        known = sorted({f"{key}={tag}" for row in tags for key, tag in row.items()})
-        there = f"there are: {', '.join(known[:5])}" if known else "no run has tags"
+        names = sorted({f"{key}={tag}" for row in tags for key, tag in row.items()})
+        there = f"there are: {', '.join(names[:5])}" if names else "no run has tags"
         raise ResultsError(f"{results}: no run with the tag {text!r}; {there}")
     others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
-    # Their facts have the job too.
-    same = {run.run_id for run in others if not lasting_changes(run.facts, own.facts)}
+    same = {run.run_id for run in others if not lasting_changes(run.facts, newest.facts)}
     return _Side(
-        own=own,
+        newest=newest,
         words=text,
         is_tag=True,
         others=[run for run in reversed(others) if run.run_id in same],
@@ -425,19 +429,25 @@ def history_command(
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
     """Return the rows of `points` that the options select, without those of health checks.
 
-    prefix: of a point id. Raises ResultsError where none is left, and UsageError for a wrong
-    expression.
+    Args:
+        results: the folder of results.
+        prefix: of a point id; None for all points.
+        expression: as of --filter; None for all points.
+
+    Raises:
+        ResultsError: there is no such point.
+        UsageError: the expression is wrong, or no point fulfils it.
     """
     from raybench.analysis.compare import HISTORY_COLUMNS
     from raybench.analysis.rows import point_rows
     from raybench.results import reader
 
     table = reader.read_table(results, "points", None, HISTORY_COLUMNS)
-    # Points of a check are short, and of devices that may be shared: their figures have limits.
+    # Points of a health check are short, and their devices may be shared.
     runs = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
     sweeps = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] != ["health"]}
-    found = point_rows(table.to_pandas(maps_as_pydicts="strict"))
-    points = [row for row in found if row.run_id in sweeps]
+    rows = point_rows(table.to_pandas(maps_as_pydicts="strict"))
+    points = [row for row in rows if row.run_id in sweeps]
     if not points:
         raise ResultsError(f"{results}: no points to read; `raybench sweep JOB` measures some")
     if prefix is not None:
@@ -448,15 +458,16 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
 
 
 def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
-    """Return the points for which the expression is true; without those that lack a name of it.
+    """Return the points for which the expression is true; points without a setting in it go.
 
-    Raises UsageError where none is left.
+    Raises:
+        UsageError: the expression is wrong, or no point is left.
     """
     from raybench.analysis.scaling import typed_value
     from raybench.job.plan import select_points
     from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
 
-    # By the names of their settings: an expression may name one that only some have.
+    # Grouped by the names of their settings: an expression may name a setting of some points only.
     alike: dict[tuple[str, ...], dict[str, Point]] = {}
     for row in points:
         typed = {name: typed_value(text) for name, text in row.params.items()}
@@ -474,11 +485,13 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
     errors: list[UsageError] = []
     for group in alike.values():
         try:
-            chosen = set(map(id, select_points([*group.values()], expression)))
+            chosen = {id(point) for point in select_points([*group.values()], expression)}
         except UsageError as error:
             errors.append(error)
-        else:
-            kept.update(point_id for point_id, point in group.items() if id(point) in chosen)
+            continue
+        for point_id, point in group.items():
+            if id(point) in chosen:
+                kept.add(point_id)
     if not kept:
         raise errors[0]
     return [row for row in points if row.point_id in kept]
@@ -497,20 +510,19 @@ def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], 
             steps.append((row, before))
         last[row.point_id, row.machine] = row.run_id
     ids = {run_id for row, before in steps for run_id in (row.run_id, before)}
-    known = {
-        run.run_id: facts(run, reader.load_table(results, "devices", run.run_id))
-        for run in (reader.read_runs(results) if ids else ())
-        if run.run_id in ids
-    }
+    facts_of = {}
+    for run in reader.read_runs(results) if ids else ():
+        if run.run_id in ids:
+            facts_of[run.run_id] = facts(run, reader.load_table(results, "devices", run.run_id))
     return {
-        (row.point_id, row.run_id): changes(known[before], known[row.run_id])
+        (row.point_id, row.run_id): changes(facts_of[before], facts_of[row.run_id])
         for row, before in steps
-        if before in known and row.run_id in known
+        if before in facts_of and row.run_id in facts_of
     }
 
 
 def _read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
-    """Return the numbers that --world-size lists, in ascending order. Raises UsageError."""
+    """Return the numbers that --world-size lists, in ascending order."""
     names = [name.strip() for name in text.split(",")]
     if all(re.fullmatch(r"\d{1,7}", name) and 2 <= int(name) <= 1_000_000 for name in names):
         return tuple(sorted(set(map(int, names))))
@@ -547,10 +559,7 @@ def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind:
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
-    found, points = (
-        reader.read_run(root, run_id),
-        point_rows(reader.load_table(root, "points", run_id)),
-    )
+    points = point_rows(reader.load_table(root, "points", run_id))
     measured = [row.world_size for row in points if row.status == "ok" and is_on_one_node(row)]
     largest = max(measured, default=0)
     if world_sizes[0] <= largest:
@@ -564,29 +573,9 @@ def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind:
         why = not_predicted(left_out[0]) if left_out else "it has no points"
         raise ResultsError(f"{run_id}: cannot predict: {why}")
     forecast = Forecast(
-        run=found, predictions=predictions, devices_per_node=devices_per_node, left_out=left_out
+        run=reader.read_run(root, run_id),
+        predictions=predictions,
+        devices_per_node=devices_per_node,
+        left_out=left_out,
     )
     write_document(forecast, kind)
-
-
-@click.command("advise")
-@click.argument("run", default="latest", shell_complete=complete_run)
-@results_option
-@json_option
-def advise_command(run: str, results: Path, as_json: bool) -> None:
-    """Advise which shares and settings are best by the points of RUN, or which devices to avoid.
-
-    RUN is as for `raybench report`, or a health check, which advises on devices. Each advice names
-    its points or tests; "estimate", "predicted" and "should" are not measured. Needs no cluster.
-    """
-    from raybench.analysis.answer import decide
-    from raybench.analysis.run_data import load_run_data
-    from raybench.report.show import AdviceList, advise_run
-
-    if (check := load_health(results, run)) is not None:
-        found = AdviceList(run_id=check.run.run_id, advice=check.advice)
-    else:
-        answer = decide(load_run_data(results, run))
-        run_id = answer.data.run.run_id
-        found = AdviceList(run_id=run_id, advice=list(advise_run(answer)))
-    write_document(found, "json" if as_json else "terminal")

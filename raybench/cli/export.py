@@ -84,9 +84,10 @@ def export_command(
 
 
 def _references(results: Path, runs: Sequence[str]) -> str:
-    """Return the entries that runs, and YAML files of references, support together.
+    """Return the reference entries that runs, and YAML files of references, support together.
 
-    Raises ResultsError where there is no entry, or more than one model of device.
+    Raises:
+        ResultsError: there is no entry, or more than one model of device.
     """
     from raybench.analysis.references import format_references, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
@@ -104,7 +105,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
             measured = check.measurements
         else:
             trials = without_controls(latest_trials(load_run_data(results, name).points))
-            measured = list(measured_values(trials, [one["uuid"] for one in devices]))
+            measured = list(measured_values(trials, [device["uuid"] for device in devices]))
         files += reference_files(reader.read_run(root, run_id), devices, measured)
     pooled, names = pool(files), " and ".join(runs)
     if not any(file.quantities for file in pooled):

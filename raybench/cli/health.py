@@ -82,10 +82,7 @@ def doctor_command(
 
 
 def format_text(diagnosis: Diagnosis) -> str:
-    """Return the cluster, a line for each check with its advice below it, and counts by verdict.
-
-    As wide as the terminal at most, in colour if stdout shows colours.
-    """
+    """Return the cluster, a line for each check with its advice below it, and counts by verdict."""
     from rich.table import Table
     from rich.text import Text
 
@@ -97,7 +94,7 @@ def format_text(diagnosis: Diagnosis) -> str:
     grid.add_column(overflow="fold", max_width=18)
     grid.add_column(overflow="fold")
     for check in diagnosis.checks:
-        # Names and findings may come from an error message or a variable.
+        # Names and findings may contain markup of rich: they may come from an error message.
         verdict = Text(check.verdict, style=_STYLES[check.verdict])
         grid.add_row(verdict, Text(plain(check.name)), Text(plain(check.found)))
         if check.advice:
@@ -108,11 +105,7 @@ def format_text(diagnosis: Diagnosis) -> str:
 
 
 def format_json(diagnosis: Diagnosis) -> str:
-    """Return the JSON object of all checks as text.
-
-    Its members: schema_version, cluster, checks (name, verdict, found, advice, details), devices;
-    versions and environment (variables that may change times) of this process.
-    """
+    """Return the JSON object of all checks as text."""
     return json_text(
         {
             "schema_version": SCHEMA_VERSION,
@@ -126,11 +119,11 @@ def format_json(diagnosis: Diagnosis) -> str:
 
 
 def _read_duration(_: click.Context, __: click.Parameter, text: str) -> float:
-    """Return a time such as 90s, 30m or 2h in seconds. Raises UsageError for another text."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if found is None:
+    """Return a time such as 90s, 30m or 2h in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if match is None:
         raise UsageError(f"--burn-in {text}: must be a time, as in 90s, 30m or 2h")
-    return float(found[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
+    return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
 
 
 @click.command("health")
@@ -198,12 +191,12 @@ def health_command(
     if "burn-in" in stages and not burn_in_s:
         raise UsageError("--only burn-in: needs a time; add --burn-in, as in --burn-in 30m")
     where = make_target(given)
-    # Before the minutes that a check takes.
+    # A check takes minutes: fail before it begins.
     check_outlives_job(where.output)
     check_writable(where.output)
     if healthy_file is not None:
         check_list_writable(healthy_file)
-    found = examine(
+    check = examine(
         where,
         ConsoleListener(make_console(), title),
         stages or STAGES,
@@ -212,12 +205,12 @@ def health_command(
         burn_in_s=burn_in_s,
         references=references,
     )
-    if found.run.status is RunStatus.INTERRUPTED:
+    if check.run.status is RunStatus.INTERRUPTED:
         ctx.exit(130)
     if healthy_file is not None:
-        comment = f"healthy by run {found.run.run_id}"
-        write_device_list(healthy_file, found.healthy_devices, comment)
-    report = load_health(where.output, found.run.run_id, references)
+        comment = f"healthy by run {check.run.run_id}"
+        write_device_list(healthy_file, check.healthy_devices, comment)
+    report = load_health(where.output, check.run.run_id, references)
     assert report is not None, "its command line says that it is a check"
     write_document(report, "json" if as_json else "terminal")
     ctx.exit(report.exit_code)
@@ -226,10 +219,15 @@ def health_command(
 def load_health(
     results: Path, run: str, references: References | None = None
 ) -> HealthReport | None:
-    """Return the results of a health check with its verdicts; None where the run is not one.
+    """Return the report of a health check; None where the run is not a health check.
 
-    run: as `raybench report` takes it. references: None for those that come with raybench. Raises
-    ResultsError where there is no such run or it cannot be read.
+    Args:
+        results: the folder of results.
+        run: as `raybench report` takes it.
+        references: None for those that come with raybench.
+
+    Raises:
+        ResultsError: there is no such run, or it cannot be read.
     """
     from raybench.analysis.references import SHIPPED
     from raybench.health.references import grades, measurements, read_findings
@@ -240,17 +238,17 @@ def load_health(
     from raybench.results.columns import from_row
 
     root, run_id = reader.find_run(results, run)
-    found = reader.read_run(root, run_id)
-    # Also where it was interrupted before its findings.
-    if not found.is_health_check and not (root / "health" / run_id).is_dir():
+    row = reader.read_run(root, run_id)
+    # A check that was interrupted early has no findings.
+    if not row.is_health_check and not (root / "health" / run_id).is_dir():
         return None
     rows = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
     devices = [from_row(Device, row) for row in rows]
     findings = [finding for _, finding in read_findings(root, run_id)]
     gpus = {device.uuid: device for device in devices if device.uuid}
     return HealthReport(
-        run=found,
-        machine=formatting.machine(rows) if rows else found.cluster,
+        run=row,
+        machine=formatting.machine(rows) if rows else row.cluster,
         devices=devices,
         findings=findings,
         grades=grades(findings, gpus, references or SHIPPED, run_id),

@@ -33,10 +33,13 @@ SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 
 
 def _complete_workload(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of built-in workloads that begin with `incomplete`."""
     from raybench.job.registry import BUILTIN
 
     return [name for name in BUILTIN if name.startswith(incomplete)]
+
+
+def _complete_template(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in templates() if name.startswith(incomplete)]
 
 
 @click.command("schema")
@@ -53,7 +56,7 @@ def schema_command() -> None:
     "--template",
     "name",
     metavar="NAME",
-    shell_complete=lambda _, __, begin: [one for one in templates() if one.startswith(begin)],
+    shell_complete=_complete_template,
     help="Write the job NAME, which answers a question, to FILE (NAME.yaml).",
 )
 @click.option("--list", "is_list", is_flag=True, help="List the jobs, and what each of them asks.")
@@ -68,63 +71,61 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     from raybench.job.loading import job_from_text
     from raybench.job.plan import make_plan
 
-    known = templates()
+    jobs = templates()
     if is_list:
         if file or name:
             raise UsageError("--list: lists the jobs; give neither FILE nor --template")
         rows = []
-        for one, text in known.items():
-            asked = job_from_text(f"{one}.yaml", text)
-            devices = sorted({point.world_size for point in make_plan(asked).points})
-            rows.append([one, ", ".join(map(str, devices)), asked.question])
+        for title, text in jobs.items():
+            job = job_from_text(f"{title}.yaml", text)
+            devices = sorted({point.world_size for point in make_plan(job).points})
+            rows.append([title, ", ".join(map(str, devices)), job.question])
         table = table_text(["job", "devices", "what it asks"], rows)
         take = f"Take one: {command('init', '--template', 'NAME')}"
         write_result(f"{table}\n{take}\nWithout GPUs, cut it down by the command in its comment.\n")
         return
-    if name is not None and name not in known:
-        guess = did_you_mean(name, known)
+    if name is not None and name not in jobs:
+        guess = did_you_mean(name, jobs)
         message = f"--template: no job {quote(name)}{guess}; see: `raybench init --list`"
         raise UsageError(message.replace("?;", "? All of them:"))
     starter = files("raybench").joinpath("job_template.yaml")
-    text = known[name] if name is not None else starter.read_text(encoding="utf-8")
+    text = jobs[name] if name is not None else starter.read_text(encoding="utf-8")
     name = name or "job"
     file = file or Path(f"{name}.yaml")
     if os.path.lexists(file):
         raise UsageError(f"{file}: exists already; give another name, or remove it")
     text = re.sub(r"(?<=\$schema=)\S+", "job.schema.json", text, count=1)
-    job = name_after(file, name)
-    # In quotes where YAML would take it for a number or for true.
-    is_plain = job[0].isalpha() and job.lower() not in ("true", "false", "null")
-    named = f"name: {job if is_plain else json.dumps(job)}"
+    job_name = name_after(file, name)
+    # Quotes: YAML would read some names as a number or as true.
+    is_plain = job_name[0].isalpha() and job_name.lower() not in ("true", "false", "null")
+    named = f"name: {job_name if is_plain else json.dumps(job_name)}"
     text = re.sub(r"^name: \w+", named, text, count=1, flags=re.MULTILINE)
-    # It stands in a comment, which a line feed would end.
+    # The path stands in a comment, which a line feed would end.
     here = shlex.quote(str(file)) if str(file).isprintable() else f"{name}.yaml"
     write_file(file, text.replace(f"jobs/{name}.yaml", here).encode())
-    # Its first line tells an editor that the schema lies beside it.
+    # The first line of the job tells editors that the schema is beside it.
     schema = file.parent / "job.schema.json"
     if is_new := not schema.exists():
         write_file(schema, files("raybench").joinpath("job.schema.json").read_bytes())
-    told = f"{file}: written{f', with {schema} for editors' if is_new else ''}"
-    told += f"; look at its points with: {command('plan', str(file))}"
-    write_result(f"{printable(told)}\n")
+    message = f"{file}: written{f', with {schema} for editors' if is_new else ''}"
+    message += f"; look at its points with: {command('plan', str(file))}"
+    write_result(f"{printable(message)}\n")
 
 
 def templates() -> dict[str, str]:
     """Return name -> YAML text of the jobs of `raybench init --list`, sorted by name."""
     folder = files("raybench").joinpath("jobs")
-    found = sorted(folder.iterdir(), key=lambda entry: entry.name)
     return {
         entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
-        for entry in found
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
         if entry.name.endswith(".yaml")
     }
 
 
 def name_after(path: Path, otherwise: str) -> str:
-    """Return the name of a file, without its last ending, as a valid job name.
+    """Return the stem of a file as a valid job name, or `otherwise` if no character is valid.
 
-    Other characters than A-Z a-z 0-9 _ . - become "-"; then leading _ . - are left out, and what is
-    longer than 64 characters is cut. `otherwise` if nothing is left.
+    Invalid characters become "-", leading _ . - are removed, and 64 characters are kept.
     """
     return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("_.-")[:64] or otherwise
 
@@ -143,11 +144,10 @@ def workloads_command(name: str | None, as_json: bool) -> None:
     for workload in registry.BUILTIN if name is None else [name]:
         workload_class = registry.load_workload(workload)
         doc = (inspect.getdoc(workload_class) or "no description").partition("\n")[0]
-        shown = ("name", "type", "default", "is_required", "description")
-        parameters = [
-            {key: getattr(parameter, key) for key in shown}
-            for parameter in parameters_of_class(workload_class)
-        ]
+        parameters = []
+        for parameter in parameters_of_class(workload_class):
+            names = ("name", "type", "default", "is_required", "description")
+            parameters.append({name: getattr(parameter, name) for name in names})
         described.append({"name": workload, "doc": doc, "parameters": parameters})
     if as_json:
         write_result(json_text({"schema_version": SCHEMA_VERSION, "workloads": described}))
@@ -196,14 +196,14 @@ def explain_command(term: tuple[str, ...]) -> None:
     words = [entry.word for entry in load_glossary()]
     wanted = " ".join(term).strip()
     if not wanted:
-        found = [
+        meanings = [
             f"{', '.join(words)}; marks; columns of points; parameters of workloads.",
             f"How-to pages: {', '.join(pages)}.",
         ]
     else:
-        found = list(dict.fromkeys(_meanings(wanted)))
+        meanings = list(dict.fromkeys(_meanings(wanted)))
     style = textwrap.TextWrapper(width=78, subsequent_indent="  ", break_on_hyphens=False)
-    texts = [style.fill(text) for text in found]
+    texts = [style.fill(text) for text in meanings]
     if page := pages.get(wanted.lower()):
         texts.append(page)
     if not texts:
@@ -278,31 +278,35 @@ def _parameter_meanings(keys: Set[str]) -> Iterator[str]:
 
     of_workloads: dict[str, list[str]] = {}
     for workload in registry.BUILTIN:
-        for one in parameters_of_class(registry.load_workload(workload)):
-            if not keys.isdisjoint((one.name, heading(one.name), one.name.replace("_", " "))):
-                of_workloads.setdefault(f"{one.name}: {one.description}", []).append(workload)
+        for parameter in parameters_of_class(registry.load_workload(workload)):
+            name = parameter.name
+            if not keys.isdisjoint((name, heading(name), name.replace("_", " "))):
+                text = f"{name}: {parameter.description}"
+                of_workloads.setdefault(text, []).append(workload)
     for text, workloads in of_workloads.items():
         yield f"{text.rstrip('.')} (parameter of {', '.join(workloads)})."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlossaryEntry:
-    """A word with its meaning. also: other words for the same."""
+    """A word with its meaning."""
 
     word: str
     means: str
+    # Synonyms.
     also: Sequence[str] = ()
 
 
 @cache
 def load_glossary() -> tuple[GlossaryEntry, ...]:
-    """Return the entries of the glossary that comes with raybench, sorted by their word."""
+    """Return the entries of the glossary, sorted by word."""
     from ruamel.yaml import YAML
 
     text = files("raybench.report").joinpath("glossary.yaml").read_text(encoding="utf-8")
-    found = YAML(typ="safe", pure=True).load(text)
-    entries = [
-        GlossaryEntry(word=word, **({"means": told} if isinstance(told, str) else told))
-        for word, told in found.items()
-    ]
+    entries = []
+    for word, fields in YAML(typ="safe", pure=True).load(text).items():
+        if isinstance(fields, str):
+            entries.append(GlossaryEntry(word=word, means=fields))
+        else:
+            entries.append(GlossaryEntry(word=word, **fields))
     return tuple(sorted(entries, key=lambda entry: entry.word))

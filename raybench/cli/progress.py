@@ -35,11 +35,9 @@ def show_phase(console: Console, what: str) -> Iterator[None]:
 
 
 class ConsoleListener:
-    """Shows messages, spinners and progress on a console.
+    """Shows messages, spinners and progress on a console."""
 
-    name_of: returns the name of a point; None: the settings that vary name it.
-    """
-
+    # name_of: by default the settings that vary name a point.
     def __init__(self, console: Console, name_of: Callable[[Point], str] | None = None) -> None:
         self._console = console
         self._name_of = name_of
@@ -49,11 +47,11 @@ class ConsoleListener:
         say(self._console, line)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context that shows `what` by a spinner; nothing where there is no terminal."""
+        """Return a context with a spinner, which only a terminal shows."""
         return self._console.status(Text(what))
 
     def progress(self, plan: Plan, trials: int) -> PointProgress:
-        """Return a context; call its `show` with each event of a sweep. trials: as there."""
+        """Return a context whose `show` takes each event of a sweep."""
         return PointProgress(plan, self._console, trials, self._name_of)
 
     def show_cursor(self) -> None:
@@ -64,9 +62,13 @@ class ConsoleListener:
 class PointProgress:
     """Prints a line per finished point; on a terminal it also redraws the points that run.
 
-    plan: the points to run. trials: how many points finish, over all rounds; None: each once.
-    name_of: returns the name of a point; None: the settings that vary in the plan name it.
-    What is redrawn is never wrapped and fits on the screen: what is taller cannot be wiped off.
+    The redrawn lines are never wrapped and fit on the screen, because rich cannot erase more.
+
+    Args:
+        plan: the points to run.
+        console: where to print.
+        trials: how many points finish, over all rounds; by default each point once.
+        name_of: returns the name of a point; by default the settings that vary name it.
     """
 
     def __init__(
@@ -81,17 +83,16 @@ class PointProgress:
         self._varying = varying_settings(plan.points)
         if plan.batch_search and "batch_size" not in self._varying:
             self._varying.append("batch_size")
-        self._widths = {
-            name: max(len(_show_setting(point, name)) for point in plan.points)
-            for name in self._varying
-        }
+        self._widths: dict[str, int] = {}
+        for name in self._varying:
+            self._widths[name] = max(len(_show_setting(point, name)) for point in plan.points)
         self._total = len(plan.points) if trials is None else trials
         self._done = 0
         # Skipped points take no time, so they do not count for the pace.
         self._measured = 0
         self._began_s = time.monotonic()
         self._pace_s = 0.0
-        # The thread that draws reads it, so a change replaces it.
+        # Replaced, never changed, because another thread draws it.
         self._running: dict[int, tuple[PointStarted, float]] = {}
         self._live = (
             Live(console=console, refresh_per_second=2, get_renderable=self.picture, transient=True)
@@ -124,7 +125,9 @@ class PointProgress:
             if event.trials:
                 self._print(f"round {event.round} of {event.rounds}", "")
         else:
-            self._running = {i: one for i, one in self._running.items() if i != event.index}
+            self._running = {
+                index: started for index, started in self._running.items() if index != event.index
+            }
             record = event.record
             line = f"{self._number()}  {self._outcome(record)}"
             if isinstance(event, PointRetried):
@@ -167,10 +170,7 @@ class PointProgress:
         return f"about {duration} left"
 
     def _name(self, point: Point) -> str:
-        """Return the name of a point: its settings that vary, in columns of equal width.
-
-        Its id where none vary; what `name_of` returns where that was given.
-        """
+        """Return the settings of a point that vary, in columns of equal width, or its id."""
         if self._name_of is not None:
             return self._name_of(point)
         cells = (f"{_show_setting(point, name):<{self._widths[name]}}" for name in self._varying)
@@ -180,12 +180,12 @@ class PointProgress:
         """Return the status, the settings, and the step time with its rate, or the reason."""
         if record.status is Status.OK:
             reached = rate_columns(record, mean_step_ms(record))
-            known = [(m, value) for m in MAIN_RATES if (value := getattr(reached, m.name))]
-            rate = formatting.rate(*known[0]) if known else ""
+            rates = [(rate, getattr(reached, rate.name)) for rate in MAIN_RATES]
+            rate = next((formatting.rate(*pair) for pair in rates if pair[1]), "")
             outcome = f"{formatting.duration(typical_step_ms(record)):>9}  {rate}".rstrip()
         else:
-            told = formatting.plain(failure_of_record(record))
-            outcome = formatting.shorten_middle(told, 300)
+            failure = formatting.plain(failure_of_record(record))
+            outcome = formatting.shorten_middle(failure, 300)
         outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self._name(record.point), outcome])
 
@@ -196,7 +196,7 @@ def _show_setting(point: Point, name: str) -> str:
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     if name in point.env:
         return f"{name}={formatting.plain(point.env[name])}"
-    # A precision or a preset speaks for itself; a number does not.
+    # A text such as a precision needs no label; a number does.
     if isinstance(value, str):
         return formatting.plain(value)
     return f"{label.get(name, formatting.heading(name))} {formatting.setting(name, value)}"

@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.analysis.run_data import RunData
     from raybench.health.report import HealthReport
+    from raybench.report.charts import RankTimes
     from raybench.report.documents import Document
     from raybench.report.show import PointDetails
     from raybench.results.tables import Run
 
 
-# What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
+# The default of `list`: reading 10,000 runs takes seconds.
 _LISTED = 50
 
 
@@ -85,26 +86,26 @@ def report_command(
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
     root, run_id = reader.find_run(results, run)
     document: Document
-    found: RunData | HealthReport
+    data: RunData | HealthReport
     if (check := load_health(root, run_id, references)) is not None:
-        found = document = check
+        data = document = check
     else:
-        found = load_run_data(root, run_id, references)
-        document = RunReport(answer=decide(found), is_short=kind == "terminal" and not full)
+        data = load_run_data(root, run_id, references)
+        document = RunReport(answer=decide(data), is_short=kind == "terminal" and not full)
     if github:
         append_to_github_summary(format_document(document, kind, width=width()))
     if output is not None or not github:
-        write_document(document, kind, output, lambda: page_of(root, found))
-    # Last: the report must not be lost with a picture that cannot be drawn or written.
+        write_document(document, kind, output, lambda: page_of(root, data))
+    # The chart comes last: the report must not be lost if drawing or writing the chart fails.
     if chart is not None:
-        write_file(chart, _draw(root, found, chart.suffix.lower().removeprefix(".")))
+        write_file(chart, _draw(root, data, chart.suffix.lower().removeprefix(".")))
 
 
-def _draw(root: Path, found: RunData | HealthReport, kind: str) -> bytes:
-    """Return the chart that the page of a run begins with; kind: "svg" or "png".
+def _draw(root: Path, data: RunData | HealthReport, kind: str) -> bytes:
+    """Draw the first chart of the page of a run or a health check; kind: "svg" or "png".
 
-    Of a health check that of its pairs, or of devices where there are no pairs. Raises UsageError
-    where there is nothing to draw.
+    Raises:
+        UsageError: there is nothing to draw.
     """
     from raybench.analysis.answer import decide
     from raybench.health.report import HealthReport, health_figures
@@ -112,54 +113,67 @@ def _draw(root: Path, found: RunData | HealthReport, kind: str) -> bytes:
     from raybench.report.charts.grammar import draw_figure
     from raybench.results import reader
 
-    if isinstance(found, HealthReport):
-        figures = health_figures(found)
-        drawn = draw_figure(figures[0], kind, below=found.machine) if figures else None
+    if isinstance(data, HealthReport):
+        figures = health_figures(data)
+        drawn = draw_figure(figures[0], kind, below=data.machine) if figures else None
         why = "nothing was compared"
     else:
-        devices = reader.load_table(root, "devices", found.run.run_id)
-        drawn = draw_main_figure(ChartData(answer=decide(found), devices=devices), kind)
-        why = why_no_figure(found)
+        devices = reader.load_table(root, "devices", data.run.run_id)
+        drawn = draw_main_figure(ChartData(answer=decide(data), devices=devices), kind)
+        why = why_no_figure(data)
     if drawn is None:
         raise UsageError(f"--chart: there is nothing to draw: {why}")
     return drawn
 
 
-def page_of(root: Path, found: RunData | HealthReport) -> str:
-    """Return the HTML page of a run or of a health check of the results folder `root`.
-
-    Raises ResultsError where a table of the run cannot be read.
-    """
+def page_of(root: Path, data: RunData | HealthReport) -> str:
+    """Return the HTML page of a run or a health check of the results folder `root`."""
     from raybench.analysis.answer import decide
-    from raybench.analysis.rounds import SAMPLE_COLUMNS, Trials, join_rounds, rank_by_iteration
     from raybench.health.report import HealthReport
     from raybench.health.report import format_page as format_check
     from raybench.report import page
-    from raybench.report.charts import ChartData, RankTimes
-    from raybench.report.charts.devices import TELEMETRY_COLUMNS, columns_of_a_map, heat_points
+    from raybench.report.charts import ChartData
+    from raybench.report.charts.devices import TELEMETRY_COLUMNS
     from raybench.results import reader
 
-    run_id = found.run.run_id
+    run_id = data.run.run_id
     devices = reader.load_table(root, "devices", run_id)
-    if isinstance(found, HealthReport):
-        return format_check(found, devices)
-    rows = heat_points(found.rows)
+    if isinstance(data, HealthReport):
+        return format_check(data, devices)
     telemetry = reader.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS).to_pandas()
-    # The step times of these points are read one by one: all may not fit into memory.
-    trials, columns = Trials(found.points), columns_of_a_map(rows)
-    rounds = [[*trials.rounds(row).values()] for row in rows]
-    attempts = [(one.point_id, one.attempt) for made in rounds for one in made]
-    read = reader.rows_of_attempts(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
-    rank_times = [
-        RankTimes(row=row, times_ms=times_ms, median_ms=median_ms)
-        for row, made in zip(rows, rounds, strict=True)
-        if (samples := [next(read) for _ in made])
-        for times_ms, median_ms in [rank_by_iteration(join_rounds(samples), columns)]
-    ]
-    data = ChartData(
-        answer=decide(found), devices=devices, telemetry=telemetry, rank_times=rank_times
+    chart_data = ChartData(
+        answer=decide(data),
+        devices=devices,
+        telemetry=telemetry,
+        rank_times=_rank_times(root, data),
     )
-    return page.format_page(data)
+    return page.format_page(chart_data)
+
+
+def _rank_times(root: Path, data: RunData) -> list[RankTimes]:
+    """Read the step times of the points that are drawn as heat maps."""
+    from raybench.analysis.rounds import SAMPLE_COLUMNS, Trials, join_rounds, rank_by_iteration
+    from raybench.report.charts import RankTimes
+    from raybench.report.charts.devices import columns_of_a_map, heat_points
+    from raybench.results import reader
+
+    rows = heat_points(data.rows)
+    columns = columns_of_a_map(rows)
+    trials = Trials(data.points)
+    rounds_of = [[*trials.rounds(row).values()] for row in rows]
+    attempts = []
+    for rounds in rounds_of:
+        attempts += [(attempt.point_id, attempt.attempt) for attempt in rounds]
+    run_id = data.run.run_id
+    # The samples of a point are read when they are drawn: all may not fit into memory.
+    frames = reader.rows_of_attempts(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
+    rank_times = []
+    for row, rounds in zip(rows, rounds_of, strict=True):
+        samples = [next(frames) for _ in rounds]
+        if samples:
+            times_ms, median_ms = rank_by_iteration(join_rounds(samples), columns)
+            rank_times.append(RankTimes(row=row, times_ms=times_ms, median_ms=median_ms))
+    return rank_times
 
 
 @click.command("list")
@@ -201,7 +215,7 @@ def list_command(
 
 
 def _machine(results: Path, run: Run) -> str:
-    """Return the devices of a run in words, read without pandas."""
+    """Return the devices of a run in words, without loading pandas."""
     from raybench.results import reader
 
     try:
@@ -260,9 +274,10 @@ def show_command(
 
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
-    """Return what ranks wrote, as text or JSON.
+    """Return the output of the ranks, as text or JSON.
 
-    Raises ResultsError where they wrote nothing and text is asked for.
+    Raises:
+        ResultsError: as text, if the ranks wrote nothing.
     """
     from raybench.report.documents import format_object
     from raybench.report.show import format_logs
@@ -282,10 +297,7 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
 
 def _details(results: Path, run_id: str, prefix: str, references: References) -> PointDetails:
-    """Return everything about one point, its rounds as one.
-
-    prefix: of its id. Raises ResultsError where no point, or more than one, has it.
-    """
+    """Return everything about the point whose id begins with `prefix`, over all rounds."""
     from raybench.analysis.rounds import (
         Trials,
         join_rounds,
@@ -308,11 +320,11 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     )
     [row] = mean_of_rounds(attempts) or attempts[-1:]
     # None for a point that ran only as a control.
-    scaled = next((one for one in data.rows if one.point_id == point_id), None)
+    scaled = next((row for row in data.rows if row.point_id == point_id), None)
     unknown: tuple[float | None, float | None] = (None, None)
     step_ms_interval, throughput_interval = unknown, unknown
     if scaled is not None:
-        # With those of figures that cannot be.
+        # The scaled row has more doubts, such as impossible values.
         row = replace(row, doubts=scaled.doubts)
         step_ms_interval = (scaled.step_ms_low, scaled.step_ms_high)
         throughput_interval = (scaled.throughput_low, scaled.throughput_high)
@@ -320,13 +332,17 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
 
     def read(table: str) -> list[pd.DataFrame]:
         """Return the rows of each round; rounds without rows come last."""
-        made = [(point_id, one.attempt) for one in measured]
-        found = reader.rows_of_attempts(results, table, run_id, made)
-        return sorted(found, key=lambda frame: frame.empty)
+        keys = [(point_id, attempt.attempt) for attempt in measured]
+        frames = reader.rows_of_attempts(results, table, run_id, keys)
+        return sorted(frames, key=lambda frame: frame.empty)
 
-    # The first round that was profiled, or taken apart, stands for all.
+    # Modules and regions are those of the first round that has any.
     modules, regions = read("modules")[0], read("regions")[0]
     samples = join_rounds(read("samples"))
+    traces: list[str] = []
+    for attempt in measured:
+        paths = reader.traces(results, run_id, point_id, attempt.attempt)
+        traces += [str(path) for path in paths]
     return PointDetails(
         row=row,
         rounds=len(measured),
@@ -337,13 +353,11 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         modules=slowest_modules(modules),
         regions=slowest_regions(typed_rows(regions, RegionRow)),
         wrote_logs=bool(reader.logs(results, run_id, point_id)),
-        traces=[
-            str(path)
-            for one in measured
-            for path in reader.traces(results, run_id, point_id, one.attempt)
-        ],
+        traces=traces,
         attempts=attempts,
-        standings=[one for one in data.standings if one.measured.point_id == point_id],
+        standings=[
+            standing for standing in data.standings if standing.measured.point_id == point_id
+        ],
     )
 
 
@@ -362,11 +376,11 @@ def compact_command(run: str, results: Path) -> None:
 
     root, run_id = find_run(results, run)
     with make_console().status(f"putting the parts of {run_id} together"):
-        done = compact_run(root, run_id)
-    if done.parts_after == done.parts_before:
-        write_result(f"{run_id}: {done.parts_before} parts, nothing to put together\n")
+        sizes = compact_run(root, run_id)
+    if sizes.parts_after == sizes.parts_before:
+        write_result(f"{run_id}: {sizes.parts_before} parts, nothing to put together\n")
         return
     write_result(
-        f"{run_id}: {done.parts_before} parts are now {done.parts_after}, "
-        f"{done.bytes_before / MIB:.1f} MiB now {done.bytes_after / MIB:.1f}\n"
+        f"{run_id}: {sizes.parts_before} parts are now {sizes.parts_after}, "
+        f"{sizes.bytes_before / MIB:.1f} MiB now {sizes.bytes_after / MIB:.1f}\n"
     )

@@ -1,4 +1,4 @@
-"""What commands share: options, what Tab completes, results on stdout, messages on stderr."""
+"""What commands share: options, completion, results on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class _Folder(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:
-        """Return the path; raises click's BadParameter for a URL."""
+        """Return the path, or refuse a URL."""
         if "://" in str(value):
             self.fail(f"{value}: must be a folder of this machine, not a URL", param, ctx)
         return super().convert(value, param, ctx)
 
 
 def _to_stdout(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    """Return None, which is stdout, for `-`."""
+    """Return None, which stands for stdout, if the path is `-`."""
     return None if path == Path("-") else path
 
 
@@ -89,12 +89,9 @@ file_option = click.option(
 
 
 def read_share(_: click.Context, option: click.Parameter, text: str) -> float:
-    """Return the share that the text of an option means, 0.05 for "5%" and for "0.05".
-
-    Raises UsageError for any other text, and for 100% and more, as "1" and "5" are.
-    """
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)", text.strip()):
-        value = float(found[1]) / (100 if found[2] else 1)
+    """Return 0.05 for "5%" and for "0.05"; refuse 100 % and more."""
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)", text.strip()):
+        value = float(match[1]) / (100 if match[2] else 1)
         if value < 1:
             return value
     raise UsageError(
@@ -102,7 +99,7 @@ def read_share(_: click.Context, option: click.Parameter, text: str) -> float:
     )
 
 
-# These take their help.
+# A partial option takes its help from the command.
 threshold_option = partial(
     click.option, "--threshold", callback=read_share, default="1.5%", show_default=True
 )
@@ -126,10 +123,7 @@ chart_option = partial(
 def _load_references(
     ctx: click.Context, _: click.Parameter, path: Path | None
 ) -> References | None:
-    """Return the references of a site and of raybench; None while the Tab key completes.
-
-    Raises UsageError for a file that cannot be read or breaks the schema.
-    """
+    """Return the references of a site and of raybench; None during shell completion."""
     if ctx.resilient_parsing:
         return None
     from raybench.analysis.references import References
@@ -138,13 +132,13 @@ def _load_references(
 
 
 def read_reference_files(path: Path) -> list[ReferenceFile]:
-    """Return what `load_files` does, with a ResultsWarning for each entry that is left out."""
+    """Load references, with a ResultsWarning for each entry that is left out."""
     from raybench.analysis.references import load_files
     from raybench.report.words.references import above_peak
 
     files, left_out = load_files(path)
-    for one in left_out:
-        warnings.warn(above_peak(one), ResultsWarning, stacklevel=2)
+    for entry in left_out:
+        warnings.warn(above_peak(entry), ResultsWarning, stacklevel=2)
     return files
 
 
@@ -169,11 +163,14 @@ device_option = partial(
 
 
 def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "terminal") -> Option:
-    """Return a decorator for `--format` and `--json`, which give a command the argument `kind`.
+    """Return a decorator for `--format` and its short form `--json`: the argument `kind`.
 
-    kinds: the choices of `--format`, one of them json. meaning: its help. usual: the value of
-    `kind` if neither option is given and no path `output` whose name ends in one of `kinds`, as in
-    page.html. The command raises UsageError if they differ. `click.pass_context` must stand below.
+    A path `output` whose name ends in one of `kinds`, as in page.html, chooses that kind.
+
+    Args:
+        kinds: the choices of `--format`, one of them json.
+        meaning: the help of `--format`.
+        usual: the value of `kind` if nothing chooses one.
     """
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,8 +192,7 @@ def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "term
 
 
 def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
-    """Return the seconds to wait. Raises UsageError outside of 0 to 1,000,000."""
-    # Nothing is above or below NaN: it fails this test, and passes that of click's ranges.
+    # click's FloatRange would let NaN pass.
     if not 0 <= wait_s <= 1_000_000:
         raise UsageError(f"--wait {wait_s:g}: must be from 0 to 1,000,000 seconds")
     return wait_s
@@ -231,9 +227,12 @@ devices_option = click.option(
 def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()) -> RunTarget:
     """Return where a command runs its points.
 
-    given: the command's arguments, with address, device, output, wait_s, shared and devices_file
-    (None: all devices). profiled: ids of the points to profile. Raises UsageError where the file
-    cannot be read, names no device, or has a line that is no name.
+    Args:
+        given: the arguments of the command.
+        profiled: ids of the points to profile.
+
+    Raises:
+        UsageError: the file of --devices cannot be read, is empty, or has a wrong line.
     """
     from raybench.records.devices import read_device_list
     from raybench.sweep.run_state import RunTarget
@@ -253,12 +252,13 @@ def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return those of `latest` and the run ids that begin with `incomplete`, the newest first.
+    """Complete `latest` and run ids, the newest first, then those of folders, as `examples/RUN`.
 
-    In the folder of --results, else --output; those of folders inside it last, as `examples/RUN`.
-    If no run begins so and there is a slash, the one item is of type "dir": a path is completed.
+    A text with a slash that is no run completes to a path.
     """
-    inside = [f"{folder}/{name}" for folder in _inside(ctx) for name in _runs(ctx, folder)]
+    inside = []
+    for folder in _inside(ctx):
+        inside += [f"{folder}/{name}" for name in _runs(ctx, folder)]
     names = [name for name in (_LATEST, *_runs(ctx), *inside) if name.startswith(incomplete)]
     if os.sep in incomplete and not names:
         return [CompletionItem(incomplete, type="dir")]
@@ -268,10 +268,7 @@ def complete_run(
 def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return ids of stored points that begin with `incomplete`, of the command's argument `run`.
-
-    Empty unless exactly one run matches: `latest`, its id, a unique prefix, or `examples/RUN`.
-    """
+    """Complete ids of the stored points of the argument `run`, if it names exactly one run."""
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_inside(ctx)):
         return []
@@ -286,56 +283,56 @@ def complete_point(
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return point ids of all runs of --results that begin with `incomplete`, newest run first."""
+    """Complete point ids of all runs, the newest run first."""
     return _point_ids(_results(ctx), _runs(ctx), incomplete)
 
 
 def _point_ids(folder: Path, runs: Sequence[str], begin: str) -> list[CompletionItem]:
-    """Return ids of the points of these runs in a results folder that begin like this."""
     ids: dict[str, None] = {}
     for run_id in runs:
         parts = sorted((folder / "points" / run_id).glob("[!.]*-*-*.parquet"))
         if not any("-and-" in part.stem for part in parts):
             ids |= dict.fromkeys(part.stem.split("-")[1] for part in parts)
             continue
-        # A part of several points does not name them.
+        # The name of a part with several points does not contain their ids.
         from raybench.results.reader import read_table
 
         with suppress(ResultsError):
-            found = read_table(folder, "points", run_id, ["point_id"])["point_id"].to_pylist()
-            ids |= dict.fromkeys(found)
+            column = read_table(folder, "points", run_id, ["point_id"])["point_id"]
+            ids |= dict.fromkeys(column.to_pylist())
     return [CompletionItem(point_id) for point_id in ids if point_id.startswith(begin)]
 
 
 def _runs(ctx: click.Context, inside: str = "") -> list[str]:
     """Return ids of the runs in the results, or in the folder `inside`, the newest first.
 
-    By the start that an id has, as `latest` is; else by the time of the folder.
+    The start in an id tells the age of a run, or else the time of its folder.
     """
-    found = []
+    stamped = []
     for entry in _folders(_results(ctx) / inside / "runs"):
         stamp = _STAMP.search(entry.name)
         changed = time.strftime("%Y%m%d-%H%M%S", time.gmtime(entry.stat().st_mtime))
-        found.append((stamp[0] if stamp else changed, entry.name))
-    return [name for _, name in sorted(found, reverse=True)]
+        stamped.append((stamp[0] if stamp else changed, entry.name))
+    return [name for _, name in sorted(stamped, reverse=True)]
 
 
 def _inside(ctx: click.Context) -> list[str]:
     """Return the names of results folders inside the results, such as `examples`."""
-    return sorted(one.name for one in _folders(_results(ctx)) if Path(one.path, "runs").is_dir())
+    folders = _folders(_results(ctx))
+    return sorted(folder.name for folder in folders if Path(folder.path, "runs").is_dir())
 
 
 def _folders(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the folders inside a folder but hidden ones; empty where it cannot be listed."""
+    """Return the visible folders inside a folder; empty if the folder cannot be listed."""
     with suppress(OSError), os.scandir(folder) as entries:
         visible = (entry for entry in entries if not entry.name.startswith((".", "_")))
-        # DirEntry's own raises for links in a circle.
+        # DirEntry.is_dir would raise for links in a circle.
         return [entry for entry in visible if os.path.isdir(entry)]  # noqa: PTH112
     return []
 
 
 def _results(ctx: click.Context) -> Path:
-    """Return the folder that was given, or the default: `sweep` calls it its output."""
+    """Return the folder of --results, or of --output of `sweep`."""
     name = "results" if "results" in ctx.params else "output"
     return Path(ctx.params.get(name) or "results")
 
@@ -344,8 +341,8 @@ _STDERR = 2
 
 
 def check_outlives_job(output: Path) -> None:
-    """Raise UsageError for a folder that ends with the Ray job in which this command runs."""
-    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
+    """Raise UsageError for a folder that is deleted with the Ray job that runs this command."""
+    # `ray job submit` sets the variable; with --working-dir the job runs in a temporary copy.
     ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
     if '"working_dir"' in ray_job and not output.is_absolute():
         raise UsageError(
@@ -355,19 +352,21 @@ def check_outlives_job(output: Path) -> None:
 
 
 def write_result(text: str) -> None:
-    """Write the text to stdout, and no line break after it. Raises ResultsError where it cannot.
+    """Write the text to stdout as it is; ANSI codes only to a terminal.
 
-    Letters that the encoding of stdout lacks become "?", but UTF-8 is written in place of ASCII.
-    ANSI codes go to a terminal alone. Nothing is raised where stdout is closed or its reader left.
+    Letters that the encoding of stdout lacks become "?". A closed stdout is no error.
+
+    Raises:
+        ResultsError: stdout cannot be written, as on a full disk.
     """
     try:
         try:
             click.echo(text, nl=False)
-        except UnicodeEncodeError:  # it names most encodings "charmap"
+        except UnicodeEncodeError:  # its attribute `encoding` is mostly "charmap"
             name = sys.stdout.encoding
             click.echo(text.encode(name, "replace").decode(name), nl=False)
     except BrokenPipeError:
-        # What is still buffered must not fail again when the interpreter ends.
+        # The buffered rest must not fail again when the interpreter ends.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device, not a path
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except OSError as error:
@@ -375,26 +374,28 @@ def write_result(text: str) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write the result to a file, in place of an older one; its folder must exist.
+    """Write the result to a file, which it replaces; the folder must exist.
 
-    Raises ResultsError if that fails: a new file is then removed, an older one may be left cut.
+    Raises:
+        ResultsError: writing failed. A new file is then removed; an older file may be truncated.
     """
     is_new = not os.path.lexists(path)
     try:
         path.write_bytes(content)
     except OSError as error:
         if is_new:
-            # What a full disk left of it would be taken for the whole.
+            # A file that a full disk cut off would look complete.
             with suppress(OSError):
                 path.unlink()
         raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def append_to_github_summary(markdown: str) -> None:
-    """Append to the file that GITHUB_STEP_SUMMARY names: the summary of a step of GitHub Actions.
+    """Append to the summary of a step of GitHub Actions, which shows at most 1 MiB.
 
-    Raises UsageError if the variable is unset or empty, ResultsError if the file cannot be written.
-    markdown: ends in a line break. GitHub shows no summary of more than 1 MiB, and says so.
+    Raises:
+        UsageError: GITHUB_STEP_SUMMARY is not set.
+        ResultsError: the file cannot be written.
     """
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
@@ -409,17 +410,17 @@ def append_to_github_summary(markdown: str) -> None:
 def color() -> bool:
     """Return whether stdout is a terminal that shows colours, and NO_COLOR is unset or empty."""
     takes_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
-    # It is None where the shell closed it (`>&-`).
+    # sys.stdout is None where the shell closed it (`>&-`).
     return sys.stdout is not None and sys.stdout.isatty() and not takes_none
 
 
 def width() -> int:
-    """Return the width of stdout in characters: COLUMNS if above 0, its terminal's, or 80."""
+    """Return the width of stdout in characters; COLUMNS overrides it."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
 def text_width() -> int:
-    """Return the width for running text in characters: `width()`, at most 100."""
+    """Return the width for running text: `width()`, at most 100 characters."""
     return min(width(), 100)
 
 
@@ -433,7 +434,7 @@ def scalar_text(value: object) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return an object as indented ASCII JSON and a line break. It must have no NaN or infinity."""
+    """Return an object as indented ASCII JSON and a line break; it must not contain NaN."""
     return json.dumps(value, indent=2) + "\n"
 
 
@@ -443,10 +444,13 @@ def write_document(
     path: Path | None = None,
     make_page: Callable[[], str] | None = None,
 ) -> None:
-    """Write a document to the file `path`, or to stdout for None.
+    """Write a document to a file or to stdout.
 
-    kind: terminal, md, json or html; html needs `make_page`, which returns the page, and a line on
-    stderr names its file, if any. Raises as `write_result`, `write_file` and `make_page` do.
+    Args:
+        document: the document.
+        kind: terminal, md, json or html.
+        path: None for stdout.
+        make_page: returns the page; html needs it.
     """
     from raybench.report.documents import format_document
 
@@ -465,8 +469,11 @@ def write_document(
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text that ends in a line break, in colour if `color()`.
 
-    rows: a cell for each title. Cells are folded to fit `width()`, but to 10 characters at least,
-    and never in the columns `parameter` and `point_id`. So a table may be wider than `width()`.
+    Cells are folded to fit `width()`, except in the columns `parameter` and `point_id`.
+
+    Args:
+        titles: of the columns.
+        rows: a cell for each title.
     """
     from raybench.report.documents import SETTING_CHARS, Table, TableColumn, render_text
 
@@ -490,9 +497,9 @@ def make_console() -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print the `printable` text as one line, neither wrapped nor coloured.
+    """Print a text as one line, neither wrapped nor coloured, without control characters.
 
-    A command "`raybench ..." in it begins with the name by which raybench was called.
+    A command "`raybench ...`" in the text gets the name by which raybench was called.
     """
     from raybench.report.formatting import name_program, printable
 
@@ -500,13 +507,10 @@ def say(console: Console, text: str) -> None:
 
 
 class _LossyFile(io.FileIO):
-    """A file that never raises: what it cannot write is lost, later writes are tried again."""
+    """A file that never raises: what cannot be written is lost; later writes are tried again."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
-        """Write as much of `data` as the file takes, and always return its size in bytes.
-
-        After the first OSError, as of a full disk, the rest of `data` is lost.
-        """
+        """Write `data` until the first OSError, and always return its whole size."""
         left = memoryview(data).cast("B")
         size = len(left)
         with suppress(OSError):
@@ -520,7 +524,7 @@ def keep_stderr_usable() -> None:
 
     Closed descriptors 0, 1 and 2 are opened on /dev/null.
     """
-    # What is closed of 0, 1 and 2: the next file opened would be what others write to.
+    # Otherwise the next file that is opened would get the output to stdout or stderr.
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= _STDERR:
         os.set_inheritable(descriptor, True)

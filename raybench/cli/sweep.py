@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from raybench.sweep.run_state import RunState, RunTarget
 
 
-# A report of 1,000 points takes 5.5 s if each is a part of its own, and 1.5 s if they are in one;
-# with fewer parts than these the difference is below a second.
+# A report of 1,000 points takes 5.5 s with a part for each point and 1.5 s with one part; with
+# fewer parts than this, the difference is below a second.
 _MANY_PARTS = 200
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
-# The options that a command to resume must have again.
+# The options that a command to resume must repeat.
 _REPEATED = (
     "address",
     "device",
@@ -67,7 +67,6 @@ _REPEATED = (
 
 
 def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """Return the tags as a dict. Raises UsageError for one that is not KEY=VALUE."""
     tags = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -166,7 +165,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     if given["retry_failed"] and resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
     job = _load_job(ctx, given)
-    # Of a run to resume all points, whatever the filter.
+    # The filter of a run to resume is applied later, after its points are compared with the plan.
     plan = _select(make_plan(job), given["expression"] if resumed is None else None)
     chosen = _select_ids(plan, profiled, "--profile") if profiled is not None else frozenset()
     where = make_target(given, chosen)
@@ -180,7 +179,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     start = start_run(
         job,
         plan,
-        # Not sys.argv[0]: where the program lies says nothing of the run.
+        # sys.argv[0] is a path of this machine.
         argv=("raybench", *sys.argv[1:]),
         tags=given["tags"],
         resume_command=lambda run_id: _resume_command(ctx, run_id, where.output),
@@ -189,10 +188,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:
-    """Return the job of the file or the script, with the `--set` values of a run to resume.
-
-    Raises UsageError (click's if there is none), JobError for mistakes, ResultsError for no run.
-    """
+    """Return the job of the file or the script, with the `--set` values of a run to resume."""
     from raybench.job.loading import load_job
     from raybench.job.source import overrides_in
     from raybench.results import reader
@@ -219,11 +215,7 @@ def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:
 
 
 def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
-    """Return the job that `--script` and its options stand for.
-
-    Raises UsageError for world sizes that are no numbers, and JobError for other mistakes, which
-    names the option that has it.
-    """
+    """Return the job that `--script` and its options stand for; errors name the options."""
     from raybench.cli.jobs import name_after
     from raybench.job.loading import job_from_text
 
@@ -281,8 +273,8 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
             retry_failed=given["retry_failed"],
         )
         # The command of the run gets the `--set` values that it lacks, before a script's arguments.
-        known = overrides_in(run.argv)
-        new = [f"--set={one}" for one in given["overrides"] if one not in known]
+        earlier = overrides_in(run.argv)
+        new = [f"--set={text}" for text in given["overrides"] if text not in earlier]
         end = run.argv.index("--") if "--" in run.argv else len(run.argv)
         argv = (*run.argv[:end], *new, *run.argv[end:])
         tags = {**start.run.tags, **given["tags"]}
@@ -300,7 +292,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
 
 
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
-    """Carry out the run, print its report, as text if a point ended, and return the exit code."""
+    """Run the sweep, print its report, and return the exit code."""
     from raybench.analysis.answer import decide
     from raybench.analysis.run_data import load_run_data
     from raybench.cli.progress import ConsoleListener
@@ -317,7 +309,7 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     else:
         say(console, nothing_left_message(start))
         run = end_of_run(start, where.output, job.measure)
-    # After an interrupt it shall end soon: a sweep that resumes the run compacts it.
+    # After an interrupt the process ends soon; the sweep that resumes the run compacts it.
     if run.status is not RunStatus.INTERRUPTED:
         _compact_points(start, where.output, console)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
@@ -328,7 +320,7 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
 
 
 def _compact_points(start: RunState, root: Path, console: Console) -> None:
-    """Put the rows of a run with many points into one part; tell in a line where that fails."""
+    """Put the rows of a run with many points into one part."""
     from raybench.results.columns import parts_of
     from raybench.results.writer import compact_points, hold_run
 
@@ -336,7 +328,7 @@ def _compact_points(start: RunState, root: Path, console: Console) -> None:
     if len(parts_of(root, "points", run_id)) < _MANY_PARTS:
         return
     try:
-        # A run that was resumed is held already.
+        # A resumed run is locked already.
         with nullcontext() if start.is_resumed else hold_run(root, run_id):
             compact_points(root, run_id)
     except ResultsError as error:
@@ -345,7 +337,7 @@ def _compact_points(start: RunState, root: Path, console: Console) -> None:
 
 
 def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
-    """Return the command that goes on with this run, with the options given that it needs again."""
+    """Return the command that resumes this run, with the options to repeat."""
     given, words = ctx.params, ["sweep"]
     if given["script"] is None:
         words += given["job"]
@@ -360,8 +352,8 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
         source = ctx.get_parameter_source(option.name or "")
         if option.name not in _REPEATED or source is not ParameterSource.COMMANDLINE:
             continue
-        found = given[option.name]
-        for value in found if isinstance(found, tuple) else (found,):
+        values = given[option.name]
+        for value in values if isinstance(values, tuple) else (values,):
             words += [option.opts[-1]] if value is True else [option.opts[0], str(value)]
     if given["script"] is not None and given["job"]:
         words += ["--", *given["job"]]
@@ -369,16 +361,21 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
 
 
 SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
-# Of a point of ddp_scaling on H200s, beside its iterations.
+# Time of a point beside its iterations, as measured with ddp_scaling on H200s.
 _SET_UP_S = 0.55
 _MOST_EXPLAINED = 3
 
 
 def _select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan:
-    """Return the plan with only the points for which `expression` is true; unchanged for None.
+    """Return the plan with only the points for which `expression` is true; None keeps all.
 
-    expression: as of `select_points`. option: the command's option that has it, for messages.
-    Raises UsageError where it is wrong or selects no point.
+    Args:
+        plan: the plan.
+        expression: see `select_points`.
+        option: the option with the expression, for messages.
+
+    Raises:
+        UsageError: the expression is wrong or selects no point.
     """
     if expression is None:
         return plan
@@ -388,12 +385,11 @@ def _select(plan: Plan, expression: str | None, option: str = "--filter") -> Pla
 
 
 def _select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> frozenset[str]:
-    """Return the ids of the points that `_select` keeps; raises UsageError as it does."""
+    """Return the ids of the points that `_select` keeps."""
     return frozenset(point.point_id for point in _select(plan, expression, option).points)
 
 
 def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    """Return a size in bytes; None for None. Raises BadParameter for a text that is no size."""
     from raybench.job.source import read_bytes
 
     if text is None:
@@ -442,11 +438,13 @@ def plan_command(
 
 
 def _print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = None) -> None:
-    """Print the plan on stdout, as text or JSON, and its warnings on stderr.
+    """Print the plan on stdout, and its warnings on stderr.
 
-    plan: of one point at least, unless as JSON. device_bytes: memory of one device: the text then
-    says which points are estimated not to fit; None: it does not. Raises ResultsError where stdout
-    cannot be written.
+    Args:
+        job: the job.
+        plan: as text, it must have a point.
+        as_json: print one JSON object.
+        device_bytes: memory of a device; the text then says which points may not fit.
     """
     from raybench.job.memory import estimate
 
@@ -457,11 +455,11 @@ def _print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = 
         write_result(_plan_as_text(job, plan, estimates, device_bytes))
         return
     least_s, most_s = _iterations_s(job, plan)
-    points = [
-        {"point_id": point.point_id, **point.settings}
-        | ({"mem_estimate_bytes": needed} if needed else {})
-        for point, needed in zip(plan.points, estimates, strict=True)
-    ]
+    points: list[dict[str, Any]] = []
+    for point, needed in zip(plan.points, estimates, strict=True):
+        points.append({"point_id": point.point_id, **point.settings})
+        if needed:
+            points[-1]["mem_estimate_bytes"] = needed
     content = {
         "schema_version": SCHEMA_VERSION,
         "job": job.name,
@@ -469,7 +467,7 @@ def _print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = 
         "points": points,
         "batch_search": plan.batch_search and plan.batch_search.model_dump(),
         "devices_needed": _devices_needed(plan),
-        # How many points a search takes is not known before.
+        # The number of points of a search is unknown.
         "time_at_least_s": None if plan.batch_search else least_s,
         "time_at_most_s": None if plan.batch_search else most_s,
         "warnings": list(plan.warnings),
@@ -484,8 +482,8 @@ def _devices_needed(plan: Plan) -> int:
 def _iterations_s(job: Job, plan: Plan) -> tuple[float, float]:
     """Return the least and the most seconds of the iterations of all points in all rounds.
 
-    The least holds where the steps are steady. Slow steps, controls, and building workloads and
-    groups come on top. Heating is included: once, or once for each round and choice of devices.
+    Includes heating: once, or once for each round and choice of devices. The least assumes steady
+    steps. Slow steps, controls and set-up take additional time.
     """
     measure = job.measure
     most_s = min(measure.repeats * measure.max_seconds, measure.timeout_s)
@@ -503,9 +501,6 @@ def _plan_as_text(
     from raybench.job.plan import varying_settings
     from raybench.job.point import RUN_SETTINGS, UNEVEN
 
-    def wrapped(lines: Iterable[str]) -> list[str]:
-        return [click.wrap_text(one, text_width(), subsequent_indent="  ") for one in lines]
-
     varying = varying_settings(plan.points)
     shared = plan.points[0].settings_as_given
     usual = {name for name in UNEVEN if shared.get(name) == RUN_SETTINGS[name].default}
@@ -521,20 +516,20 @@ def _plan_as_text(
             "the largest that fits; below: the first point of each series"
         )
     titles = ["#", "point_id", *varying, "est. GiB"]
-    rows = [
-        [
-            str(number),
-            point.point_id,
-            *(scalar_text(point.settings.get(name)) for name in varying),
-            short_gib(needed) if needed else "",
-        ]
-        for number, (point, needed) in enumerate(zip(plan.points, estimates, strict=True), start=1)
-    ]
+    rows: list[list[str]] = []
+    for point, needed in zip(plan.points, estimates, strict=True):
+        settings = [scalar_text(point.settings.get(name)) for name in varying]
+        gib = short_gib(needed) if needed else ""
+        rows.append([str(len(rows) + 1), point.point_id, *settings, gib])
     table = table_text(titles, rows)
     if not any(estimates) or max(map(len, click.unstyle(table).splitlines())) > text_width():
         table = table_text(titles[:-1], [row[:-1] for row in rows])
-    below = wrapped([*_needs(job, plan), *_memory_lines(plan, estimates, device_bytes)])
-    return "\n".join([*wrapped(above), "", table, *below]) + "\n"
+    below = [*_needs(job, plan), *_memory_lines(plan, estimates, device_bytes)]
+    return "\n".join([*_wrapped(above), "", table, *_wrapped(below)]) + "\n"
+
+
+def _wrapped(lines: Iterable[str]) -> list[str]:
+    return [click.wrap_text(line, text_width(), subsequent_indent="  ") for line in lines]
 
 
 def _needs(job: Job, plan: Plan) -> Iterator[str]:
@@ -546,14 +541,14 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
     points = f"{count} series" if plan.batch_search else counted(count, "point")
     yield f"{points}; the largest needs {counted(_devices_needed(plan), 'device')}"
     if plan.batch_search:
-        each = f"at most {_duration(most_s / measure.rounds / count)} a point"
-        time = f"{each}; the number of points is known when the sweep has ended"
+        most = f"at most {_duration(most_s / measure.rounds / count)} a point"
+        time = f"{most}; the number of points is known when the sweep has ended"
     else:
         rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
-        each = _span(f"{measure.least_s:.3g}", f"{measure.max_seconds:g}")
-        each = f"{counted(measure.repeats, 'repeat')} of {each} s"
-        each += f" + {measure.heat_s:g} s of heating" if measure.heat_s else ""
-        time = f"{_span(_duration(least_s), _duration(most_s))} ({rounds}{points} x {each})"
+        seconds = _span(f"{measure.least_s:.3g}", f"{measure.max_seconds:g}")
+        point = f"{counted(measure.repeats, 'repeat')} of {seconds} s"
+        point += f" + {measure.heat_s:g} s of heating" if measure.heat_s else ""
+        time = f"{_span(_duration(least_s), _duration(most_s))} ({rounds}{points} x {point})"
     yield (
         f"iterations: {time}; {_slow_steps(measure)}; set-up and the first step of each point take "
         f"additional time, and a point is stopped after {measure.timeout_s:g} s"
@@ -564,7 +559,7 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
             "one of whose devices was idle for 10 s"
         )
     if measure.rounds < WORTHWHILE and not plan.batch_search:
-        # The devices are heated once.
+        # `least_s` includes one heating.
         timed_s = (least_s - measure.heat_s) / measure.rounds
         one_round_s = timed_s + count * _SET_UP_S + BETWEEN_ROUNDS_S
         more_s = (WORTHWHILE - measure.rounds) * one_round_s
@@ -575,7 +570,7 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
 
 
 def _slow_steps(measure: Measure) -> str:
-    """Write how often steps are timed that are too slow for max_seconds."""
+    """Return how often steps are timed that are too slow for max_seconds."""
     from raybench.job.model import ENOUGH_SAMPLES
 
     if measure.iterations:
@@ -607,21 +602,21 @@ def _memory_lines(
     """Yield how much memory points need, and what would fit of the first that do not."""
     from raybench.job.memory import USABLE, explain_oom, short_gib
 
-    known = [found for found in estimates if found]
-    if not known:
+    sizes = [needed for needed in estimates if needed]
+    if not sizes:
         return
-    least, most = short_gib(min(known)), short_gib(max(known))
+    least, most = short_gib(min(sizes)), short_gib(max(sizes))
     text = f"memory: estimated {most if least == most else f'{least} to {most}'} GiB a device"
     if device_bytes is None:
         yield f"{text}; --device-memory SIZE tells which points do not fit"
         return
-    too_big = [
-        (number, point, found)
-        for number, (point, found) in enumerate(zip(plan.points, estimates, strict=True), start=1)
-        if found and found > USABLE * device_bytes
-    ]
+    too_big = []
+    for number, point in enumerate(plan.points, start=1):
+        needed = estimates[number - 1]
+        if needed and needed > USABLE * device_bytes:
+            too_big.append((number, point, needed))
     numbers = ", ".join(f"#{number}" for number, *_ in too_big)
     fits = f"do not fit into {short_gib(device_bytes)} GiB, and run all the same: {numbers}"
     yield f"{text}; {fits if too_big else f'all fit into {short_gib(device_bytes)} GiB'}"
-    for number, point, found in too_big[:_MOST_EXPLAINED]:
-        yield f"#{number}: {explain_oom(point, found, device_bytes)}"
+    for number, point, needed in too_big[:_MOST_EXPLAINED]:
+        yield f"#{number}: {explain_oom(point, needed, device_bytes)}"

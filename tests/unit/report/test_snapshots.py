@@ -80,7 +80,6 @@ COMMANDS = {
     "compare.json": (["compare", *COMPARED, "--json"], 80, ends),
     "show.80.txt": (["show", RUNS[0]], 80, str),
     "show_point.80.txt": (["show", RUNS[1], "465121ca76d7"], 80, str),
-    "advise.80.txt": (["advise", RUNS[0]], 80, str),
 }
 
 
