@@ -16,6 +16,7 @@ from raybench.hardware.devices import FactReader
 from raybench.job.point import Strategy
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceFacts, DeviceSample
+from raybench.records.hang import HangVerdict
 from raybench.records.measurement import RankAnswer
 from raybench.records.record import OtherUsers
 from raybench.records.task import GroupSpec, RankInfo, Task
@@ -102,10 +103,15 @@ class LocalCluster:
     def restart(self) -> None:
         self._workers = {device.uuid: self._make_worker(device) for device in self._devices}
 
-    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[RankAnswer, ...]:
+    def run(
+        self,
+        task: Task,
+        worker_ids: Sequence[int],
+        tell_hang: Callable[[HangVerdict], None] = print,
+    ) -> tuple[RankAnswer, ...]:
         devices = [self._devices[worker_id] for worker_id in worker_ids]
         workers = [self._workers[device.uuid] for device in devices]
-        outcome = finish_point(_RanksInTurn(devices, workers, task), task)
+        outcome = finish_point(_RanksInTurn(devices, workers, task), task, tell_hang)
         for rank in outcome.unfit:
             self._workers[devices[rank].uuid] = self._make_worker(devices[rank])
         return outcome.answers

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ATTEMPT_COLUMNS = ("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at")
 # How rounds become one row: some columns by name, others by kind (`_BY_KIND`). All other columns
 # are taken from the last round.
-_OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank")
+_OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank", "hang")
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
 # Nulls of these columns count as values.
 _WITH_NULLS = ("inner_iterations", "slowest_rank")

@@ -19,8 +19,16 @@ from raybench.records.record import Record
 from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.words.failures import failure_of_record
+from raybench.report.words.hangs import hang
 from raybench.results.metrics import mean_step_ms, rate_columns, typical_step_ms
-from raybench.sweep.loop import Event, PointAdded, PointRetried, PointStarted, RoundStarted
+from raybench.sweep.loop import (
+    Event,
+    PointAdded,
+    PointHangs,
+    PointRetried,
+    PointStarted,
+    RoundStarted,
+)
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 
@@ -112,7 +120,7 @@ class PointProgress:
             self._console.print()
 
     def show(self, event: Event) -> None:
-        """Count an event; print a line if a point finished or is retried, or a round has trials."""
+        """Count an event; print a line if a point ended or hangs, or a round has trials."""
         if isinstance(event, PointAdded):
             self._total += 1
         elif isinstance(event, PointStarted):
@@ -120,6 +128,9 @@ class PointProgress:
             if event.heat_s:
                 devices = formatting.counted(len(event.devices), "device")
                 self._print(f"heating {devices} for {event.heat_s:g} s", "")
+        elif isinstance(event, PointHangs):
+            line = f"{self._number()}  {'hangs':<7}  {self._name(event.point)}"
+            self._print(f"{line}  {formatting.plain(hang(event.verdict))}", "yellow")
         elif isinstance(event, RoundStarted):
             self._total = self._done + len(event.trials) + event.later
             if event.trials:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from raybench.job.point import Strategy
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
+from raybench.records.hang import HangVerdict
 from raybench.records.measurement import RankAnswer
 from raybench.records.record import OtherUsers
 from raybench.records.task import Task
@@ -76,7 +77,12 @@ class Cluster(Protocol):
             timeout_s: how long to wait for a pending worker. Starting a worker takes longer.
         """
 
-    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[RankAnswer, ...]:
+    def run(
+        self,
+        task: Task,
+        worker_ids: Sequence[int],
+        tell_hang: Callable[[HangVerdict], None] = lambda _: None,
+    ) -> tuple[RankAnswer, ...]:
         """Run a point and return one answer per rank; a rank that fails or hangs has a Failure.
 
         It returns when its workers can run again or are lost. Several threads may call it for
@@ -84,6 +90,7 @@ class Cluster(Protocol):
 
         Args:
             worker_ids: in rank order. If one is lost or cannot start, no rank runs.
+            tell_hang: gets the verdict as soon as a rank is found to hang; the point goes on.
         """
 
     def restart(self) -> None:

@@ -16,7 +16,9 @@ from pathlib import PurePath
 from typing import Literal, Protocol
 
 from raybench.cluster import timeouts
+from raybench.cluster.hang_watch import Finding, HangWatch, WatchedRanks
 from raybench.records.device import Device
+from raybench.records.hang import HangVerdict
 from raybench.records.measurement import Failure, RankAnswer
 from raybench.records.status import Cause, Status
 from raybench.records.task import Task
@@ -41,7 +43,7 @@ _DEATHS = tuple(cause for cause in Cause if cause.is_death)
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
-class RunningRanks(Protocol):
+class RunningRanks(WatchedRanks, Protocol):
     """The ranks of one running point; each kind of cluster implements it."""
 
     # In rank order.
@@ -86,21 +88,31 @@ class Outcome:
     group_is_gone: bool
 
 
-def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
+def finish_point(
+    ranks: RunningRanks, task: Task, tell_hang: Callable[[HangVerdict], None] = lambda _: None
+) -> Outcome:
     """Collect the answers of all ranks and return how the point ended.
 
-    After a failure or a timeout the point is ended on all ranks. Processes that cannot run another
-    point are killed, except on lost nodes. Raises as `Cluster.run`.
+    After a failure or a timeout, or `hang_s` after a rank was found to hang, the point is ended on
+    all ranks. Processes that cannot run another point are killed, except on lost nodes. Raises as
+    `Cluster.run`.
+
+    Args:
+        tell_hang: gets the verdict as soon as a rank is found to hang.
     """
     point = _Point(ranks)
-    limit_s = task.settings.timeout_s
-    point.collect(limit_s, enough=lambda: point.failures)
+    settings = task.settings
+    watch = HangWatch(ranks, settings.hang_s, tell_hang)
+    began_s = time.monotonic()
+    point.collect(settings.timeout_s, enough=lambda: point.failures or watch.is_over(point.missing))
+    is_early = time.monotonic() < began_s + settings.timeout_s
     answers = tuple(point.answers[rank] for rank in sorted(point.answers))
     # A failed rank breaks the process group, even if the others have answered before.
     is_whole = not (point.missing or point.failures)
     if is_whole and all(answer.worker_reusable for answer in answers):
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
     is_timeout = bool(point.missing) and not point.failures
+    finding = watch.at_limit(point.missing) if is_timeout else None
     if not is_timeout:
         point.collect(timeouts.ABORT_S, enough=lambda: _own_failure(point.failures))
     finished = frozenset(point.answers)
@@ -110,12 +122,21 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
     by_killing = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
     point.collect(timeouts.STACK_DUMP_S if by_killing else timeouts.ABORT_S)
     if by_killing:
-        to_kill = _hanging(point.observe(finished))
+        named = _named(finding)
+        to_kill = [rank for rank in named if rank in point.missing] or (
+            _hanging(point.observe(finished))
+        )
         point.missing.difference_update(to_kill)
         ranks.kill(to_kill)
         point.collect(timeouts.ABORT_S)
     observed = point.observe(finished)
-    answers = after_timeout(observed, limit_s) if is_timeout else after_failure(observed)
+    if is_timeout:
+        limit = TimeLimit(
+            timeout_s=settings.timeout_s, hang_s=settings.hang_s if is_early else None
+        )
+        answers = after_timeout(observed, limit, finding)
+    else:
+        answers = after_failure(observed)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
     # Processes of a lost node cannot be reached.
     reachable = [
@@ -318,18 +339,33 @@ def _is_lost_connection(failure: Failure) -> bool:
     return is_named or failure.error_type in _LOST_TYPES
 
 
-def after_timeout(point: PointObservation, timeout_s: float) -> tuple[RankAnswer, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimit:
+    """The limit at which a point was ended."""
+
+    # As in `Measure`.
+    timeout_s: float
+    # Where the point was ended so long after a rank was found to hang; else None.
+    hang_s: float | None = None
+
+
+def after_timeout(
+    point: PointObservation, limit: TimeLimit, finding: Finding | None = None
+) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
-    The hanging ranks, or all unfinished ranks if no rank is stuck, get Timeout. The others keep
-    their own answers, or get PeerFailed with the status timeout.
+    The ranks that `finding` names, else the hanging ranks, or all unfinished ranks if no rank is
+    stuck, get Timeout or Hang. The others keep their own answers, or get PeerFailed with the status
+    timeout.
 
     Args:
         point: at least one rank must be unfinished.
-        timeout_s: for the message.
+        limit: for the message.
+        finding: what evidence told of a hang.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
-    blamed = _hanging(point) or late
+    named = [rank for rank in _named(finding) if rank in late]
+    blamed = named or _hanging(point) or late
     waits: dict[int, str] = {}
     for rank in late:
         if rank not in blamed:
@@ -340,13 +376,37 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[RankAnswer
     facts = [f"{_ranks(blamed)} gave none"] if len(blamed) > 1 else []
     for waits_for, words in (("collective", "in a collective"), ("device", "for the device")):
         waiting = [rank for rank, what in waits.items() if what == waits_for]
-        if waiting:
+        # A verdict says itself who waits, and in which collective.
+        if waiting and not named:
             facts.append(f"{_ranks(waiting)} waited {words}")
     if point.finished:
         facts.append(f"{_ranks(sorted(point.finished))} had finished")
-    message = f"no answer within measure.timeout_s = {timeout_s:g} s"
-    guilty = {rank: "; ".join([message + _stuck_at(point, rank), *facts]) for rank in blamed}
-    return _judge(point, guilty, Cause.TIMEOUT, f"waited for {_ranks(blamed)}", Status.TIMEOUT)
+    message = f"no answer within measure.timeout_s = {limit.timeout_s:g} s"
+    if limit.hang_s is not None:
+        message = f"ended measure.hang_s = {limit.hang_s:g} s after it was found to hang"
+    guilty = {}
+    for rank in blamed:
+        place = "" if named else _stuck_at(point, rank)
+        guilty[rank] = "; ".join([message + place, *facts])
+    cause = Cause.TIMEOUT if limit.hang_s is None else Cause.HANG
+    answers = _judge(point, guilty, cause, f"waited for {_ranks(blamed)}", Status.TIMEOUT)
+    return tuple(_with_finding(answer, finding, blamed) for answer in answers)
+
+
+def _with_finding(
+    answer: RankAnswer, finding: Finding | None, blamed: Collection[int]
+) -> RankAnswer:
+    if finding is None or answer.rank not in blamed or not isinstance(answer, Failure):
+        return answer
+    detail = f"{answer.detail}\n\n{finding.description}".strip()
+    return replace(answer, hang=finding.verdict, detail=detail)
+
+
+def _named(finding: Finding | None) -> list[int]:
+    """Return the ranks that a verdict names; the first is the one it is about."""
+    if finding is None or finding.verdict.rank is None:
+        return []
+    return [finding.verdict.rank, *finding.verdict.also]
 
 
 def _judge(

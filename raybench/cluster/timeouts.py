@@ -71,3 +71,13 @@ CLOSE_S = 3.0
 ASK_OTHER_SWEEPS_EVERY_S = 1.0
 # After so long nothing is left of a killed driver.
 ENDED_SWEEP_S = 65.0
+
+# A look at a point whose ranks make no progress. Progress is read once in so many seconds where it
+# is not known when a look is due, and at least that often where it is.
+HANG_FIRST_LOOK_S = 5.0
+HANG_PROGRESS_EVERY_S = 5.0
+HANG_LONGEST_PAUSE_S = 30.0
+# For the stacks and recordings of the ranks of a node, and for NCCL's service.
+HANG_EVIDENCE_S = 2.0
+HANG_RAS_S = 1.5
+HANG_ANSWER_S = 6.0

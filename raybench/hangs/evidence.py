@@ -7,27 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from raybench.hangs import processes, ras, recorder, stacks
 from raybench.hangs.processes import Dumps, NoAnswer, ProcessFacts
 from raybench.hangs.ras import NoRas, RasReport
-from raybench.hangs.recorder import Recording
+from raybench.hangs.recorder import Recording, Stage
 from raybench.hangs.stacks import Frame, Wait
+from raybench.records.hang import RecorderState
 
 if TYPE_CHECKING:
     from raybench.records.device import DeviceKind
 
 
-class RecorderState(StrEnum):
-    """Whether a rank's flight recorder was read; stands in the row of the point."""
-
-    ON = "on"
-    OFF = "off"
-    # The process did not answer: it is stopped, or C code keeps the interpreter lock.
-    NO_ANSWER = "no_answer"
-    NO_RESPONDER = "no_responder"
+# Of a stack in a description, the innermost first.
+_FRAMES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +137,46 @@ def read_load(place: RankPlace) -> DeviceLoad:
     )
 
 
-def ask_ras(address: tuple[str, int], pids: Collection[int], timeout_s: float) -> RasReport | NoRas:
-    """Return what NCCL's service at the address tells of these processes."""
-    answer = ras.ask(address, timeout_s)
+def ask_ras(ranks: Sequence[RankEvidence], timeout_s: float) -> str | NoRas:
+    """Return the answer of NCCL's service in a process of these ranks, or why there is none."""
+    address = processes.ras_address([rank.process.pid for rank in ranks])
+    return ras.ask(address, timeout_s) if address else NoRas.REFUSED
+
+
+def read_ras(answer: str | NoRas, pids: Collection[int]) -> RasReport | NoRas:
+    """Return what NCCL's service told. pids: of all ranks."""
     return answer if isinstance(answer, NoRas) else ras.read(answer, pids)
+
+
+def describe(evidence: Evidence) -> str:
+    """Return the evidence as text, a paragraph for each rank, for the detail of a failure."""
+    lines = []
+    for rank in evidence.ranks:
+        place, process, load = rank.place, rank.process, rank.load
+        lines.append(
+            f"rank {rank.rank} on {place.host}, {place.device_kind}:{place.device_index}: "
+            f"pid {process.pid}, state {process.state or 'gone'}"
+            f"{f' in {process.kernel_wait}' if process.kernel_wait else ''}, "
+            f"flight recorder {rank.recorder}"
+        )
+        if load.power_w is not None:
+            lines.append(f"  GPU {load.utilization_percent or 0:g} %, {load.power_w:g} W")
+        calls = rank.recording.calls
+        pending = [call for call in calls if call.stage is not Stage.DONE]
+        for title, shown in (("last entered", calls[-1:]), ("waits in", pending[:1])):
+            for call in shown:
+                name = f"{call.shape.operation} {call.number} of group {call.group}"
+                lines.append(f"  {title}: {name}, {call.shape}, {call.age_s:.1f} s ago")
+        lines += [
+            f"  {frame.path}:{frame.line} in {frame.function}" for frame in rank.stack[:_FRAMES]
+        ]
+    if isinstance(evidence.ras, RasReport):
+        lines.append(f"NCCL {evidence.ras.nccl_version} counts as launched:")
+        for communicator in evidence.ras.communicators:
+            for one in communicator.ranks:
+                counts = {name: count for name, count in one.launched.items() if count}
+                state = "missing" if one.is_missing else str(counts)
+                lines.append(f"  communicator {communicator.name}, pid {one.pid}: {state}")
+    else:
+        lines.append(f"NCCL's RAS service: {evidence.ras}")
+    return "\n".join(lines)

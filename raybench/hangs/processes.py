@@ -18,6 +18,7 @@ import psutil
 from raybench.hangs import responder
 
 _POLL_S = 0.02
+_NS_PER_S = 1e9
 _ENDED_STATES = ("Z", "X", "")
 
 
@@ -69,6 +70,43 @@ class ProcessAnswer:
     # What faulthandler wrote; empty where nothing came in time.
     stack: str = ""
     dumps: Dumps | NoAnswer = NoAnswer.NO_RESPONDER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockProgress:
+    """How far a worker is in its point, as `responder.Blocks` tells."""
+
+    # Blocks of steps that have ended.
+    blocks: int
+    is_in_block: bool
+    # Since a block began or ended.
+    age_s: float
+    longest_block_s: float
+
+
+def read_progress(worker_pid: int) -> BlockProgress | None:
+    """Return how far a worker of this host is; None where it does not tell."""
+    found = _Responding.find(worker_pid)
+    if found is None:
+        return None
+    try:
+        return found.read_progress()
+    finally:
+        found.close()
+
+
+def ras_address(pids: Iterable[int]) -> tuple[str, int] | None:
+    """Return where NCCL's service of the first of these processes that runs listens, if known."""
+    for pid in pids:
+        found = _Responding.find(pid)
+        if found is None:
+            continue
+        address = found.ras
+        found.close()
+        host, _, port = (address or "").rpartition(":")
+        if host and port.isdecimal() and not read_facts(pid).is_stopped:
+            return host.strip("[]"), int(port)
+    return None
 
 
 def rank_process(worker_pid: int) -> int:
@@ -149,6 +187,7 @@ class _Responding:
         self._pid, self._facts = pid, facts
         self._stacks, self._answers = stacks, answers
         self.thread: int = facts["thread"]
+        self.ras: str | None = facts.get("ras")
         self._stack_at = os.fstat(stacks).st_size
 
     @classmethod
@@ -213,6 +252,18 @@ class _Responding:
             data[name] = os.pread(self._answers, size, place)
             place += size
         return Dumps(now_ns=head["now_ns"], data=data, error=head["error"])
+
+    def read_progress(self) -> BlockProgress | None:
+        data = os.pread(self._answers, responder.BLOCKS.size, responder.BLOCKS_AT)
+        if len(data) < responder.BLOCKS.size:
+            return None
+        blocks, begun_ns, last_ns, longest_ns = responder.BLOCKS.unpack(data)
+        return BlockProgress(
+            blocks=blocks,
+            is_in_block=begun_ns > 0,
+            age_s=(time.monotonic_ns() - last_ns) / _NS_PER_S,
+            longest_block_s=longest_ns / _NS_PER_S,
+        )
 
     def close(self) -> None:
         os.close(self._stacks)

@@ -38,6 +38,11 @@ class CallShape:
     sizes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
 
+    def __str__(self) -> str:
+        sizes = " + ".join("x".join(map(str, sizes)) or "1" for sizes in self.sizes)
+        types = "/".join(dict.fromkeys(self.dtypes)).lower()
+        return f"{self.operation} of {sizes} {types}" if sizes else self.operation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:

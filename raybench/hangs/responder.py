@@ -1,6 +1,7 @@
 """Makes the process of a rank answer from outside while its main thread is stuck.
 
-Two memory files, which `processes.py` finds and opens through /proc/PID/fd:
+A process has one responder, `of_this_process`. It keeps two memory files, which `processes.py`
+finds and opens through /proc/PID/fd:
 
 * STACKS, to which faulthandler writes the stack of the rank's thread on a signal. Its handler is
   plain C: it works while C code holds the interpreter lock. A stopped process does not run it.
@@ -12,6 +13,9 @@ torch's own pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) would answer without the inte
 only for NCCL, and it needs a lock too for Python's stacks; of the ways to hang, only C code that
 never gives the lock back would gain by it, and there the stack tells enough.
 
+ANSWERS also says how far the point is (`Blocks`): the rank writes 32 bytes around each block of
+steps, and nobody reads them before a point has run for some seconds.
+
 Processes of scripts load this file alone: it imports nothing of raybench and no torch.
 """
 
@@ -21,17 +25,25 @@ import faulthandler
 import json
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 STACKS = "raybench-hang-stacks"
 ANSWERS = "raybench-hang-answers"
-# Where in ANSWERS: facts on this process, the head of the last answer, its body. The first two are
-# JSON, each written by one call and filled up with zeros.
-FACTS_AT, HEAD_AT, BODY_AT = 0, 512, 1024
+# Where in ANSWERS: facts on this process, the head of the last answer, the progress, the body of
+# the answer. The first two are JSON, each written by one call and filled up with zeros.
+FACTS_AT, HEAD_AT, BLOCKS_AT, BODY_AT = 0, 512, 1024, 1536
+# Of `Blocks`: blocks that have ended, when the current one began (0: none runs), the last change,
+# the longest block; times in ns of the monotonic clock, which all processes of a host share.
+BLOCKS = struct.Struct("<4q")
+# NCCL's service for questions about its state; each process gets an address of its own.
+RAS_VARIABLE = "NCCL_RAS_ADDR"
 # A request is a number; an odd one asks for the lines of the calls too. For these torch imports its
 # compiler, which may take ten seconds on a busy host.
 REQUEST_BYTES = 8
@@ -39,6 +51,34 @@ REQUEST_BYTES = 8
 _DUMPS = ("_dump_nccl_trace", "_dump_fr_trace")
 # Real-time signals after this number; lower ones are the C library's. Programs use few of them.
 _FIRST_SIGNAL = 9
+
+
+class Blocks:
+    """How many blocks of steps this process has finished in its point."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the blocks so far: a point begins or has ended."""
+        self._count = self._begun_ns = self._longest_ns = 0
+        self._write()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the `with` block as a block of steps, unless it raises."""
+        self._begun_ns = time.monotonic_ns()
+        self._write()
+        yield
+        self._longest_ns = max(self._longest_ns, time.monotonic_ns() - self._begun_ns)
+        self._count, self._begun_ns = self._count + 1, 0
+        self._write()
+
+    def _write(self) -> None:
+        now_ns = time.monotonic_ns()
+        state = BLOCKS.pack(self._count, self._begun_ns, now_ns, self._longest_ns)
+        os.pwrite(self._file, state, BLOCKS_AT)
 
 
 class Responder:
@@ -51,10 +91,13 @@ class Responder:
         self._thread_id = threading.get_native_id()
         self._pipe: int | None = None
         self._signal = self._register()
+        self.blocks = Blocks(self._answers)
         self._write_facts()
 
     def serve(self) -> None:
-        """Start the thread that dumps the flight recorder on request."""
+        """Start the thread that dumps the flight recorder on request; later calls do nothing."""
+        if self._pipe is not None:
+            return
         self._pipe, self._keeps_pipe_open = os.pipe()
         threading.Thread(target=self._answer, name="raybench-hangs", daemon=True).start()
         self._write_facts()
@@ -79,6 +122,7 @@ class Responder:
             "thread": self._thread_id,
             "signal": self._signal,
             "pipe": self._pipe,
+            "ras": os.environ.get(RAS_VARIABLE),
         }
         self._write(FACTS_AT, facts)
 
@@ -115,3 +159,24 @@ class Responder:
             sizes[name], place = len(data), place + len(data)
         answer = {"request": request, "now_ns": time.time_ns(), "sizes": sizes, "error": error}
         self._write(HEAD_AT, answer)
+
+
+_of_process: dict[int, Responder] = {}
+
+
+def of_this_process() -> Responder:
+    """Return the responder of this process; the first call makes it."""
+    pid = os.getpid()  # a forked child needs its own
+    if pid not in _of_process:
+        _of_process[pid] = Responder()
+    return _of_process[pid]
+
+
+def choose_ras_address() -> None:
+    """Set NCCL_RAS_ADDR to a free port of this host, unless the user has set it.
+
+    At NCCL's default address all jobs of a user on this host would answer for each other.
+    """
+    if RAS_VARIABLE not in os.environ:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            os.environ[RAS_VARIABLE] = f"127.0.0.1:{server.getsockname()[1]}"

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _RAYBENCH = f"{Path(__file__).parents[1]}/"
 _WORKLOADS = f"{_RAYBENCH}workloads/"
-_SCRIPT_CHILD = f"{_WORKLOADS}script_child.py"
+_SCRIPT_CHILD = f"{_WORKLOADS}scripts/child.py"
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen ")
 _LOCK_FILES = ("/threading.py", "/queue.py", "/multiprocessing/synchronize.py", "/filelock/_api.py")
 _LOCK_TEXT = re.compile(r"\.acquire\(|\bflock\(|\blockf\(|\bwith\b.*lock", re.IGNORECASE)

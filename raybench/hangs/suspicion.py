@@ -22,11 +22,11 @@ class RankProgress:
 
     # Blocks of steps that it has finished; the warm-up counts.
     blocks: int
-    # When it finished the last one, by a clock of the driver.
+    # When its last block began or ended, by a clock of the driver.
     last_s: float
     longest_block_s: float
-    # It has answered.
-    is_finished: bool = False
+    # Whether it runs steps now. Between two blocks ranks may build, check or compile for long.
+    is_in_block: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +45,16 @@ def next_look(ranks: Sequence[RankProgress], looks: int) -> Look | None:
     """Return when to look at the point; None while only the limits of set-up count.
 
     Args:
+        ranks: those that have not answered.
         looks: how many there were since the last progress of any rank.
     """
-    running = [rank for rank in ranks if not rank.is_finished]
     # A first step may compile or load data for minutes.
-    if not running or any(rank.blocks == 0 for rank in running):
+    if not any(rank.is_in_block for rank in ranks) or any(rank.blocks == 0 for rank in ranks):
         return None
     longest_s = max(rank.longest_block_s for rank in ranks)
     limit_s = max(_LEAST_S, _BLOCKS * longest_s)
     return Look(
-        due_s=min(rank.last_s for rank in running) + limit_s * _LATER**looks,
+        due_s=min(rank.last_s for rank in ranks) + limit_s * _LATER**looks,
         least_wait_s=_WAITED * limit_s,
         confirm_after_s=max(_CONFIRM_S, longest_s),
     )

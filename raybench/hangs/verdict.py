@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
-from raybench.hangs.evidence import Evidence, RankEvidence, RecorderState
+from raybench.hangs.evidence import Evidence, RankEvidence
 from raybench.hangs.history import Key, key_of, predict
 from raybench.hangs.ras import RasRank, RasReport
 from raybench.hangs.recorder import Call, CallShape, Stage
 from raybench.hangs.stacks import Frame, Wait
-
-if TYPE_CHECKING:
-    from raybench.records.device import DeviceKind
+from raybench.records.hang import HangCause, HangVerdict, RecorderState
 
 # Collectives whose inputs may have another size on each rank.
 _UNEVEN = (
@@ -35,29 +31,6 @@ _EVEN = ("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor")
 _NEAR = 32
 
 
-class HangCause(StrEnum):
-    """Why a point makes no progress."""
-
-    DIED = "died"
-    STOPPED = "stopped"
-    # It waits in code of its own, while others wait for it in a collective.
-    SLEEPS = "sleeps"
-    WAITS_FOR_LOCK = "waits_for_lock"
-    WAITS_FOR_DATA = "waits_for_data"
-    # It is elsewhere, while others wait for it in a collective.
-    NOT_ENTERED = "not_entered"
-    # It has left out a collective that the others have entered, and entered a later one.
-    SKIPPED = "skipped"
-    OTHER_COLLECTIVE = "other_collective"
-    OTHER_SIZE = "other_size"
-    OTHER_TYPE = "other_type"
-    # It waits for its device, or has entered the collective, which its device has not begun.
-    DEVICE_BUSY = "device_busy"
-    # All ranks have entered the collective, which does not end: the network or a device.
-    NOT_FINISHED = "not_finished"
-    UNKNOWN = "unknown"
-
-
 _CAUSE_OF_WAIT = {
     Wait.SLEEP: HangCause.SLEEPS,
     Wait.LOCK: HangCause.WAITS_FOR_LOCK,
@@ -66,34 +39,8 @@ _CAUSE_OF_WAIT = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangVerdict:
-    """Which rank hangs, and why."""
-
-    cause: HangCause
-    # None where no single rank is to blame; so are the next four.
-    rank: int | None = None
-    host: str | None = None
-    device_kind: DeviceKind | None = None
-    device_index: int | None = None
-    # Of the process that runs the rank: the script's, where there is one.
-    pid: int | None = None
-    # Other ranks of which the same is known.
-    also: tuple[int, ...] = ()
-    # In which the others wait; None where that is not known.
-    collective: str | None = None
-    # Of the collective among the calls of its group.
-    number: int | None = None
-    # Where the rank is in the user's code, as `train.py:88`; None without a stack.
-    line: str | None = None
-    waiting_ranks: tuple[int, ...] = ()
-    # Where the ranks called different collectives: what this rank called, and the others.
-    called: CallShape | None = None
-    expected: CallShape | None = None
-
-
 def judge(evidence: Evidence, before: Evidence | None, least_wait_s: float) -> HangVerdict | None:
-    """Return the verdict; None where the ranks go on, or nothing sets one apart.
+    """Return the verdict; None where the ranks go on, one works, or nothing sets one apart.
 
     Args:
         before: an earlier look at the same ranks; None if there was none.
@@ -108,7 +55,12 @@ def judge(evidence: Evidence, before: Evidence | None, least_wait_s: float) -> H
         lambda: _of_stacks(evidence.ranks),
     )
     found = (judge() for judge in judges)
-    return next((verdict for verdict in found if verdict is not None), None)
+    verdict = next((verdict for verdict in found if verdict is not None), None)
+    if verdict is None or (before is not None and _works(verdict, evidence, before)):
+        return None
+    order = list(RecorderState)
+    worst = max((rank.recorder for rank in evidence.ranks), key=order.index)
+    return replace(verdict, recorder=worst)
 
 
 def _has_moved(now: Evidence, before: Evidence) -> bool:
@@ -119,6 +71,25 @@ def _has_moved(now: Evidence, before: Evidence) -> bool:
         if _progress(new) != _progress(old):
             return True
     return False
+
+
+def _works(verdict: HangVerdict, now: Evidence, before: Evidence) -> bool:
+    """Return whether the named rank is late because it works, as in an evaluation of its own."""
+    if verdict.cause not in (HangCause.NOT_ENTERED, HangCause.DEVICE_BUSY):
+        return False
+    stacks = [
+        _calls_of(rank.stack)
+        for evidence in (now, before)
+        for rank in evidence.ranks
+        if rank.rank == verdict.rank and rank.stack
+    ]
+    return len(stacks) > 1 and stacks[0] != stacks[1]
+
+
+def _calls_of(stack: Sequence[Frame]) -> tuple[object, ...]:
+    """Return a stack without the line of its innermost frame, which changes in an endless loop."""
+    inner, *outer = stack
+    return (inner.path, inner.function, *outer)
 
 
 def _progress(rank: RankEvidence) -> Mapping[str, tuple[int, int]]:
@@ -431,6 +402,6 @@ def _blame(
         number=named[1] if named else None,
         line=str(line) if line else None,
         waiting_ranks=tuple(rank.rank for rank in waiting),
-        called=called.shape if called else None,
-        expected=call.shape if call and called else None,
+        called=str(called.shape) if called else None,
+        expected=str(call.shape) if call and called else None,
     )

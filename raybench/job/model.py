@@ -256,6 +256,13 @@ class Measure(JobSection):
         default=300.0,
         description="Time limit of a point in seconds; a longer one is stopped as hung.",
     )
+    hang_s: Seconds | None = Field(
+        default=None,
+        description="Stop a point so many seconds after a rank was found to hang, instead of at "
+        "timeout_s. A rank that works alone for long, as in an evaluation on rank 0, may look like "
+        "one that hangs: choose more than that takes. On GPUs torch also records when each "
+        "collective begins. Without it, only timeout_s stops points.",
+    )
     breakdown: StrictBool = Field(
         default=True,
         description="Run instrumented steps after the timed ones to show where the time goes.",

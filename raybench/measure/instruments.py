@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import chain, pairwise
@@ -32,6 +32,8 @@ from raybench.records.measurement import Samples
 from raybench.workloads.base import Context, PartTimes, Workload
 
 Step = Callable[[], None]
+# Makes a context that surrounds a block of steps.
+InBlock = Callable[[], AbstractContextManager[object]]
 
 # torch's notes ask for eleven iterations before a capture, because DistributedDataParallel waits
 # for events in its first ten. The cold iteration is the twelfth.
@@ -46,9 +48,10 @@ class Timer:
     CUDA events have a resolution of about 0.5 us (cuEventElapsedTime in the CUDA driver API).
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, in_block: InBlock = nullcontext) -> None:
         self._on_gpu = device.type == "cuda"
         self._origin_ns = perf_counter_ns()
+        self.in_block = in_block
 
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
@@ -64,6 +67,10 @@ class Timer:
             lead_in: untimed iterations before, which fill the queue of the device. Iterations that
                 find an empty queue take longer than all later iterations.
         """
+        with self.in_block():
+            return self._time(step, iterations, parts, lead_in)
+
+    def _time(self, step: Step, iterations: int, parts: PartTimes, lead_in: int) -> Samples:
         events: list[torch.cuda.Event] = []
         mark: Callable[[], None] = lambda: None  # noqa: E731
         if self._on_gpu:

@@ -37,6 +37,7 @@ from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.instruments import (
     EAGER_ITERATIONS,
     TRIAL_REPLAYS,
+    InBlock,
     MemoryUse,
     Step,
     Timer,
@@ -128,6 +129,8 @@ class PointStart:
     began_s: float
     # The device's counters when the previous work ended; None: now.
     rested: DeviceReading | None = None
+    # Surrounds each block of steps.
+    in_block: InBlock = nullcontext
 
 
 def measure(
@@ -157,7 +160,7 @@ def measure(
     run = _PointRun(
         context=context,
         policy=StoppingPolicy(settings=settings),
-        timer=Timer(context.device),
+        timer=Timer(context.device, start.in_block),
         counters=Counters(context.device),
         memory=MemoryUse(context.device),
         nccl_choices=nccl_choices,
@@ -212,7 +215,7 @@ def _time_repeat(workload: Workload, run: _PointRun) -> None:
     if isinstance(workload, RunningScript):
         # The script's own process runs and times the steps.
         run.doubts.extend(workload.doubts(context))
-        run.timer = run.memory = ScriptTimer(workload, context.device)
+        run.timer = run.memory = ScriptTimer(workload, context.device, run.timer.in_block)
     try:
         run.repetitions.append(_warm_up_and_time(workload, run))
     except StepsEndedError as ended:

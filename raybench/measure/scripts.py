@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from raybench.conversion import NS_PER_MS
 from raybench.measure.breakdown import HOW_REDUCED, PLAIN_STEP, Extent, all_not_measured
 from raybench.measure.instruments import (
+    InBlock,
     MemoryUse,
     Step,
     gather_objects,
@@ -43,14 +45,18 @@ class ScriptTimer(MemoryUse):
     Peaks of memory are measured in the script's process. `paused` and `counting` do nothing.
     """
 
-    def __init__(self, script: RunningScript, device: torch.device) -> None:
+    def __init__(
+        self, script: RunningScript, device: torch.device, in_block: InBlock = nullcontext
+    ) -> None:
         """Make a timer.
 
         Args:
             script: the running script.
             device: device on which ranks exchange counts.
+            in_block: surrounds each block of steps.
         """
         super().__init__(torch.device("cpu"))
+        self.in_block = in_block
         self.script, self._agree_on = script, device
         self._blocks: list[Samples] = []
         self._warmup_iterations = 0
@@ -72,7 +78,8 @@ class ScriptTimer(MemoryUse):
             ScriptAbortedError: another rank's script has failed.
         """
         try:
-            samples = self.script.run_steps(iterations, lead_in=lead_in)
+            with self.in_block():
+                samples = self.script.run_steps(iterations, lead_in=lead_in)
         except ScriptEndedError:
             samples = Samples()
         allocated_bytes, reserved_bytes = self.script.peaks

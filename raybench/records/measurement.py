@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 from raybench.records.doubts import Doubt, NotMeasured
+from raybench.records.hang import HangVerdict
 from raybench.records.metrics import Column, Metric
 from raybench.records.status import Cause, Status
 
@@ -282,6 +283,8 @@ class Failure:
     # This field and the following: as in `Measurement`.
     output: str = ""
     ended_processes: tuple[int, ...] = ()
+    # Which rank hangs and why, where the point was ended for it or at its time limit.
+    hang: HangVerdict | None = None
 
     @classmethod
     def of(cls, cause: Cause, *, rank: int, message: str, **more: Any) -> Self:

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from raybench.job.point import Point
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt
+from raybench.records.hang import HangVerdict
 from raybench.records.measurement import Measurement
 from raybench.records.status import Status
 
@@ -70,6 +71,8 @@ class Record:
     error_rank: int | None = None
     # Traceback and last lines of output of that rank.
     error_detail: str | None = None
+    # Which rank hung and why, where the status is timeout and evidence tells.
+    hang: HangVerdict | None = None
     # What each rank wrote, by rank; empty if no rank wrote anything.
     outputs: tuple[str, ...] = ()
     # Ids of points that ran on the same nodes, and other users of its devices in words.

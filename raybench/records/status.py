@@ -74,6 +74,7 @@ class Cause(StrEnum):
     PEER_FAILED = "PeerFailed", Status.LOST
     NO_ANSWER = "NoAnswer", Status.LOST
     TIMEOUT = "Timeout", Status.TIMEOUT
+    HANG = "Hang", Status.TIMEOUT
     WORKER_DIED = "WorkerDied", Status.LOST, True
     HOST_OUT_OF_MEMORY = "HostOutOfMemory", Status.OOM, True
     ANSWER_LOST = "AnswerLost", Status.LOST

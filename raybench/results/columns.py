@@ -196,6 +196,8 @@ def to_row(record: Any) -> dict[str, Any]:
             row[column.name] = value.value
         elif column.kind.startswith("list<struct<") and value is not None:
             row[column.name] = [_plain_struct(item) for item in value]
+        elif column.kind.startswith("struct<") and value is not None:
+            row[column.name] = _plain_struct(value)
         elif isinstance(value, Mapping) and column.kind == "map<string,string>":
             row[column.name] = {key: setting_text(entry) for key, entry in value.items()}
         else:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from raybench.job.point import RUN_SETTINGS
 from raybench.records.doubts import Doubt, DoubtKind
+from raybench.records.hang import HangVerdict
 from raybench.records.measurement import RankMetrics
 from raybench.records.metrics import Column
 from raybench.records.status import Status
@@ -48,6 +49,9 @@ class PointColumns(AttemptKey):
     error_host: Annotated[str | None, Column("", "host of that rank")] = None
     error_device: Annotated[str | None, Column("", "its device, as in cuda:3")] = None
     error_detail: Annotated[str | None, Column("", "end of its traceback or log")] = None
+    hang: Annotated[
+        HangVerdict | None, Column("", "which rank hung and why, where evidence tells")
+    ] = None
     started_at: Annotated[datetime, Column("UTC", "start")]
     duration_s: Annotated[float | None, Column("s", "of the whole attempt")] = None
     workload: Annotated[str, Column("", "name or class")] = ""

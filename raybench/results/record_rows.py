@@ -59,6 +59,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
         error_host=failed.host if failed else None,
         error_device=f"{failed.kind}:{failed.index}" if failed else None,
         error_detail=record.error_detail,
+        hang=record.hang,
         started_at=record.started_at,
         duration_s=record.duration_s,
         workload=point.workload,

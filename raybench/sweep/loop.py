@@ -18,6 +18,7 @@ from raybench.job.model import Measure
 from raybench.job.point import Isolation, Point, Precision, Strategy
 from raybench.records.code import Code
 from raybench.records.device import Device
+from raybench.records.hang import HangVerdict
 from raybench.records.record import Record, TrialKey, by_point
 from raybench.records.status import Cause, Status
 from raybench.records.task import Task
@@ -105,7 +106,16 @@ class RoundStarted:
     later: int
 
 
-Event = PointStarted | PointFinished | PointRetried | PointAdded | RoundStarted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointHangs:
+    """A rank of a running point was found to hang; the point goes on."""
+
+    index: int
+    point: Point
+    verdict: HangVerdict
+
+
+Event = PointStarted | PointHangs | PointFinished | PointRetried | PointAdded | RoundStarted
 # Receives (index of the `Attempt`, its record) of attempts that ended together.
 Write = Callable[[Sequence[tuple[int, Record]]], None]
 
@@ -180,7 +190,9 @@ class _Loop:
             yield from self._decide()
             if self._in_flight.running:
                 wait_s = _LOOK_AROUND_S if self._schedule.pending else None
-                yield from self._end(self._in_flight.next_finished(wait_s))
+                ended = self._in_flight.next_finished(wait_s)
+                yield from self._in_flight.take_hangs()
+                yield from self._end(ended)
             elif not (self.stopping() or self._schedule.is_done):
                 assert self._schedule.pending, "on an idle cluster points only wait for workers"
                 self._refresh(_LOOK_AROUND_S)
@@ -325,7 +337,9 @@ class InFlight:
         # Index -> attempt, in the order of their starts.
         self.running: dict[int, RunningAttempt] = {}
         self._by_node: defaultdict[str, dict[int, None]] = defaultdict(dict)
-        self._finished: SimpleQueue[RunningAttempt] = SimpleQueue()
+        # None wakes `next_finished` for a hang.
+        self._finished: SimpleQueue[RunningAttempt | None] = SimpleQueue()
+        self._hangs: SimpleQueue[PointHangs] = SimpleQueue()
 
     def submit(
         self, attempt: Attempt, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
@@ -345,10 +359,14 @@ class InFlight:
             self._by_node[node_id][attempt.index] = None
         self.running[attempt.index] = running
 
+        def tell_hang(verdict: HangVerdict) -> None:
+            self._hangs.put(PointHangs(index=attempt.index, point=attempt.point, verdict=verdict))
+            self._finished.put(None)
+
         def run() -> None:
             try:
                 seen = self._cluster.watch_other_users(worker_ids)
-                running.outcome = self._cluster.run(task, worker_ids)
+                running.outcome = self._cluster.run(task, worker_ids, tell_hang)
                 running.duration_s = time.monotonic() - running.started_s
                 running.others = seen()
             except BaseException as error:
@@ -359,8 +377,16 @@ class InFlight:
         name = f"point {attempt.point.point_id}"
         threading.Thread(target=run, name=name, daemon=True).start()
 
+    def take_hangs(self) -> Iterator[PointHangs]:
+        """Yield the hangs that were found since the last call."""
+        with suppress(Empty):
+            while True:
+                yield self._hangs.get_nowait()
+
     def next_finished(self, timeout_s: float | None) -> list[tuple[Attempt, Record]]:
         """Wait until an attempt ends; return the attempts that have ended, 64 at most, in order.
+
+        Returns early if a rank is found to hang.
 
         Args:
             timeout_s: return an empty list after so long; None waits for ever.
@@ -373,6 +399,8 @@ class InFlight:
         with suppress(Empty):
             while len(ended) < _MOST_AT_ONCE:
                 running = self._finished.get(block=not ended, timeout=timeout_s)
+                if running is None:
+                    break
                 if isinstance(running.outcome, BaseException):
                     if not ended:
                         raise running.outcome

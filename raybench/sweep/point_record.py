@@ -119,6 +119,7 @@ def _failed(record: Record, failure: Failure, output: str) -> Record:
         error_message=message,
         error_rank=failure.rank,
         error_detail=shorten_start(detail, DETAIL_CHARACTERS) or None,
+        hang=failure.hang,
     )
 
 

@@ -36,6 +36,7 @@ from raybench.hardware.nccl_log import choices, parse
 from raybench.measure.instruments import align_ranks, any_rank
 from raybench.records.environment import set_variables
 from raybench.records.task import GroupSpec, RankInfo, Task
+from raybench.workloads.scripts.running import TIMES_OF_COLLECTIVES
 
 # The driver's deadline ends a point, so torch's deadline comes a minute later.
 _TIMEOUT_MARGIN_S = 60.0
@@ -133,15 +134,17 @@ class ProcessGroup:
             if self.is_broken(group):
                 raise GroupGoneError("a rank has failed on its way to it")
             time.sleep(_LOOK_S)
+        times = TIMES_OF_COLLECTIVES if task.settings.hang_s is not None else {}
         # No device_id: torch then splits communicators, which crashes after a second init
         # (pytorch#192109).
-        dist.init_process_group(
-            "nccl" if self._is_nccl else "gloo",
-            store=PrefixStore(group.name, store),
-            rank=rank_info.rank,
-            world_size=rank_info.world_size,
-            timeout=timeout,
-        )
+        with set_variables(times):
+            dist.init_process_group(
+                "nccl" if self._is_nccl else "gloo",
+                store=PrefixStore(group.name, store),
+                rank=rank_info.rank,
+                world_size=rank_info.world_size,
+                timeout=timeout,
+            )
         with self._lock:
             if self._group != group:  # ended when there was nothing yet to take down
                 self._end()

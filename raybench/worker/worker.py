@@ -24,6 +24,7 @@ from raybench.errors import (
     place_among,
     traceback_of,
 )
+from raybench.hangs import responder
 from raybench.hardware.devices import Counters, DeviceReading, describe_device
 from raybench.job import registry
 from raybench.job.point import Point, Precision
@@ -89,6 +90,9 @@ class Worker:
         self._is_new = True
         self._part: Part | None = None
         preload()
+        # Sleeps until somebody asks which rank hangs.
+        self._responder = responder.of_this_process()
+        self._responder.serve()
         self._enter_device()
         torch.zeros(1, device=self._device)
         if kind == "cuda":
@@ -127,12 +131,15 @@ class Worker:
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()
         self._part = None
+        self._responder.watch_this_thread()
+        self._responder.blocks.restart()
         try:
             answer, part = self._run(task, rank_info, group), self._part
             ended = part.ended_processes if part else ()
             return replace(answer, ended_processes=tuple(sorted(ended)))
         finally:
             self._part = None
+            self._responder.blocks.restart()
             faulthandler.cancel_dump_traceback_later()
             self._is_new = False
 
@@ -241,7 +248,9 @@ class Worker:
             part.build,
             part.context,
             task.settings,
-            start=phases.PointStart(began_s=began_s, rested=self._rested),
+            start=phases.PointStart(
+                began_s=began_s, rested=self._rested, in_block=self._responder.blocks.running
+            ),
             profile=task.profile,
             nccl_choices=self._group.nccl_file.choices,
         )

@@ -59,9 +59,11 @@ class _Worker:
             index: of the device on its node; None takes the GPU that Ray has assigned.
             only: names of the devices that may be used; None for all.
         """
+        from raybench.hangs.responder import choose_ras_address
         from raybench.hardware import nvml
         from raybench.worker.worker import Worker
 
+        choose_ras_address()
         if index is None:
             # Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES. torch sees all GPUs
             # and numbers them in the order of that list.

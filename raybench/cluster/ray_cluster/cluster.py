@@ -21,9 +21,12 @@ from raybench.cluster.ray_cluster.pool import WorkerPool, WorkerProcess
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, end_process, start_guard
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
+from raybench.hangs.evidence import Evidence
+from raybench.hangs.suspicion import RankProgress
 from raybench.job.point import Strategy
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DeviceFacts, DeviceList, DeviceSample
+from raybench.records.hang import HangVerdict
 from raybench.records.measurement import Failure, RankAnswer
 from raybench.records.record import OtherUsers
 from raybench.records.status import Cause, Status
@@ -102,7 +105,12 @@ class RayCluster:
         """Add workers that came and note lost workers, as `Cluster.refresh`."""
         self._pool.refresh(timeout_s)
 
-    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[RankAnswer, ...]:
+    def run(
+        self,
+        task: Task,
+        worker_ids: Sequence[int],
+        tell_hang: Callable[[HangVerdict], None] = lambda _: None,
+    ) -> tuple[RankAnswer, ...]:
         """Run a point and return one answer per rank, as `Cluster.run`.
 
         If a worker is lost or cannot be started, no rank runs, and each rank has a Failure.
@@ -110,13 +118,15 @@ class RayCluster:
         with self._point_ended:
             self._points += 1
         try:
-            return self._run(task, tuple(worker_ids))
+            return self._run(task, tuple(worker_ids), tell_hang)
         finally:
             with self._point_ended:
                 self._points -= 1
                 self._point_ended.notify_all()
 
-    def _run(self, task: Task, worker_ids: tuple[int, ...]) -> tuple[RankAnswer, ...]:
+    def _run(
+        self, task: Task, worker_ids: tuple[int, ...], tell_hang: Callable[[HangVerdict], None]
+    ) -> tuple[RankAnswer, ...]:
         """Prepare workers and group, run the point, and replace unfit processes."""
         self._check_open()
         workers = [self._pool[worker_id] for worker_id in worker_ids]
@@ -148,7 +158,7 @@ class RayCluster:
             abort=lambda: self._groups.abort(group),
             check_open=self._check_open,
         )
-        outcome = finish_point(ranks, task)
+        outcome = finish_point(ranks, task, tell_hang)
         if outcome.group_is_gone:
             self._groups.forget(worker_ids)
         answers = self._agents.complete(outcome.answers, devices)
@@ -281,6 +291,13 @@ class _RunningActors(RunningRanks):
     def kill(self, ranks: Collection[int]) -> None:
         self._waiting = {call: rank for call, rank in self._waiting.items() if rank not in ranks}
         self._agents.kill([self.devices[rank] for rank in ranks])
+
+    def progress(self) -> Mapping[int, RankProgress]:
+        told = self._agents.progress(self.devices)
+        return {rank: progress for rank, progress in enumerate(told) if progress is not None}
+
+    def evidence(self, ranks: Collection[int]) -> Evidence | None:
+        return self._agents.hang_evidence({rank: self.devices[rank] for rank in sorted(ranks)})
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
         tails = self._agents.log_tails([self.devices[rank] for rank in ranks])

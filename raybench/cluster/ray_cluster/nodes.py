@@ -38,6 +38,17 @@ from raybench.cluster.device_reservation import (
 from raybench.cluster.ray_cluster.ray_internals import logs_folder
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.conversion import GIB, KIB, MIB
+from raybench.hangs.evidence import (
+    Evidence,
+    RankEvidence,
+    RankPlace,
+    ask_ras,
+    collect,
+    read_ras,
+)
+from raybench.hangs.processes import BlockProgress, read_progress
+from raybench.hangs.ras import NoRas
+from raybench.hangs.suspicion import RankProgress
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceSample
 from raybench.records.measurement import Measurement, RankAnswer, SpanNs
@@ -176,6 +187,18 @@ class NodeAgent:
             by_sampler = [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
             clocks[uuid] = max(by_sampler, key=len, default=())
         return self.outputs(process_ids, is_new=True), clocks
+
+    def progress(self, process_ids: Sequence[int]) -> dict[int, BlockProgress]:
+        """Return process id -> progress of a worker; workers that do not tell are left out."""
+        told = {process_id: read_progress(process_id) for process_id in process_ids}
+        return {process_id: progress for process_id, progress in told.items() if progress}
+
+    def hang_evidence(
+        self, places: Sequence[RankPlace], asks_nccl: bool
+    ) -> tuple[tuple[RankEvidence, ...], str | NoRas]:
+        """Return what is known of ranks on this node, and what NCCL's service told of all ranks."""
+        ranks = collect(places, timeouts.HANG_EVIDENCE_S)
+        return ranks, ask_ras(ranks, timeouts.HANG_RAS_S) if asks_nccl else NoRas.REFUSED
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
         """Return UUID -> memory in use now minus memory in use when this agent started, in bytes.
@@ -463,6 +486,57 @@ class NodeAgents:
             output = answers.get(device.node_id, {}).get(device.process_id, "")
             tails.append("\n".join(output.splitlines()[-_TAIL_LINES:]))
         return tails
+
+    def progress(self, devices: Sequence[Device]) -> list[RankProgress | None]:
+        """Return the progress of each worker; None without an answer in 0.5 s."""
+        answers = self._ask("progress", devices, lambda here: (_process_ids(here),))
+        now_s = time.monotonic()
+        told: list[RankProgress | None] = []
+        for device in devices:
+            progress = answers.get(device.node_id, {}).get(device.process_id)
+            told.append(
+                RankProgress(
+                    blocks=progress.blocks,
+                    last_s=now_s - progress.age_s,
+                    longest_block_s=progress.longest_block_s,
+                    is_in_block=progress.is_in_block,
+                )
+                if progress
+                else None
+            )
+        return told
+
+    def hang_evidence(self, devices: Mapping[int, Device]) -> Evidence | None:
+        """Return what is known of ranks; None if an agent does not answer in 6 s.
+
+        Args:
+            devices: rank -> its device.
+        """
+        places = {
+            device.uuid: RankPlace(
+                rank=rank,
+                host=device.host,
+                device_kind=device.kind,
+                device_index=device.index,
+                worker_pid=device.process_id,
+                device_uuid=device.uuid if device.kind == "cuda" else None,
+            )
+            for rank, device in devices.items()
+        }
+        # NCCL answers for all hosts, so one agent asks it.
+        first = next(iter(devices.values()))
+
+        def arguments(here: list[Device]) -> tuple[Any, ...]:
+            asks_nccl = first.kind == "cuda" and here[0].node_id == first.node_id
+            return tuple(places[device.uuid] for device in here), asks_nccl
+
+        answers = self._ask("hang_evidence", devices.values(), arguments, timeouts.HANG_ANSWER_S)
+        ranks = sorted(chain(*(found for found, _ in answers.values())), key=lambda one: one.rank)
+        if len(ranks) < len(devices):
+            return None
+        told = answers[first.node_id][1]
+        pids = [rank.process.pid for rank in ranks]
+        return Evidence(ranks=tuple(ranks), ras=read_ras(told, pids))
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until GPUs of ended workers use at most 256 MiB more than at the agents' start.

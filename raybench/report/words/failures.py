@@ -6,6 +6,7 @@ import re
 
 from raybench.records.record import Record
 from raybench.records.status import Status
+from raybench.report.words.hangs import hang
 from raybench.results.point_row import PointRow
 
 # What torch.OutOfMemoryError says; the advice on fragmentation that follows is left out.
@@ -27,6 +28,8 @@ def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:
     if row.error_message is None:
         return ""
     text = _reason(row.status, row.error_type, row.error_message)
+    if row.hang is not None:
+        return f"{hang(row.hang)}; {text}"
     if not with_place or row.error_rank is None or row.error_host is None:
         return text
     return f"{_place(row.error_rank, row.error_host, row.error_device)}: {text}"
@@ -35,6 +38,8 @@ def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:
 def failure_of_record(record: Record) -> str:
     """Return on one line why an attempt failed, with rank, host and device."""
     text = _reason(record.status, record.error_type, record.error_message or "")
+    if record.hang is not None:
+        return f"{hang(record.hang)}; {text}"
     if record.error_rank is None or not record.devices:
         return text
     device = record.devices[record.error_rank]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from raybench.hangs.recorder import CallShape
-from raybench.hangs.verdict import HangCause, HangVerdict
+from raybench.records.hang import HangCause, HangVerdict
 from raybench.report.formatting import counted
 
 
@@ -16,14 +15,13 @@ def hang(verdict: HangVerdict) -> str:
     if verdict.rank is None:
         return _WITHOUT_RANK[verdict.cause].format(what=what, waits=waits)
     where = f"; it is at {verdict.line}" if verdict.line else ""
-    called, expected = _shape(verdict.called), _shape(verdict.expected)
     said = _WITH_RANK[verdict.cause].format(
         what=what,
         waits=waits,
         where=where,
         at=f" at {verdict.line}" if verdict.line else "",
-        called=called,
-        expected=expected,
+        called=verdict.called or "another collective",
+        expected=verdict.expected or "another collective",
     )
     also = f" (so do ranks {', '.join(map(str, verdict.also))})" if verdict.also else ""
     return f"{_name(verdict)} {said}{also}"
@@ -56,12 +54,3 @@ def _name(verdict: HangVerdict) -> str:
     device = "GPU" if verdict.device_kind == "cuda" else "worker"
     place = f"{verdict.host}, {device} {verdict.device_index}, pid {verdict.pid}"
     return f"rank {verdict.rank} ({place})"
-
-
-def _shape(shape: CallShape | None) -> str:
-    """Return a collective with its type and size: "all_reduce of 4096 float"."""
-    if shape is None:
-        return "another collective"
-    sizes = " + ".join("x".join(map(str, sizes)) or "1" for sizes in shape.sizes)
-    types = "/".join(dict.fromkeys(shape.dtypes)).lower()
-    return f"{shape.operation} of {sizes} {types}" if sizes else shape.operation

@@ -1,8 +1,9 @@
 """The process of a script: the script as `__main__`, which is held where an iteration ends.
 
 `running.py` starts this file as a program. Until the steps are timed, the process loads nothing
-else of raybench. It does not import torch, but after the script has imported torch every optimizer
-of torch.optim calls `_Steps.end_step` when its `step` returns.
+else of raybench but `hangs/responder.py`, which tells from outside where a script hangs. It does not
+import torch, but after the script has imported torch every optimizer of torch.optim calls
+`_Steps.end_step` when its `step` returns.
 
 Messages are lines of JSON. The parent asks for a number of steps, and this process answers with
 their durations. Between two blocks the script waits in its optimizer.
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
@@ -30,6 +32,7 @@ from typing import Any
 from weakref import WeakSet
 
 _STDERR = 2
+_RESPONDER = Path(__file__).parents[2] / "hangs" / "responder.py"
 _PR_SET_PDEATHSIG = 1
 # Not from raybench.conversion: nothing of raybench is loaded in the script's process.
 _NS_PER_MS = 1_000_000
@@ -135,8 +138,8 @@ class _Clock:
 class _Steps:
     """Where iterations end, and how long they took."""
 
-    def __init__(self, channel: _Channel, step_of: str) -> None:
-        self._channel, self._step_of = channel, step_of
+    def __init__(self, channel: _Channel, step_of: str, begin: Callable[[], None]) -> None:
+        self._channel, self._step_of, self._begin = channel, step_of, begin
         self._origin_ns = perf_counter_ns()
         # The optimizer whose step ends an iteration: of class `step_of`, otherwise the last one to
         # make its first step.
@@ -168,6 +171,7 @@ class _Steps:
             dist: Any = sys.modules.get("torch.distributed")
             is_joined = dist is not None and dist.is_available() and dist.is_initialized()
             ranks = dist.get_world_size() if is_joined else 1
+            self._begin()
             self._channel.send(begun={"clock": self._clock.name, "ranks": ranks})
         if self._marks is not None:
             self._marks.end_step()
@@ -226,6 +230,16 @@ class _Steps:
                     os._exit(0)
 
 
+def _load_responder() -> Any:
+    """Load the responder by its file: the package would cost the script its time and memory."""
+    spec = spec_from_file_location("_raybench_responder", _RESPONDER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     """Run the script as `__main__` of this process; tell the parent its end; return the exit code.
 
@@ -248,7 +262,11 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     channel = _Channel(int(descriptor))
     faulthandler.enable(_STDERR)
     faulthandler.dump_traceback_later(given["timeout_s"], file=_STDERR)
-    steps = _Steps(channel, given["step_of"])
+    responder = _load_responder()
+    responder.choose_ras_address()
+    # The thread that answers comes with the first step: before it the script may still fork.
+    answers = responder.of_this_process()
+    steps = _Steps(channel, given["step_of"], answers.serve)
     sys.meta_path.insert(0, _OptimizerHook(steps.end_step))
     # Imitate `python script arguments`.
     path = Path(script).absolute()

@@ -43,12 +43,19 @@ _WRITE_S = 0.3
 _NAME_S = 1.3
 _END_S = 2.0
 _OUT_OF_MEMORY = {"OutOfMemoryError", "MemoryError"}
-# Not passed on: torchrun does not set them, and only workers outlive the loss of a peer.
+# Not passed on: torchrun does not set them, and only workers outlive the loss of a peer. NCCL
+# answers questions about the state of a script at an address of its own.
 _OF_WORKERS = (
+    "NCCL_RAS_ADDR",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_DUMP_ON_TIMEOUT",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
 )
+
+
+# Lets torch's flight recorder tell a collective that waits for its device from one that has begun.
+# This costs an event for each collective.
+TIMES_OF_COLLECTIVES = {"TORCH_NCCL_ENABLE_TIMING": "1"}
 
 
 class ScriptFailedError(PartFailedError):
@@ -159,7 +166,9 @@ class RunningScript(Workload):
             for name, value in os.environ.items()
             if not name.startswith("RAY_") and name not in _OF_WORKERS
         }
-        variables = _torchrun_variables(context, store)
+        variables = dict(_torchrun_variables(context, store))
+        if task.settings.hang_s is not None:
+            variables |= TIMES_OF_COLLECTIVES
         self._is_aborted, self._step_of = is_aborted, str(given["step_of"])
         timeout_s = max(0.1, deadline_s - _WRITE_S - time.monotonic())
         self._deadline_s = time.monotonic() + timeout_s

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from raybench.hangs.evidence import Evidence, RankEvidence, RankPlace, RecorderState
+from raybench.hangs.evidence import Evidence, RankEvidence, RankPlace
 from raybench.hangs.processes import ProcessFacts
 from raybench.hangs.ras import NoRas
 from raybench.hangs.recorder import Call, CallShape, Recording, Stage
 from raybench.hangs.stacks import Frame, Wait
+from raybench.records.hang import RecorderState
 
 GRADIENT = CallShape(operation="all_reduce", sizes=((4096,),), dtypes=("Float",))
 LOSS = CallShape(operation="all_reduce", sizes=((1,),), dtypes=("Float",))

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from hang_evidence import GRADIENT, LEAST_WAIT_S, LOSS, STEP, TIMES, entered, evidence, rank
 
-from raybench.hangs.evidence import RecorderState
 from raybench.hangs.ras import Communicator, RasRank, RasReport
 from raybench.hangs.recorder import CallShape
 from raybench.hangs.stacks import Wait
-from raybench.hangs.verdict import HangCause, judge
+from raybench.hangs.verdict import judge
+from raybench.records.hang import HangCause, RecorderState
 
 # Ten steps, of which all ranks are done with nine.
 COMMON = STEP * 9

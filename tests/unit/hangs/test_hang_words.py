@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from raybench.hangs.recorder import CallShape
-from raybench.hangs.verdict import HangCause, HangVerdict
+from raybench.records.hang import HangCause, HangVerdict
 from raybench.report.words.hangs import hang
 
 VERDICT = HangVerdict(
@@ -30,12 +29,11 @@ def test_a_rank_that_has_not_entered():
 
 
 def test_a_call_of_another_size():
-    shape = CallShape(operation="all_reduce", sizes=((4096, 2),), dtypes=("Float",))
     verdict = replace(
         VERDICT,
         cause=HangCause.OTHER_SIZE,
-        called=shape,
-        expected=replace(shape, sizes=((4096,),)),
+        called="all_reduce of 4096x2 float",
+        expected="all_reduce of 4096 float",
     )
     assert hang(verdict) == (
         f"{NAME} called all_reduce of 4096x2 float at train.py:88 where others called "

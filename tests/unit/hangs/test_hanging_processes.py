@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from raybench.hangs import processes, stacks
-from raybench.hangs.evidence import RankPlace, RecorderState, collect
+from raybench.hangs.evidence import RankPlace, collect
 from raybench.hangs.processes import NoAnswer
 from raybench.hangs.stacks import Wait
+from raybench.records.hang import RecorderState
 
 BEGIN = """\
 import ctypes, os, sys, threading, time

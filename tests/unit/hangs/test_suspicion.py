@@ -24,10 +24,10 @@ def test_there_is_no_look_before_the_first_step():
     assert next_look([progress(), progress(blocks=0)], looks=0) is None
 
 
-def test_finished_ranks_do_not_count():
-    done = progress(50.0, is_finished=True)
-    assert next_look([done, progress()], looks=0).due_s == 110.0
-    assert next_look([done], looks=0) is None
+def test_there_is_no_look_between_two_blocks():
+    outside = progress(is_in_block=False)
+    assert next_look([outside, outside], looks=0) is None
+    assert next_look([outside, progress()], looks=0).due_s == 110.0
 
 
 def test_looks_without_a_verdict_become_rarer():
