@@ -145,6 +145,7 @@ def test_the_process_below_a_worker_is_the_rank(tmp_path):
     with running(tmp_path, code) as (worker, script):
         assert worker != script
         assert processes.rank_process(worker) == script
+        time.sleep(0.5)  # until it sleeps
         place = RankPlace(rank=0, host="here", device_kind="cpu", device_index=0, worker_pid=worker)
         (found,) = collect([place], 5.0)
         children = [int(p) for p in _children(script)]
