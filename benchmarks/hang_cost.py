@@ -87,9 +87,7 @@ def serve(rank: int, port: int) -> None:
 
     responder.of_this_process().serve()
     torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     matrix = torch.randn(_MATRIX, _MATRIX, device="cuda", dtype=torch.bfloat16)
     gradients = [torch.zeros(_GRADIENT, device="cuda") for _ in range(2)]
     loss = torch.zeros(1, device="cuda")

@@ -376,18 +376,14 @@ def after_timeout(
     facts = [f"{_ranks(blamed)} gave none"] if len(blamed) > 1 else []
     for waits_for, words in (("collective", "in a collective"), ("device", "for the device")):
         waiting = [rank for rank, what in waits.items() if what == waits_for]
-        # A verdict says itself who waits, and in which collective.
-        if waiting and not named:
+        if waiting:
             facts.append(f"{_ranks(waiting)} waited {words}")
     if point.finished:
         facts.append(f"{_ranks(sorted(point.finished))} had finished")
     message = f"no answer within measure.timeout_s = {limit.timeout_s:g} s"
     if limit.hang_s is not None:
         message = f"ended measure.hang_s = {limit.hang_s:g} s after it was found to hang"
-    guilty = {}
-    for rank in blamed:
-        place = "" if named else _stuck_at(point, rank)
-        guilty[rank] = "; ".join([message + place, *facts])
+    guilty = {rank: "; ".join([message + _stuck_at(point, rank), *facts]) for rank in blamed}
     cause = Cause.TIMEOUT if limit.hang_s is None else Cause.HANG
     answers = _judge(point, guilty, cause, f"waited for {_ranks(blamed)}", Status.TIMEOUT)
     return tuple(_with_finding(answer, finding, blamed) for answer in answers)

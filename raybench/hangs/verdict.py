@@ -203,9 +203,10 @@ def _is_behind(rank: RankEvidence, group: str, number: int) -> bool:
     """Return whether the rank has not entered the call; without its recorder, by its stack."""
     if _is_read(rank):
         return rank.recording.last_number(group) < number
-    # It did not answer, as its interpreter lock is held: its own code runs.
-    is_silent = rank.recorder is RecorderState.NO_ANSWER
-    return is_silent and rank.wait not in (Wait.PEERS, Wait.DEVICE)
+    # Its stack came and no recording: its own code keeps the interpreter lock. Without either it
+    # may be slow to answer.
+    keeps_lock = rank.recorder is RecorderState.NO_ANSWER and bool(rank.stack)
+    return keeps_lock and rank.wait not in (Wait.PEERS, Wait.DEVICE)
 
 
 def _not_entered(guilty: Sequence[RankEvidence], state: _GroupState) -> HangVerdict:

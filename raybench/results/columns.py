@@ -170,10 +170,14 @@ def _read_struct(
 ) -> _Row:
     """Return a dataclass from a struct of a table; null is None."""
     read = {
-        name: None if (value := values[name]) is None or value != value else of(value)
+        name: None if _is_null(value := values.get(name)) else of(value)
         for name, (_, of) in readers.items()
     }
     return kind(**read)
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
 
 
 def _read_enums(kind: type[Enum], values: Any) -> dict[str, Enum]:

@@ -26,7 +26,8 @@ from raybench.records.task import GroupSpec, RankInfo, Task
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
 _EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
 # When a peer dies, NCCL over sockets notices, and torch's watchdog of each survivor would wait for
-# 60 s, dump its recording, and end the process. With these variables the watchdog only logs.
+# 60 s, dump its recording, and end the process. With these variables the watchdog only logs. No
+# evidence is lost: a look at a hang reads the recording itself (raybench.hangs).
 _SURVIVE_A_PEER = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -63,7 +64,8 @@ class _Worker:
         from raybench.hardware import nvml
         from raybench.worker.worker import Worker
 
-        choose_ras_address()
+        if kind == "cuda":
+            choose_ras_address()
         if index is None:
             # Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES. torch sees all GPUs
             # and numbers them in the order of that list.

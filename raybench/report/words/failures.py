@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from raybench.records.hang import HangVerdict
 from raybench.records.record import Record
-from raybench.records.status import Status
+from raybench.records.status import Cause, Status
 from raybench.report.words.hangs import hang
 from raybench.results.point_row import PointRow
 
@@ -29,7 +30,7 @@ def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:
         return ""
     text = _reason(row.status, row.error_type, row.error_message)
     if row.hang is not None:
-        return f"{hang(row.hang)}; {text}"
+        return _hung(row.hang, row.error_type)
     if not with_place or row.error_rank is None or row.error_host is None:
         return text
     return f"{_place(row.error_rank, row.error_host, row.error_device)}: {text}"
@@ -39,7 +40,7 @@ def failure_of_record(record: Record) -> str:
     """Return on one line why an attempt failed, with rank, host and device."""
     text = _reason(record.status, record.error_type, record.error_message or "")
     if record.hang is not None:
-        return f"{hang(record.hang)}; {text}"
+        return _hung(record.hang, record.error_type)
     if record.error_rank is None or not record.devices:
         return text
     device = record.devices[record.error_rank]
@@ -60,6 +61,11 @@ def _reason(status: str, error_type: str | None, message: str) -> str:
     if status != Status.ERROR or error_type is None or text.startswith(error_type):
         return text
     return f"{error_type}: {text}".removesuffix(": ")
+
+
+def _hung(verdict: HangVerdict, error_type: str | None) -> str:
+    limit = "hang_s" if error_type == Cause.HANG else "timeout_s"
+    return f"{hang(verdict)} (the point was ended by measure.{limit})"
 
 
 def _place(rank: int, host: str | None, device: str | None) -> str:

@@ -5,21 +5,25 @@ from dataclasses import replace
 
 import pytest
 from fakes import make_device, make_measurement, make_point
+from hung_ranks import make_rank
 
 from raybench.cluster.point_end import (
     PointObservation,
     RunningRanks,
+    TimeLimit,
     after_failure,
     after_timeout,
     cause_of,
     finish_point,
     with_losses,
 )
+from raybench.hangs.evidence import Evidence
 from raybench.job.model import Measure
 from raybench.records.measurement import Failure
 from raybench.records.status import Status
 from raybench.records.task import Task
 
+LIMIT = TimeLimit(timeout_s=3.0)
 TASK = Task(point=make_point(), settings=Measure(max_seconds=0.1, timeout_s=0.3))
 
 
@@ -219,7 +223,7 @@ def test_a_peer_that_all_ranks_lost_is_no_error_of_the_point(error_type, message
 
 def test_those_that_waited_in_a_collective_are_not_blamed_for_a_hang():
     tails = {0: IN_A_COLLECTIVE, 1: IN_A_LOOP}
-    told = after_timeout(seen(make_measurement(2), finished={2}, tails=tails), 3.0)
+    told = after_timeout(seen(make_measurement(2), finished={2}, tails=tails), LIMIT)
     assert told[0].message == "waited for rank 1, and this rank did not stop, at net.py:45 in step"
     no_answer, *facts = told[1].message.split("; ")
     assert no_answer == "no answer within measure.timeout_s = 3 s, at net.py:60 in spin"
@@ -244,7 +248,7 @@ def test_those_that_waited_in_a_collective_are_not_blamed_for_a_hang():
 def test_those_that_waited_for_device_or_peers_are_blamed_only_where_no_other_did_nothing(
     tails, expected
 ):
-    told = after_timeout(seen(world_size=2, tails=dict(enumerate(tails))), 3.0)
+    told = after_timeout(seen(world_size=2, tails=dict(enumerate(tails))), LIMIT)
     assert types(told) == expected
     if IN_A_LOOP in tails:
         assert told[0].message.startswith("waited for rank 1, and this rank did not stop, ")
@@ -255,7 +259,7 @@ def test_those_that_waited_for_device_or_peers_are_blamed_only_where_no_other_di
 
 
 def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
-    told = after_timeout(seen(make_measurement(0), failed(1, "PeerFailed"), world_size=2), 3.0)
+    told = after_timeout(seen(make_measurement(0), failed(1, "PeerFailed"), world_size=2), LIMIT)
     assert {answer.message for answer in told} == {
         "no answer within measure.timeout_s = 3 s; ranks 0 and 1 gave none"
     }
@@ -290,3 +294,21 @@ def test_a_lost_node_is_the_reason_of_a_dead_process_but_not_of_what_a_rank_said
     assert types(told) == ["NodeLost", "OutOfMemoryError", ""]
     assert told[0].message == "node a is gone"
     assert types(with_losses([died], ["cpu:1 on a is lost: it is killed"])) == ["WorkerLost"]
+
+
+class HangingRanks(ScriptedRanks):
+    """Ranks of which evidence says that the first does not enter a collective."""
+
+    def evidence(self, ranks):
+        return Evidence(ranks=tuple(make_rank(rank, waits=rank > 0) for rank in ranks))
+
+
+def test_evidence_at_the_limit_names_the_rank():
+    ranks = HangingRanks(None, None, kind="cpu")
+    outcome = finish_point(ranks, TASK)
+    first, second = outcome.answers
+    assert (first.error_type, first.hang.rank, first.hang.waiting_ranks) == ("Timeout", 0, (1,))
+    assert "flight recorder on" in first.detail
+    assert (second.error_type, second.hang) == ("PeerFailed", None)
+    # gloo's ranks wake once the one that hangs is gone.
+    assert ranks.calls[:2] == ["abort", "kill [0]"]
