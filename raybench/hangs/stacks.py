@@ -30,6 +30,8 @@ class Wait(StrEnum):
     DATA = "data"
     # Other ranks, in a collective or in a backward pass.
     PEERS = "peers"
+    # Its worker: the script has finished its block of steps.
+    BLOCK_END = "block_end"
     DEVICE = "device"
     # It computes, or waits for something else.
     NOTHING_KNOWN = "nothing_known"
@@ -83,9 +85,8 @@ def wait_of(frames: Sequence[Frame], kernel_wait: str = "") -> Wait:
         return Wait.DATA
     if "/torch/distributed/" in inner.path or "/torch/autograd/" in inner.path:
         return Wait.PEERS
-    # Its script has run a block, and waits for its worker, which waits for the others.
     if any(frame.path == _SCRIPT_CHILD and frame.function == "receive" for frame in frames):
-        return Wait.PEERS
+        return Wait.BLOCK_END
     if "/torch/cuda/" in inner.path and inner.function == "synchronize":
         return Wait.DEVICE
     if inner.path.endswith(_LOCK_FILES):

@@ -36,6 +36,8 @@ _CAUSE_OF_WAIT = {
     Wait.LOCK: HangCause.WAITS_FOR_LOCK,
     Wait.DATA: HangCause.WAITS_FOR_DATA,
     Wait.DEVICE: HangCause.DEVICE_BUSY,
+    # It has made as many steps as the others with fewer collectives.
+    Wait.BLOCK_END: HangCause.SKIPPED,
 }
 
 
@@ -206,13 +208,16 @@ def _is_behind(rank: RankEvidence, group: str, number: int) -> bool:
     # Its stack came and no recording: its own code keeps the interpreter lock. Without either it
     # may be slow to answer.
     keeps_lock = rank.recorder is RecorderState.NO_ANSWER and bool(rank.stack)
-    return keeps_lock and rank.wait not in (Wait.PEERS, Wait.DEVICE)
+    return keeps_lock and rank.wait not in (Wait.PEERS, Wait.DEVICE, Wait.BLOCK_END)
 
 
 def _not_entered(guilty: Sequence[RankEvidence], state: _GroupState) -> HangVerdict:
     """Return the verdict on ranks that are elsewhere while others wait in a collective."""
     cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
     waiting = [rank for rank in state.waiting if rank not in guilty]
+    if cause is HangCause.SKIPPED and len(guilty) > len(waiting):
+        # More ranks have ended the block than wait: those may have entered one too many.
+        return _blame(HangCause.UNKNOWN, (), waiting, state.call)
     return _blame(cause, guilty, waiting, state.call)
 
 
@@ -364,15 +369,21 @@ def _words_of_nccl(kind: str) -> str:
 
 
 def _of_stacks(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
-    """Return the verdict where only stacks are known: some ranks wait for peers, others do not."""
-    if any(map(_is_read, ranks)) or any(not rank.stack for rank in ranks):
+    """Return the verdict where no collective tells: some ranks wait for others, by their stacks."""
+    if any(not rank.stack for rank in ranks):
         return None
-    waiting = [rank for rank in ranks if rank.wait in (Wait.PEERS, Wait.DEVICE)]
+    waiting = [rank for rank in ranks if _waits_by_stack(rank)]
     guilty = [rank for rank in ranks if rank not in waiting]
     if not waiting or not guilty:
         return None
     cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
     return _blame(cause, guilty, waiting, None)
+
+
+def _waits_by_stack(rank: RankEvidence) -> bool:
+    # Where a recorder is read, a stack inside torch waits for nobody unless a collective is open.
+    in_torch = rank.wait in (Wait.PEERS, Wait.DEVICE) and not _is_read(rank)
+    return in_torch or rank.wait is Wait.BLOCK_END
 
 
 def _blame(

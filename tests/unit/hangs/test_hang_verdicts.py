@@ -158,3 +158,25 @@ def test_stacks_alone_name_the_rank():
     verdict = judged(waiting, rank(1, wait=Wait.SLEEP, **off))
     assert (verdict.cause, verdict.rank, verdict.collective) == (HangCause.SLEEPS, 1, None)
     assert judged(waiting, replace(waiting, place=replace(waiting.place, rank=1))) is None
+
+
+def test_a_block_that_one_rank_has_not_ended():
+    ended = rank(0, LATE, wait=Wait.BLOCK_END)
+    verdict = judged(ended, rank(1, LATE, wait=Wait.SLEEP))
+    assert (verdict.cause, verdict.rank, verdict.waiting_ranks) == (HangCause.SLEEPS, 1, (0,))
+    assert judged(ended, replace(ended, place=replace(ended.place, rank=1))) is None
+
+
+def test_a_block_with_fewer_collectives_shows_a_skip():
+    ended = rank(1, LATE, wait=Wait.BLOCK_END)
+    verdict = judged(rank(0, WAITING), ended)
+    assert (verdict.cause, verdict.rank) == (HangCause.SKIPPED, 1)
+    both = [ended, replace(ended, place=replace(ended.place, rank=2))]
+    assert judged(rank(0, WAITING), *both).rank is None
+
+
+def test_a_rank_whose_stack_changes_works():
+    waiting, late = rank(0, WAITING), rank(1, LATE)
+    line = replace(late.stack[0], function="evaluate")
+    before = evidence(waiting, replace(late, stack=(line,)))
+    assert judge(evidence(waiting, late), before, LEAST_WAIT_S) is None
