@@ -59,7 +59,9 @@ class Result:
     def __str__(self) -> str:
         told = "right" if self.is_rank_right else "WRONG RANK"
         told += "" if self.is_cause_right else ", WRONG CAUSE"
-        hang = {name: value for name, value in self.hang.items() if f"{value}" not in ("None", "nan")}
+        hang = {
+            name: value for name, value in self.hang.items() if f"{value}" not in ("None", "nan")
+        }
         took_s = self.row["duration_s"]
         return f"{self.case.kind:8} rank {self.case.rank}: {told}, {took_s:.1f} s, {hang}"
 

@@ -32,7 +32,7 @@ class WatchedRanks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class HangFinding:
     """A verdict and what it rests on."""
 
     verdict: HangVerdict
@@ -63,7 +63,7 @@ class HangWatch:
         self._blocks: dict[int, tuple[int, bool]] = {}
         self._look: Look | None = None
         self._seen: list[Evidence] = []
-        self._found: Finding | None = None
+        self._found: HangFinding | None = None
         self._found_s = 0.0
 
     def is_over(self, missing: Collection[int]) -> bool:
@@ -96,12 +96,12 @@ class HangWatch:
             self._look_again(missing)
         return False
 
-    def at_limit(self, missing: Collection[int]) -> Finding | None:
+    def at_limit(self, missing: Collection[int]) -> HangFinding | None:
         """Return the last verdict, or that of a look now: the time of the point is up."""
         if self._found is None and missing and (seen := self._ranks.evidence(missing)) is not None:
             verdict = judge(seen, None, _WAITED_AT_LIMIT_S)
             if verdict is not None:
-                self._found = Finding(verdict=verdict, description=describe(seen))
+                self._found = _finding(verdict, seen)
         return self._found
 
     def _next_look(self, missing: Collection[int]) -> Look | None:
@@ -138,6 +138,11 @@ class HangWatch:
         if verdict is None or has_moved or verdict.cause is HangCause.UNKNOWN:
             self._fruitless += 1
             return
-        self._found, self._found_s = Finding(verdict=verdict, description=describe(last)), now_s
+        self._found, self._found_s = _finding(verdict, last), now_s
         self._next_s = now_s + min(timeouts.HANG_PROGRESS_EVERY_S, self._hang_s or 0.0)
         self._tell(verdict)
+
+
+def _finding(verdict: HangVerdict, evidence: Evidence) -> HangFinding:
+    named = () if verdict.rank is None else (verdict.rank, *verdict.also)
+    return HangFinding(verdict=verdict, description=describe(evidence, named))

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Literal, Protocol
 
 from raybench.cluster import timeouts
-from raybench.cluster.hang_watch import Finding, HangWatch, WatchedRanks
+from raybench.cluster.hang_watch import HangFinding, HangWatch, WatchedRanks
 from raybench.records.device import Device
 from raybench.records.hang import HangVerdict
 from raybench.records.measurement import Failure, RankAnswer
@@ -350,7 +350,7 @@ class TimeLimit:
 
 
 def after_timeout(
-    point: PointObservation, limit: TimeLimit, finding: Finding | None = None
+    point: PointObservation, limit: TimeLimit, finding: HangFinding | None = None
 ) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
@@ -390,15 +390,16 @@ def after_timeout(
 
 
 def _with_finding(
-    answer: RankAnswer, finding: Finding | None, blamed: Collection[int]
+    answer: RankAnswer, finding: HangFinding | None, blamed: Collection[int]
 ) -> RankAnswer:
     if finding is None or answer.rank not in blamed or not isinstance(answer, Failure):
         return answer
+    # The end of a detail is kept.
     detail = f"{answer.detail}\n\n{finding.description}".strip()
     return replace(answer, hang=finding.verdict, detail=detail)
 
 
-def _named(finding: Finding | None) -> list[int]:
+def _named(finding: HangFinding | None) -> list[int]:
     """Return the ranks that a verdict names; the first is the one it is about."""
     if finding is None or finding.verdict.rank is None:
         return []

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 # Of a stack in a description, the innermost first.
-_FRAMES = 12
+_FRAMES = 5
+# Of ranks in a description; a row does not hold more.
+_MOST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +150,16 @@ def read_ras(answer: str | NoRas, pids: Collection[int]) -> RasReport | NoRas:
     return answer if isinstance(answer, NoRas) else ras.read(answer, pids)
 
 
-def describe(evidence: Evidence) -> str:
-    """Return the evidence as text, a paragraph for each rank, for the detail of a failure."""
+def describe(evidence: Evidence, first: Collection[int] = ()) -> str:
+    """Return the evidence as text, a paragraph for each of 8 ranks, for the detail of a failure.
+
+    Args:
+        first: ranks to describe first.
+    """
     lines = []
-    for rank in evidence.ranks:
+    ranks = [rank for rank in evidence.ranks if rank.rank in first]
+    ranks += [rank for rank in evidence.ranks if rank.rank not in first]
+    for rank in ranks[:_MOST_RANKS]:
         place, process, load = rank.place, rank.process, rank.load
         lines.append(
             f"rank {rank.rank} on {place.host}, {place.device_kind}:{place.device_index}: "
@@ -170,6 +178,8 @@ def describe(evidence: Evidence) -> str:
         lines += [
             f"  {frame.path}:{frame.line} in {frame.function}" for frame in rank.stack[:_FRAMES]
         ]
+    if len(ranks) > _MOST_RANKS:
+        lines.append(f"and {len(ranks) - _MOST_RANKS} further ranks")
     if isinstance(evidence.ras, RasReport):
         lines.append(f"NCCL {evidence.ras.nccl_version} counts as launched:")
         for communicator in evidence.ras.communicators:

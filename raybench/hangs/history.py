@@ -26,7 +26,7 @@ def key_of(call: Call) -> Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class NextCall:
     """What came next before, after the same calls."""
 
     key: Key
@@ -34,7 +34,7 @@ class Prediction:
     following: tuple[Key, ...]
 
 
-def predict(history: Sequence[Key]) -> Prediction | None:
+def predict(history: Sequence[Key]) -> NextCall | None:
     """Return the call that follows by the pattern so far; None where that has no clear one."""
     for length in range(min(_MOST_CONTEXT, len(history) - 1), 0, -1):
         context = tuple(history[-length:])
@@ -51,5 +51,5 @@ def predict(history: Sequence[Key]) -> Prediction | None:
             return None
         last = max(end for end in ends if history[end] == key)
         following = tuple(history[last + 1 : last + 1 + _MOST_SKIPPED])
-        return Prediction(key=key, following=following)
+        return NextCall(key=key, following=following)
     return None

@@ -65,8 +65,8 @@ def read(text: str) -> tuple[Frame, ...]:
 
 
 def place_of(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame in the user's code or a built-in workload, else of all."""
-    return next(filter(_is_users, frames), frames[0] if frames else None)
+    """Return the innermost frame in the user's code or a built-in workload; None without one."""
+    return next(filter(_is_users, frames), None)
 
 
 def _is_users(frame: Frame) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from raybench.hangs.evidence import Evidence, RankEvidence
 from raybench.hangs.history import Key, key_of, predict
@@ -316,12 +317,14 @@ def _common(calls: Mapping[int, Mapping[int, Call]], number: int) -> list[Key]:
 
 
 def _has_skipped(called: Call, normal: Call, calls: Mapping[int, Mapping[int, Call]]) -> bool:
-    """Return whether the pattern has what the rank called after what the others called."""
+    """Return whether what the rank called comes after what the others called, as it did before."""
     history = _common(calls, normal.number)
+    left_out, made = key_of(normal), key_of(called)
+    # As at the end of an earlier block of steps.
+    if any(pair == (left_out, made) for pair in pairwise(history)):
+        return True
     prediction = predict(history)
-    if prediction is not None and prediction.key == key_of(normal):
-        return key_of(called) in prediction.following
-    return False
+    return prediction is not None and prediction.key == left_out and made in prediction.following
 
 
 # ---- RAS, and stacks alone

@@ -102,6 +102,14 @@ def test_blocks_of_one_collective_show_a_skipped_step():
     assert (verdict.cause, verdict.rank) == (HangCause.SKIPPED, 1)
 
 
+def test_a_skip_among_equal_calls_shows_at_the_end_of_a_block():
+    done = (*(GRADIENT,) * 8, TIMES, *(GRADIENT,) * 30)
+    behind = entered([*done, GRADIENT], len(done))
+    ahead = entered([*done, TIMES], len(done))
+    verdict = judged(rank(0, behind), rank(1, behind), rank(2, ahead))
+    assert (verdict.cause, verdict.rank) == (HangCause.SKIPPED, 2)
+
+
 def test_uneven_sizes_of_an_all_gather_are_no_disagreement():
     other = CallShape(operation="all_gather", sizes=((9,),), dtypes=("Float",))
     uneven = entered([other, *COMMON], 19)
