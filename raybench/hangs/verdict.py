@@ -320,8 +320,12 @@ def _has_skipped(called: Call, normal: Call, calls: Mapping[int, Mapping[int, Ca
     """Return whether what the rank called comes after what the others called, as it did before."""
     history = _common(calls, normal.number)
     left_out, made = key_of(normal), key_of(called)
-    # As at the end of an earlier block of steps.
-    if any(pair == (left_out, made) for pair in pairwise(history)):
+    # As at the end of an earlier block of steps, which exchanged durations of fewer or more steps.
+    operation = called.shape.operation
+    if operation != normal.shape.operation and any(
+        earlier == left_out and later[0].operation == operation
+        for earlier, later in pairwise(history)
+    ):
         return True
     prediction = predict(history)
     return prediction is not None and prediction.key == left_out and made in prediction.following

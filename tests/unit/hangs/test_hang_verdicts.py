@@ -105,7 +105,7 @@ def test_blocks_of_one_collective_show_a_skipped_step():
 def test_a_skip_among_equal_calls_shows_at_the_end_of_a_block():
     done = (*(GRADIENT,) * 8, TIMES, *(GRADIENT,) * 30)
     behind = entered([*done, GRADIENT], len(done))
-    ahead = entered([*done, TIMES], len(done))
+    ahead = entered([*done, replace(TIMES, sizes=((30,),))], len(done))
     verdict = judged(rank(0, behind), rank(1, behind), rank(2, ahead))
     assert (verdict.cause, verdict.rank) == (HangCause.SKIPPED, 2)
 
