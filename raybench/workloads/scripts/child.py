@@ -1,8 +1,8 @@
 """The process of a script: the script as `__main__`, which is held where an iteration ends.
 
 `running.py` starts this file as a program. Until the steps are timed, the process loads nothing
-else of raybench but `hangs/responder.py`, which tells from outside where a script hangs. It does not
-import torch, but after the script has imported torch every optimizer of torch.optim calls
+else of raybench but `hangs/responder.py`, which shows from outside where a script hangs. It does
+not import torch, but after the script has imported torch every optimizer of torch.optim calls
 `_Steps.end_step` when its `step` returns.
 
 Messages are lines of JSON. The parent asks for a number of steps, and this process answers with

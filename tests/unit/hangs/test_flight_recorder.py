@@ -91,19 +91,6 @@ def test_calls_of_nccl_have_the_users_line():
     assert recording.pending("0") == [call]
 
 
-def test_earlier_groups_of_a_name_do_not_count():
-    numbers = [1, 2, 461, 1, 2]
-    entries = [
-        {**ENTRY, "collective_seq_id": number, "time_created_ns": time_ns}
-        for time_ns, number in enumerate(numbers)
-    ]
-    other = {**ENTRY, "process_group": ("1", "pair"), "collective_seq_id": 7}
-    data = pickle.dumps({"entries": [*entries, other], "pg_config": {}})
-    recording = recorder.read(dumps(_dump_nccl_trace=data))
-    assert [call.number for call in recording.calls if call.group == "0"] == [1, 2]
-    assert recording.last_number("1") == 7
-
-
 class Hostile:
     def __reduce__(self):
         return print, ("executed",)
