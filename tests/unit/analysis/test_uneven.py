@@ -145,7 +145,7 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
     )
     both = in_rounds([*fleet(0.9), *fleet(0.5)])
     best = (
-        "shares=by_speed is the fastest for 2 of 2 values of slow_ratio. With 1 of 3 GPUs slowed "
+        "shares=by_speed is the fastest for all 2 values of slow_ratio. With 1 of 3 GPUs slowed "
     )
     best += "to 49 % speed, it is up to 23.1 % (±"
     assert lead_of_fleets(both, "GPUs").startswith(best)
@@ -156,7 +156,7 @@ def test_one_start_names_no_best_shares():
     both = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
     lead = lead_of_fleets(both, "GPUs")
     assert lead.startswith(
-        "shares=by_speed was the fastest for 2 of 2 values of slow_ratio in this run. With "
+        "shares=by_speed was the fastest for all 2 values of slow_ratio in this run. With "
     )
     assert ", it is up to 23.1 % faster than the second fastest." in lead
     assert "±" not in lead
