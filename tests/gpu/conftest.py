@@ -52,7 +52,7 @@ def _print_gpus(when):
         memory = nvml.memory(handle)
         print(
             f"  GPU {number}: {clock} MHz, {used and used.gpu} % busy, "
-            f"{memory and memory.used >> 20} MiB, {nvml.throttle_reasons(handle)}"
+            f"{memory and memory.used >> 20} MiB, {nvml.current_throttle_reasons(handle)}"
         )
         for process in sorted(nvml.process_ids(handle)):
             print(f"    process {process}: {_command(process)}")
