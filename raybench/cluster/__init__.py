@@ -36,23 +36,22 @@ class Cluster(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Upper limit of the devices of a point; fixed, and includes lost and pending devices."""
+        """Upper limit of the devices of a point, lost and pending devices included; constant."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """Device of every worker; empty before `start`.
 
-        Sorted by rack, node and index; workers that come late are appended. Lost workers keep their
-        entry; the device of a replaced worker is read again.
+        Sorted by rack, node and index; late workers are appended. Lost workers keep their entries.
         """
 
     @property
     def lost(self) -> frozenset[int]:
-        """Ids of workers whose node or device is gone, or whose process cannot be replaced."""
+        """Ids of unusable workers: their node, device or process is gone for good."""
 
     @property
     def pending(self) -> int:
-        """Upper limit of the workers to wait for, replacements included; `refresh` may add more."""
+        """Upper limit of the workers that may still join; `refresh` may raise it."""
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
@@ -63,7 +62,7 @@ class Cluster(Protocol):
 
         Args:
             count: ignored if the request has a device list.
-            strategy: which devices to take if there are more.
+            strategy: which devices to take if there are more than `count`.
 
         Raises:
             ClusterError: no worker comes, or a device is missing or cannot be used.
@@ -71,10 +70,10 @@ class Cluster(Protocol):
         """
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that have come and note lost ones; points may run meanwhile.
+        """Add workers that have come and note lost workers; points may run meanwhile.
 
         Args:
-            timeout_s: how long to wait for a pending worker. Starting a worker takes longer.
+            timeout_s: how long to wait for a pending worker. It is exceeded while workers start.
         """
 
     def run(
@@ -96,24 +95,23 @@ class Cluster(Protocol):
     def restart(self) -> None:
         """Replace each process that has run a point, and wait; no point may run.
 
-        A worker without a new process is lost.
+        A worker is lost if its new process does not start.
         """
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], OtherUsers]:
-        """Look before a point who else uses the nodes of its workers; call the result after it.
+        """Look before a point who else uses its nodes; return a function to call after the point.
 
-        Each call takes 4 s at most and raises nothing. The result names the users seen at either
-        call, hosts whose CPUs others kept busy, and hosts that do not answer; nobody without
-        `terms`.
+        The function looks again, and names the users in either look. Both calls take 4 s at most
+        and never raise. Without `ClusterRequest.terms` the function names nobody.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return new samples of GPUs; never raises or waits long. Not thread-safe."""
+        """Return the GPU samples since the last call. Never raises. Not thread-safe."""
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
         """Return state and error counters of each device; no point may run. Never raises.
 
-        `DeviceFacts.unread` says so for a node that does not answer in 20 s.
+        If a node does not answer in 20 s, `DeviceFacts.unread` gives the reason.
         """
 
     def close(self) -> None:
@@ -129,18 +127,18 @@ class ClusterRequest:
     address: str
     # `auto` is cuda if the cluster has a GPU.
     device: Literal["auto", "cuda", "cpu"]
-    # Number of devices that `wait_s` waits for, and of the CPU workers of a private Ray. 0: the
-    # devices that are there, at least one; a private Ray then has a CPU worker for each core.
+    # Number of devices to wait for, and number of CPU workers of a private Ray. If 0, take the
+    # devices that are there; a private Ray then has one CPU worker per core.
     devices_wanted: int
     # How long missing devices may take to come.
     wait_s: float = 0.0
     # Whether CPU workers of a private Ray may share cores.
     oversubscribe: bool = False
-    # How to share devices with other sweeps; None locks no device and sees no other sweep.
+    # How to share devices with other sweeps; None locks no device and ignores other sweeps.
     terms: ReservationTerms | None = None
     # The devices to use; None: all.
     only: DeviceList | None = None
-    # Models of devices to prefer; devices of other models are used only if there are no such ones.
+    # Models of devices to prefer. Other models are used only if the cluster has none of these.
     models: Collection[str] = ()
 
 
@@ -183,7 +181,7 @@ def connect(
 def starts_private(address: str) -> bool:
     """Return whether `connect` will start a private Ray on this host.
 
-    False is not certain: a cluster of this host that looks alive may be gone.
+    After False, `connect` may still start one, if the cluster of this host turns out to be gone.
 
     Raises:
         ClusterError: `auto` could mean several clusters of this host.
@@ -194,4 +192,4 @@ def starts_private(address: str) -> bool:
         return address == "local"
     from raybench.cluster.ray_cluster import start
 
-    return not start.find_own_cluster()[0]
+    return not start.find_own_cluster().address

@@ -30,24 +30,28 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
 def counts_by_node(
     free: Mapping[str, int], count: int, strategy: Strategy, racks: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """Return node id -> how many devices to take from it, `count` in all if so many are free.
+    """Return node id -> number of devices to take: `count` in all, or all free ones if fewer.
 
     It chooses as `DeviceAllocator` does on an idle cluster, but may prefer other nodes of the same
     size.
 
     Args:
         free: node id -> number of free devices.
-        racks: node id -> rack; the other nodes form one rack.
+        racks: node id -> rack; nodes without an entry form one rack.
     """
-    by_rack: dict[str, dict[str, list[_Slot]]] = {}
+    by_rack: dict[str, dict[str, list[_Candidate]]] = {}
     for node, number in sorted(free.items()):
         rack = (racks or {}).get(node, "")
-        by_rack.setdefault(rack, {})[node] = [_Slot(node, index, index) for index in range(number)]
+        by_rack.setdefault(rack, {})[node] = [
+            _Candidate(node, index, index) for index in range(number)
+        ]
     chosen = _ordered(by_rack, strategy)[:count]
-    return dict(Counter(slot.node_id for slot in chosen))
+    return dict(Counter(candidate.node_id for candidate in chosen))
 
 
-class _Slot(NamedTuple):
+class _Candidate(NamedTuple):
+    """A device that a point may get."""
+
     node_id: str
     # Index of the device on its node.
     rail: int
@@ -55,18 +59,16 @@ class _Slot(NamedTuple):
     number: int
 
 
-def _ordered(racks: Mapping[str, Mapping[str, Sequence[_Slot]]], strategy: Strategy) -> list[_Slot]:
+def _ordered(
+    racks: Mapping[str, Mapping[str, Sequence[_Candidate]]], strategy: Strategy
+) -> list[_Candidate]:
     """Return all devices in the order of choice: a point with n devices gets the first n.
-
-    `pack` fills one node after the other, rack by rack. `spread` alternates between the racks, and
-    within a rack between its nodes. `rail` takes the devices of one index on all nodes of a rack,
-    then of the next index, then the next rack.
 
     Args:
         racks: rack -> node -> its devices.
     """
 
-    def size(nodes: Mapping[str, Sequence[_Slot]]) -> int:
+    def size(nodes: Mapping[str, Sequence[_Candidate]]) -> int:
         return sum(map(len, nodes.values()))
 
     fullest_first = [
@@ -74,18 +76,22 @@ def _ordered(racks: Mapping[str, Mapping[str, Sequence[_Slot]]], strategy: Strat
         for nodes in sorted(racks.values(), key=size, reverse=True)
     ]
     if strategy == "spread":
-        return _in_turn([_in_turn(nodes) for nodes in fullest_first])
-    ordered: list[_Slot] = []
+        # Alternate between the racks, and within a rack between its nodes.
+        return _round_robin([_round_robin(nodes) for nodes in fullest_first])
+    # `pack`: fill one node after the other, rack by rack.
+    ordered: list[_Candidate] = []
     for nodes in fullest_first:
-        slots = list(chain.from_iterable(nodes))
+        of_rack = list(chain.from_iterable(nodes))
         if strategy == "rail":
-            slots.sort(key=lambda slot: slot.rail)
-        ordered += slots
+            # Take the devices of one index on all nodes of the rack, then those of the next index.
+            of_rack.sort(key=lambda candidate: candidate.rail)
+        ordered += of_rack
     return ordered
 
 
-def _in_turn(groups: Iterable[Sequence[_Slot]]) -> list[_Slot]:
-    return [slot for column in zip_longest(*groups) for slot in column if slot is not None]
+def _round_robin(groups: Iterable[Sequence[_Candidate]]) -> list[_Candidate]:
+    """Return the first device of each group, then the second of each group, and so on."""
+    return [device for turn in zip_longest(*groups) for device in turn if device is not None]
 
 
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
@@ -124,17 +130,26 @@ def devices_shared(devices: Sequence[Device]) -> list[str]:
 
 # The shape of a point within a rack: (devices of a node, model of the node) -> number of nodes.
 _Shape = Counter[tuple[int, str]]
-# (node, count) -> so many idle workers of the node; empty if it has fewer.
+# Called with a node and a count: returns so many idle workers of the node, or none if it has fewer.
 _WorkersOf = Callable[[str, int], Sequence[int]]
+
+
+class _RackChoice(NamedTuple):
+    """The workers that a shape gets in one rack."""
+
+    # Idle workers that stay unused on the chosen nodes.
+    unused: int
+    rack: str
+    worker_ids: list[int]
 
 
 class DeviceAllocator:
     """Chooses workers for one more point among the alive workers of a cluster.
 
     A point always gets the shape that it would get on the idle cluster: the same number of devices
-    on the same number of nodes of the same models, and the same number of nodes of one rack. Points
-    beside it change only the choice of the devices. All devices of a node count as the model of its
-    first device.
+    on the same number of nodes of the same models, and the same number of nodes of one rack. Other
+    running points change only which devices it gets. All devices of a node count as the model of
+    its first device.
 
     Args:
         devices: device of each worker id.
@@ -161,23 +176,24 @@ class DeviceAllocator:
         ]
         # Number of workers that points may have and that are not lost, idle or not.
         self.alive = len(self._worker_ids)
-        self._order = {worker_id: position for position, worker_id in enumerate(self._worker_ids)}
-        self._of_node: dict[str, list[int]] = {}
-        # Node -> (rack, model).
-        self._kind: dict[str, tuple[str, str]] = {}
-        racks: dict[str, dict[str, list[_Slot]]] = {}
+        # Worker id -> position in rank order.
+        self._rank_order = {n: position for position, n in enumerate(self._worker_ids)}
+        self._workers_of_node: dict[str, list[int]] = {}
+        self._rack_and_model: dict[str, tuple[str, str]] = {}
+        racks: dict[str, dict[str, list[_Candidate]]] = {}
         for worker_id in self._worker_ids:
             device, node = devices[worker_id], devices[worker_id].node_id
-            self._of_node.setdefault(node, []).append(worker_id)
-            self._kind.setdefault(node, (device.rack, device.name))
-            slot = _Slot(node, device.index, worker_id)
-            racks.setdefault(device.rack, {}).setdefault(node, []).append(slot)
-        self._order_of_choice = [slot.number for slot in _ordered(racks, strategy)]
+            self._workers_of_node.setdefault(node, []).append(worker_id)
+            self._rack_and_model.setdefault(node, (device.rack, device.name))
+            candidate = _Candidate(node, device.index, worker_id)
+            racks.setdefault(device.rack, {}).setdefault(node, []).append(candidate)
+        # A point that runs alone with n devices gets the first n workers of this list.
+        self._choice_order = [candidate.number for candidate in _ordered(racks, strategy)]
 
     def choose(self, world_size: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
         """Return the ids of workers for one more point, in rank order; None if it has to wait.
 
-        Nothing is reserved. A fit over several racks or on rails may be missed.
+        Nothing is reserved. The search is greedy: it may miss a fit over several racks or on rails.
 
         Args:
             taken: workers of running points; they may be lost.
@@ -185,24 +201,25 @@ class DeviceAllocator:
         if world_size > self.alive or (self._isolation == "cluster" and taken):
             return None
         busy = self._alive.intersection(taken)
+        # On an idle cluster rails need no search.
         if not busy and (self._isolation == "cluster" or self._strategy == "rail"):
             return self._on_idle_cluster(world_size)
-        used = {self._devices[worker_id].node_id for worker_id in busy}
+        busy_nodes = {self._devices[worker_id].node_id for worker_id in busy}
         idle: dict[str, list[int]] = {}
         for worker_id in self._worker_ids:
             node = self._devices[worker_id].node_id
-            if worker_id not in busy and not (self._isolation == "node" and node in used):
+            if worker_id not in busy and not (self._isolation == "node" and node in busy_nodes):
                 idle.setdefault(node, []).append(worker_id)
         workers = self._find(world_size, idle)
         if workers is None and not busy:
             # On an idle cluster the shape always fits, but `_find` may miss the fit.
             workers = self._on_idle_cluster(world_size)
-        return workers and tuple(sorted(workers, key=self._order.__getitem__))
+        return workers and tuple(sorted(workers, key=self._rank_order.__getitem__))
 
     def _on_idle_cluster(self, world_size: int) -> tuple[int, ...]:
         """Return the workers of a point that runs alone, in rank order."""
-        chosen = self._order_of_choice[:world_size]
-        return tuple(sorted(chosen, key=self._order.__getitem__))
+        chosen = self._choice_order[:world_size]
+        return tuple(sorted(chosen, key=self._rank_order.__getitem__))
 
     def _find(self, world_size: int, idle: Mapping[str, Sequence[int]]) -> tuple[int, ...] | None:
         """Return idle workers in the shape of the point on the idle cluster; None without a fit.
@@ -210,37 +227,43 @@ class DeviceAllocator:
         Args:
             idle: node -> its idle workers.
         """
+        # Rack -> shape of the part of the point that the rack has on the idle cluster.
         shapes: dict[str, _Shape] = {}
         workers = self._on_idle_cluster(world_size)
         nodes = Counter(self._devices[worker_id].node_id for worker_id in workers)
         for node, count in nodes.items():
-            rack, model = self._kind[node]
+            rack, model = self._rack_and_model[node]
             shapes.setdefault(rack, Counter())[count, model] += 1
-        racks: dict[str, dict[str, Sequence[int]]] = {}
+        # Rack -> node -> idle workers.
+        idle_racks: dict[str, dict[str, Sequence[int]]] = {}
         for node, worker_ids in idle.items():
-            racks.setdefault(self._kind[node][0], {})[node] = worker_ids
+            rack, _ = self._rack_and_model[node]
+            idle_racks.setdefault(rack, {})[node] = worker_ids
+
+        # Find a rack for each shape, the shape with most nodes first.
         chosen_workers: list[int] = []
         for shape in sorted(shapes.values(), key=Counter.total, reverse=True):
-            # Take the rack that leaves the fewest idle workers on the nodes used, so that idle
+            # Take the rack that leaves the fewest idle workers on the chosen nodes, so that idle
             # nodes stay idle.
-            best: tuple[int, str, list[int]] | None = None
-            for rack, idle_here in racks.items():
-                fullest_last = sorted(idle_here, key=lambda node: len(idle[node]))
-                for workers_of in self._ways(idle_here):
+            best: _RackChoice | None = None
+            for rack, idle_nodes in idle_racks.items():
+                fullest_last = sorted(idle_nodes, key=lambda node: len(idle[node]))
+                for workers_of in self._worker_choices(idle_nodes):
                     chosen = self._fill(shape, fullest_last, workers_of)
-                    left = sum(len(idle_here[node]) - len(ids) for node, ids in chosen.items())
-                    if chosen and (best is None or left < best[0]):
-                        best = left, rack, list(chain.from_iterable(chosen.values()))
+                    unused = sum(len(idle_nodes[node]) - len(ids) for node, ids in chosen.items())
+                    if chosen and (best is None or unused < best.unused):
+                        best = _RackChoice(unused, rack, [*chain.from_iterable(chosen.values())])
             if best is None:
                 return None
-            del racks[best[1]]
-            chosen_workers += best[2]
+            del idle_racks[best.rack]
+            chosen_workers += best.worker_ids
         return tuple(chosen_workers)
 
-    def _ways(self, idle: Mapping[str, Sequence[int]]) -> Iterator[_WorkersOf]:
-        """Yield the ways to take workers of the nodes of one rack.
+    def _worker_choices(self, idle: Mapping[str, Sequence[int]]) -> Iterator[_WorkersOf]:
+        """Yield functions that choose workers of a node, to be tried in turn.
 
-        With `rail` all nodes give devices of the same indices, and each index may be the first.
+        Args:
+            idle: node of one rack -> its idle workers.
         """
         if self._strategy != "rail":
             yield partial(self._side_by_side, idle)
@@ -249,6 +272,7 @@ class DeviceAllocator:
         for node, worker_ids in idle.items():
             by_index[node] = {self._devices[worker_id].index: worker_id for worker_id in worker_ids}
         rails = sorted(set(chain.from_iterable(by_index.values())))
+        # All nodes must give devices of the same indices, and each index may be the first.
         for start in range(len(rails)):
             yield partial(_on_rails, by_index, rails[start:] + rails[:start])
 
@@ -262,7 +286,7 @@ class DeviceAllocator:
             for node in nodes:
                 if missing == 0:
                     break
-                if node not in chosen and self._kind[node][1] == model:
+                if node not in chosen and self._rack_and_model[node][1] == model:
                     workers = workers_of(node, count)
                     if workers:
                         chosen[node] = workers
@@ -272,14 +296,11 @@ class DeviceAllocator:
     def _side_by_side(
         self, idle: Mapping[str, Sequence[int]], node: str, count: int
     ) -> Sequence[int]:
-        """Return `count` neighbouring idle workers of a node, from the shortest row that suffices.
-
-        They begin at a multiple of `count` where possible, because pairs and quartets of devices
-        are wired together.
-        """
+        """Return `count` idle workers of a node, neighbours if possible; none if it has fewer."""
         if len(idle[node]) < count:
             return ()
-        local = {worker_id: position for position, worker_id in enumerate(self._of_node[node])}
+        local = {n: position for position, n in enumerate(self._workers_of_node[node])}
+        # Split the idle workers into rows of neighbours, and take the shortest row that suffices.
         rows: list[list[int]] = []
         for worker_id in idle[node]:
             if rows and local[worker_id] == local[rows[-1][-1]] + 1:
@@ -287,6 +308,8 @@ class DeviceAllocator:
             else:
                 rows.append([worker_id])
         row = min((row for row in rows if len(row) >= count), key=len, default=list(idle[node]))
+        # Pairs and quartets of devices are wired together: begin at a multiple of `count` if
+        # possible.
         starts = range(len(row) - count + 1)
         start = next((start for start in starts if local[row[start]] % count == 0), 0)
         return row[start : start + count]

@@ -44,18 +44,17 @@ CPU = "cpu"
 FOLDER_VARIABLE = "RAYBENCH_LOCK_DIR"
 # Not TMPDIR, which may differ between users.
 _FOLDER = Path("/tmp/raybench-locks")
-_MOST_BYTES = 64 * KIB
-_PAUSE_S = 0.05
-_TURN_S = 5.0
+_LONGEST_FILE_BYTES = 64 * KIB
+_FOLDER_POLL_S = 0.05
+_FOLDER_LIMIT_S = 5.0
 # Name of a lock file: the device, and a random suffix.
 _LOCK_FILE = re.compile(r"(cpu|GPU-[0-9A-Za-z-]+)\..+")
-_MOST_CHARACTERS = 120
+_LONGEST_FIELD = 120
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Smaller loads are ignored, as a share of the processors of the workers: an idle system has some.
-_LEAST_SHARE = 0.05
-# Smaller processor times are ignored: the kernel counts ticks of 10 ms for each processor and
-# process.
-_LEAST_S = 0.1
+# Share of the workers' processors. Smaller loads are ignored, because an idle system has some load.
+_LEAST_LOAD_SHARE = 0.05
+# Smaller processor times are ignored, because the kernel counts in ticks of 10 ms.
+_LEAST_LOAD_S = 0.1
 # Ray's own processes count as ours, even if another user has started them.
 _RAY_PROGRAMS = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 # Columns of a line of /proc/stat: user, nice, system, irq, softirq.
@@ -68,7 +67,7 @@ class Holder:
 
     # Id that all locks of the sweep have.
     sweep: str
-    # Such as `run ID`.
+    # What the sweep measures, such as `run ID`.
     what: str
     user: str
     # Host and process id of the driver.
@@ -131,6 +130,7 @@ class DeviceLocks:
 
     def __init__(self) -> None:
         self._folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER)
+        # Lock name of a device -> (descriptor, path) of the file that this process has locked.
         self._held: dict[str, tuple[int, Path]] = {}
 
     def lock(self, devices: Sequence[str], holder: Holder, shared: bool) -> LockResult:
@@ -145,23 +145,27 @@ class DeviceLocks:
                 others = self._find_others(devices, holder.sweep, remove_stale=True)
                 if shared or not others:
                     for device in set(devices) - self._held.keys():
-                        # Nobody reads a hidden file: rename it when it is locked and complete.
-                        file, name = tempfile.mkstemp(prefix=".", dir=self._folder)
-                        hidden = Path(name)
-                        path = self._folder / f"{_file_name(device)}{hidden.name}"
-                        try:
-                            fcntl.flock(file, fcntl.LOCK_EX)
-                            os.write(file, json.dumps(asdict(holder)).encode())
-                            os.fchmod(file, 0o644)
-                            hidden.rename(path)
-                        except OSError:
-                            os.close(file)
-                            hidden.unlink()
-                            raise
-                        self._held[device] = file, path
+                        self._held[device] = self._make_lock_file(device, holder)
         except OSError as error:
             return LockResult(problem=f"{self._folder}: {error.strerror or error}")
         return LockResult(others=others)
+
+    def _make_lock_file(self, device: str, holder: Holder) -> tuple[int, Path]:
+        """Make a locked file that names the holder; return its descriptor and path."""
+        # Other sweeps ignore hidden files, so they see the file only when it is complete.
+        file, name = tempfile.mkstemp(prefix=".", dir=self._folder)
+        hidden = Path(name)
+        path = self._folder / f"{_file_name(device)}{hidden.name}"
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.write(file, json.dumps(asdict(holder)).encode())
+            os.fchmod(file, 0o644)
+            hidden.rename(path)
+        except OSError:
+            os.close(file)
+            hidden.unlink()
+            raise
+        return file, path
 
     def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
         """Return who uses the devices now; locks nothing.
@@ -178,7 +182,7 @@ class DeviceLocks:
             return LockResult(problem=f"{self._folder}: {error.strerror or error}")
 
     def users_beside(self, devices: Collection[str], sweep: str) -> dict[str, tuple[Holder, ...]]:
-        """Return lock name -> other sweeps for the devices of this host that are not given."""
+        """Return lock name -> other sweeps, for all devices of this host except `devices`."""
         matches = (_LOCK_FILE.fullmatch(path.name) for path in self._folder.glob("*"))
         names = sorted({match[1] for match in matches if match} - set(devices))
         return dict(self.other_users(names, sweep).others)
@@ -206,7 +210,7 @@ class DeviceLocks:
                 if user is not None and user.sweep != sweep:
                     users[user] = None
                 elif user is None and remove_stale:
-                    with suppress(OSError):  # another user's, or a folder
+                    with suppress(OSError):  # a file of another user, or a folder
                         path.unlink()
             if users:
                 others[device] = tuple(users)
@@ -220,12 +224,12 @@ def _exclusive(folder: Path) -> Iterator[None]:
         folder.mkdir(mode=0o700)
         folder.chmod(0o1777)  # mkdir applies the umask
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
-    until_s = time.monotonic() + _TURN_S
+    deadline_s = time.monotonic() + _FOLDER_LIMIT_S
     try:
         while not _try_lock(descriptor, fcntl.LOCK_EX):
-            if time.monotonic() > until_s:
+            if time.monotonic() > deadline_s:
                 raise OSError("another process holds the folder's lock")
-            time.sleep(_PAUSE_S)
+            time.sleep(_FOLDER_POLL_S)
         yield
     finally:
         os.close(descriptor)
@@ -244,10 +248,7 @@ def _file_name(device: str) -> str:
 
 
 def _read_holder(path: Path) -> Holder | None:
-    """Return who holds the lock of a file; None if nobody does, and for links, folders and pipes.
-
-    The texts are shortened and have no control characters.
-    """
+    """Return who holds the lock of a file; None for an unlocked file, a link, folder or pipe."""
     try:
         file = os.open(path, os.O_RDONLY | _OPEN)
     except OSError:
@@ -255,22 +256,31 @@ def _read_holder(path: Path) -> Holder | None:
     try:
         facts = os.fstat(file)
         is_file = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+        # Whoever can lock the file shows that nobody else holds the lock.
         if not is_file or _try_lock(file, fcntl.LOCK_SH):
             return None
-        content = json.loads(os.pread(file, _MOST_BYTES, 0))
+        content = json.loads(os.pread(file, _LONGEST_FILE_BYTES, 0))
     except (ValueError, RecursionError):
         content = None
     finally:
         os.close(file)
+    return _parse_holder(content)
+
+
+def _parse_holder(content: object) -> Holder:
+    """Return the holder in a lock file, which any user may have written.
+
+    Texts are shortened and lose their control characters.
+    """
     fields = content if isinstance(content, dict) else {}
     number = fields.get("process_id")
     process_id = number if type(number) is int and 0 < number < 2**22 else 0
-    words = {}
+    texts = {}
     for name in ("sweep", "what", "user", "host", "since"):
-        text = fields.get(name)
-        shown = text[:_MOST_CHARACTERS] if isinstance(text, str) else "unknown"
-        words[name] = "".join(c if c.isprintable() else "?" for c in shown)
-    return Holder(**words, process_id=process_id)
+        value = fields.get(name)
+        text = value[:_LONGEST_FIELD] if isinstance(value, str) else "unknown"
+        texts[name] = "".join(c if c.isprintable() else "?" for c in text)
+    return Holder(**texts, process_id=process_id)
 
 
 def lock_name(device: Device) -> str:
@@ -280,10 +290,10 @@ def lock_name(device: Device) -> str:
 
 @contextmanager
 def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None]) -> Iterator[None]:
-    """Return a context in which this process has locked the CPUs of this host, to start Ray in it.
+    """Lock the CPUs of this host while this process starts Ray in the context.
 
-    Without shared terms it waits first for other sweeps on the CPUs. If the lock cannot be taken,
-    it continues silently without.
+    Unless `terms` are shared, wait first for other sweeps on the CPUs. If the lock cannot be taken,
+    the context runs without it and logs nothing.
 
     Raises:
         DevicesInUseError: other sweeps did not end in time.
@@ -345,9 +355,9 @@ class DeviceReservation:
             self.other_sweeps = tuple(dict.fromkeys(sweeps))
 
     def try_reserve(self, device: Device) -> str:
-        """Lock one more device without waiting; return "", or which other sweep has it, in words.
+        """Lock one more device without waiting; return which sweep has it, or "" if it is usable.
 
-        It returns "" too if the device may be used without a lock.
+        A device is usable without a lock if the terms are shared or the lock cannot be taken.
         """
         if self._terms is None:
             return ""
@@ -359,7 +369,7 @@ class DeviceReservation:
     ) -> dict[str, tuple[Holder, ...]]:
         others = self._lock(devices, terms)
         if others and not terms.shared:
-            # Two sweeps that hold locks and wait for each other would wait for ever.
+            # Release the locks while waiting, so that two sweeps never wait for each other.
             self._nodes.unlock(devices)
         return others
 
@@ -368,20 +378,21 @@ class DeviceReservation:
     ) -> dict[str, tuple[Holder, ...]]:
         """Lock the devices on each node; return device in words -> other sweeps that use it."""
         others: dict[str, tuple[Holder, ...]] = {}
-        for first, result in self._nodes.lock(devices, terms.holder, shared=terms.shared):
+        for node_device, result in self._nodes.lock(devices, terms.holder, shared=terms.shared):
             if result.problem and result.problem not in self._logged:
                 self._logged.add(result.problem)
                 self._log(
-                    f"device locks of {first.host} cannot be had ({result.problem}): another sweep "
-                    "there would go unseen (warning)"
+                    f"device locks of {node_device.host} cannot be had ({result.problem}): another "
+                    "sweep there would go unseen (warning)"
                 )
-            words = {}
+            # Lock name -> device in words.
+            device_words = {}
             for device in devices:
-                if device.node_id == first.node_id:
+                if device.node_id == node_device.node_id:
                     is_gpu = device.kind == "cuda"
                     name = f"cuda:{device.index}" if is_gpu else "the processors"
-                    words[lock_name(device)] = f"{name} of {device.host}"
-            others |= {words[name]: holders for name, holders in result.others.items()}
+                    device_words[lock_name(device)] = f"{name} of {device.host}"
+            others |= {device_words[name]: holders for name, holders in result.others.items()}
         return others
 
 
@@ -395,19 +406,20 @@ def _wait_for_others(
     Raises:
         DevicesInUseError: other sweeps did not end in time.
     """
-    begun_s, logged = time.monotonic(), ""
+    begun_s, logged_text = time.monotonic(), ""
     while (others := find_others()) and not terms.shared:
         text = _in_use(others)
+        # The agents of a killed driver hold its locks for up to a minute, so wait that long.
         is_ending = all(holder.has_ended for holder in chain.from_iterable(others.values()))
         patience_s = max(terms.wait_s, timeouts.ENDED_SWEEP_S if is_ending else 0.0)
         if time.monotonic() >= begun_s + patience_s:
-            gpus = "" if "processors" in text else ", CUDA_VISIBLE_DEVICES to use other GPUs"
+            gpu_hint = "" if "processors" in text else ", CUDA_VISIBLE_DEVICES to use other GPUs"
             raise DevicesInUseError(
                 f"{text}; --wait SECONDS waits for them, --shared measures beside them "
-                f"and says so in each row{gpus}"
+                f"and says so in each row{gpu_hint}"
             )
-        if logged != text:
-            logged = text
+        if logged_text != text:
+            logged_text = text
             log(f"waiting: {text}" + (", and ends" if is_ending else ""))
         time.sleep(timeouts.ASK_OTHER_SWEEPS_EVERY_S)
     if others:
@@ -420,10 +432,12 @@ def _in_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
     if not others:
         return ""
     device, holders = next(iter(others.items()))
-    more = f" and {len(others) - 1} more device{'s' * (len(others) > 2)}" if len(others) > 1 else ""
-    are = "are" if more or device.startswith("the processors") else "is"
-    besides = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
-    return f"{device}{more} {are} used by {holders[0]}{besides} since {holders[0].since}"
+    count = len(others) - 1
+    other_devices = f" and {count} more device{'s' * (count > 1)}" if count else ""
+    verb = "are" if other_devices or device.startswith("the processors") else "is"
+    other_sweeps = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+    holder = holders[0]
+    return f"{device}{other_devices} {verb} used by {holder}{other_sweeps} since {holder.since}"
 
 
 class CpuTime(NamedTuple):
@@ -442,7 +456,8 @@ class NodeUse:
     time_s: float
     # Other sweeps that have locked the devices.
     holders: tuple[Holder, ...] = ()
-    # GPU UUID -> other processes, in words. A GPU is missing if NVML does not list our worker.
+    # GPU UUID -> other processes, in words. If NVML does not list our own worker on a GPU, its list
+    # is incomplete, and the GPU is missing here.
     processes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Other sweeps and processes on other devices of the node, in words.
     beside: tuple[str, ...] = ()
@@ -462,8 +477,8 @@ def read_node_use(
 ) -> NodeUse:
     """Return who uses this node now.
 
-    Must be called in a child process of the node's raylet. Ray workers that another sweep started
-    count as processes of this sweep; that sweep is found by its lock.
+    Must be called in a child process of the node's raylet. Ray workers of another sweep count as
+    processes of this sweep, because that sweep is found by its lock.
 
     Args:
         devices: devices of a point on this node.
@@ -471,36 +486,43 @@ def read_node_use(
         busy: UUIDs of GPUs with other points of this sweep.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
-    own_ids = _own_processes(holder)
+    living_ids = _own_processes(holder)
+    own_ids = {*living_ids, *ended, *(device.process_id for device in devices)}
     gpus = [device for device in devices if device.kind == "cuda"]
-    ended = {*ended, *(device.process_id for device in devices)}
     processes = {}
     for gpu in gpus:
-        others = _on_gpu(gpu, own_ids | ended)
+        others = _on_gpu(gpu, own_ids)
         if others is not None:
             processes[gpu.uuid] = others
-    # In a container NVML may list the process ids of the host, which do not match ours.
-    ours = own_ids | ended if processes else None
+    # In a container NVML may list the process ids of the host. They do not match ours, so processes
+    # on other GPUs are named only if NVML knows our workers.
+    known_ids = own_ids if processes else None
     processors = os.sched_getaffinity(0)
     has_cpu_workers = len(gpus) < len(devices)
-    times = {}
-    for number in own_ids if has_cpu_workers else ():
-        with suppress(psutil.Error):  # the process has ended
-            process = psutil.Process(number)
-            spent = process.cpu_times()
-            times[number, process.create_time()] = CpuTime(
-                own_s=spent.user + spent.system,
-                children_s=spent.children_user + spent.children_system,
-            )
+    cpu_times = _cpu_times(living_ids) if has_cpu_workers else {}
     return NodeUse(
         time_s=time.monotonic(),
         holders=tuple(dict.fromkeys(chain.from_iterable(locked.others.values()))),
         processes=processes,
-        beside=_others_on_node(devices, locks, holder, busy, ours),
+        beside=_others_on_node(devices, locks, holder, busy, known_ids),
         busy_s=_busy_s(processors) if has_cpu_workers else None,
-        own=times,
+        own=cpu_times,
         processors=len(processors),
     )
+
+
+def _cpu_times(process_ids: Collection[int]) -> dict[tuple[int, float], CpuTime]:
+    """Return (process id, start time) -> processor time so far, for the living processes."""
+    times = {}
+    for process_id in process_ids:
+        with suppress(psutil.Error):  # the process has ended
+            process = psutil.Process(process_id)
+            spent = process.cpu_times()
+            times[process_id, process.create_time()] = CpuTime(
+                own_s=spent.user + spent.system,
+                children_s=spent.children_user + spent.children_system,
+            )
+    return times
 
 
 def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> OtherUsers:
@@ -519,6 +541,7 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> O
 
 
 def _users_of(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
+    """Yield the other sweeps and processes on the devices in either reading, in words."""
     host = devices[0].host
     yield from map(str, dict.fromkeys((*before.holders, *after.holders)))
     for device in devices:
@@ -528,27 +551,30 @@ def _users_of(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Ite
 
 
 def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> HostLoad | None:
-    """Return the cores that other processes kept busy; None if they are too few to matter."""
+    """Return the cores that other processes kept busy; None if unknown or too few to matter."""
     if before.busy_s is None or after.busy_s is None:
         return None
-    threads = sum(max(1, device.omp_num_threads) for device in devices if device.kind == "cpu")
-    nothing = CpuTime(0.0, 0.0)
-    gained = [(now, before.own.get(process, nothing)) for process, now in after.own.items()]
-    own_s = sum(now.own_s - then.own_s for now, then in gained)
-    children_s = sum(now.children_s - then.children_s for now, then in gained)
-    # The time of a process that exits moves to the children_* counters of its parent, if the parent
-    # waits for it: subtract what was counted before.
+    # Processor time that our processes used between the readings.
+    own_s = children_s = 0.0
+    for process, now in after.own.items():
+        then = before.own.get(process, CpuTime(0.0, 0.0))
+        own_s += now.own_s - then.own_s
+        children_s += now.children_s - then.children_s
+    # The whole time of a process that exits moves to the children_* counters of its parent, if the
+    # parent waits for it. Subtract the part that it had used before the first reading.
     ended_s = sum(sum(then) for process, then in before.own.items() if process not in after.own)
     others_s = after.busy_s - before.busy_s - own_s - max(0.0, children_s - ended_s)
-    taken = others_s / (after.time_s - before.time_s) if others_s > _LEAST_S else 0.0
-    if taken <= _LEAST_SHARE * min(threads, after.processors):
+
+    busy_cores = others_s / (after.time_s - before.time_s) if others_s > _LEAST_LOAD_S else 0.0
+    threads = sum(max(1, device.omp_num_threads) for device in devices if device.kind == "cpu")
+    if busy_cores <= _LEAST_LOAD_SHARE * min(threads, after.processors):
         return None
-    return HostLoad(host=devices[0].host, busy_cores=taken, cores=after.processors)
+    return HostLoad(host=devices[0].host, busy_cores=busy_cores, cores=after.processors)
 
 
 def _busy_s(processors: Collection[int]) -> float | None:
     """Return the busy time of these processors since the host started; None if unknown."""
-    # psutil does not say which processor is which if some are switched off.
+    # Not psutil: it does not say which processor is which if some are switched off.
     names = {f"cpu{number}" for number in processors}
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
@@ -571,9 +597,10 @@ def _own_processes(holder: Holder) -> set[int]:
     if holder.host == socket.gethostname():
         own_ids.add(holder.process_id)
     own_ids &= living_ids
+
+    # Leave out Ray workers of other programs, which have no mark of raybench.
     candidates = []
     for process in living:
-        # A Ray worker of another program has no mark of raybench.
         is_foreign = False
         if process.info["ppid"] in ray_ids:
             with suppress(psutil.Error):  # another user's process shows its title only
@@ -582,6 +609,8 @@ def _own_processes(holder: Holder) -> set[int]:
                 is_foreign = is_foreign and reaper.MARK not in process.environ()
         if not is_foreign:
             candidates.append(process)
+
+    # Add the descendants, one generation at a time.
     while True:
         children = {child.pid for child in candidates if child.info["ppid"] in own_ids}
         if children <= own_ids:
@@ -596,23 +625,31 @@ def _others_on_node(
     busy: Collection[str],
     own_ids: set[int] | None,
 ) -> tuple[str, ...]:
+    """Return who uses other devices of this node, in words.
+
+    Args:
+        own_ids: processes of this sweep; None names other sweeps only.
+    """
     from raybench.hardware import nvml
 
-    host, here = devices[0].host, set(map(lock_name, devices))
+    host, point_devices = devices[0].host, set(map(lock_name, devices))
     users: list[str] = []
-    sweeps = locks.users_beside(here, holder.sweep)
-    numbers = nvml.uuids() if sweeps or own_ids is not None else {}
+    sweeps = locks.users_beside(point_devices, holder.sweep)
+    gpu_numbers = nvml.uuids() if sweeps or own_ids is not None else {}
     for name, holders in sweeps.items():
-        device = f"GPU {numbers[name]}" if name in numbers else "another GPU"
+        device = f"GPU {gpu_numbers[name]}" if name in gpu_numbers else "another GPU"
         device = "the processors" if name == CPU else device
         users += [f"{other} used {device} of {host}" for other in holders]
     if own_ids is None:
         return tuple(users)
-    for uuid in sorted(numbers.keys() - here - sweeps.keys() - set(busy), key=numbers.__getitem__):
+
+    # Processes on GPUs without a sweep.
+    unlocked = gpu_numbers.keys() - point_devices - sweeps.keys() - set(busy)
+    for uuid in sorted(unlocked, key=gpu_numbers.__getitem__):
         handle = nvml.device(uuid)
         process_ids = set() if handle is None else nvml.compute_process_ids(handle)
         for process_id in sorted(process_ids - own_ids):
-            users.append(f"{_in_words(process_id)} used GPU {numbers[uuid]} of {host}")
+            users.append(f"{_in_words(process_id)} used GPU {gpu_numbers[uuid]} of {host}")
     return tuple(users)
 
 

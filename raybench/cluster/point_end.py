@@ -23,20 +23,21 @@ from raybench.records.measurement import Failure, RankAnswer
 from raybench.records.status import Cause, Status
 from raybench.records.task import Task
 
-# How NCCL's and gloo's collectives report the loss of a peer.
+# How NCCL's and gloo's collectives report the loss of a peer: by type, or by words in the message.
 _LOSS_TYPES = (Cause.PEER_FAILED, Cause.SCRIPT_ENDED, "DistBackendError", "DistNetworkError")
 _LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-# NCCL's error has one type for lost peers and for wrong calls.
+# Types that always mean a lost connection. NCCL's DistBackendError does not: it also reports wrong
+# calls, so its text decides.
 _LOST_TYPES = (Cause.PEER_FAILED, "DistNetworkError")
 _NCCL_LOSSES = ("ncclRemoteError", "remote process exited or there was a network error")
-# Lines of Python's and Ray's handlers in the log of a process that a signal ends.
+# What the handlers of Python and Ray write when a signal ends the process.
 _FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
 _SIGNALS = {signal.strsignal(number): number.name for number in signal.Signals}
 # Priority of failures as the cause of the point's failure: the peers of a dead rank report broken
 # connections as errors.
 _LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
-# So many consecutive ranks are written as a range.
-_MANY_RANKS = 4
+# Write at least so many consecutive ranks as a range.
+_RANGE_LENGTH = 4
 _WORKLOADS = "/raybench/workloads/"
 _SCRIPT = f"{_WORKLOADS}scripts/child.py"
 _DEATHS = tuple(cause for cause in Cause if cause.is_death)
@@ -160,6 +161,8 @@ def _with_detail(answer: RankAnswer, text: str, ranks: Collection[int]) -> RankA
 
 
 class _Point:
+    """Collects the answers of the ranks of one point."""
+
     def __init__(self, ranks: RunningRanks) -> None:
         # Rank -> answer, in order of arrival.
         self.answers: dict[int, RankAnswer] = {}
@@ -182,20 +185,21 @@ class _Point:
     def observe(self, finished: frozenset[int]) -> PointObservation:
         """Return what is known of the ranks now.
 
-        The failure of a dead process gets the end of its log as detail, and its message names the
-        signal in the log.
+        The failure of a dead process gets the end of its log as detail.
         """
-        died = [failure for failure in self.failures if failure.error_type in _DEATHS]
+        deaths = [failure for failure in self.failures if failure.error_type in _DEATHS]
         tails = self._log_tails
-        tails |= self._ranks.log_tails([*self.missing, *(failure.rank for failure in died)])
+        tails |= self._ranks.log_tails([*self.missing, *(failure.rank for failure in deaths)])
         answers = dict(self.answers)
-        for failure in died:
+        for failure in deaths:
             tail, message = tails.get(failure.rank, ""), failure.message
             if failure.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(tail)):
-                python, name = fatal.groups()
-                by = name or _SIGNALS.get(python, python)
-                # The worker of a script has seen the signal itself; its log may have older ones.
-                message = message if " died by " in message else f"the worker process died by {by}"
+                python_text, signal_name = fatal.groups()
+                signal_name = signal_name or _SIGNALS.get(python_text, python_text)
+                # A message that names a signal stays: it is from the worker of a script, whose log
+                # may have older signals.
+                if " died by " not in message:
+                    message = f"the worker process died by {signal_name}"
             answers[failure.rank] = replace(failure, message=message, detail=tail or failure.detail)
         world_size = len(self._ranks.devices)
         return PointObservation(
@@ -208,7 +212,7 @@ class PointObservation:
     """What is known of a point that failed."""
 
     world_size: int
-    # Rank -> answer, in order of arrival; ranks without an answer are stuck.
+    # Rank -> answer, in order of arrival. Ranks without an answer are called stuck.
     answers: Mapping[int, RankAnswer]
     # Ranks that answered before the others were told to stop.
     finished: frozenset[int]
@@ -223,18 +227,19 @@ def _stuck(point: PointObservation) -> list[int]:
 def _waits_for(log_tail: str) -> Literal["nothing", "device", "peers", "collective"]:
     """Return what a stuck rank waits for, by the stack in its log.
 
-    "peers" means that it connects. A backward pass counts as "collective". A rank that computes or
-    has no stack waits for "nothing".
+    A rank that waits for "peers" is still connecting to them. A rank that computes, or whose log
+    has no stack, waits for "nothing".
     """
     calls = [(frame["path"], frame["function"]) for frame in _main_thread(log_tail)]
     if not calls:
         return "nothing"
-    # The script has run its steps and waits for the other ranks.
+    # The rank of a script has run its steps, and waits until the other ranks have run theirs.
     if any(path.endswith(_SCRIPT) and name == "receive" for path, name in calls):
         return "collective"
     if any(name == "init_process_group" for _, name in calls):
         return "peers"
     path, function = calls[0]
+    # A backward pass counts as a collective, because DDP runs its collectives within it.
     if "/torch/distributed/" in path or "/torch/autograd/" in path:
         return "collective"
     return "device" if "/torch/cuda/" in path and function == "synchronize" else "nothing"
@@ -245,11 +250,15 @@ def _stuck_at(point: PointObservation, rank: int) -> str:
     frames = [] if rank in point.answers else _main_thread(point.log_tails.get(rank, ""))
     if not frames:
         return ""
-    of_workload = (f for f in frames if _WORKLOADS in f["path"] or "/lib/python3" not in f["path"])
-    line = next(of_workload, frames[0])
-    if line["function"] == "_form":
+    # The innermost frame of the workload says more than a frame of Python's or torch's library.
+    frame = frames[0]
+    for candidate in frames:
+        if _WORKLOADS in candidate["path"] or "/lib/python3" not in candidate["path"]:
+            frame = candidate
+            break
+    if frame["function"] == "_form":
         return ", while it connects to the others: is the network between the hosts open?"
-    return f", at {PurePath(line['path']).name}:{line['line']} in {line['function']}"
+    return f", at {PurePath(frame['path']).name}:{frame['line']} in {frame['function']}"
 
 
 def _main_thread(log_tail: str) -> list[re.Match[str]]:
@@ -260,6 +269,7 @@ def _main_thread(log_tail: str) -> list[re.Match[str]]:
 
 
 def _own_failure(answers: Collection[RankAnswer]) -> Failure | None:
+    """Return the first failure that is not the loss of a peer; None without one."""
     failures = (answer for answer in answers if isinstance(answer, Failure))
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
 
@@ -279,13 +289,11 @@ def cause_of(answers: Collection[RankAnswer]) -> Failure | None:
 
 
 def _hanging(point: PointObservation) -> list[int]:
-    """Return the stuck ranks that do not wait for other ranks; all stuck ranks if all may wait.
-
-    A rank that waits for its device may be in a collective, or in an endless kernel: it hangs only
-    if no rank hangs elsewhere. A rank that cannot connect hangs only if its peers have connected
-    and wait in a collective.
-    """
+    """Return the stuck ranks that the others most likely wait for; all if no rank stands out."""
     waits = {rank: _waits_for(point.log_tails.get(rank, "")) for rank in _stuck(point)}
+    # The most suspicious ranks first: ranks that wait for nothing. Then ranks that wait for their
+    # device, which may run a collective or an endless kernel. Then ranks that cannot connect while
+    # their peers have connected and wait in a collective.
     for harmless in ({"device", "peers", "collective"}, {"peers", "collective"}, {"collective"}):
         hanging = [rank for rank, waits_for in waits.items() if waits_for not in harmless]
         if hanging:
@@ -296,35 +304,37 @@ def _hanging(point: PointObservation) -> list[int]:
 def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order, of a point that failed before its limit.
 
-    Ranks keep their own failures, and measurements from before they were told to stop. The others
-    get PeerFailed. If no rank has a failure of its own, blame stuck ranks; else ranks whose script
-    has ended; else a process that died after `abort`.
+    Ranks keep their own failures, and measurements from before they were told to stop. The other
+    ranks get PeerFailed.
     """
     failures = [answer for answer in point.answers.values() if isinstance(answer, Failure)]
-    died_late = [
+    # `abort` may have killed these processes.
+    late_deaths = [
         failure
         for failure in failures
         if failure.rank not in point.finished and failure.error_type == Cause.WORKER_DIED
     ]
-    cause = _own_failure([failure for failure in failures if failure not in died_late])
+    cause = _own_failure([failure for failure in failures if failure not in late_deaths])
     if cause is not None:
         return _judge(point, {}, Cause.NO_ANSWER, f"rank {cause.rank} failed", Status.LOST)
+    # No rank has a failure of its own, so blame the stuck ranks.
     if stuck := _stuck(point):
         message = "no answer, and the others lost the connection to it"
         guilty = {rank: message + _stuck_at(point, rank) for rank in stuck}
         return _judge(point, guilty, Cause.NO_ANSWER, f"{_ranks(stuck)} failed", Status.LOST)
-    ended = {
+    # No rank is stuck, so blame the ranks whose script has ended.
+    ended_scripts = {
         failure.rank: failure.message
         for failure in failures
         if failure.error_type == Cause.SCRIPT_ENDED
     }
-    if ended:
-        reason = f"the script of {_ranks(sorted(ended))} had ended"
-        return _judge(point, ended, Cause.SCRIPT_ENDED, reason, Status.LOST)
-    if died_late:
-        rank, message = died_late[0].rank, died_late[0].message
+    if ended_scripts:
+        reason = f"the script of {_ranks(sorted(ended_scripts))} had ended"
+        return _judge(point, ended_scripts, Cause.SCRIPT_ENDED, reason, Status.LOST)
+    if late_deaths:
+        rank, message = late_deaths[0].rank, late_deaths[0].message
         return _judge(point, {rank: message}, Cause.WORKER_DIED, f"rank {rank} failed", Status.LOST)
-    # All ranks have lost a peer, and none says why.
+    # All ranks have lost a peer, and no rank says why.
     answers = []
     for _, answer in sorted(point.answers.items()):
         if isinstance(answer, Failure) and _is_lost_connection(answer):
@@ -413,19 +423,20 @@ def _judge(
 
     Args:
         guilty: rank to blame -> message; these ranks fail for `cause`.
-        reason: message of the other ranks, unless they finished or failed on their own.
-        status: of the other ranks.
+        reason: message of PeerFailed, which the other ranks get unless they have finished or have
+            failures of their own.
+        status: status of PeerFailed.
     """
     answers: list[RankAnswer] = []
     for rank in range(point.world_size):
         answer = point.answers.get(rank)
         if rank not in guilty and answer is not None:
-            is_own = rank in point.finished
+            keeps_answer = rank in point.finished
             if isinstance(answer, Failure):
                 # A process that died after `abort` is not to blame.
-                is_own = is_own or answer.error_type != Cause.WORKER_DIED
-                is_own = is_own and not _is_loss_of_peer(answer)
-            if is_own:
+                keeps_answer = keeps_answer or answer.error_type != Cause.WORKER_DIED
+                keeps_answer = keeps_answer and not _is_loss_of_peer(answer)
+            if keeps_answer:
                 answers.append(answer)
                 continue
         message = guilty.get(rank, reason)
@@ -473,14 +484,14 @@ def _is_loss_of_peer(failure: Failure) -> bool:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """Return ascending ranks as `rank 1`, `ranks 1, 2 and 5` or `ranks 0 to 1022 and 1024`."""
-    rows: list[list[int]] = []
+    consecutive: list[list[int]] = []
     for rank in ranks:
-        if rows and rank == rows[-1][-1] + 1:
-            rows[-1].append(rank)
+        if consecutive and rank == consecutive[-1][-1] + 1:
+            consecutive[-1].append(rank)
         else:
-            rows.append([rank])
+            consecutive.append([rank])
     texts: list[str] = []
-    for row in rows:
-        texts += [f"{row[0]} to {row[-1]}"] if len(row) >= _MANY_RANKS else map(str, row)
+    for row in consecutive:
+        texts += [f"{row[0]} to {row[-1]}"] if len(row) >= _RANGE_LENGTH else map(str, row)
     *others, last = texts
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(others)}{' and ' * bool(others)}{last}"

@@ -22,7 +22,8 @@ from raybench.records.environment import variables_that_matter
 from raybench.records.measurement import RankAnswer
 from raybench.records.task import GroupSpec, RankInfo, Task
 
-# Not CUDA_: those variables name devices and files of this host.
+# Prefixes of variables that workers take over from the driver. CUDA_ is missing, because such
+# variables name devices and files of the driver's host.
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
 _EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
 # When a peer dies, NCCL over sockets notices, and torch's watchdog of each survivor would wait for
@@ -36,7 +37,7 @@ _SURVIVE_A_PEER = {
 
 
 class _Worker:
-    """The actor around a `Worker`; it has no device before `attach_device`."""
+    """The actor around a `Worker`. Call `attach_device` first."""
 
     def __init__(self, search_path: str) -> None:
         if search_path not in sys.path:
@@ -101,14 +102,14 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
     )
     variables = {
         **_SURVIVE_A_PEER,
-        # As srun does: variables of the driver are meant for the workers on every node.
+        # srun forwards variables too: the user means them for the workers on every node.
         **{name: v for name, v in variables_that_matter().items() if name.startswith(_FORWARDED)},
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "RAY_worker_niceness": "0",
-        # Ray would rotate the log in threads of the worker, behind a pipe. The threads disturb the
-        # measurement, and the last lines of a crash are lost. The node's agent limits the log
-        # instead.
+        # Switch off log rotation, which Ray does in threads of the worker, behind a pipe: they
+        # disturb the measurement, and lose the last lines of a crash. The node's agent limits the
+        # log instead.
         "RAY_ROTATION_MAX_BYTES": "0",
         # NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
@@ -127,7 +128,11 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
 
 
 def why_no_start(error: Exception) -> str:
-    """Return one line for the user from Ray's error of a worker that did not start."""
+    """Return one line for the user that says why a worker did not start.
+
+    Args:
+        error: Ray's error.
+    """
     text = str(error).strip()
     node = re.search(r"\bip=([^,)]+)", text)
     if isinstance(error, ray.exceptions.RayTaskError):
@@ -144,7 +149,11 @@ def why_no_start(error: Exception) -> str:
 
 
 def how_it_died(text: str) -> str:
-    """Return how a process ended, as "died by SIGSEGV", from the text of Ray's error."""
+    """Return how a process ended, as "died by SIGSEGV".
+
+    Args:
+        text: text of Ray's error.
+    """
     if match := _EXIT_CODE.search(text):
         code, signal = match.groups()
         return f"died by {signal}" if signal else f"ended with exit code {code}"
@@ -159,6 +168,6 @@ def how_it_died(text: str) -> str:
 
 
 def was_killed(error: Exception) -> bool:
-    """Return whether a starting worker was killed from outside."""
+    """Return whether a starting worker was killed, rather than that its constructor failed."""
     is_death = isinstance(error, ray.exceptions.RayActorError)
     return is_death and "creation task" not in str(error)

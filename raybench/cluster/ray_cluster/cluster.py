@@ -43,9 +43,7 @@ class RayCluster:
         connection: the joined cluster.
         log: gets lines for the user.
         end: ends this process; called if Ray is gone and a call into Ray hangs.
-        terms: how devices are shared with other sweeps; None locks no device and sees no sweep.
-        only: devices that may be used; None for all.
-        models: names of device models that may be used; empty for all.
+        terms, only, models: as in `ClusterRequest`.
     """
 
     def __init__(
@@ -71,6 +69,7 @@ class RayCluster:
         source = f" of {only.source}" if only else ""
         self.description = f"{connection.where}, up to {devices}{source}"
         self._is_closing = threading.Event()
+        # Number of running points; `_point_ended` guards it.
         self._points = 0
         self._point_ended = threading.Condition()
 
@@ -196,11 +195,11 @@ class RayCluster:
     def close(self) -> None:
         """Kill the actors and disconnect from Ray, which ends a private cluster; takes seconds.
 
-        Call it once. Running points raise ClusterError. `end` is called if this hangs and Ray was
-        gone before; otherwise a head that is cut off only now may take a minute.
+        Running points raise ClusterError. Call it once.
         """
         self._is_closing.set()
-        # Before `gone` looks again: a head that dies from now on spoils no finished measurement.
+        # Read this before `gone` looks again. Only a head that was lost before lets the guard below
+        # call `end`: a head that dies from now on spoils no finished measurement.
         lost_head = self._monitor.last_gone
         is_released: list[bool] = []
 
@@ -211,8 +210,9 @@ class RayCluster:
                 self._pool.close()
                 is_released.append(True)
 
-        # A SIGTERM to the whole process group, as `timeout` and schedulers send, ends the head too.
-        # In a thread, because Ray waits a minute for a dead head, and then ends this process.
+        # The head may be dead by now: `timeout` and schedulers send SIGTERM to the whole process
+        # group. Release in a thread, because Ray waits a minute for a dead head, and then ends
+        # this process.
         thread = threading.Thread(target=release, daemon=True)
         if not self._monitor.gone():
             thread.start()
@@ -220,14 +220,16 @@ class RayCluster:
                 thread.join(_POLL_S)
         if not is_released:
             self._agents.kill(self.devices)  # agents work without the head
-        # `ray.shutdown` crashes this process while another thread waits inside of Ray.
+
+        # Wait for the points, because `ray.shutdown` crashes this process while another thread
+        # waits inside of Ray.
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)
-        # With a guard: Ray would wait a minute for a head that is cut off.
+        # The guard ends a wait for a head that is cut off, which would take a minute.
         with start_guard(lambda: lost_head, self._end):
             ray.shutdown()
         if folder := self._connection.folder:
-            # The watcher removes what processes of Ray still write meanwhile.
+            # If processes of Ray still write there, the watcher (`reaper`) removes the folder.
             shutil.rmtree(folder, ignore_errors=True)
 
     def _check_open(self) -> None:
@@ -236,14 +238,12 @@ class RayCluster:
 
 
 def _needs_new_process(process: WorkerProcess, task: Task) -> bool:
-    """Return whether the process cannot run the task.
-
-    User classes may change global state that is not restored, so two classes never share a process.
-    """
+    """Return whether the task must have another process."""
     if process.environment != task.worker_environment:
         return True
-    is_fresh = task.settings.fresh_workers
-    return process.is_used and (is_fresh or process.user_class != task.user_class)
+    # User classes may change global state, so two classes never share a process.
+    wants_fresh = task.settings.fresh_workers
+    return process.is_used and (wants_fresh or process.user_class != task.user_class)
 
 
 class _RunningActors(RunningRanks):
@@ -308,6 +308,7 @@ class _RunningActors(RunningRanks):
 
 
 def _answer_of(ref: Any, rank: int, device: Device) -> RankAnswer:
+    """Return the answer of a call that has ended; Ray's errors become a Failure."""
     try:
         answer: RankAnswer = ray.get(ref)
     except ray.exceptions.RayError as error:
@@ -336,7 +337,7 @@ def _answer_of(ref: Any, rank: int, device: Device) -> RankAnswer:
                 message=f"{device.host} has lost the answer of the worker before it was fetched",
                 detail=shorten_start(text, DETAIL_CHARACTERS),
             )
-        # The worker's own exception, because Ray's text begins with the actor's name.
+        # Take the worker's own exception, because Ray's text begins with the actor's name.
         cause = getattr(error, "cause", None) or error
         return Failure(
             rank=rank,

@@ -1,7 +1,7 @@
-"""Devices that Ray holds for this sweep, and devices that the cluster is asked to grow by.
+"""Devices that Ray holds for this sweep, and requests for devices that the cluster lacks.
 
-Each placement group is of one node: a group of all devices would come whole or not at all, and
-would not survive a lost node.
+Each placement group has devices of one node. A group of all devices would come whole or not at all,
+and would not survive a lost node.
 """
 
 from __future__ import annotations
@@ -53,11 +53,9 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
 def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
     """Reserve devices in Ray and return a slot for each; waits up to 2 s.
 
-    A node gives all wanted devices or none. `remove_placement_group` releases all
-    slots of a node.
+    A node gives all wanted devices or none, as one placement group.
 
     Args:
-        kind: kind of the devices.
         wanted: node id -> number of devices, at least 1.
     """
     groups = {
@@ -81,11 +79,11 @@ def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
 
 
 class DeviceRequests:
-    """Devices that the cluster lacks, each requested by a pending placement group.
+    """Requests for devices that the cluster lacks.
 
-    Ray's autoscaler starts nodes for pending groups, and Ray removes the groups when this process
-    ends. A request by `ray.autoscaler.sdk.request_resources` would stay, and would overwrite the
-    request of another sweep.
+    Each request is a pending placement group: Ray's autoscaler starts nodes for it, and Ray removes
+    it when this process ends. A request by `ray.autoscaler.sdk.request_resources` would stay, and
+    would overwrite the request of another sweep.
     """
 
     def __init__(self, kind: DeviceKind) -> None:
@@ -103,7 +101,7 @@ class DeviceRequests:
             self._groups.append(placement_group([{self._resource: 1.0}]))
 
     def take_placed(self) -> list[Slot]:
-        """Turn each request that has got a device into a slot."""
+        """Remove the requests that have got a device, and return a slot for each."""
         slots = []
         for group in self._groups:
             table = placement_group_table(group)

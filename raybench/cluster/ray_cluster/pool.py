@@ -34,7 +34,7 @@ from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions
 
 _RACK = "rack"
-# Processes that are started for one worker in a row, where each is killed while it starts.
+# Give up a worker after so many processes in a row were killed while they started.
 _MOST_STARTS = 3
 
 
@@ -45,8 +45,9 @@ class WorkerProcess:
     actor: Any
     # Variables of the job that the process was started with.
     environment: Mapping[str, str]
-    # Whether it has been given a point, and the user's class of its last point.
+    # Whether the process has been given a point.
     is_used: bool = False
+    # The user's class of its last point.
     user_class: str = ""
 
 
@@ -63,7 +64,7 @@ class WorkerHandle:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Start:
-    """A process that is starting and will take a device."""
+    """A process that is starting."""
 
     slot: Slot
     # Index of the device on its node; None for a GPU, which Ray has chosen.
@@ -72,33 +73,33 @@ class _Start:
     # Ray's reference to the result of `attach_device`.
     answer: Any
     since_s: float
-    # Number of processes started in a row for this worker, this one included.
+    # Number of processes that were started in a row for this worker.
     attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _EndedStart:
-    """The result of a start; without device and failure, the device is not in the device list."""
+class _StartResult:
+    """How a start ended."""
 
     start: _Start
+    # None if the start failed, or if the device is not in the device list.
     device: Device | None = None
+    # "" if the process has started.
     failure: str = ""
 
 
 class WorkerPool:
-    """All workers, by worker id.
-
-    Threads may call it at once, each for workers of its own.
+    """All workers, by worker id. Several threads may call it for disjoint workers.
 
     Args:
         connection: the joined cluster.
         agents: agents of the nodes.
         reservation: locks against other sweeps.
         log: gets lines for the user.
-        only: devices that may be used; None for all. Ray cannot give a device by name, so other
-            devices are held too, without a worker.
-        models: names of device models that may be used; empty for all. Other models are used only
-            if `start` finds nothing else.
+        only: devices that may be used; None for all. Ray cannot give a device by name, so the pool
+            also holds unlisted devices, without workers.
+        models: names of device models to prefer; empty for all. Other models are used only if
+            `start` finds no device of these models.
     """
 
     def __init__(
@@ -126,10 +127,15 @@ class WorkerPool:
         # Number of workers started so far, by node id.
         self._started: Counter[str] = Counter()
         self._requests = DeviceRequests(self.kind)
-        self._count = 0
+        # Number of workers to reach.
+        self._target_count = 0
         self._strategy: Strategy = "pack"
+        # How long a process may take to start. It grows with the number of workers of a node.
         self._start_limit_s = timeouts.WORKER_START_S
-        self._wait_until_s = self._looked_s = 0.0
+        # End of --wait, which begins anew when a node is lost.
+        self._wait_until_s = 0.0
+        # When `refresh` last looked for free devices.
+        self._looked_for_workers_s = 0.0
         # Whether `_wait_until_s` was in the future at the last `refresh`.
         self._is_waiting = False
         self._lock = threading.RLock()
@@ -150,69 +156,71 @@ class WorkerPool:
 
     @property
     def pending(self) -> int:
-        """Workers that may still join, replacements for lost workers included.
+        """Upper bound of the workers that may still join, replacements for lost workers included.
 
-        With a list of GPUs this is an upper bound: some may come on GPUs outside of the list.
+        With a device list, some of these workers may get GPUs that are not listed.
         """
         with self._lock:
             return len(self._starting) + (self._missing if self._is_waiting else 0)
 
     @property
     def _missing(self) -> int:
-        """Number of workers that were asked for and have no device yet."""
+        """The number of devices that the pool still needs for its workers."""
         if self._only and not self._unclaimed_names:
             return 0
         held = len(self._workers) + len(self._starting) + len(self._unlisted)
-        return max(0, self._count - held + len(self.lost))
+        return max(0, self._target_count - held + len(self.lost))
 
     @property
     def _unclaimed_names(self) -> list[str]:
+        """The listed devices that have no worker."""
         claimed = {device.lasting_name for device in self.devices}
         return [name for name in self._only.names if name not in claimed] if self._only else []
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start up to `count` workers on free devices, and wait for those that come soon.
+        """Start up to `count` workers on free devices, and wait for the first workers.
 
-        Call it once, and `close` even if it raises. `refresh` adds workers that come later.
+        `refresh` adds late workers. Call it once, and call `close` even if it raises.
 
         Args:
             count: unused with a device list, whose devices get one worker each.
             strategy: which devices are taken if more than `count` are free.
 
         Raises:
-            DevicesInUseError: other sweeps use all devices, or one that the terms do not share.
-            ClusterError: no worker comes, a worker cannot be used, a listed device is missing and
-                not waited for, or the cluster is gone.
+            DevicesInUseError: other sweeps use the devices.
+            ClusterError: no worker comes, a worker cannot be used, a listed device is missing
+                without --wait, or the cluster is gone.
         """
-        self._count, self._strategy = count, strategy
+        self._target_count, self._strategy = count, strategy
         if self._only:
             # Only a worker tells which GPU it has, so all GPUs get one to find the listed GPUs.
             listed = sum(self._only.cpu_workers().values())
-            self._count = self._capacity if self.kind == "cuda" else listed
+            self._target_count = self._capacity if self.kind == "cuda" else listed
         self._wait_until_s = time.monotonic() + self._wait_s
         self._is_waiting = self._wait_s > 0
         if self._only and self.kind == "cpu" and not self._wait_s:
-            # Checked before any worker starts, which takes long.
+            # Check the hosts before any worker starts, because starting takes long.
             hosts = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
             missing = [name for name in self._only.names if name.rpartition(":")[0] not in hosts]
             if missing:
-                raise _not_there(self._only, missing)
+                raise _missing_devices(self._only, missing)
         first = self._start_first_workers()
         order = allocator.in_device_order([worker.device for worker in first])
-        with self._lock:  # before the checks, so that `close` ends refused workers too
+        with self._lock:
+            # Set before the checks, so that `close` also ends workers that fail a check.
             self._workers = [first[position] for position in order]
         self._leave_out_other_models()
         _check_devices(self.devices)
-        # Locking may wait for other sweeps; `refresh` makes the requests again.
+        # Locking may wait for other sweeps. Drop the requests meanwhile; `refresh` makes new ones.
         self._requests.ask_for(0)
         self._reservation.reserve(self.devices)
         self._agents.watch(self.devices)
         if self._only and self._unclaimed_names and not (self._wait_s or self._starting):
-            raise _not_there(self._only, self._unclaimed_names)
+            raise _missing_devices(self._only, self._unclaimed_names)
         if self.pending:
             wanted = len(self._only.names) if self._only else count
-            more = len(self._unclaimed_names) if self._only else self.pending
-            self._log(f"{len(first)} of {wanted} workers are there, up to {more} may come")
+            awaited = len(self._unclaimed_names) if self._only else self.pending
+            self._log(f"{len(first)} of {wanted} workers are there, up to {awaited} may come")
 
     def refresh(self, timeout_s: float) -> None:
         """Add workers that came and note lost workers; wait up to `timeout_s` for a pending worker.
@@ -229,13 +237,16 @@ class WorkerPool:
             self._is_waiting = now_s < self._wait_until_s
             awaited = self._missing if self._is_waiting else 0
             self._requests.ask_for(min(len(self._requests), awaited))
-            if self._missing and now_s > self._looked_s + timeouts.LOOK_FOR_WORKERS_EVERY_S:
-                self._looked_s = now_s
-                # Without the lock: this may wait for a node, and points must go on.
+            if (
+                self._missing
+                and now_s > self._looked_for_workers_s + timeouts.LOOK_FOR_WORKERS_EVERY_S
+            ):
+                self._looked_for_workers_s = now_s
+                # Do not hold the lock: this may wait for a node, and points must go on.
                 self._start_missing()
-            # With a limit: a process that never comes up would be waited for till the run ends.
-            ended_starts = self._take_ended(self._starting, 0.0, self._start_limit_s)
-            has_come = any([self._take_in(ended) for ended in ended_starts])
+            # The time limit gives up processes that never start.
+            results = self._take_results(self._starting, 0.0, self._start_limit_s)
+            has_come = any([self._add_late_worker(result) for result in results])
             if has_come or not self.pending or time.monotonic() >= deadline_s:
                 return
             time.sleep(timeouts.POLL_EVERY_S)
@@ -245,17 +256,16 @@ class WorkerPool:
     ) -> dict[int, str]:
         """Kill the processes of these workers, start new ones, and wait for them.
 
-        No point may run on the workers; their process groups break. A worker keeps its device,
-        because the placement group holds it, and is lost if the new process cannot use it. Lost
-        workers stay lost.
+        No point may run on the workers; their process groups break. A worker keeps its device, and
+        is lost if the new process cannot use the device. Lost workers stay lost.
 
         Args:
             worker_ids: workers to replace.
             environment: variables of the job for the new processes; None keeps each worker's own.
 
         Returns:
-            Worker id -> why no process starts with these variables. The worker then has a process
-            without them.
+            Worker id -> why no process starts with these variables. Such a worker has a process
+            without the variables.
 
         Raises:
             ClusterError: the head of the cluster or this host's Ray is gone.
@@ -266,41 +276,43 @@ class WorkerPool:
         workers = [self._workers[worker_id] for worker_id in worker_of.values()]
         for worker in workers:
             ray.kill(worker.process.actor, no_restart=True)
-        # Ray does not end a process that hangs in native code.
+        # Ray does not end a process that hangs in native code, so the agents kill it.
         self._agents.kill([worker.device for worker in workers])
+
         starts = []
         for worker in workers:
             variables = worker.process.environment if environment is None else environment
-            starts.append(self._begin(worker.slot, worker.device.index, variables))
+            starts.append(self._begin_start(worker.slot, worker.device.index, variables))
         refusals: dict[int, str] = {}
         while starts:
             for start in starts:
                 self._workers[worker_of[start.slot]].process = start.process
             look_s, limit_s = timeouts.LOOK_FOR_WORKERS_EVERY_S, timeouts.WORKER_START_S
-            for ended in self._take_ended(starts, look_s, limit_s):
-                worker_id = worker_of[ended.start.slot]
-                worker, variables = self._workers[worker_id], ended.start.process.environment
-                if ended.failure and variables and not worker.lost_because:
-                    # The variables may be the reason, and other points need the device.
+            for result in self._take_results(starts, look_s, limit_s):
+                worker_id = worker_of[result.start.slot]
+                worker, variables = self._workers[worker_id], result.start.process.environment
+                if result.failure and variables and not worker.lost_because:
+                    # The variables may be the reason. Start a process without them, because other
+                    # points need the device.
                     text = " ".join(f"{name}={value}" for name, value in variables.items())
-                    refusals[worker_id] = f"with {text} of env, {ended.failure}"
-                    starts.append(self._begin(worker.slot, worker.device.index, {}))
+                    refusals[worker_id] = f"with {text} of env, {result.failure}"
+                    starts.append(self._begin_start(worker.slot, worker.device.index, {}))
                 else:
-                    self._finish_replacement(worker, ended)
+                    self._finish_replacement(worker, result)
             self.lose(self._agents.silent_nodes())
             starts = [s for s in starts if not self._workers[worker_of[s.slot]].lost_because]
         return refusals
 
-    def _finish_replacement(self, worker: WorkerHandle, ended: _EndedStart) -> None:
+    def _finish_replacement(self, worker: WorkerHandle, result: _StartResult) -> None:
         """Set the device as read by the new process, or mark the worker as lost."""
-        old, failure = worker.device, ended.failure
-        worker.process = ended.start.process
-        if ended.device is not None:
-            if ended.device.kind == "cpu" or ended.device.uuid == old.uuid:
-                worker.device = replace(ended.device, rack=old.rack)
+        old, failure, device = worker.device, result.failure, result.device
+        worker.process = result.start.process
+        if device is not None:
+            if device.kind == "cpu" or device.uuid == old.uuid:
+                worker.device = replace(device, rack=old.rack)
                 return
             # When a GPU has fallen off the bus, CUDA numbers the other GPUs anew.
-            failure = f"cuda:{ended.device.index} is {ended.device.uuid} now"
+            failure = f"cuda:{device.index} is {device.uuid} now"
             ray.kill(worker.process.actor, no_restart=True)
         failure = failure or "another device came that is not in the list"
         with self._lock:
@@ -310,42 +322,59 @@ class WorkerPool:
         self._log(worker.lost_because)
 
     def lose(self, node_ids: Collection[str]) -> None:
-        """Give up all workers of these nodes, and give their devices back to Ray.
+        """Mark all workers of these nodes as lost, and give their devices back to Ray.
 
-        Ends workers that are starting there, too. The time of --wait begins anew.
+        Workers that are starting on the nodes are dropped. The time of --wait begins anew.
         """
         if not node_ids:
             return
         with self._lock:
-            gone = [worker for worker in self._workers if worker.slot.node_id in node_ids]
-            gone = [worker for worker in gone if not worker.lost_because]
-            late = [start for start in self._starting if start.slot.node_id in node_ids]
-            for start in late:
+            lost = [worker for worker in self._workers if worker.slot.node_id in node_ids]
+            lost = [worker for worker in lost if not worker.lost_because]
+            starts = [start for start in self._starting if start.slot.node_id in node_ids]
+            for start in starts:
                 self._starting.remove(start)
-            for worker in gone:
+            for worker in lost:
                 worker.lost_because = f"node {worker.device.host} does not answer"
-            _let_go([*gone, *late])
-            if gone or late:
+            _kill_and_release([*lost, *starts])
+            if lost or starts:
                 self._wait_until_s = time.monotonic() + self._wait_s
-        waits = f"; waiting up to {self._wait_s:g} s for others" if self._wait_s else ""
-        for reason, count in Counter(worker.lost_because for worker in gone).items():
-            self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost{waits}")
+        waiting = f"; waiting up to {self._wait_s:g} s for others" if self._wait_s else ""
+        for reason, count in Counter(worker.lost_because for worker in lost).items():
+            self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost{waiting}")
 
     def close(self) -> None:
         """Kill all workers, give their devices back to Ray, and forget them; the head must live."""
         with self._lock:
-            _let_go([*self._workers, *self._starting, *self._unlisted])
+            _kill_and_release([*self._workers, *self._starting, *self._unlisted])
             self._workers, self._unlisted = [], []
             self._starting.clear()
             self._requests.ask_for(0)
 
     def _start_first_workers(self) -> list[WorkerHandle]:
-        """Start workers on free devices, and return those that come soon."""
+        """Start workers on free devices, and return the first workers."""
+        self._wait_for_free_devices()
+        workers = self._wait_for_workers()
+        if self._only and self._unlisted and not workers:
+            raise _missing_devices(self._only, self._unclaimed_names)
+        if not workers:
+            in_time = f"within {self._start_limit_s:.0f} s"
+            why = in_time if self._starting else "before its node was lost"
+            raise ClusterError(f"no worker started {why}")
+        return workers
+
+    def _wait_for_free_devices(self) -> None:
+        """Begin starts on free devices; wait up to 60 s for the first free device.
+
+        Raises:
+            ClusterError, DevicesInUseError: no device has become free.
+        """
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
         mute_hosts = self._start_missing()
         while self._missing and time.monotonic() < begun_s + limit_s:
             if self._starting and time.monotonic() > begun_s + timeouts.FREE_SOON_S:
+                # Begin with fewer workers: `refresh` starts the others.
                 break
             time.sleep(timeouts.POLL_EVERY_S)
             mute_hosts = self._start_missing()
@@ -353,26 +382,24 @@ class WorkerPool:
             self._log(f"node {host} gives no worker: it may be frozen or cut off; see `ray status`")
         if not self._starting:
             raise self._no_device(limit_s)
+
+    def _wait_for_workers(self) -> list[WorkerHandle]:
+        """Wait until all processes have started, or for 20 s after the first one."""
         deadline_s = time.monotonic() + self._start_limit_s
         workers: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
             look_s = timeouts.LOOK_FOR_WORKERS_EVERY_S
-            for ended in self._take_ended(self._starting, look_s, math.inf):
-                if ended.failure:
-                    raise ClusterError(ended.failure)
-                if worker := self._new_worker(ended):
+            for result in self._take_results(self._starting, look_s, math.inf):
+                if result.failure:
+                    raise ClusterError(result.failure)
+                if worker := self._new_worker(result):
                     workers.append(worker)
                 deadline_s = min(deadline_s, time.monotonic() + timeouts.SLOW_WORKERS_S)
             self.lose(self._agents.silent_nodes())
-        if self._only and self._unlisted and not workers:
-            raise _not_there(self._only, self._unclaimed_names)
-        if not workers:
-            in_time = f"within {self._start_limit_s:.0f} s"
-            why = in_time if self._starting else "before its node was lost"
-            raise ClusterError(f"no worker started {why}")
         return workers
 
     def _no_device(self, waited_s: float) -> ClusterError:
+        """Return the error for a cluster without a free device; it names other sweeps."""
         own_id = ray.get_runtime_context().get_job_id()
         sweeps = []
         for job in jobs():
@@ -388,14 +415,16 @@ class WorkerPool:
         )
 
     def _start_missing(self) -> list[str]:
-        """Start missing workers as far as devices are free, without waiting for the workers.
+        """Start missing workers on free devices, without waiting for the workers.
 
-        Returns the hosts that give no device though Ray counts a free device there.
+        Returns the hosts that give no device although Ray counts a free device there.
         """
         kind = self.kind
         placed = self._requests.take_placed()
         free = Counter(free_devices(kind))
         free.update(slot.node_id for slot in placed)
+
+        # Use the devices that requests have brought.
         nodes = {node["NodeID"]: node for node in ray_nodes()}
         usable, mute = self._usable(free, nodes)
         useless = free.total() - usable.total()
@@ -406,15 +435,18 @@ class WorkerPool:
                 slots.append(slot)
             else:
                 remove_placement_group(slot.placement)
-        # Open requests bring their devices themselves.
+
+        # Hold free devices for the others. Open requests will bring their own devices.
         count = max(0, self._missing - len(slots) - len(self._requests))
         counts = allocator.counts_by_node(usable, count, self._strategy, _racks())
         held = hold_devices(kind, counts)
-        if held or slots or self._starting:  # otherwise Ray may have another reason
+        # If no node at all gives a device, Ray may have another reason.
+        if held or slots or self._starting:
             mute |= counts.keys() - {slot.node_id for slot in held}
         slots += held
-        # Requests first, because a new node takes minutes. None while useless devices are free:
-        # Ray would place the requests there.
+
+        # Request devices before starting workers, because a new node takes minutes. Request none
+        # while useless devices are free, because Ray would place the requests there.
         self._ask_for_devices(0 if useless else self._missing - len(slots))
         self._start_on(slots)
         return sorted(nodes[node]["NodeManagerHostname"] for node in mute)
@@ -425,7 +457,8 @@ class WorkerPool:
         """Return how many free devices of each node may get workers, and the mute nodes."""
         barred = self._agents.silent_nodes() | self._refused_nodes
         usable = Counter({node: count for node, count in free.items() if node not in barred})
-        # Ray waits minutes for a node that is cut off, and gives no other node's device meanwhile.
+        # Ray waits minutes for a node that is cut off, and gives no device of other nodes
+        # meanwhile. So leave out nodes that do not listen.
         raylets = {n: "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes[n]) for n in usable}
         mute = {n for n in usable if why_not_listening(raylets[n], timeouts.NODE_CONNECT_S)}
         for node in mute:
@@ -433,38 +466,39 @@ class WorkerPool:
         if self.kind == "cpu" and self._only:
             wanted = self._only.cpu_workers()
             for node in usable:
-                left = wanted.get(nodes[node]["NodeManagerHostname"], 0) - self._started[node]
-                usable[node] = max(0, min(usable[node], left))
+                listed = wanted.get(nodes[node]["NodeManagerHostname"], 0)
+                usable[node] = max(0, min(usable[node], listed - self._started[node]))
         return usable, mute
 
     def _ask_for_devices(self, count: int) -> None:
         """While --wait lasts, request up to `count` devices that the cluster does not have."""
         wanted = 0
         if time.monotonic() < self._wait_until_s:
-            shortage = self._count - count_devices(self.kind)
+            shortage = self._target_count - count_devices(self.kind)
             # A request stays after another sweep has taken the node that came for it.
             wanted = min(count, max(len(self._requests), shortage))
         self._requests.ask_for(wanted)
 
     def _start_on(self, slots: Sequence[Slot]) -> None:
-        most = max(Counter(slot.node_id for slot in slots).values(), default=0)
-        limit_s = timeouts.WORKER_START_S + most * timeouts.WORKER_START_EACH_S
+        """Begin to start a worker on each slot."""
+        most_per_node = max(Counter(slot.node_id for slot in slots).values(), default=0)
+        limit_s = timeouts.WORKER_START_S + most_per_node * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
-        # Workers load while the agents start, but touch no device before the agents have read how
-        # much memory is in use.
+        # Workers load while the agents start. `_begin_start` comes later, because the agents must
+        # read how much memory is in use before a worker touches its device.
         actors = [start_worker(self.kind, slot) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
         for slot, actor in zip(slots, actors, strict=True):
             index = self._started[slot.node_id] if self.kind == "cpu" else None
             self._started[slot.node_id] += 1
-            start = self._begin(slot, index, {}, actor)
+            start = self._begin_start(slot, index, {}, actor)
             with self._lock:
                 self._starting.append(start)
 
-    def _begin(
+    def _begin_start(
         self, slot: Slot, index: int | None, environment: Mapping[str, str], actor: Any = None
     ) -> _Start:
-        """Start a process, unless there is an `actor`, and let it take the device."""
+        """Let `actor`, or a new process without one, take the device; does not wait."""
         actor = actor or start_worker(self.kind, slot, environment)
         names = self._only.names if self._only else None
         return _Start(
@@ -475,74 +509,85 @@ class WorkerPool:
             since_s=time.monotonic(),
         )
 
-    def _take_ended(self, starts: list[_Start], wait_s: float, limit_s: float) -> list[_EndedStart]:
-        """Remove ended starts from `starts` and return them; wait up to `wait_s` for the first.
+    def _take_results(
+        self, starts: list[_Start], wait_s: float, limit_s: float
+    ) -> list[_StartResult]:
+        """Remove starts that have ended from `starts`, and return their results.
 
-        A start fails after `limit_s`. A process that was killed is started again, as a new element
-        of `starts`. A node whose Ray has ended is lost.
+        A process that was killed is started again, as a new element of `starts`. A node whose Ray
+        has ended is lost.
+
+        Args:
+            wait_s: how long to wait for the first result.
+            limit_s: a start fails after so long.
         """
         answers = [start.answer for start in starts]
         done = ray.wait(answers, num_returns=1, timeout=wait_s)[0] if answers else []
         if done:
             done = ray.wait(answers, num_returns=len(answers), timeout=0)[0]
-        ended_starts: list[_EndedStart] = []
+
+        results: list[_StartResult] = []
         for start in list(starts):
             if start.answer in done:
                 try:
-                    ended = _EndedStart(start=start, device=ray.get(start.answer))
+                    result = _StartResult(start=start, device=ray.get(start.answer))
                 except ray.exceptions.RayError as error:
-                    ended = _EndedStart(start=start, failure=why_no_start(error))
-                    # A process that failed by itself would fail again.
-                    if was_killed(error) and self._start_again(starts, ended):
+                    result = _StartResult(start=start, failure=why_no_start(error))
+                    # Try again only after a kill: a process that failed by itself would fail again.
+                    if was_killed(error) and self._start_again(starts, result):
                         continue
             elif time.monotonic() < start.since_s + limit_s:
                 continue
             else:
                 failure = f"its process did not start within {limit_s:.0f} s"
-                ended = _EndedStart(start=start, failure=failure)
-            if ended.failure and self._agents.has_ended(start.slot.node_id):
+                result = _StartResult(start=start, failure=failure)
+            if result.failure and self._agents.has_ended(start.slot.node_id):
                 self.lose({start.slot.node_id})
             with self._lock:
                 if start not in starts:  # its node was lost
                     continue
                 starts.remove(start)
-            if ended.device is None:
+            if result.device is None:
                 ray.kill(start.process.actor, no_restart=True)
-            ended_starts.append(ended)
-        return ended_starts
+            results.append(result)
+        return results
 
-    def _start_again(self, starts: list[_Start], ended: _EndedStart) -> bool:
-        """Replace a killed start in `starts`, unless it was the last attempt or Ray has ended."""
-        start = ended.start
+    def _start_again(self, starts: list[_Start], result: _StartResult) -> bool:
+        """Replace a killed start in `starts`; return whether this was done.
+
+        Nothing is done after the last attempt, or if Ray has ended on the node.
+        """
+        start = result.start
         if start.attempts >= _MOST_STARTS:
             return False
-        # The process may have died with this host's Ray.
+        # Raise if the process has died with this host's Ray.
         self._agents.check_head(start.slot.node_id)
         if self._agents.has_ended(start.slot.node_id):
             return False
         ray.kill(start.process.actor, no_restart=True)
-        self._log(f"{ended.failure} (tried once more)")
-        again = self._begin(start.slot, start.index, start.process.environment)
+        self._log(f"{result.failure} (tried once more)")
+        retry = self._begin_start(start.slot, start.index, start.process.environment)
         with self._lock:
             if start in starts:
-                starts[starts.index(start)] = replace(again, attempts=start.attempts + 1)
+                starts[starts.index(start)] = replace(retry, attempts=start.attempts + 1)
         return True
 
-    def _new_worker(self, ended: _EndedStart) -> WorkerHandle | None:
-        """Return the new worker; None if its device is not listed: the device stays held."""
-        start, device = ended.start, ended.device
+    def _new_worker(self, result: _StartResult) -> WorkerHandle | None:
+        """Return the new worker; None if its device is not in the device list."""
+        start, device = result.start, result.device
         if device is None:
+            # Keep holding the device, so that Ray gives other devices to the next workers.
             self._unlisted.append(start)
             return None
         device = replace(device, rack=_racks().get(device.node_id, ""))
         return WorkerHandle(slot=start.slot, device=device, process=start.process)
 
-    def _take_in(self, ended: _EndedStart) -> bool:
-        """Add a worker that came late; return whether it can be used."""
-        if ended.failure:
-            self._refuse(ended.start, ended.failure)
+    def _add_late_worker(self, result: _StartResult) -> bool:
+        """Add a worker that `refresh` has awaited; return whether it can be used."""
+        if result.failure:
+            self._refuse(result.start, result.failure)
             return False
-        worker = self._new_worker(ended)
+        worker = self._new_worker(result)
         if worker is None:
             return False
         if reason := self._why_unusable(worker.device):
@@ -552,12 +597,12 @@ class WorkerPool:
         with self._lock:
             self._workers.append(worker)
         usable = len(self._workers) - len(self.lost)
-        wanted = len(self._only.names) if self._only else self._count
+        wanted = len(self._only.names) if self._only else self._target_count
         self._log(f"a worker came on {worker.device.host}: {usable} of {wanted} are there")
         return True
 
     def _why_unusable(self, device: Device) -> str:
-        """Return why a late device cannot be used; "" after it was locked."""
+        """Lock the device of a late worker; return why it cannot be used, or ""."""
         used = [worker.device for worker in self._workers if not worker.lost_because]
         try:
             _check_devices([*used, device])
@@ -566,6 +611,7 @@ class WorkerPool:
             return str(error)
 
     def _leave_out_other_models(self) -> None:
+        """Refuse workers of other models, unless no worker has a preferred model."""
         reasons = {worker: self._why_other_model(worker.device) for worker in self._workers}
         if all(reasons.values()):
             return
@@ -582,10 +628,10 @@ class WorkerPool:
         return f"{device.host} has {device.name}, this run was measured on {models}"
 
     def _refuse(self, refused: WorkerHandle | _Start, reason: str) -> None:
-        """End a worker that is in no list, and start no other worker on its node."""
+        """End a worker, and start no other worker on its node. No list may have the worker."""
         self._refused_nodes.add(refused.slot.node_id)
         ray.kill(refused.process.actor, no_restart=True)
-        # Other workers of the node may have devices of the same placement group.
+        # Release the placement group unless it also holds devices of other workers.
         held: list[WorkerHandle | _Start] = [*self._workers, *self._starting, *self._unlisted]
         if refused.slot.placement not in {other.slot.placement for other in held}:
             remove_placement_group(refused.slot.placement)
@@ -598,15 +644,16 @@ def _racks() -> dict[str, str]:
     return {node: names[_RACK] for node, names in labels.items() if _RACK in names}
 
 
-def _not_there(only: DeviceList, missing: Sequence[str]) -> ClusterError:
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+def _missing_devices(only: DeviceList, missing: Sequence[str]) -> ClusterError:
+    others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return ClusterError(
-        f"{only.source}: the cluster does not give {missing[0]}{more}: it is not there, or others "
-        "have it; take it out of the list, or wait for it with --wait SECONDS"
+        f"{only.source}: the cluster does not give {missing[0]}{others}: it is not there, or "
+        "others have it; take it out of the list, or wait for it with --wait SECONDS"
     )
 
 
-def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
+def _kill_and_release(held: Sequence[WorkerHandle | _Start]) -> None:
+    """Kill the processes, and give their devices back to Ray."""
     for worker in held:
         ray.kill(worker.process.actor, no_restart=True)
     for placement in {worker.slot.placement for worker in held}:
@@ -614,7 +661,7 @@ def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
 
 
 def _check_devices(devices: Sequence[Device]) -> None:
-    """Raise ClusterError if two workers have the same device, or versions differ from ours."""
+    """Raise ClusterError if two workers have the same device, or other versions than the driver."""
     if shared := allocator.devices_shared(devices):
         raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
     ours = package_versions()

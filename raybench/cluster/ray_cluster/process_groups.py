@@ -19,12 +19,14 @@ from raybench.records.task import GroupSpec
 
 
 class _Store:
-    """The actor on the driver's node that holds the rendezvous store of all process groups."""
+    """The actor on the driver's node with the rendezvous store of all process groups."""
 
     def __init__(self) -> None:
         from raybench.worker.process_group import break_group, serve_store
 
-        self._store, self._break_group = serve_store(node_address()), break_group
+        self._store = serve_store(node_address())
+        # A function of a module that only this actor imports.
+        self._break_group = break_group
 
     def endpoint(self) -> tuple[str, int]:
         return self._store.host, self._store.port
@@ -39,8 +41,6 @@ class ProcessGroups:
     A group is kept while consecutive points use the same workers.
 
     Args:
-        pool: the workers.
-        monitor: tells whether Ray is gone.
         replace: replaces the processes of workers that do not leave their group.
     """
 
@@ -53,20 +53,22 @@ class ProcessGroups:
         self._pool = pool
         self._monitor = monitor
         self._replace = replace
+        # Worker ids in rank order -> their group.
         self._groups: dict[tuple[int, ...], GroupSpec] = {}
+        # Handle of the `_Store`.
         self._store: Any = None
-        self._epochs = itertools.count()
+        # Numbers for the names of groups.
+        self._numbers = itertools.count()
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Start the store, so that the first `join` need not wait for it. Call it once."""
+        """Start the store early, so that the first `join` need not wait for it. Call it once."""
         self._store = start_on_node(_Store, ray.get_runtime_context().get_node_id())
 
     def join(self, worker_ids: tuple[int, ...]) -> GroupSpec | None:
         """Return the process group of exactly these workers; None for a single worker.
 
-        The workers leave all other groups. A new group only gets a name: its ranks form it when
-        their point begins.
+        The workers leave all other groups. The ranks form a new group when their point begins.
 
         Args:
             worker_ids: in rank order.
@@ -76,14 +78,15 @@ class ProcessGroups:
         """
         with self._lock:
             endpoint = self._endpoint() if len(worker_ids) > 1 else None
-            kept = self._groups.get(worker_ids)
-            if kept and (kept.store_address, kept.store_port) == endpoint:
-                return kept
+            last = self._groups.get(worker_ids)
+            # A group of a store that has died cannot be used any more.
+            if last and (last.store_address, last.store_port) == endpoint:
+                return last
             self.leave(worker_ids)
             if endpoint is None:
                 return None
             address, port = endpoint
-            name = f"group-{next(self._epochs)}"
+            name = f"group-{next(self._numbers)}"
             self._groups[worker_ids] = GroupSpec(name=name, store_address=address, store_port=port)
             return self._groups[worker_ids]
 
@@ -99,25 +102,25 @@ class ProcessGroups:
             for members in self._groups_with(worker_ids):
                 group = self._groups.pop(members)
                 if not self._pool.lost.isdisjoint(members):
-                    # Leaving needs all members. The remaining members leave when they join their
-                    # next group.
+                    # Leaving is a collective, which a lost member cannot join. So only abort the
+                    # group; the remaining members leave it when they join their next group.
                     self.abort(group)
                     continue
                 calls = [self._pool[n].process.actor.leave.remote() for n in members]
                 try:
                     ray.get(calls, timeout=timeouts.LEAVE_GROUP_S)
-                except ray.exceptions.RayError:  # a timeout is one
+                except ray.exceptions.RayError:  # includes a timeout
                     self._replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
-        """Drop all groups of these workers; the groups must have ended."""
+        """Drop the groups of these workers from the list; the groups must have ended."""
         with self._lock:
             for members in self._groups_with(worker_ids):
                 del self._groups[members]
 
     def abort(self, group: GroupSpec | None) -> None:
-        """Tell the members to abort the group; does not wait, and does not drop the group."""
-        store = self._store  # another thread may set it to None
+        """Tell the members to abort the group, without waiting. `forget` must drop the group."""
+        store = self._store  # a copy, because another thread may set the attribute to None
         if group is not None and store is not None:
             store.break_group.remote(group)
 
@@ -131,7 +134,7 @@ class ProcessGroups:
         return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
 
     def _endpoint(self) -> tuple[str, int]:
-        """Return address and port of the store; starts a new store if the last one has died."""
+        """Return address and port of the store; start a new store if the last store has died."""
         for _ in range(2):
             if self._store is None:
                 self.start()

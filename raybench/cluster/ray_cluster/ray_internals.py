@@ -1,6 +1,6 @@
 """All uses of private parts of Ray, each with the reason.
 
-They are why `pyproject.toml` holds Ray below the next minor version.
+Because of them `pyproject.toml` holds Ray below the next minor version.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from raybench.conversion import MIB
 from raybench.records.environment import set_variables
 
-# Ray's own logs: the default is 512 MB, five times over, for each process.
+# Size of Ray's own logs. By default, each process of Ray may fill six files of 512 MB.
 _LOG_BYTES = 8 * MIB
 _LOG_BACKUPS = 1
 # Methods of Ray's node that start a dashboard, an autoscaler and a log reader, which no sweep uses.
-# `ray.init` waits for the dashboard whatever `include_dashboard` says, and has no option against
-# the others.
+# `ray.init` waits for the dashboard even with `include_dashboard=False`, and has no option against
+# autoscaler and log reader.
 _UNUSED_PROGRAMS = ("start_api_server", "start_monitor", "start_log_monitor")
 _CONNECT_TO_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
@@ -43,7 +43,7 @@ class NoTokenError(Exception):
 
 
 def silence_raylets() -> None:
-    """Keep reports of raylets off stdout, where Ray prints them whatever `log_to_driver` says."""
+    """Keep reports of raylets off stdout: Ray prints them even with `log_to_driver=False`."""
     ray._private.worker.print_to_stdstream = _do_nothing
 
 
@@ -56,7 +56,7 @@ def reload_settings() -> None:
 def use_token_of_user() -> None:
     """Let `ray.init` authenticate with the user's token, if there is one.
 
-    Ray does so unasked only for its own address "auto".
+    By itself, Ray does so only for its own address "auto".
 
     Raises:
         NoTokenError: token authentication is on, and there is no token.
@@ -102,7 +102,7 @@ def private_ray() -> Iterator[None]:
         # The programs of this Ray get a token by their environment, not from the user's file.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # While Ray waits for its head, it holds the GIL, so that no guard can run.
+        # While Ray waits for its head, it holds the GIL, so no `start_guard` can run. Wait less.
         "RAY_gcs_server_port_wait_time_s": "15",
         "RAY_py_gcs_connect_timeout_s": "5",
         "RAY_ROTATION_MAX_BYTES": str(_LOG_BYTES),
@@ -110,7 +110,7 @@ def private_ray() -> Iterator[None]:
     }
     node: Any = ray._private.node.Node
     constants: Any = ray._private.ray_constants
-    # Only if this is False does Ray listen on loopback alone when 127.0.0.1 is its node's address.
+    # Ray listens on loopback alone only if this is False and its node's address is 127.0.0.1.
     patches: list[tuple[Any, str, Any]] = [(constants, "ENABLE_RAY_CLUSTER", False)]
     patches += [(node, name, _do_nothing) for name in _UNUSED_PROGRAMS if hasattr(node, name)]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import psutil
 import ray
@@ -67,12 +67,32 @@ class Connection:
     # Program of Ray that the sweep cannot do without -> HOST:PORT.
     needed: Mapping[str, str]
     kind: DeviceKind
-    # Devices of `kind` on all nodes. If nodes are waited for: at least the wanted devices, or 1.
+    # Devices of `kind` on all nodes. With `wait_s` at least the number of wanted devices.
     capacity: int
     # How long missing devices may take to come.
     wait_s: float = 0.0
     # Folder of a private Ray.
     folder: Path | None = None
+
+
+class OwnCluster(NamedTuple):
+    """The cluster that `ray start` has started on this host."""
+
+    # HOST:PORT of its head; "" if there is no such cluster.
+    address: str
+    # Why the cluster in the address file is not taken; "" without an address file.
+    why_not: str
+
+
+class _Head(NamedTuple):
+    """The head of the cluster to join."""
+
+    # HOST:PORT; "" for a private Ray.
+    address: str
+    # The user's option or variable, for error messages.
+    option: str
+    # Why a private Ray is started although this host has a cluster; "" if it has none.
+    why_private: str = ""
 
 
 def connect_ray(
@@ -86,31 +106,23 @@ def connect_ray(
 ) -> Connection:
     """Join the Ray cluster at `address`, or start a private cluster.
 
-    `raybench.cluster.connect` documents parameters and errors. At the end the caller calls
-    `ray.shutdown`, and removes the connection's `folder`, if any.
+    `raybench.cluster.connect` documents parameters and errors. The caller must call `ray.shutdown`
+    at the end, and remove the `folder` of the connection.
     """
     ray_internals.silence_raylets()
     logging.getLogger("ray").setLevel(logging.ERROR)
     ray_internals.reload_settings()
     end = end or end_process
-    head, option, why_private = _find_head(address)
-    if not head:
-        where, folder = _start_private(device, wanted, oversubscribe, end, why_private)
+    found = _find_head(address)
+    if not found.address:
+        where, folder = _start_private(device, wanted, oversubscribe, end, found.why_private)
     else:
-        where, folder = f"Ray cluster at {head}", None
-        # Checked here, because Ray would search for a minute, and then give no reason.
-        if not ray_internals.has_node_on_this_host():
-            raise ClusterError(
-                f"{option}: no node of that cluster runs on this host; run raybench on one of its "
-                "nodes, or use ray job submit"
-            )
-        try:
-            with start_guard(HeadMonitor({_HEAD: head}).gone, end):
-                ray.init(address=head, **_QUIET)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ClusterError(f"{option}: {' '.join(str(error).split())}") from None
+        where, folder = f"Ray cluster at {found.address}", None
+        _join(found, end)
+
+    # Count the devices.
     context = ray.get_runtime_context()
-    head, here = context.gcs_address, context.get_node_id()
+    head, own_node_id = context.gcs_address, context.get_node_id()
     with start_guard(HeadMonitor({_HEAD: head}).gone, end):
         nodes = ray_nodes()
     totals = [node["Resources"] for node in nodes if node["Alive"]]
@@ -125,7 +137,9 @@ def connect_ray(
         )
     is_cuda = device == "cuda" or (device == "auto" and gpus > 0)
     capacity = gpus if is_cuda else cpus
-    (node,) = (node for node in nodes if node["NodeID"] == here)
+
+    # Find the ports that a `HeadMonitor` watches.
+    (node,) = (node for node in nodes if node["NodeID"] == own_node_id)
     ports = {
         "this host's Ray": node["NodeManagerPort"],
         "the agent of this host's Ray that starts workers": node.get("RuntimeEnvAgentPort", 0),
@@ -141,22 +155,33 @@ def connect_ray(
     )
 
 
-def _find_head(address: str) -> tuple[str, str, str]:
-    """Return (HOST:PORT of the head, the user's option, why a cluster of this host is not joined).
+def _join(head: _Head, end: Callable[[str], None]) -> None:
+    # Check this first: Ray would search for a minute, and then give no reason.
+    if not ray_internals.has_node_on_this_host():
+        raise ClusterError(
+            f"{head.option}: no node of that cluster runs on this host; run raybench on one of its "
+            "nodes, or use ray job submit"
+        )
+    try:
+        with start_guard(HeadMonitor({_HEAD: head.address}).gone, end):
+            ray.init(address=head.address, **_QUIET)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"{head.option}: {' '.join(str(error).split())}") from None
 
-    The head is "" for a private Ray; the reason is "" if there is no cluster on this host.
-    """
+
+def _find_head(address: str) -> _Head:
+    """Return the head that `address` names, after a check that it answers."""
     option = f"--address {address}"
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
         address, option = exported, f"RAY_ADDRESS={exported}"
     if address == "local":
-        return "", option, ""
+        return _Head("", option)
     if address == "auto":
         # Not Ray's own "auto": it joins any raylet, even the private Ray of another sweep, and
         # trusts an address file that any user may have written.
         address, why_not = find_own_cluster()
         if not address:
-            return "", option, why_not
+            return _Head("", option, why_not)
         option = f"--address auto ({address}, by `ray start` on this host)"
         # A head asks for the token if its user had one when it started.
         try:
@@ -164,8 +189,8 @@ def _find_head(address: str) -> tuple[str, str, str]:
         except ray_internals.NoTokenError:
             raise ClusterError(f"{option}: {_NO_TOKEN}") from None
         if reason := _why_no_head(address, option):
-            return "", option, f"the cluster at {address} is gone: {reason}"
-        return address, option, ""
+            return _Head("", option, f"the cluster at {address} is gone: {reason}")
+        return _Head(address, option)
     host, separator, port = address.rpartition(":")
     if "://" in address or not (host and separator and port.isdecimal()):
         raise UsageError(
@@ -177,13 +202,13 @@ def _find_head(address: str) -> tuple[str, str, str]:
             f"{option}: no Ray cluster answers there ({reason}); start one with "
             "`ray start --head`, or use --address local"
         )
-    return address, option, ""
+    return _Head(address, option)
 
 
 def _why_no_head(address: str, option: str) -> str | None:
     """Return why no Ray head answers at HOST:PORT; None if a head answers.
 
-    Asked before `ray.init`, which would retry for up to a minute, and print about it.
+    Call it before `ray.init`, which would retry for up to a minute and print warnings.
     """
     if error := why_not_listening(address, timeouts.FIND_HEAD_S):
         return str(error)
@@ -199,11 +224,10 @@ def ray_nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def find_own_cluster() -> tuple[str, str]:
-    """Return HOST:PORT of the head of this host's cluster of `ray start`, else "" and a reason.
+def find_own_cluster() -> OwnCluster:
+    """Return the cluster of `ray start` on this host; its head may be gone.
 
-    The reason is "" unless there is an address file. The head may be gone. A cluster in Ray's
-    default folder comes before clusters of `ray start --temp-dir`.
+    A cluster in Ray's default folder comes before clusters of `ray start --temp-dir`.
 
     Raises:
         ClusterError: there are several clusters, none of them in the default folder.
@@ -212,16 +236,15 @@ def find_own_cluster() -> tuple[str, str]:
     # address would get this user's token, and could run code as this user. So the address counts
     # only if a raylet of this user or of root has it. `ray.init` writes no such file, so private
     # Rays are never found.
-    usual = ray_internals.default_folder()
     raylets = set()
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"] or [""], process.info["uids"]
         if words[0].endswith("/raylet") and uids and uids.real in (0, os.geteuid()):
             options = dict(word.partition("=")[::2] for word in words)
             raylets.add((options.get("--gcs-address", ""), Path(options.get("--temp_dir", ""))))
-    address = _read_address(usual)
+    address = _read_address(ray_internals.default_folder())
     if any(head == address for head, _ in raylets):
-        return address, ""
+        return OwnCluster(address, "")
     others = {head for head, folder in raylets if _read_address(folder) == head}
     if len(others) > 1:
         raise ClusterError(
@@ -229,9 +252,9 @@ def find_own_cluster() -> tuple[str, str]:
             "name one with --address HOST:PORT, or use --address local"
         )
     if others:
-        return others.pop(), ""
-    why = f"the cluster at {address} is gone or another user's: no node of it here is yours"
-    return "", why if address else ""
+        return OwnCluster(others.pop(), "")
+    reason = f"the cluster at {address} is gone or another user's: no node of it here is yours"
+    return OwnCluster("", reason if address else "")
 
 
 def _read_address(folder: Path) -> str:
@@ -272,8 +295,8 @@ def _start_private(
     guard = start_guard(
         ended_program, lambda reason: end(failed(reason)), timeouts.RAYS_OWN_ERROR_AT_START_S
     )
-    # By default, Ray starts as many processes at a time as it has CPUs, so the agent and the store
-    # would wait in line. It also prestarts a process for each CPU, which cannot become a worker
+    # By default, Ray starts as many processes at a time as it has CPUs, so our agent and store
+    # would wait in a queue. It also prestarts a process for each CPU, which cannot become a worker
     # because it has another environment.
     settings = {
         "worker_maximum_startup_concurrency": max(wanted, cores),
@@ -298,7 +321,7 @@ def _start_private(
 def make_private_folder() -> Path:
     """Make a folder for a private Ray that only this user can enter; the caller removes it.
 
-    It is in RAY_TMPDIR, TMPDIR or /tmp: the first path that is short enough for Ray's sockets.
+    Of RAY_TMPDIR, TMPDIR and /tmp it takes the first path that is short enough for Ray's sockets.
 
     Raises:
         ClusterError: the folder cannot be made.
@@ -319,7 +342,7 @@ def make_private_folder() -> Path:
 class HeadMonitor:
     """Tells whether the programs of Ray that a sweep needs still listen on their ports.
 
-    Ray itself takes a minute to notice, and then ends this process, or lets it wait for ever.
+    Ray itself notices a lost program after a minute, and then ends this process or hangs.
 
     Args:
         addresses: name of a program -> HOST:PORT.
@@ -338,7 +361,8 @@ class HeadMonitor:
         A silent program is asked again a second later. Once a program is gone, the answer stays.
 
         Args:
-            afresh: look now, not at most once a second. A look takes up to 2 s a program.
+            afresh: look now, even if the last look was less than a second ago. A look takes up to
+                2 s for each program.
         """
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
@@ -360,6 +384,7 @@ class HeadMonitor:
             raise ClusterError(gone)
 
     def _silent(self) -> str:
+        """Return in words the first program that does not listen, or ""."""
         for name, address in self._addresses.items():
             if why_not_listening(address, timeouts.HEAD_CONNECT_S):
                 return f"{name} at {address} is gone"
