@@ -1,9 +1,9 @@
 """Watchers that end the processes which a dead driver or worker leaves behind.
 
-Ray 2.60 ends the process group of a dead worker, but not processes that have left the group
-(sessions, daemons). It does not notice the death while a forked child holds the sockets of the
-worker. A worker that hangs outlives its raylet, and two agents of a private Ray outlive the driver
-by a minute.
+Ray 2.60 ends the process group of a dead worker, but not processes that have left the group, such
+as daemons. It does not notice the death while a forked child holds the sockets of the worker. A
+worker that hangs outlives its raylet, and two agents of a private Ray outlive the driver by a
+minute.
 
 A watcher is a small Python process that sleeps until the process that it watches, or the raylet of
 a worker, has ended. It then kills all processes with its mark in their first environment, for a
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 # The variable with the mark; each watcher has its own value.
 MARK = "RAYBENCH_MARK"
-# The mark of the driver; workers have it too, beside their own marks.
+# The variable with the mark of the driver. Workers have it in addition to their own mark.
 _DRIVERS_MARK = "RAYBENCH_DRIVERS_MARK"
-# A folder with such a file is not removed.
+# Name of a file. The watcher does not remove a folder that has it.
 KEPT = "kept"
 # Ray's processes need time to end by themselves, and a worker to write its last lines to the log.
 _GRACE_S = 5.0
@@ -47,9 +47,9 @@ def new_mark() -> str:
 def reap_orphans_of_worker() -> None:
     """Start a watcher that kills what this worker leaves behind when it ends.
 
-    The watcher also kills the worker 5 s after its raylet has ended. The worker becomes a group
-    leader. Call it once, in a child of the raylet. MARK must be set to a `new_mark`: all processes
-    that have it are killed. Before Linux 5.3 there is no watcher.
+    The watcher kills all processes with the value of MARK, which must be a `new_mark`. It also
+    kills the worker 5 s after its raylet has ended. Call it once, in a child of the raylet. The
+    worker becomes a group leader. Before Linux 5.3 there is no watcher.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -58,13 +58,14 @@ def reap_orphans_of_worker() -> None:
 
 @contextmanager
 def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
-    """Return a context; a watcher kills the processes started in it 5 s after this process ends.
+    """Let a watcher kill the processes started in the context 5 s after this process ends.
 
     It also kills all children that this process has when the context ends. A child that was forked
     in the context without exec must end first. Before Linux 5.3 there is no watcher.
 
     Args:
-        folder: absolute path of a folder to remove then, unless it has a file KEPT; "" for none.
+        folder: absolute path of a folder that the watcher removes at last, unless the folder has a
+            file KEPT; "" for none.
     """
     # The watcher runs this file alone, without these modules.
     import psutil
@@ -80,7 +81,7 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
             yield
     finally:
         started = psutil.Process().children(recursive=True)
-        # Without a watcher nobody reads the pipe, so closing the file fails.
+        # Without a watcher nobody reads the pipe, so closing the file raises BrokenPipeError.
         with suppress(BrokenPipeError), os.fdopen(send_ids, "w", encoding="ascii") as file:
             file.write(" ".join(str(process.pid) for process in started))
 
@@ -104,14 +105,20 @@ def _start_watcher(mark: str, *, raylet: int = 0, ids: int | None = None, folder
     packages = os.path.dirname(os.path.dirname(psutil.__file__))  # noqa: PTH120
     words = [str(os.getpid()), str(raylet), mark, packages, folder]
     command = [sys.executable, "-I", "-S", __file__, *words]
-    # The watcher has no mark, or it would kill itself. If it cannot start, it writes the reason to
-    # stderr, and points can be measured without it.
+    # The empty environment leaves the watcher without a mark, or it would kill itself. If it cannot
+    # start, it writes the reason to stderr, and points can be measured without it.
     null = subprocess.DEVNULL
     stdin = null if ids is None else ids
     subprocess.run(command, env={}, cwd="/", start_new_session=True, stdin=stdin, stdout=null)
 
 
 def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> None:
+    """Wait for the end of the process or of its raylet, then kill the orphans.
+
+    Args:
+        process, raylet: process ids; a raylet of 0 says that the process is a driver.
+        packages: folder that has psutil.
+    """
     watched = [os.pidfd_open(number) for number in (process, raylet) if number]
     # Fork, so that the watcher is no child of the worker: Ray kills such children.
     if os.fork():
@@ -121,6 +128,8 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
     # Reading ends when the driver has sent all ids, or has ended.
     ids = set(map(int, sys.stdin.read().split()))
     orphans = {agent for agent in _living() if agent.pid in ids} if ids else set()
+
+    # Sleep until the process or the raylet ends.
     ended, _, _ = select.select(watched, [], [])
     group = process if raylet else None
     kill_s = time.monotonic() + (0.0 if raylet and watched[0] in ended else _GRACE_S)
@@ -140,7 +149,7 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
 
 
 def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> set[psutil.Process]:
-    """Return the living processes that are known, marked or of the group, with descendants."""
+    """Return the living processes that are known, marked or of the group, and their descendants."""
     living = _living()
     orphans = set()
     for process in living:
@@ -149,6 +158,7 @@ def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> s
         with suppress(ProcessLookupError):
             if is_ours or (group is not None and os.getpgid(process.pid) == group):
                 orphans.add(process)
+    # Add the descendants, one generation at a time.
     while True:
         parents = {orphan.pid for orphan in orphans}
         children = {process for process in living if process.info["ppid"] in parents} - orphans

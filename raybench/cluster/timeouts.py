@@ -12,11 +12,11 @@ MEMORY_FREE_S = 10.0
 # Starting workers. Many workers of one node load torch at once, which takes longer.
 WORKER_START_S = 180.0
 WORKER_START_EACH_S = 5.0
-# After the first worker; later workers join while points run.
+# How long to wait for other workers after the first one. Later workers join while points run.
 SLOW_WORKERS_S = 20.0
-# Bundles on devices that were free a moment ago come in milliseconds, or not at all.
+# Ray gives a device that was free a moment ago in milliseconds, or not at all.
 PLACEMENT_S = 2.0
-# Devices that the last sweep has released are free a moment later.
+# How long to wait for devices that the last sweep is just releasing.
 FREE_SOON_S = 5.0
 # A sweep gives up after so long, or the time of --wait, without any device.
 FIRST_DEVICE_S = 60.0
@@ -33,23 +33,23 @@ AGENT_START_S = 30.0
 AGENT_KILL_S = 1.0
 # An agent waits for another process of its host that locks devices.
 AGENT_LOCK_S = 10.0
-# For a host with thousands of busy processes to list.
+# Listing the processes of a busy host takes long.
 AGENT_LOOK_S = 2.0
 # Some hundred calls of NVML for each device; the first one loads the library.
 AGENT_FACTS_S = 20.0
 # A node without an answer for so long is frozen or cut off. Ray needs a minute to find out.
 NODE_SILENCE_S = 8.0
-# The same while the agent starts: 64 workers that start on two busy cores have delayed the first
+# The limit while the agent starts: 64 workers that started on two busy cores have delayed the first
 # answer of an agent by more than a minute.
 NODE_STARTING_S = 180.0
-# A node whose raylet has ended refuses connections; one that is frozen or cut off does not.
+# A node whose raylet has ended refuses connections. A frozen or cut-off node does not answer.
 NODE_REFUSAL_AFTER_S = 2.0
 NODE_CONNECT_S = 0.1
 # Upper limit of the silence counted between two looks at a node: the driver itself may have been
 # stopped, or had no reason to look.
 LONGEST_LOOK_S = 1.5
-# Hundreds of points may ask at once. A ping and its answer take the driver 0.3 ms, so it looks at
-# a thousand nodes once a second.
+# Hundreds of points may ask at once, so looks are limited. A ping and its answer take the driver
+# 0.3 ms, so it looks at a thousand nodes once a second.
 LOOK_AT_NODES_EVERY_S = 0.25
 LOOK_AT_EACH_NODE_S = 0.001
 POINT_LOOKS_AT_NODES_EVERY_S = 1.0

@@ -57,17 +57,18 @@ from raybench.records.record import OtherUsers
 _TAIL_LINES = 60
 # The most output of a point that is kept, for stdout and stderr each.
 _OUTPUT_BYTES = 32 * KIB
-# A log that takes more space on disk is cut to its end.
-_MOST_LOG_BYTES = 8 * MIB
+# A log that takes more space on disk loses all but its end.
+_LONGEST_LOG_BYTES = 8 * MIB
 _LOG_END_BYTES = MIB
 _LOOK_AT_LOGS_EVERY_S = 1.0
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE of linux/falloc.h
 # Lines that Ray adds to the output of a worker.
 _RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
-# Less than any CUDA context needs, more than the driver keeps for itself.
+# Less memory than any CUDA context needs, and more than the driver keeps for itself.
 _FREE_WITHIN_BYTES = 256 * MIB
-# NVML lists an ended process for some seconds. The kernel does not reuse its id that soon.
+# How long to ignore the id of an ended process. NVML lists the process for some seconds more, and
+# the kernel does not reuse the id that soon.
 _LISTED_S = 60.0
 
 
@@ -78,23 +79,24 @@ class NodeAgent:
         from raybench.hardware.devices import memory_in_use_bytes
 
         self._locks = DeviceLocks()
-        # Memory of other processes, because the agent starts before the first worker of the run.
+        # UUID -> memory in use before the run: the agent starts before the first worker.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
         # Process id of a script -> until when NVML may still list the process.
         self._ended_until_s: dict[int, float] = {}
         # UUIDs of the devices on which points run.
         self._busy: set[str] = set()
+        # The `FactReader`, which is made when it is first needed.
         self._facts: Any = None
-        # Process id -> log -> number of bytes read.
+        # Process id -> log -> number of bytes that earlier calls have returned.
         self._read_to: dict[int, dict[str, int]] = {}
         self._looked_at_logs_s = 0.0
 
     def ping(self) -> None:
-        """Answer, which shows that the node is alive, and limit the logs of workers."""
+        """Limit the logs of workers; the answer shows that the node is alive."""
         if time.monotonic() > self._looked_at_logs_s + _LOOK_AT_LOGS_EVERY_S:
             self._looked_at_logs_s = time.monotonic()
-            # Only logs of this sweep, not of other jobs of the cluster.
+            # The job id selects the logs of this sweep among those of other jobs of the cluster.
             for log in logs_folder().glob(f"worker-*-{ray.get_runtime_context().get_job_id()}-*"):
                 limit_log(log)
 
@@ -107,21 +109,18 @@ class NodeAgent:
         self._locks.close()
 
     def kill(self, process_ids: Sequence[int]) -> None:
-        """Send SIGKILL to processes of workers.
-
-        Only children of this node's raylet are killed, because the id of an ended process may be
-        reused.
-        """
+        """Send SIGKILL to processes of workers."""
         for process_id in process_ids:
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(process_id)
+                # Another process may have reused the id. It is no child of this node's raylet.
                 if process.ppid() == os.getppid():
                     process.kill()
 
     def sample(self, devices: Sequence[Device]) -> None:
-        """Sample these devices once a second from now on, if NVML knows them.
+        """Sample these devices once a second from now on, if NVML knows them; see `drain`.
 
-        A device must not be passed twice. `drain` returns the samples.
+        Do not pass a device twice.
         """
         from raybench.hardware.devices import Sampler
 
@@ -132,9 +131,8 @@ class NodeAgent:
         """Return who uses this node now.
 
         Args:
-            devices: devices of a point.
-            holder: this sweep.
-            begins: whether the point begins now, or has ended.
+            devices: devices of a point on this node.
+            begins: True before the point, False after it.
         """
         uuids = {device.uuid for device in devices}
         self._busy = self._busy | uuids if begins else self._busy - uuids
@@ -159,7 +157,7 @@ class NodeAgent:
 
         Args:
             process_ids: workers of this node.
-            is_new: return only output since the last such call or `end_point`, not since the start.
+            is_new: return only output since the last call with `is_new` or of `end_point`.
         """
         logs = logs_folder()
         outputs = {}
@@ -179,7 +177,7 @@ class NodeAgent:
         Args:
             process_ids: workers of the point on this node.
             spans_ns: UUID -> timed spans.
-            ended: ids of ended processes of scripts, which `read_use` ignores for a minute.
+            ended: ids of processes of scripts that have ended; `read_use` ignores them for 60 s.
         """
         self._ended_until_s |= dict.fromkeys(ended, time.monotonic() + _LISTED_S)
         clocks: dict[str, tuple[int, ...]] = {}
@@ -201,7 +199,7 @@ class NodeAgent:
         return ranks, ask_ras(ranks, timeouts.HANG_RAS_S) if asks_nccl else NoRas.REFUSED
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
-        """Return UUID -> memory in use now minus memory in use when this agent started, in bytes.
+        """Return UUID -> growth of the memory in use since this agent started, in bytes.
 
         GPUs whose memory NVML does not report are left out.
         """
@@ -219,7 +217,7 @@ def limit_log(log: Path) -> None:
     """
     with suppress(FileNotFoundError):  # Ray may have removed the log
         facts = log.stat()
-        if facts.st_blocks * 512 <= _MOST_LOG_BYTES:
+        if facts.st_blocks * 512 <= _LONGEST_LOG_BYTES:
             return
         with log.open("r+b") as file:
             start, length = ctypes.c_int64(0), ctypes.c_int64(facts.st_size - _LOG_END_BYTES)
@@ -227,41 +225,48 @@ def limit_log(log: Path) -> None:
 
 
 def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
-    """Return the end of a worker's output after `read_to`: 32 KiB of stdout, then of stderr.
+    """Return the output of a worker that comes after `read_to`, at most the last 32 KiB a stream.
 
-    Each stream begins with its name, as `[stdout]`. Escape sequences, control characters, empty
-    lines, Ray's own lines, and text before a carriage return are left out.
+    It has stdout below a line `[stdout]`, then stderr below `[stderr]`, both cleaned of control
+    characters, empty lines and Ray's own lines.
 
     Args:
         folder: logs of Ray's session on this node.
         process_id: the worker.
         read_to: name of a log -> number of bytes read before; updated in place.
     """
-    blocks = []
-    for stream, kind in (("stdout", "out"), ("stderr", "err")):
-        # A process id may be used twice in a long session.
-        logs = sorted(folder.glob(f"worker-*-{process_id}.{kind}"), key=lambda p: p.stat().st_mtime)
-        if not logs:
+    streams = []
+    for stream, suffix in (("stdout", "out"), ("stderr", "err")):
+        # A process id may be used twice in a long session, so take the latest log.
+        paths = folder.glob(f"worker-*-{process_id}.{suffix}")
+        log = max(paths, key=lambda path: path.stat().st_mtime, default=None)
+        if log is None:
             continue
-        end, name = logs[-1].stat().st_size, logs[-1].name
-        start, read_to[name] = min(end, read_to.get(name, 0)), end
-        left_out = max(0, end - _OUTPUT_BYTES - start)
-        with logs[-1].open("rb") as file:
-            file.seek(start + left_out)
-            text = file.read(end - start - left_out).decode(errors="replace")
-        lines = []
-        for whole in text.split("\n"):
-            # A progress bar rewrites its line.
-            written = click.unstyle(whole.rstrip("\r").rpartition("\r")[2])
-            line = "".join(c for c in written if c.isprintable() or c == "\t")
-            if line.strip() and not line.startswith(_RAYS_LINES):
-                lines.append(line)
-        if left_out and lines:
-            # The first line is cut off at its start.
-            lines = [f"({left_out} bytes before this are not kept)", *(lines[1:] or lines)]
+        end = log.stat().st_size
+        start, read_to[log.name] = min(end, read_to.get(log.name, 0)), end
+        skipped_bytes = max(0, end - _OUTPUT_BYTES - start)
+        with log.open("rb") as file:
+            file.seek(start + skipped_bytes)
+            text = file.read(end - start - skipped_bytes).decode(errors="replace")
+        lines = _clean_lines(text)
+        if skipped_bytes and lines:
+            # Drop the first line, because its start is missing.
+            lines = [f"({skipped_bytes} bytes before this are not kept)", *(lines[1:] or lines)]
         if lines:
-            blocks.append("\n".join([f"[{stream}]", *lines]))
-    return "\n".join(blocks)
+            streams.append("\n".join([f"[{stream}]", *lines]))
+    return "\n".join(streams)
+
+
+def _clean_lines(text: str) -> list[str]:
+    """Return the lines without control characters, empty lines and Ray's own lines."""
+    lines = []
+    for line in text.split("\n"):
+        # A progress bar rewrites its line, so keep what follows the last carriage return.
+        visible = click.unstyle(line.rstrip("\r").rpartition("\r")[2])
+        printable = "".join(c for c in visible if c.isprintable() or c == "\t")
+        if printable.strip() and not printable.startswith(_RAYS_LINES):
+            lines.append(printable)
+    return lines
 
 
 @dataclass(slots=True, kw_only=True)
@@ -272,12 +277,15 @@ class _Node:
     # HOST:PORT.
     raylet: str
     agent: Any
+    # The open call of `ping`.
     ping: Any
     # When `silence_s` was updated.
     looked_s: float
+    # The devices that the agent samples.
     devices: list[Device] = field(default_factory=list)
+    # Time since the last answer, as far as this process has looked.
     silence_s: float = 0.0
-    # The node is silent after so much silence.
+    # The node counts as lost after so much silence.
     patience_s: float
     # The open call of `drain`.
     samples: Any = None
@@ -286,14 +294,16 @@ class _Node:
 class NodeAgents:
     """The client to the agents of all nodes that have workers.
 
-    Every method waits for a limited time. It raises no error for an agent that is gone or slow:
-    the answer is missing, or says so. Nodes that `silent_nodes` returned last are not asked.
+    Every method waits for a limited time, and returns without the answers of agents that are gone
+    or slow. Nodes that `silent_nodes` returned last are not asked.
     """
 
     def __init__(self, monitor: HeadMonitor) -> None:
         self._monitor = monitor
         self._nodes: dict[str, _Node] = {}
+        # This sweep, once `lock` was called.
         self._holder: Holder | None = None
+        # Result of the last look of `silent_nodes`, and its time.
         self._silent: frozenset[str] = frozenset()
         self._looked_s = 0.0
         # Node id -> ids of ended processes of scripts that its agent may not know yet.
@@ -304,7 +314,7 @@ class NodeAgents:
     def start(self, node_ids: Iterable[str]) -> None:
         """Start missing agents on these nodes, and wait up to 30 s for the agents.
 
-        Call it before workers take devices, because agents note how much memory others use.
+        Call it before workers take devices: the agents note how much memory other programs use.
 
         Raises:
             ClusterError: the head of the cluster or this host's Ray is gone.
@@ -336,7 +346,7 @@ class NodeAgents:
         with self._lock:
             for node_id, here in by_node.items():
                 node = self._nodes[node_id]
-                # A node that was frozen still samples the devices of its lost workers.
+                # A node that was frozen still samples its devices; do not pass them twice.
                 watched = {device.uuid for device in node.devices}
                 added = [device for device in here if device.uuid not in watched]
                 node.devices += added
@@ -346,7 +356,8 @@ class NodeAgents:
         """Return the ids of nodes whose agent has not answered for 8 s, or whose Ray has ended.
 
         Agents that start or have no device to `watch` get 180 s. Call this about once a second: it
-        pings all agents and restarts dead agents. A longer pause between calls counts as 1.5 s.
+        pings all agents and restarts dead agents. If this process itself has paused for longer,
+        only 1.5 s of the pause count.
 
         Raises:
             ClusterError: the head of the cluster or this host's Ray is gone.
@@ -370,11 +381,13 @@ class NodeAgents:
         node.looked_s = now_s
         is_done = bool(ray.wait([node.ping], timeout=0)[0])
         if is_done and _collect({node.ping: node.node_id}, 0.0):
-            # More patience before the first workers are there: they keep the cores busy.
+            # The agent has answered. It gets more patience while the first workers start, because
+            # they keep the cores busy.
             node.silence_s = 0.0
             node.patience_s = timeouts.NODE_SILENCE_S if node.devices else timeouts.NODE_STARTING_S
             node.ping = node.agent.ping.remote()
         elif node.silence_s <= node.patience_s:
+            # The agent is slow, or has died if the call has ended.
             may_have_ended = is_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
             if may_have_ended and self.has_ended(node.node_id, asks_ray=is_done):
                 node.patience_s = 0.0
@@ -384,7 +397,8 @@ class NodeAgents:
                 node.patience_s = timeouts.NODE_STARTING_S
                 node.agent.sample.remote(tuple(node.devices))
                 if self._holder is not None:
-                    # Shared: rows name a sweep that locked the devices in between.
+                    # Another sweep may have locked the devices in between. With shared locks both
+                    # go on, and the rows name the other sweep.
                     node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
                 node.ping = node.agent.ping.remote()
         return node.silence_s > node.patience_s
@@ -394,7 +408,7 @@ class NodeAgents:
 
         Args:
             node_id: where a worker died. If Ray has ended there, the head is watched for 2 s,
-                because its port may close a moment later.
+                because the head may close its port a moment later.
         """
         self._monitor.check(afresh=True)
         deadline_s = time.monotonic() + timeouts.NODE_REFUSAL_AFTER_S
@@ -407,17 +421,17 @@ class NodeAgents:
 
         Args:
             node_id: a node with an agent.
-            asks_ray: ask Ray, too, which may take long, if the raylet does not refuse connections.
+            asks_ray: if the raylet does not refuse connections, ask Ray too. This may take long.
         """
         with self._lock:
             node = self._nodes.get(node_id)
         if node is None:
             return False
-        # A frozen node and a node that is cut off do not refuse connections.
-        refusal = why_not_listening(node.raylet, timeouts.NODE_CONNECT_S)
-        if isinstance(refusal, ConnectionRefusedError):
+        # A refused connection proves the end: frozen and cut-off nodes do not refuse connections.
+        error = why_not_listening(node.raylet, timeouts.NODE_CONNECT_S)
+        if isinstance(error, ConnectionRefusedError):
             return True
-        # Ray notices late, but notices a host that is switched off, too.
+        # Ray notices late, but also notices a host that is switched off.
         dead = [facts["NodeID"] for facts in ray_nodes() if not facts["Alive"]] if asks_ray else []
         return node_id in dead
 
@@ -444,11 +458,9 @@ class NodeAgents:
         self._ask("unlock", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], OtherUsers]:
-        """Look who else uses the nodes, and return a function to call after the point.
+        """Look who else uses the nodes, as `Cluster.watch_other_users`.
 
-        The function looks again, for up to 4 s, and names users of either look, CPU load of other
-        processes in between, and hosts that did not answer. It names nobody if `lock` was not
-        called before.
+        The result names nobody if `lock` was not called before.
         """
         holder = self._holder
         if holder is None:
@@ -569,7 +581,7 @@ class NodeAgents:
             asked = {node.samples: node for node in nodes}
         if not asked:
             return ()
-        # Do not hold the lock while waiting: running points query their nodes.
+        # Do not hold the lock while waiting, because running points query their nodes.
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeouts.AGENT_ANSWER_S)
         with self._lock:
             for ref in done:
@@ -578,7 +590,7 @@ class NodeAgents:
         return tuple(sample for of_node in samples.values() for sample in of_node)
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return facts of each device; `unread` is set if the agent does not answer in 20 s."""
+        """Return facts of each device; `unread` says if the agent has not answered in 20 s."""
         answers = self._ask("device_facts", devices, lambda here: (here,), timeouts.AGENT_FACTS_S)
         by_uuid = {facts.device.uuid: facts for of_node in answers.values() for facts in of_node}
         now_s = time.monotonic()
@@ -593,11 +605,10 @@ class NodeAgents:
     ) -> list[RankAnswer]:
         """Return the answers with each worker's new output, and measurements with SM clocks (MHz).
 
-        Both stay empty if an agent does not answer in 0.5 s.
+        Output and clocks stay empty if an agent does not answer in 0.5 s.
 
         Args:
-            answers: in rank order.
-            devices: in rank order.
+            answers, devices: in rank order.
         """
         spans = {
             device.uuid: answer.timed_at_ns
@@ -629,7 +640,7 @@ class NodeAgents:
         return completed
 
     def stop(self) -> None:
-        """Release locks and end agents; Call `drain` first; the head must live."""
+        """Release the locks and end the agents; the head must live. Call `drain` first."""
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
             self._ask("unlock", devices, lambda _: ())
@@ -645,10 +656,13 @@ class NodeAgents:
         arguments: Callable[[list[Device]], tuple[Any, ...]],
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Call a method of the agents of these devices, except on silent nodes; return answers.
+        """Call a method of the agents of these devices; return node id -> answer.
 
-        `arguments` returns the arguments of a call from the devices of a node. `timeout_s` is for
-        all answers together; None means 0.5 s.
+        Silent nodes are not asked.
+
+        Args:
+            arguments: gets the devices of a node, and returns the arguments of the call.
+            timeout_s: for all answers together; None means 0.5 s.
         """
         calls = self._send(method, devices, arguments)
         return _collect(calls, timeouts.AGENT_ANSWER_S if timeout_s is None else timeout_s)
@@ -670,7 +684,11 @@ class NodeAgents:
 
 
 def _collect(refs: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
-    """Return node id -> answer of calls that are answered in time."""
+    """Return node id -> answer, for the calls that are answered in time without an error.
+
+    Args:
+        refs: call -> node id.
+    """
     answers: dict[str, Any] = {}
     if refs:
         for ref in ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0]:
@@ -694,9 +712,9 @@ def start_on_node(actor: type, node_id: str) -> Any:
     """Start `actor()` on the node, without a device and without waiting; return its handle."""
     affinity = NodeAffinitySchedulingStrategy(node_id, soft=False)
     environment = {
-        # Ray's nice 15 lets a busy node look like a dead one.
+        # With Ray's nice 15 an agent on a busy node answers too late.
         "RAY_worker_niceness": "0",
-        # The mark tells that its CPU time is ours.
+        # By the mark, other agents count its CPU time as ours.
         reaper.MARK: reaper.new_mark(),
     }
     if folder := os.environ.get(FOLDER_VARIABLE):

@@ -25,7 +25,7 @@ class _Store:
         from raybench.worker.process_group import break_group, serve_store
 
         self._store = serve_store(node_address())
-        # A function of a module that only this actor imports.
+        # Keep the function, because its module is imported in this actor only.
         self._break_group = break_group
 
     def endpoint(self) -> tuple[str, int]:

@@ -28,7 +28,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from raybench.conversion import MIB
 from raybench.records.environment import set_variables
 
-# Size of Ray's own logs. By default, each process of Ray may fill six files of 512 MB.
+# Size of Ray's own logs. By default, each process of Ray keeps up to five backups of 512 MB.
 _LOG_BYTES = 8 * MIB
 _LOG_BACKUPS = 1
 # Methods of Ray's node that start a dashboard, an autoscaler and a log reader, which no sweep uses.
