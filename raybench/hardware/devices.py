@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 # Size of a set of NUMA nodes in NVML, in words of 64 bits.
 _NODE_WORDS = 4
-# Limits for a smaller share of the time are part of a ramp-up.
+# Limits of the clocks for a smaller share of the time are ignored: a ramp-up has them.
 _LIMITED_SHARE = 0.02
 # For `wait_until_unlimited`: time without a limit, longest wait, period of reading.
-_UNLIMITED_S, _LONGEST_WAIT_S, _LOOK_S = 0.3, 3.0, 0.05
-# Limits by heat or by a fault, not by the work itself.
+_UNLIMITED_S, _LONGEST_WAIT_S, _WAIT_POLL_S = 0.3, 3.0, 0.05
+# Reasons of limits that are due to heat or a fault, not to the work.
 _HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
 # NVML updates its energy counter every 20 to 100 ms, and on A100 and H100 it samples only a quarter
 # of the time (arXiv 2312.02741). The sum over short blocks is exact to one or two updates, because
@@ -55,8 +55,8 @@ _HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
 _SHORTEST_ENERGY_S = 2.0
 # One reading of the clock takes 30 us.
 _CLOCK_PERIOD_S = 0.1
-# Half an hour of readings.
-_MOST_CLOCKS = 18_000
+# Number of readings to keep: half an hour.
+_KEPT_CLOCKS = 18_000
 # NVML's scope for the sum over all links.
 _ALL_LINKS = 0xFFFFFFFF
 _NVLINK_TX = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS)
@@ -79,7 +79,8 @@ _FABRIC_FAULTS = {
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "an unhealthy route",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY: "access timeouts",
 }
-# (counter for a call of the driver up to Hopper, field of newer drivers).
+# Kind of error -> (counter of nvmlDeviceGetNvLinkErrorCounter, which works up to Hopper; field of
+# nvmlDeviceGetFieldValues, for newer drivers).
 _LINK_ERRORS = {
     "crc": (pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC),
     "replay": (pynvml.NVML_NVLINK_ERROR_DL_REPLAY, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY),
@@ -99,11 +100,11 @@ ClockReading = tuple[int, int]
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
     """Return identity, versions and settings of this process and its device.
 
-    `other_processes` is known only after this process has created its CUDA context.
+    Call it after this process has created its CUDA context, or `other_processes` is unknown.
 
     Args:
         index: torch's index of the device, or the number of a CPU worker.
-        node_id, address: of the node in Ray.
+        node_id, address: id and IP address of the node in Ray.
     """
     import torch
 
@@ -133,6 +134,8 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
             versions["nccl"] = ".".join(map(str, compiled))
         facts |= {"name": properties.name, "memory_bytes": properties.total_memory}
         return Device(kind="cuda", uuid=uuid, versions=versions, **facts, **_nvml_facts(uuid))
+
+    # A CPU worker.
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -151,10 +154,10 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     mig_modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
     processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
-    # nvmlDeviceGetNumaNodeId would return the node of a Grace Hopper GPU's own memory.
-    near = pynvml.nvmlDeviceGetMemoryAffinity
-    words = nvml.ask(near, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE) or ()
-    nodes = sum(word << (64 * position) for position, word in enumerate(words))
+    # Not nvmlDeviceGetNumaNodeId: on Grace Hopper it returns the node of the GPU's own memory.
+    affinity, scope = pynvml.nvmlDeviceGetMemoryAffinity, pynvml.NVML_AFFINITY_SCOPE_NODE
+    words = nvml.ask(affinity, handle, _NODE_WORDS, scope) or ()
+    near_nodes = sum(word << (64 * position) for position, word in enumerate(words))
     answers = {
         "pci_bus_id": pci.busId if pci else None,
         "driver_version": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
@@ -172,26 +175,28 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "pcie_link": _pcie_link(handle, "Curr"),
         "pcie_link_max": _pcie_link(handle, "Max"),
         # Unknown if several nodes are near.
-        "numa_node": nodes.bit_length() - 1 if nodes.bit_count() == 1 else None,
-        # This process has a context on the device. If the list lacks it, the list is incomplete.
+        "numa_node": near_nodes.bit_length() - 1 if near_nodes.bit_count() == 1 else None,
+        # This process has a context on the device. If NVML does not list it, the list is
+        # incomplete, so the number is unknown.
         "other_processes": len(processes) - 1 if os.getpid() in processes else None,
     }
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
-def _pcie_link(handle: Any, which: Literal["Curr", "Max"]) -> str | None:
+def _pcie_link(handle: Any, limit: Literal["Curr", "Max"]) -> str | None:
     """Return a text such as "gen5 x16"; None if unknown. An idle link may run at a lower speed."""
-    questions = (f"nvmlDeviceGet{which}PcieLink{what}" for what in ("Generation", "Width"))
-    answers = [nvml.ask(getattr(pynvml, question), handle) for question in questions]
-    return None if None in answers else "gen{} x{}".format(*answers)
+    generation = nvml.ask(getattr(pynvml, f"nvmlDeviceGet{limit}PcieLinkGeneration"), handle)
+    width = nvml.ask(getattr(pynvml, f"nvmlDeviceGet{limit}PcieLinkWidth"), handle)
+    return None if None in (generation, width) else f"gen{generation} x{width}"
 
 
 def _topology(handle: Any) -> str:
     """Return how this device reaches the other devices of its node, as `NVLink x12, 1:NV, 2:SYS`.
 
-    The text has the number of active NVLinks, then the path to each other device by CUDA index:
-    "NV" for NVLink, otherwise the level as in `nvidia-smi topo -m`. Raises NVMLError.
+    The text has the number of active NVLinks, then the path to each other device by CUDA index.
+    Raises NVMLError.
     """
+    # The names of `nvidia-smi topo -m`.
     names = {
         pynvml.NVML_TOPOLOGY_INTERNAL: "board",
         pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
@@ -277,33 +282,36 @@ def wait_until_unlimited(
     """Block until nothing has limited the clocks for 0.3 s, so that earlier work has no effect.
 
     Args:
-        since: an earlier reading, at which the 0.3 s may begin; None: do not wait.
+        since: an earlier reading; the 0.3 s may begin there. None: do not wait.
         at_most_s: longest wait; never more than 3 s.
     """
+    if since is None:
+        return
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
-    last, unlimited_since_s = since, since.time_s if since else 0.0
-    while last is not None and (now := counters.read()) is not None and now.limited_s:
+    last, unlimited_since_s = since, since.time_s
+    # A device without such counters is not waited for.
+    while (now := counters.read()) is not None and now.limited_s:
         if now.limited_s != last.limited_s:
             unlimited_since_s = now.time_s
         if now.time_s - unlimited_since_s >= _UNLIMITED_S or time.monotonic() >= deadline_s:
             return
         last = now
-        time.sleep(_LOOK_S)
+        time.sleep(_WAIT_POLL_S)
 
 
 def throttle_reasons(before: DeviceReading | None, after: DeviceReading | None) -> tuple[str, ...]:
     """Return the reasons that limited the clocks for over 2 % of the time between two readings.
 
-    Reasons are names such as "power_cap" or "thermal_sw". Idling, and clocks set by an
-    administrator, do not count. Empty if a reading is None.
+    Reasons are names such as "power_cap". Idling, and clocks set by an administrator, do not count.
+    Empty if a reading is None.
     """
     if before is None or after is None:
         return ()
-    enough_s = (after.time_s - before.time_s) * _LIMITED_SHARE
+    threshold_s = (after.time_s - before.time_s) * _LIMITED_SHARE
     return tuple(
         reason
         for reason, limited_s in after.limited_s.items()
-        if reason in before.limited_s and limited_s - before.limited_s[reason] > enough_s
+        if reason in before.limited_s and limited_s - before.limited_s[reason] > threshold_s
     )
 
 
@@ -331,7 +339,7 @@ class Sampler:
     """Samples the GPUs of this node in a thread.
 
     Args:
-        period_s: period of the samples. The SM clock is read every 0.1 s if that is shorter.
+        period_s: period of the samples. The SM clock is read at least every 0.1 s.
     """
 
     def __init__(self, devices: Sequence[Device], period_s: float = 1.0) -> None:
@@ -343,7 +351,7 @@ class Sampler:
         self._period_s = period_s
         self._samples: deque[DeviceSample] = deque()
         self._clocks: dict[str, deque[ClockReading]] = {
-            device.uuid: deque(maxlen=_MOST_CLOCKS) for device, _ in self._devices
+            device.uuid: deque(maxlen=_KEPT_CLOCKS) for device, _ in self._devices
         }
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -374,6 +382,7 @@ class Sampler:
             self._thread.join()
 
     def _run(self) -> None:
+        """Read the clocks at each turn, and a sample when it is due."""
         due_s = time.monotonic() + self._period_s
         while not self._stopped.wait(min(_CLOCK_PERIOD_S, self._period_s)):
             for device, handle in self._devices:
@@ -388,9 +397,6 @@ class Sampler:
 def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
     """Return the clocks in these spans in MHz, oldest first.
 
-    If no span contains a reading, return the reading nearest to the last span, if it is at most
-    0.1 s away: the device did the same work then.
-
     Args:
         clocks: oldest first.
         spans_ns: (begin, end) by the same clock.
@@ -401,6 +407,8 @@ def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) ->
             within.append(mhz)
     if within or not spans_ns:
         return tuple(within)
+    # No span contains a reading. Take the reading nearest to the last span if it is at most 0.1 s
+    # away, because the device did the same work then.
     begin_ns, end_ns = spans_ns[-1]
     distances = [(max(begin_ns - at_ns, at_ns - end_ns), mhz) for at_ns, mhz in clocks]
     distance_ns, mhz = min(distances, default=(math.inf, 0))
@@ -418,7 +426,7 @@ def memory_in_use_bytes() -> dict[str, int]:
 
 
 def _sample(device: Device, handle: Any) -> DeviceSample:
-    # PCIe throughput, running processes and fans are not read: they are slow or block other work.
+    # Do not read PCIe throughput, running processes and fans: this is slow or blocks other work.
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory(handle)
     sent = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
@@ -447,12 +455,13 @@ class FactReader:
 
     def __init__(self, kernel_log: Path = Path("/dev/kmsg")) -> None:
         self._kernel_log = kernel_log
+        # UUID -> watch, from the first `read` on.
         self._watches: dict[str, _XidWatch] = {}
 
     def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Return the facts of each device now, in order.
 
-        `unread` says so for a GPU that NVML does not know. A CPU has no facts.
+        A CPU has no facts. A GPU that NVML does not know has only `unread`.
         """
         logged = kernel_xids(self._kernel_log)
         return tuple(self._read_device(device, logged) for device in devices)
@@ -465,11 +474,16 @@ class FactReader:
             return DeviceFacts(device=device, read_s=now_s, unread=unread)
         if device.uuid not in self._watches:
             self._watches[device.uuid] = _XidWatch(handle, now_s)
-        watch, kernel_xids = self._watches[device.uuid], None
+        watch = self._watches[device.uuid]
+
+        # Driver errors, from the kernel's log.
+        kernel_xids = None
         pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
         if pci is not None and logged is not None:
             address = tuple(int(part, 16) for part in pci.busId.split(".")[0].split(":"))
             kernel_xids = tuple(logged.get(address, ()))
+
+        # Memory, and its repairs.
         memory = nvml.memory(handle)
         remapped = nvml.ask(pynvml.nvmlDeviceGetRemappedRows, handle)
         retired = []
@@ -497,11 +511,12 @@ class FactReader:
 
 
 class _XidWatch:
-    """The driver errors of one device since `since_s`, by events of NVML."""
+    """Collects the driver errors of one device since `since_s`, by events of NVML."""
 
     def __init__(self, handle: Any, since_s: float) -> None:
         self.since_s = since_s
         self._seen: list[int] = []
+        # The event set; None if the driver reports no events.
         self._events = nvml.ask(pynvml.nvmlEventSetCreate)
         if self._events is not None:
             try:
@@ -540,7 +555,7 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
                     record = records.read(_RECORD_BYTES)
                 except BrokenPipeError:  # the kernel has overwritten this record
                     continue
-                if not record:  # None: the log has no more records now
+                if not record:  # no more records now
                     return xids
                 for *address, number in _XID_LINE.findall(record):
                     device = tuple(int(part, 16) for part in address)
@@ -550,6 +565,7 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
 
 
 def _link_facts(handle: Any) -> dict[str, Any]:
+    """Return field of `DeviceFacts` -> value, for PCIe, NVLinks and fabric."""
     links = [
         NvLink(link=link, is_active=is_active, errors=_link_errors(handle, link))
         for link, is_active in nvml.nvlink_states(handle).items()
@@ -560,12 +576,14 @@ def _link_facts(handle: Any) -> dict[str, Any]:
         "pcie_lanes_max": nvml.ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         "nvlinks": tuple(links) or None,
     }
+
+    # The fabric of NVLink switches.
     info = pynvml.c_nvmlGpuFabricInfoV_t()
     if nvml.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, handle, byref(info)) is None:
         return facts
     state = _FABRIC_STATES.get(info.state)
     faults = [name for shift, name in _FABRIC_FAULTS.items() if info.healthMask >> shift & 3 == 1]
-    # Four bits: 0 is not supported, 1 a correct configuration.
+    # Four bits: 0 is not supported, 1 is a correct configuration, and more is a fault.
     if info.healthMask >> pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION & 15 > 1:
         faults.append("an incorrect configuration")
     if state == "completed" and info.status != pynvml.NVML_SUCCESS:

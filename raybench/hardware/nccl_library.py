@@ -25,9 +25,9 @@ class LoadedNccl:
 
 
 def loaded_nccl() -> LoadedNccl | None:
-    """Return the NCCL that this process calls; None without such a shared library."""
-    # torch.cuda.nccl.version() is the version that torch was compiled with. LD_PRELOAD and
-    # LD_LIBRARY_PATH do not change it.
+    """Return the NCCL that this process calls; None if it has loaded no shared library of NCCL."""
+    # Not torch.cuda.nccl.version(): it is the version that torch was compiled with, even if
+    # LD_PRELOAD or LD_LIBRARY_PATH have loaded another NCCL.
     libraries = list(_libraries())
     if len(libraries) > 1:
         # The dynamic linker uses the first library in the global scope, such as one of LD_PRELOAD.
@@ -41,6 +41,7 @@ def loaded_nccl() -> LoadedNccl | None:
 
 
 def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
+    """Yield path and handle of each NCCL library that this process has loaded."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     # The path is the sixth column and may contain blanks.
     paths = (columns[5] for line in lines if len(columns := line.split(maxsplit=5)) == 6)
@@ -56,6 +57,7 @@ def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
 
 
 def _address(library: ctypes.CDLL) -> int | None:
+    """Return the address of ncclGetVersion, which tells libraries apart; None without it."""
     function = getattr(library, "ncclGetVersion", None)
     return function and ctypes.cast(function, ctypes.c_void_p).value
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 _ROUTE = re.compile(
     r"(?P<sender>\d+)\[[^\]]*\] -> (?P<receiver>\d+)\[[^\]]*\](?: \[(?:send|receive)\])? via "
-    r"(?P<way>\S.*?)\s*$"
+    r"(?P<transport>\S.*?)\s*$"
 )
 _NETWORK = re.compile(r"NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\((?P<proxy>\d+)\))?(?P<rest>.*)")
 # Sockets: `[0]eth0:10.0.0.1<0>`.
@@ -23,7 +23,7 @@ _INTERFACE = re.compile(r"\[\d+\]([^\s:]+):(\S+?)<")
 _IB_DEVICE = re.compile(r"\[\d+\](?:=\{.*?\}|\S+)")
 _ADAPTER = re.compile(r"([^\s:\]]+):\d+[:\d]*/(\w+)")
 # Written by rank 0: `AllReduce: 67108864 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}`.
-_CHOICE = re.compile(
+_ALGORITHM_CHOICE = re.compile(
     r"NCCL INFO (?P<operation>\w+): (?P<size>\d+) Bytes -> Algo (?P<algorithm>\w+) "
     r"proto (?P<protocol>\w+) channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\}"
 )
@@ -64,7 +64,7 @@ class Route:
 class NcclLog:
     """What the NCCL log of one rank says about transports."""
 
-    # Without repeats.
+    # Each route once.
     routes: tuple[Route, ...] = ()
     # Number of InfiniBand and RoCE adapters that NCCL uses.
     adapter_count: int = 0
@@ -80,17 +80,21 @@ def parse(lines: Iterable[str]) -> NcclLog:
     supported, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
     nvls = [supported[1] is None] if supported else []
     nvls += [int(channels[1]) > 0] if channels else []
-    used = {"Socket": "", "IB": ""}
-    for name in used:
-        devices = (line.partition(f"NET/{name} : Using")[2] for line in kept)
-        used[name] = next(filter(None, devices), "")
-    adapters = [_ADAPTER.findall(device) for device in _IB_DEVICE.findall(used["IB"])]
+
+    # Network -> the text that lists its devices.
+    device_lists = {"Socket": "", "IB": ""}
+    for network in device_lists:
+        texts = (line.partition(f"NET/{network} : Using")[2] for line in kept)
+        device_lists[network] = next(filter(None, texts), "")
+    # Name and kind of the adapters of each device.
+    adapters = [_ADAPTER.findall(device) for device in _IB_DEVICE.findall(device_lists["IB"])]
     ib_devices = []
     for ports in adapters:
         if ports:
             names, kinds = zip(*ports, strict=True)
             ib_devices.append(("+".join(names), kinds[0]))
-    networks = {"Socket": _INTERFACE.findall(used["Socket"]), "IB": ib_devices}
+    networks = {"Socket": _INTERFACE.findall(device_lists["Socket"]), "IB": ib_devices}
+
     routes = [_route(match, networks) for match in map(_ROUTE.search, kept) if match]
     return NcclLog(
         routes=tuple(dict.fromkeys(routes)),
@@ -104,7 +108,7 @@ def choices(lines: Iterable[str]) -> Iterator[str]:
 
     Only rank 0 of a group writes such lines.
     """
-    for match in filter(None, map(_CHOICE.search, lines)):
+    for match in filter(None, map(_ALGORITHM_CHOICE.search, lines)):
         channels = int(match["high"]) - int(match["low"]) + 1
         yield (
             f"{match['operation']} {match['size']} B: {match['algorithm']} {match['protocol']}, "
@@ -117,22 +121,22 @@ def _route(match: re.Match[str], networks: Mapping[str, Sequence[tuple[str, str]
 
     Args:
         match: of `_ROUTE`.
-        networks: network -> (name, address or kind) of its devices, by their numbers.
+        networks: network -> (name, address or kind) of its devices, in the order of their numbers.
     """
-    sender, receiver, way = int(match["sender"]), int(match["receiver"]), match["way"]
-    network = _NETWORK.fullmatch(way)
+    sender, receiver, transport = int(match["sender"]), int(match["receiver"]), match["transport"]
+    network = _NETWORK.fullmatch(transport)
     if network is None:
-        kind, _, detail = way.partition("/")
+        kind, _, detail = transport.partition("/")
         return Route(sender=sender, receiver=receiver, kind=kind, detail=detail.partition("/")[0])
     name, number = network["name"], int(network["device"])
     devices = networks.get(name, ())
-    device, more = devices[number] if number < len(devices) else ("", "")
+    device, detail = devices[number] if number < len(devices) else ("", "")
     return Route(
         sender=sender,
         receiver=receiver,
         kind="NET",
         network=name,
         interface=device if name == "Socket" else "",
-        place=f"{device} ({more})" if device else f"device {number}",
+        place=f"{device} ({detail})" if device else f"device {number}",
         gpu_direct="GDRDMA" in network["rest"],
     )

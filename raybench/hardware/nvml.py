@@ -28,8 +28,8 @@ _REASON_OF_BIT = {
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power_brake",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clocks",
 }
-# Counters of the same reasons, in nanoseconds since the driver was loaded. The counters for low
-# utilization and for clocks set by an administrator are not read: they do not slow the work down.
+# Counters of the same reasons, in nanoseconds since the driver was loaded. Low utilization and
+# clocks set by an administrator are missing, because they do not slow the work down.
 LIMITED_NS_FIELDS = {
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP: "power_cap",
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SYNC_BOOST: "sync_boost",
@@ -37,7 +37,8 @@ LIMITED_NS_FIELDS = {
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN: "thermal_hw",
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN: "power_brake",
 }
-# Counters of older drivers. They have one counter for all thermal limits, mostly of the software.
+# Counters of older drivers, which have one counter for all thermal limits. Most of these limits are
+# set by software.
 LIMITED_NS_POLICIES = {
     pynvml.NVML_PERF_POLICY_POWER: "power_cap",
     pynvml.NVML_PERF_POLICY_SYNC_BOOST: "sync_boost",
@@ -85,8 +86,8 @@ def uuids() -> dict[str, int]:
 def uuid_of(index: int) -> str | None:
     """Return the UUID of the device with this CUDA index; None if unknown or a MIG device.
 
-    CUDA is not asked, because a bad device may hang the process. The order of the PCI bus is
-    assumed.
+    It assumes that CUDA orders devices by PCI bus. It does not ask CUDA, because a bad device may
+    hang the process.
 
     Raises:
         IndexError: CUDA_VISIBLE_DEVICES has fewer entries.
@@ -129,8 +130,8 @@ def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | floa
 def current_throttle_reasons(handle: Any) -> tuple[str, ...]:
     """Return why the clocks are limited now, as ("power_cap",); empty if unknown.
 
-    "idle" and "app_clocks" (set by an administrator) are reasons too. A bit without a name is
-    returned as "0x800".
+    Reasons include "idle", and "app_clocks" for clocks set by an administrator. A bit without a
+    name is returned as "0x800".
     """
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:
@@ -185,8 +186,8 @@ def nvlink_states(handle: Any) -> dict[int, bool]:
 def process_ids(handle: Any) -> set[int]:
     """Return the ids of the processes with a context on the GPU.
 
-    In a container some may be missing. The call may delay other work on the GPU: make it between
-    points.
+    In a container some processes may be missing. Call it between points, because it may delay
+    other work on the GPU.
     """
     graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or ()
     return compute_process_ids(handle) | {process.pid for process in graphics}

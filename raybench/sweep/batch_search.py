@@ -26,8 +26,8 @@ _MOST_BATCH = 2**31 - 1
 # The largest integer that the result tables can hold.
 _INT64_MAX = 2**63 - 1
 
-# The next batch size to try (int), the reason why a search failed (str), or None when it has
-# found the largest batch.
+# State of a search: the next batch size to try (int), the reason why the search failed (str), or
+# None if it has found the largest batch.
 Step = int | str | None
 SeriesKey = tuple[object, ...]
 
@@ -42,7 +42,7 @@ def series_key(point: Point) -> SeriesKey:
 class SeriesSearch:
     """The state of the search of one series."""
 
-    # Points tried after the first one, including the next one to try.
+    # The points after the first one: those that have ended, and the next one.
     probes: list[Point]
     step: Step
 
@@ -55,19 +55,19 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
         most: largest batch size that may be tried.
         outcomes: batch size -> status of its point.
     """
-    ran_out = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
-    below = {b: status for b, status in outcomes.items() if ran_out is None or b < ran_out}
-    for batch, status in sorted(below.items()):
+    oom = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
+    smaller = {b: status for b, status in outcomes.items() if oom is None or b < oom}
+    for batch, status in sorted(smaller.items()):
         if status is not Status.OK:
             return f"batch_size {batch:,} ended {status.value}"
-    fits = max(below, default=0)
-    if ran_out is None:
-        if fits >= most:
-            return f"batch_size {fits:,} fits, and no larger one may be tried"
-        return min(2 * fits, most) if fits else start
-    if not is_largest_known(fits, ran_out):
-        return (fits + ran_out) // 2
-    return None if fits else "not even batch_size 1 fits"
+    largest_ok = max(smaller, default=0)
+    if oom is None:
+        if largest_ok >= most:
+            return f"batch_size {largest_ok:,} fits, and no larger one may be tried"
+        return min(2 * largest_ok, most) if largest_ok else start
+    if not is_largest_known(largest_ok, oom):
+        return (largest_ok + oom) // 2
+    return None if largest_ok else "not even batch_size 1 fits"
 
 
 def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
@@ -82,9 +82,7 @@ def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
 
 
 def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
-    """Return the plan with the points that the searches of its run have added, at the end.
-
-    The next point of each search is added too.
+    """Return the plan, followed by all points that its searches have tried or will try next.
 
     Args:
         plan: plan of the job, without added points.
@@ -102,7 +100,7 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
 
 
 def largest_fitting(plan: Plan, statuses: Mapping[str, Status]) -> list[Point]:
-    """Return the point with the largest batch that was ok of each series that has one.
+    """Return the point with the largest batch that was ok, for each series with an ok point.
 
     Args:
         plan: must have a search.
@@ -136,21 +134,24 @@ def series_search(
     batches_per_step = _batches_per_step(first)
     most = min(search.max or _MOST_BATCH, _INT64_MAX // batches_per_step)
     outcomes: dict[int, Status] = {}
-    # A point that was retried may have another status than when its search went on. The search
-    # goes on only after ok and oom, so every other status stands for oom here.
-    taken: dict[int, Status] = {}
+    # Repeat the search to find the batches that it has tried. A search goes on only after ok and
+    # oom. So a point with another status was oom then, and was retried later.
+    original_outcomes: dict[int, Status] = {}
     step: Step = search.start
     while isinstance(step, int) and (status := statuses.get(with_batch(first, step).point_id)):
         outcomes[step] = status
-        taken[step] = Status.OK if status is Status.OK else Status.OOM
-        step = next_batch(search.start, most, taken)
-    wanted = next_batch(search.start, most, outcomes)
-    batches = dict.fromkeys([*outcomes, *([wanted] if isinstance(wanted, int) else [])])
+        original_outcomes[step] = Status.OK if status is Status.OK else Status.OOM
+        step = next_batch(search.start, most, original_outcomes)
+    next_step = next_batch(search.start, most, outcomes)
+    batches = dict.fromkeys(outcomes)
+    if isinstance(next_step, int):
+        batches[next_step] = None
     probes = [with_batch(first, batch) for batch in batches if batch != search.start]
-    return SeriesSearch(probes=probes, step=wanted)
+    return SeriesSearch(probes=probes, step=next_step)
 
 
 def _batches_per_step(point: Point) -> int:
+    """Return how many batches of `batch_size` form the global batch."""
     assert point.global_batch_size is not None
     assert point.batch_size is not None
     return point.global_batch_size // point.batch_size

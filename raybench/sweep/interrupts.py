@@ -21,20 +21,19 @@ _TICK_S = 0.25
 # How long the main thread may take to raise KeyboardInterrupt. Ray looks for signals once a second
 # while it waits.
 _NOTICE_S = 1.5
-# How long the main thread may take to end after KeyboardInterrupt.
+# How long the main thread may take to end after KeyboardInterrupt, and after one more signal.
 _CLOSE_S = 15.0
-# The same after one more signal.
-_LAST_S = 1.0
+_CLOSE_AGAIN_S = 1.0
 _INTERRUPTED = 130
 
 
 class Interrupts:
     """Context manager of the main thread that handles SIGINT and SIGTERM.
 
-    While points run, the first Ctrl-C sets `stopping` and interrupts nothing. The second one, the
-    first at any other time, and SIGTERM raise KeyboardInterrupt in the main thread, once.
+    While points run, the first Ctrl-C only sets `stopping`. The second Ctrl-C, a Ctrl-C while no
+    point runs, and SIGTERM raise KeyboardInterrupt in the main thread, but only once.
 
-    A thread ends the process with exit code 130 if the main thread does not react within 1.5 s,
+    A thread ends the process with exit code 130 if the main thread does not raise within 1.5 s,
     does not end within 15 s after KeyboardInterrupt, or gets one more signal. After the `with`
     block a Ctrl-C ends the process at once if KeyboardInterrupt was raised before.
     """
@@ -42,21 +41,23 @@ class Interrupts:
     def __init__(self, listener: Listener) -> None:
         # Number of points on their workers, for the message.
         self.in_flight = 0
-        # Tells the user how to go on, given how the run ended; called in any thread before the
-        # process is ended. None: no run has begun.
+        # Tells the user how to resume the run. It gets how the run ended, and is called in any
+        # thread before the process is ended. None: no run has begun.
         self.farewell: Callable[[str], None] | None = None
         self._listener = listener
         self._points_run = False
+        # Number of all signals, and of those that do not let the points in flight finish.
         self._signals = 0
-        # Number of signals that ask to stop now.
-        self._due = 0
-        self._raised = False
+        self._stop_signals = 0
+        # Whether KeyboardInterrupt was raised.
+        self._has_raised = False
         # The `most_s` of each active `held_back`.
         self._holds_s: list[float] = []
+        # When the watcher ends the process.
         self._deadline_s = math.inf
         # Reentrant: a signal handler of the main thread may interrupt another one.
         self._lock = threading.RLock()
-        self._ended = threading.Event()
+        self._is_over = threading.Event()
 
     @property
     def stopping(self) -> bool:
@@ -67,21 +68,21 @@ class Interrupts:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._usual = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
-        self._usual_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._old_handlers = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
+        self._old_wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self.take_signals()
         self._watcher = threading.Thread(target=self._watch, name="interrupts", daemon=True)
         self._watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._is_over.set()
         self._watcher.join()
-        signal.set_wakeup_fd(self._usual_fd)
-        for number, usual in self._usual:
+        signal.set_wakeup_fd(self._old_wakeup_fd)
+        for number, usual in self._old_handlers:
             signal.signal(number, usual)
-        if self._raised:
-            # All is written: one more Ctrl-C may end the printing, without a traceback.
+        if self._has_raised:
+            # The run is written, so a Ctrl-C may end the process without a traceback.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         self._reader.close()
         self._writer.close()
@@ -93,7 +94,7 @@ class Interrupts:
 
     @contextmanager
     def points_run(self) -> Iterator[None]:
-        """Return a context in which one Ctrl-C lets the points in flight finish."""
+        """Let the first Ctrl-C in the context wait for the points in flight."""
         self._points_run = True
         try:
             yield
@@ -102,7 +103,7 @@ class Interrupts:
 
     @contextmanager
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
-        """Return a context that delays KeyboardInterrupt to its end, or until one more signal.
+        """Delay KeyboardInterrupt to the end of the context, or until one more signal.
 
         Args:
             most_s: how long the block may take after the signal before the process is ended; at
@@ -126,7 +127,7 @@ class Interrupts:
     def end(self, reason: str) -> None:
         """Tell the user why, and end the process with exit code 3; no `finally` block runs.
 
-        For a thread, while the main thread waits for a cluster that is gone.
+        A thread calls it while the main thread waits for a cluster that is gone.
         """
         self._listener.show_cursor()
         if self.farewell:
@@ -135,44 +136,45 @@ class Interrupts:
         os._exit(ClusterError.exit_code)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        self._take()
+        self._count_signals()
         self._raise_if_due()
 
     def _raise_if_due(self) -> None:
-        """Raise KeyboardInterrupt if it is due, not held back, and was not raised before."""
-        is_held = math.inf in self._holds_s or (bool(self._holds_s) and self._due < 2)
-        if self._due and not self._raised and not is_held:
-            self._raised = True
+        """Raise KeyboardInterrupt if a signal asks for it, unless held back or raised before."""
+        is_held = math.inf in self._holds_s or (bool(self._holds_s) and self._stop_signals < 2)
+        if self._stop_signals and not self._has_raised and not is_held:
+            self._has_raised = True
             self._deadline_s = time.monotonic() + _CLOSE_S
             raise KeyboardInterrupt
 
-    def _take(self) -> None:
-        """Count new signals, also in the watcher: Python may call a handler late."""
+    def _count_signals(self) -> None:
+        """Count new signals. The watcher calls it too, because Python may call a handler late."""
         with self._lock:
             try:
                 numbers = self._reader.recv(64)
             except BlockingIOError:
                 return
             for number in (n for n in numbers if n in (signal.SIGINT, signal.SIGTERM)):
-                is_first, self._signals = self._signals == 0, self._signals + 1
+                is_first = self._signals == 0
+                self._signals += 1
                 if is_first and self._points_run and number == signal.SIGINT:
-                    continue
-                self._due += 1
-                patience_s = _LAST_S if self._raised else _NOTICE_S
-                if self._due == 1:
+                    continue  # let the points in flight finish
+                self._stop_signals += 1
+                patience_s = _CLOSE_AGAIN_S if self._has_raised else _NOTICE_S
+                if self._stop_signals == 1:
                     patience_s = max([patience_s, *self._holds_s])
                 self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
 
     def _watch(self) -> None:
         """Count signals, and end the process if the main thread is too late."""
         has_told = False
-        while not self._ended.is_set():
+        while not self._is_over.is_set():
             select.select([self._reader], [], [], _TICK_S)
-            self._take()
-            if self.stopping and not self._due and not has_told:
+            self._count_signals()
+            if self.stopping and not self._stop_signals and not has_told:
                 has_told = True
-                what = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
-                text = f"finishing {what} in flight, then stopping; Ctrl-C again stops now"
+                points = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
+                text = f"finishing {points} in flight, then stopping; Ctrl-C again stops now"
                 self._listener.tell(text)
             if time.monotonic() > self._deadline_s:
                 # A spinner or a progress bar has hidden the cursor.

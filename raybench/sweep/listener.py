@@ -27,7 +27,7 @@ class Listener(Protocol):
         """Show a line that stays visible; any thread may call it."""
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context that shows `what` on a terminal, such as "connecting to Ray"."""
+        """Show what the user waits for, such as "connecting to Ray", during the context."""
 
     def progress(self, plan: Plan, trials: int) -> ProgressDisplay:
         """Return the progress display of a sweep.

@@ -29,10 +29,10 @@ from raybench.sweep.scheduler import Assign, Schedule, Skip
 
 # How long to wait for workers that are coming before the loop looks at the cluster again.
 _LOOK_AROUND_S = 1.0
-# A larger batch would delay the first record for readers, and take more memory.
+# Write at most so many records at once. More would delay the first one and take more memory.
 _MOST_AT_ONCE = 64
-# A device that was idle for longer is cold again. Between two rounds the processes of two H200s are
-# replaced in 4.5 s.
+# A device that was idle for longer needs heating again. The pause between two rounds is shorter:
+# the processes of two H200s are replaced in 4.5 s.
 _STAYS_HOT_S = 10.0
 
 
@@ -157,6 +157,8 @@ def sweep(
 
 @dataclass(eq=False)
 class _Loop:
+    """The state of a sweep; the fields are the arguments of `sweep`."""
+
     rounds: Rounds
     settings: SweepSettings
     cluster: Cluster
@@ -165,18 +167,25 @@ class _Loop:
     stopping: Callable[[], bool]
 
     def __post_init__(self) -> None:
+        # Number of the current round; 0 before the first.
         self._round = 0
+        # Trial -> its last status, with trials of earlier sweeps.
         self._statuses = dict(self.rounds.kept)
+        # point_id -> number of attempts, with attempts of earlier sweeps.
         self._attempts = Counter(self.rounds.attempts_before)
-        self._has_used_workers = self._has_ended = False
-        kept = by_point(self.rounds.kept)
+        # Whether an attempt has run since the worker processes were started.
+        self._has_used_workers = False
+        # Whether no further round comes.
+        self._has_ended = False
         self._schedule = Schedule(self.settings.isolation)
+        kept_statuses = by_point(self.rounds.kept)
         for point in self.rounds.plan.points:
-            if kept.get(point.point_id) is Status.OOM:
+            if kept_statuses.get(point.point_id) is Status.OOM:
                 self._schedule.note_oom(point)
         self._in_flight = InFlight(self.cluster)
         # Lasting name of a device -> when it last ended an ok point, by the monotonic clock.
         self._busy_until_s: dict[str, float] = {}
+        # For points that are added.
         self._next_index = len(self.rounds.plan.points)
 
     def events(self) -> Iterator[Event]:
@@ -212,8 +221,9 @@ class _Loop:
         """Begin the next round of the plan or the source, or end the sweep."""
         self._round += 1
         if self._round > self.rounds.count:
-            stopped = self._schedule.is_stopped
-            points = () if stopped else self.source.further_round(self._round)
+            # All rounds of the plan have ended, but the source may have one more.
+            is_stopped = self._schedule.is_stopped
+            points = () if is_stopped else self.source.further_round(self._round)
             if not points:
                 self._has_ended = True
                 return
@@ -237,12 +247,13 @@ class _Loop:
             self._schedule.add(attempt)
 
     def _trials_left(self, number: int) -> list[Attempt]:
+        """Return the attempts that a round will make."""
         if self._schedule.is_stopped:
             return []
-        return self.rounds.left(number, self._statuses)
+        return self.rounds.remaining(number, self._statuses)
 
     def _refresh(self, timeout_s: float) -> None:
-        """Update the schedule by the cluster; wait at most so long for a pending worker."""
+        """Update cluster and schedule; wait up to `timeout_s` for a pending worker."""
         cluster = self.cluster
         cluster.refresh(timeout_s)
         self._schedule.update_cluster(
@@ -250,7 +261,7 @@ class _Loop:
         )
 
     def _decide(self) -> Iterator[Event]:
-        """Start the attempts that can begin now, and write the records of skipped ones."""
+        """Start the attempts that can begin now, and write the records of skipped attempts."""
         while not self.stopping() and (decision := self._schedule.next()) is not None:
             point_id = decision.attempt.point.point_id
             self._attempts[point_id] += 1
@@ -263,13 +274,14 @@ class _Loop:
                 yield from self._start(replace(decision, attempt=attempt))
 
     def _start(self, decision: Assign) -> Iterator[Event]:
+        """Send an attempt to its workers."""
         attempt, settings = decision.attempt, self.settings
         point = attempt.point
         devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
         measure = self.source.measure_of(point)
         if measure is None:
             measure = settings.measure
-            # One breakdown of each point is enough: the first round has made it.
+            # The first round has made a breakdown of each point, which is enough.
             if attempt.round > 1 or attempt.control_of:
                 measure = measure.model_copy(update={"breakdown": False})
         if measure.heat_s and self._are_hot(devices):
@@ -286,9 +298,10 @@ class _Loop:
         self._in_flight.submit(attempt, task, decision.worker_ids, devices)
 
     def _are_hot(self, devices: Sequence[Device]) -> bool:
-        since_s = time.monotonic() - _STAYS_HOT_S
+        """Return whether each device has ended an ok point in the last 10 s."""
+        earliest_s = time.monotonic() - _STAYS_HOT_S
         ends_s = [self._busy_until_s.get(device.lasting_name, -math.inf) for device in devices]
-        return min(ends_s) > since_s
+        return min(ends_s) > earliest_s
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
         """Free the workers, write the records, then retry or finish each trial."""
@@ -300,7 +313,7 @@ class _Loop:
         if ended:
             self.write([(attempt.index, record) for attempt, record in ended])
         for attempt, record in ended:
-            # The devices are to blame for a loss more often than the point.
+            # Retry a lost trial once, because a loss is more often due to devices than to points.
             is_lost = record.status is Status.LOST and record.devices
             if is_lost and attempt.tries == 1 and not self.stopping():
                 self._schedule.add(replace(attempt, tries=attempt.tries + 1))
@@ -309,7 +322,7 @@ class _Loop:
             self._statuses[attempt.key] = record.status
             if record.status is Status.OOM:
                 self._schedule.note_oom(attempt.point)
-            # A batch search looks for the batch that runs out of memory.
+            # Out of memory is no failure in a batch search, which looks for it.
             is_searched = self.rounds.plan.batch_search and record.status is Status.OOM
             if self.settings.stop_on_error and record.status.is_failure and not is_searched:
                 self._schedule.stop(attempt.point.point_id)

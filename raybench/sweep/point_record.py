@@ -20,8 +20,7 @@ from raybench.records.status import Cause, Status
 from raybench.results.metrics import crowding
 from raybench.sweep.rounds import Attempt
 
-# Integers up to here are exact as doubles. A clock that counts more nanoseconds, 104 days, is
-# wrong.
+# The largest duration that is exact as a double: 104 days. A clock that gives more is wrong.
 _MOST_NS = 2**53
 # How many lines of a failed rank's output become part of the record.
 _LAST_LINES = 10
@@ -37,9 +36,9 @@ class RunningAttempt:
     started_at: datetime
     # Monotonic, because the wall clock may be set back.
     started_s: float = field(default_factory=time.monotonic)
-    # point_ids of other points on the same nodes; a dict keeps their order.
+    # Ids of the points that ran on the same nodes meanwhile, as an ordered set.
     neighbours: dict[str, None] = field(default_factory=dict)
-    # The answers of the ranks, or what `Cluster.run` raised.
+    # The answers of the ranks, or the exception of `Cluster.run`.
     outcome: tuple[RankAnswer, ...] | BaseException = ()
     duration_s: float = 0.0
     # Users of the nodes outside of this run.
@@ -49,7 +48,7 @@ class RunningAttempt:
 def make_unmeasured(
     attempt: Attempt, cause: Cause, reason: str, started_at: datetime, duration_s: float = 0.0
 ) -> Record:
-    """Return the record of an attempt without answers; `reason` is its message."""
+    """Return the record of an attempt that has no answers; `reason` is its message."""
     return Record(
         point=attempt.point,
         attempt=attempt.number,
@@ -66,8 +65,7 @@ def make_unmeasured(
 def make_record(running: RunningAttempt) -> Record:
     """Return the record of an attempt whose ranks have answered.
 
-    It has the measurements of all ranks or of none: a rank whose peer failed may have measured
-    garbage.
+    If a rank failed, the record has no measurements: the others may have measured garbage.
     """
     assert not isinstance(running.outcome, BaseException)
     attempt, devices = running.attempt, running.devices
@@ -140,17 +138,14 @@ def _doubts_about_users(running: RunningAttempt) -> Iterator[Doubt]:
 
 
 def check_answers(answers: Sequence[RankAnswer]) -> tuple[RankAnswer, ...]:
-    """Return the answers in order; measurements that cannot be kept are replaced by a Failure.
-
-    If each measurement is valid by itself, but the ranks timed unequal numbers of steps or the
-    clock stood still, all are replaced. These failures have no output.
-    """
+    """Return the answers in order; each invalid measurement is replaced by a Failure."""
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     reasons: dict[int, str] = {}
     for measurement in measurements:
         if (reason := next(_problems(measurement), None)) is not None:
             reasons[measurement.rank] = reason
     if len(measurements) == len(answers) and not reasons:
+        # Each measurement is valid by itself, so check them against each other.
         reason = _common_problem(measurements)
         if reason is not None:
             reasons = {measurement.rank: reason for measurement in measurements}
@@ -168,6 +163,7 @@ def check_answers(answers: Sequence[RankAnswer]) -> tuple[RankAnswer, ...]:
 
 
 def _problems(measurement: Measurement) -> Iterator[str]:
+    """Yield why the measurement is invalid by itself."""
     if not measurement.repetitions:
         yield "nothing was measured"
     for repetition in measurement.repetitions:
@@ -186,23 +182,24 @@ def _sample_problems(samples: Samples) -> Iterator[str]:
         if not isinstance(part, str):
             yield f"the name of a part must be a text, given {quote(part)}"
         durations[f"part {part}"] = spent_ns
-    for what, spent_ns in durations.items():
+    for name, spent_ns in durations.items():
         if len(spent_ns) != len(samples.step_ns):
-            yield f"{len(spent_ns)} times of {what} for {len(samples.step_ns)} steps"
+            yield f"{len(spent_ns)} times of {name} for {len(samples.step_ns)} steps"
         if spent_ns and not (min(spent_ns) >= 0 and max(spent_ns) < _MOST_NS):
-            wrong = next(ns for ns in spent_ns if not 0 <= ns < _MOST_NS)
-            yield f"the clock of this rank gave {quote(wrong)} ns for {shorten(what, 60)}"
+            wrong_ns = next(ns for ns in spent_ns if not 0 <= ns < _MOST_NS)
+            yield f"the clock of this rank gave {quote(wrong_ns)} ns for {shorten(name, 60)}"
 
 
 def _common_problem(measurements: Sequence[Measurement]) -> str | None:
-    """Return why the measurements of all ranks cannot be kept, or None."""
+    """Return why the measurements of all ranks are invalid together; None if they are valid."""
+    # Rank -> number of timed steps of each repetition, as "8 + 8".
     steps = {}
     for measurement in measurements:
         counts = [str(len(repetition.timed.step_ns)) for repetition in measurement.repetitions]
         steps[measurement.rank] = " + ".join(counts)
     if len(set(steps.values())) > 1:
-        counts = [f"rank {rank} timed {count}" for rank, count in steps.items()]
-        return f"the ranks have not run the same steps: {', '.join(counts)}"
+        texts = [f"rank {rank} timed {count}" for rank, count in steps.items()]
+        return f"the ranks have not run the same steps: {', '.join(texts)}"
     step_ns = zip(*(measurement.step_ns for measurement in measurements), strict=True)
     if statistics.median(map(max, step_ns)) == 0:
         return "the clock stood still: the timed steps took 0 ns"

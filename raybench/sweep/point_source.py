@@ -15,25 +15,25 @@ from raybench.sweep.rounds import Rounds
 
 
 class PointSource:
-    """Adds points to a sweep while it runs; the base class adds none. For the main thread."""
+    """Adds points to a running sweep, in the main thread; the base class adds none."""
 
     def rounds(self, cluster: Cluster) -> Rounds | None:
-        """Replace the rounds of the run, or return None; called once, on started workers."""
+        """Return other rounds for the run, or None. Called once, after the workers have started."""
         return None
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return the settings of this point for all rounds; None: those of `SweepSettings`."""
+        """Return the settings of this point for all rounds; None takes those of `SweepSettings`."""
         return None
 
     def note(self, record: Record) -> None:
-        """Use the record of an attempt that has ended or was skipped."""
+        """Receive the record of an attempt that has ended or was skipped."""
 
     def follow_ups(self, record: Record) -> Sequence[Point]:
         """Return the points to add to the first round, after a point of this round has ended."""
         return ()
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of one more round, after the rounds of the plan; none ends the run."""
+        """Return the points of a round after the rounds of the plan; no points end the run."""
         return ()
 
     def last_lines(self) -> Iterable[str]:
@@ -46,26 +46,28 @@ class BatchSearches(PointSource):
 
     def __init__(self, rounds: Rounds) -> None:
         self._plan = rounds.plan
+        # point_id -> status in the first round.
         self._statuses: dict[str, Status] = {}
         for key, status in rounds.kept.items():
             if key.round == 1:
                 self._statuses[key.point_id] = status
-        self._asked = {point.point_id for point in self._plan.points}
+        # Ids of the points that were planned or added.
+        self._planned_ids = {point.point_id for point in self._plan.points}
 
     def follow_ups(self, record: Record) -> tuple[Point, ...]:
-        """Note how a point ended; return the next point of its series that is not yet planned."""
+        """Note how a point ended, and return the next point of its series, if any."""
         search = self._plan.batch_search
         if search is None:
             return ()
         self._statuses[record.point.point_id] = record.status
         first = with_batch(record.point, search.start)
         probes = series_search(search, first, self._statuses).probes
-        new = tuple(probe for probe in probes if probe.point_id not in self._asked)
-        self._asked.update(probe.point_id for probe in new)
-        return new
+        new_points = tuple(probe for probe in probes if probe.point_id not in self._planned_ids)
+        self._planned_ids.update(point.point_id for point in new_points)
+        return new_points
 
     def last_lines(self) -> list[str]:
-        """Return the reason, in one line, for each search that did not find the largest batch."""
+        """Return a line with the reason for each search that did not find the largest batch."""
         search = self._plan.batch_search
         if search is None:
             return []

@@ -6,9 +6,9 @@ performance evaluation", OOPSLA 2007; T. Kalibera, R. Jones, "Rigorous benchmark
 time", ISMM 2013). Usually each round runs in fresh worker processes.
 
 The points of one world_size form a block, so that they share a process group. Each block is
-shuffled, and blocks run forward in odd rounds and backward in even ones: a linear drift of the
-machine then cancels over two rounds. A control ends each block: the baseline point is measured
-again, which shows a drift within the round.
+shuffled. The order of the blocks is reversed in even rounds, so that a linear drift of the machine
+cancels over two rounds. A control ends each block: the baseline point is measured again, which
+shows a drift within the round.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from raybench.sweep.batch_search import SeriesKey, largest_fitting, series_key
 class Attempt:
     """One attempt at a trial."""
 
-    # Position among all trials of the run. Points that a search adds, and controls after them,
-    # may share it with a trial of a later round.
+    # Position among all trials of the run. In a batch search it is unique only within a round.
     index: int
     point: Point
-    # Counts the attempts at the point over all rounds and sweeps, from 1; 1 before the start.
+    # Counts the attempts at the point over all rounds and sweeps, from 1. The loop sets it when the
+    # attempt starts.
     number: int
     # Counts the attempts of this sweep at the trial, from 1.
     tries: int = 1
@@ -55,8 +55,8 @@ class Attempt:
 def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the attempts with the batch sizes of each series in ascending order.
 
-    Only attempts of one series swap positions. When a batch runs out of memory, the larger ones of
-    its series are skipped.
+    Each series keeps its positions. If a batch runs out of memory, larger batches of its series are
+    then still waiting, and can be skipped.
     """
     by_series: defaultdict[SeriesKey, deque[Attempt]] = defaultdict(deque)
     for attempt in sorted(attempts, key=lambda attempt: attempt.point.batch_size or 0):
@@ -66,17 +66,17 @@ def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """The trials of a run, what earlier sweeps did of them, and which points may run."""
+    """The trials of a run, which of them earlier sweeps have finished, and which points may run."""
 
     plan: Plan
     count: int = 1
     # Seed of the order of the points in each block; None keeps the order of the plan.
     seed: int | None = 0
-    # End each block with a control, which is useful only where one point runs at a time.
+    # End each block with a control. Controls are useful only if one point runs at a time.
     has_controls: bool = True
     # Replace the worker processes before each round but the first.
     in_fresh_workers: bool = True
-    # Trials that earlier sweeps of the run have finished, and that are not run again.
+    # Trials of earlier sweeps that are not run again.
     kept: Mapping[TrialKey, Status] = field(default_factory=dict)
     # point_id -> number of attempts in earlier sweeps.
     attempts_before: Mapping[str, int] = field(default_factory=dict)
@@ -85,39 +85,34 @@ class Rounds:
 
     @property
     def first_free_index(self) -> int:
-        """Upper bound of the indices of all trials; not valid for a plan with a batch search."""
+        """The first index that no trial has; not valid for a plan with a batch search."""
         return self.count * self._trials_per_round
 
     @property
     def todo(self) -> tuple[TrialKey, ...]:
-        """The trials that the sweep has to run, in order, as far as known before it begins.
-
-        Later rounds of points that are kept as failed are left out.
-        """
+        """The trials that the sweep has to run, in order, as far as known before it begins."""
         todo: list[TrialKey] = []
         for number in range(1, self.count + 1):
-            todo += (attempt.key for attempt in self.left(number, self.kept))
+            todo += (attempt.key for attempt in self.remaining(number, self.kept))
         return tuple(todo)
 
     @property
     def plan_left(self) -> Plan:
         """The plan with only the points of `todo`."""
-        left = {key.point_id for key in self.todo}
-        points = tuple(point for point in self.plan.points if point.point_id in left)
+        point_ids = {key.point_id for key in self.todo}
+        points = tuple(point for point in self.plan.points if point.point_id in point_ids)
         return replace(self.plan, points=points)
 
-    def left(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Attempt]:
-        """Return the `attempts` of a round that are not kept and whose points may run.
-
-        A control is dropped if its block has no other attempt to compare with.
-        """
-        left = []
+    def remaining(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Attempt]:
+        """Return the `attempts` of a round that are not kept and whose points may run."""
+        remaining = []
         for attempt in self.attempts(number, ended):
             may_run = self.chosen is None or attempt.point.point_id in self.chosen
             if may_run and attempt.key not in self.kept:
-                left.append(attempt)
-        blocks = {attempt.block for attempt in left if not attempt.control_of}
-        return [attempt for attempt in left if attempt.block in blocks]
+                remaining.append(attempt)
+        # Drop a control if its block has no other attempt to compare it with.
+        blocks = {attempt.block for attempt in remaining if not attempt.control_of}
+        return [attempt for attempt in remaining if attempt.block in blocks]
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
         """Return the attempts of a round in the order in which a `Schedule` gets them.
@@ -126,9 +121,10 @@ class Rounds:
 
         Args:
             number: number of the round, from 1.
-            ended: statuses of the trials so far; trials of this round are not left out.
+            ended: statuses of the trials so far. Statuses of this round change nothing.
         """
         points = self._points_of(number, ended)
+        # Points that a batch search has added get positions after those of the plan.
         positions = {point.point_id: index for index, point in enumerate(self.plan.points)}
         for point in points:
             positions.setdefault(point.point_id, len(positions))
@@ -139,7 +135,9 @@ class Rounds:
         ]
         if self.count == 1:
             return tuple(smaller_batches_first(attempts))
-        control = self._control(number, points)
+
+        # Order the blocks, and end each block with a control.
+        control = self._control_point(number, points)
         ordered = []
         for index, block in enumerate(self._blocks(number, attempts), first + len(positions)):
             ordered += block
@@ -152,14 +150,16 @@ class Rounds:
 
     @property
     def _trials_per_round(self) -> int:
+        """The number of points, and of controls if each world_size has one."""
         return len(self.plan.points) + len(_world_sizes(self.plan.points))
 
     def _points_of(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Point]:
-        """Return the points of a round; after a batch search only the largest of each series."""
+        """Return the points of a round, without those that failed or were skipped before."""
         points: Sequence[Point] = self.plan.points
         if self.plan.batch_search is not None and number > 1:
-            in_first = {key.point_id: status for key, status in ended.items() if key.round == 1}
-            points = largest_fitting(self.plan, in_first)
+            # The first round has found the largest batch of each series; measure no other batch.
+            statuses = {key.point_id: status for key, status in ended.items() if key.round == 1}
+            points = largest_fitting(self.plan, statuses)
         stopped = {
             key.point_id
             for key, status in ended.items()
@@ -174,21 +174,22 @@ class Rounds:
             by_size.setdefault(attempt.point.world_size, []).append(attempt)
         blocks = [block for block in by_size.values() if block]
         if self.seed is not None:
-            draw = random.Random(f"{self.seed}/{number}")
+            generator = random.Random(f"{self.seed}/{number}")
             for block in by_size.values():
-                draw.shuffle(block)
+                generator.shuffle(block)
             if number % 2 == 0:
                 blocks.reverse()
         return blocks
 
-    def _control(self, number: int, points: Sequence[Point]) -> Point | None:
+    def _control_point(self, number: int, points: Sequence[Point]) -> Point | None:
         """Return the point that ends each block; None in rounds without controls."""
         is_search = self.plan.batch_search is not None and number == 1
         baseline = self.plan.baseline.items()
         if not baseline or is_search or not self.has_controls:
             return None
         candidates = [point for point in points if baseline <= point.settings.items()]
-        # The step of a large batch waits least for the host, so it scatters least.
+        # Prefer other precisions to fp16, then large batches. The step of a large batch waits least
+        # for the host, so it scatters least.
         return max(
             candidates,
             key=lambda point: (point.precision is not Precision.FP16, point.batch_size or 0),

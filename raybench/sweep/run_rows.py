@@ -26,49 +26,58 @@ from raybench.sweep.run_state import RunState, device_key
 
 
 class RunRows:
-    """Writes the tables of a run, and tells the user what is kept of it."""
+    """Writes the tables of a run while its sweep runs."""
 
     def __init__(self, start: RunState, store: RunStore, listener: Listener) -> None:
         self.start = start
         self.store = store
         self.listener = listener
         # Trials that the sweep still has to finish.
-        self.left = set(start.rounds.todo)
+        self.unfinished = set(start.rounds.todo)
+        # Trial -> its last status.
         self._ended = dict(start.ended)
+        # Keys of the devices that have a row.
         self._device_keys = set(start.devices)
         self._run = start.run
-        # Add monotonic time to the start: the wall clock may be set back meanwhile.
-        self._began = datetime.now(UTC), time.monotonic()
+        # Keep the monotonic time too, because the wall clock may be set back meanwhile.
+        self._start_times = datetime.now(UTC), time.monotonic()
         self._point_ids = {point.point_id for point in start.rounds.plan.points}
-        self._has_told = False
+        self._has_told_kept = False
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
         """Write the devices that have no row yet.
 
         Raises:
-            ClusterError: the run is resumed, and has no device of one of these models.
+            ClusterError: the run is resumed, and was not measured on one of these models.
             ResultsError: the folder cannot be written.
         """
-        strange = {device.name for device in devices} - self.start.models
-        if self.start.models and strange:
+        other_models = {device.name for device in devices} - self.start.models
+        if self.start.models and other_models:
             raise ClusterError(
                 f"run {self.store.run_id} was measured on "
                 f"{', '.join(sorted(self.start.models))}, this cluster has "
-                f"{', '.join(sorted(strange))}; start a new run, to compare the two"
+                f"{', '.join(sorted(other_models))}; start a new run, to compare the two"
             )
-        new = {device_key(d.kind, d.uuid, d.host, d.index): d for d in devices}
-        new = {key: device for key, device in new.items() if key not in self._device_keys}
+        new_devices = {}
+        for device in devices:
+            key = device_key(device.kind, device.uuid, device.host, device.index)
+            if key not in self._device_keys:
+                new_devices[key] = device
         if not self._device_keys:
-            # Write all, not `new`: CPU workers of two nodes of a host may share a key.
+            # Write all devices, because CPU workers of two nodes of a host may share a key.
             self.store.write_devices(devices)
-        elif new:
-            self.store.write_devices(list(new.values()), f"devices-{len(self._device_keys)}")
-        self._device_keys.update(new)
+        elif new_devices:
+            name = f"devices-{len(self._device_keys)}"
+            self.store.write_devices(list(new_devices.values()), name)
+        self._device_keys.update(new_devices)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write (index, record) of attempts, new devices, and new samples of the devices.
+        """Write the records of attempts, new devices, and new samples of the devices.
 
-        A record that cannot be kept gets the status error.
+        A record that cannot be written gets the status error.
+
+        Args:
+            batch: (index of the attempt, its record).
 
         Raises:
             ClusterError: see `keep_devices`; the records are written first.
@@ -83,27 +92,28 @@ class RunRows:
         self.store.write_telemetry(batch, cluster.telemetry())
 
     def note(self, event: Event) -> None:
-        """Update `left` and the number of points of the run; call it with each event, in order."""
+        """Update `unfinished` and the number of points; call it with each event, in order."""
         if isinstance(event, RoundStarted):
-            # Failures of earlier rounds may have shortened the round.
-            self.left = {key for key in self.left if key.round != event.round} | {*event.trials}
+            # The round may be shorter than planned, because points have failed in earlier rounds.
+            later = {key for key in self.unfinished if key.round != event.round}
+            self.unfinished = later | {*event.trials}
         elif isinstance(event, PointFinished):
-            self.left.discard(event.record.key)
+            self.unfinished.discard(event.record.key)
         elif isinstance(event, PointAdded):
             point_id = event.point.point_id
-            self.left.add(TrialKey(point_id, event.round))
+            self.unfinished.add(TrialKey(point_id, event.round))
             if point_id not in self._point_ids:
                 self._point_ids.add(point_id)
-                self._keep_total(self._run.points_total + 1)
+                self._write_total(self._run.points_total + 1)
 
     def adopt(self, rounds: Rounds) -> None:
         """Replace the rounds of the run; call it before the first attempt."""
         self.start = replace(self.start, rounds=rounds)
-        self.left = set(rounds.todo)
+        self.unfinished = set(rounds.todo)
         self._point_ids = {point.point_id for point in rounds.plan.points}
-        self._keep_total(len(self._point_ids))
+        self._write_total(len(self._point_ids))
 
-    def _keep_total(self, points: int) -> None:
+    def _write_total(self, points: int) -> None:
         self._run = replace(self._run, points_total=points)
         self.store.write_run(self._run)
 
@@ -111,14 +121,15 @@ class RunRows:
         """Write how the run ended, and its summary; return the run.
 
         Args:
-            status: None derives it from the points. The row of a resumed run then stays
-                `interrupted` while trials that `--filter` leaves out have not ended.
+            status: None derives it from the points.
         """
         run = _finish_run(self._run, self.start.rounds.plan, self._ended)
-        began_at, began_s = self._began
+        began_at, began_s = self._start_times
         finished_at = began_at + timedelta(seconds=time.monotonic() - began_s)
         run = replace(run, status=status or run.status, finished_at=finished_at)
-        is_over = status or not self.start.was_cut_short or _is_whole(self.start, run, self._ended)
+        is_over = status or not self.start.was_cut_short or _has_ended(self.start, run, self._ended)
+        # The row of a resumed run stays `interrupted` while trials that `--filter` leaves out have
+        # not ended.
         _write_end(self.store, run if is_over else replace(run, status=RunStatus.INTERRUPTED))
         return run
 
@@ -135,28 +146,28 @@ class RunRows:
         Args:
             what: how the run ended, such as "interrupted".
         """
-        if self._has_told:
+        if self._has_told_kept:
             return
-        self._has_told = True
+        self._has_told_kept = True
         text = f"{what} before any point finished"
         # Count as `raybench list` does: a point that was cut short is not finished.
         run = reader.count_points(self._run, by_point(self._ended))
         counts = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
         if total := sum(counts.values()):
             points = "point is" if total == 1 else "points are"
-            parts = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-            ended = f" ({parts})" if run.points_ok < total else ""
-            words = ("raybench", "report", self.store.run_id, "--results", str(self.store.root))
-            text = f"{what}: {total} finished {points} kept{ended}; see: `{shlex.join(words)}`"
-        if self.left:
+            count_words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+            details = f" ({count_words})" if run.points_ok < total else ""
+            command = ("raybench", "report", self.store.run_id, "--results", str(self.store.root))
+            text = f"{what}: {total} finished {points} kept{details}; see: `{shlex.join(command)}`"
+        if self.unfinished:
             self.listener.tell(f"go on with: {self.start.resume_command}")
         self.listener.tell(text)
 
 
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
-    """Return a resumed run without trials to do, with the counts and the status of its points.
+    """Return a resumed run that has no trials to do, with the counts and the status of its points.
 
-    The run must be held. Writes new tags, and the end of the run if all its trials have ended.
+    Writes new tags, and the end of the run if all its trials have ended. The run must be held.
 
     Raises:
         ResultsError: the run cannot be read or written.
@@ -165,7 +176,7 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     tagged = replace(stored, tags=start.run.tags)
     ended = _finish_run(tagged, start.rounds.plan, start.ended)
     store = RunStore(root=root, run_id=ended.run_id, measure=measure)
-    if start.was_cut_short and _is_whole(start, stored, start.ended):
+    if start.was_cut_short and _has_ended(start, stored, start.ended):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
         _write_end(store, ended)
     elif tagged != stored:
@@ -173,12 +184,12 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     return ended
 
 
-def _is_whole(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:
+def _has_ended(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:
     """Return whether all trials have ended, including trials that `--filter` leaves out."""
-    over = {key: status for key, status in ended.items() if status is not Status.CANCELLED}
-    point_ids = {key.point_id for key in over}
-    whole = replace(start.rounds, kept=over, chosen=point_ids)
-    return len(point_ids) == run.points_total and not whole.todo
+    kept = {key: status for key, status in ended.items() if status is not Status.CANCELLED}
+    point_ids = {key.point_id for key in kept}
+    without_filter = replace(start.rounds, kept=kept, chosen=point_ids)
+    return len(point_ids) == run.points_total and not without_filter.todo
 
 
 def _write_end(store: RunStore, run: Run) -> None:
@@ -193,6 +204,6 @@ def _finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     statuses = by_point(ended)
     run = reader.count_points(run, statuses)
     failures = {status for status in statuses.values() if status.is_failure}
-    # A batch search looks for the batch that runs out of memory.
+    # Out of memory is no failure in a batch search, which looks for it.
     is_ok = plan.batch_search and failures <= {Status.OOM}
     return replace(run, status=RunStatus.OK) if is_ok else run

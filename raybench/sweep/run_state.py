@@ -42,7 +42,7 @@ class RunTarget:
     output: Path
     # Ids of the points to profile.
     profiled: frozenset[str]
-    # How long to wait for the devices of the biggest point, and for other sweeps to end.
+    # How long to wait for missing devices, and for other sweeps to end.
     wait_s: float = 0.0
     # Measure beside other sweeps on the same devices.
     shared: bool = False
@@ -56,14 +56,14 @@ DeviceKey = tuple[str, str, int]
 def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
     """Return a key of the device that is the same in all sweeps of a run.
 
-    The uuid of a CPU worker names a process, so two nodes of a host may share a key.
+    CPU workers of two nodes on one host may share a key: their UUIDs change with the process.
     """
     return (kind, uuid, 0) if kind == "cuda" else (kind, host, index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run as it is before a sweep; `Rounds.todo` is what the sweep has to do."""
+    """A run before a sweep; the sweep has to run the trials `rounds.todo`."""
 
     run: Run
     rounds: Rounds
@@ -71,11 +71,12 @@ class RunState:
     ended: Mapping[TrialKey, Status] = field(default_factory=dict)
     # Source files that the workers must have.
     code: Code | None = None
-    # Devices that have a row, and their models.
+    # Keys of the devices that have a row.
     devices: frozenset[DeviceKey] = frozenset()
+    # Models of these devices.
     models: frozenset[str] = frozenset()
     is_resumed: bool
-    # The run is resumed, and its last sweep did not end ok.
+    # Whether the run is resumed after a sweep that did not end ok.
     was_cut_short: bool = False
     # The command that resumes the run.
     resume_command: str
@@ -92,7 +93,7 @@ def start_run(
     """Return the state of a new run with a new id; writes nothing.
 
     Args:
-        argv: the command line; a resumed run takes over its `--set`.
+        argv: the command line; a resumed run takes its `--set` from it.
         resume_command: returns the command that resumes the run with this id.
 
     Raises:
@@ -221,7 +222,8 @@ def resume_run(
         rounds: rounds of the job, with the plan of `plan_of_run` and the points that may run.
         root: the results folder.
         code: has passed `check_code`.
-        retry_failed: run failed trials again too; lost, skipped and cancelled ones always are.
+        retry_failed: also run failed trials again. Lost, skipped and cancelled trials are always
+            run again.
 
     Raises:
         ResultsError: the rows of the run cannot be read.
@@ -240,8 +242,9 @@ def resume_run(
     devices = {}
     for device in table.to_pylist():
         devices[device_key(*(device[name] for name in names))] = device["name"]
-    # If the driver was killed, `finished_at` is its last sign of life. If it is missing, the pause
-    # counts as 0: another host may still work on the run.
+
+    # If the driver was killed, `finished_at` is its last sign of life. If `finished_at` is missing,
+    # the pause counts as 0, because another host may still work on the run.
     ended_at = run.finished_at or datetime.now(UTC)
     pause_s = max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
     # A run with a filter gets more points when it is resumed without the filter.
@@ -269,8 +272,8 @@ def resume_run(
 def nothing_left_message(start: RunState) -> str:
     """Return the message for a run without trials to do."""
     text = f"run {start.run.run_id}: nothing to do"
-    ok = {key: status for key, status in start.rounds.kept.items() if status is Status.OK}
-    if replace(start.rounds, kept=ok).todo:
+    ok_trials = {key: status for key, status in start.rounds.kept.items() if status is Status.OK}
+    if replace(start.rounds, kept=ok_trials).todo:
         text += "; the points that failed: --retry-failed"
     return text
 
@@ -292,9 +295,9 @@ def _difference(run: Run, job: Job) -> str:
 
 
 def _list_few(differences: Sequence[str]) -> str:
-    more = len(differences) - _MOST_DIFFERENCES
+    hidden = len(differences) - _MOST_DIFFERENCES
     text = ", ".join(differences[:_MOST_DIFFERENCES])
-    return f"{text} and {more} more" if more > 0 else text
+    return f"{text} and {hidden} more" if hidden > 0 else text
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -50,8 +50,8 @@ def run_sweep(
     It must be called in the main thread: it handles SIGINT and SIGTERM, and may end the process.
 
     Args:
-        start: must have trials to do, unless there is a source; a resumed run must be held.
-        source: makes the points of a new run, on all devices.
+        start: must have trials to do, unless there is a source. A resumed run must be held.
+        source: makes the points of a new run, which uses all devices.
 
     Raises:
         ClusterError: there is no usable cluster, or no point of a new run fits.
@@ -87,7 +87,8 @@ def run_sweep(
             only=where.only,
             models=start.models,
         )
-        # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
+        # Hold interrupts back: after an interrupted `ray.init`, Ray's native code crashes the
+        # process at its exit.
         with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
             cluster = connect(request, end=interrupts.end, log=listener.tell)
             at_the_end.callback(close)
@@ -131,7 +132,7 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
     if workers := workers_needed(plan, cluster.capacity, job.placement.isolation):
         return workers
     if start.is_resumed:
-        # The points that are left become skipped rows, because other points of the run have run.
+        # A resumed run writes a skipped row for each point that does not fit.
         return 1
     smallest = min(point.world_size for point in plan.points)
     raise ClusterError(
@@ -143,9 +144,9 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
 def _settings(
     job: Job, start: RunState, where: RunTarget, source: PointSource | None
 ) -> SweepSettings:
-    # A fresh worker runs in one precision only.
+    # With fresh workers, a process runs a single point, so it needs no other precisions.
     precisions = () if job.measure.fresh_workers else start.rounds.plan.precisions
-    # All points have the same strategy, or each device gets a worker.
+    # The strategy only matters if all points have the same: else each device gets a worker.
     strategies = [point.strategy for point in start.rounds.plan_left.points]
     return SweepSettings(
         measure=job.measure,
@@ -166,7 +167,7 @@ def record_run(
     interrupts: Interrupts,
     source: PointSource | None = None,
 ) -> Run:
-    """Start the workers, run what is left, write how the run ended, and return the run.
+    """Start the workers, run the remaining trials, write how the run ended, and return the run.
 
     After an error the run is written as `failed` if possible. The cluster is left open.
 
@@ -176,7 +177,7 @@ def record_run(
         interrupts: must be entered; a signal ends the run early.
 
     Raises:
-        Exception: as `run_sweep`, once there is a cluster.
+        Exception: the errors of `run_sweep` once there is a cluster.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
@@ -204,7 +205,7 @@ def record_run(
                 progress.show(event)
         for line in source.last_lines():
             rows.listener.tell(line)
-        run = rows.close(RunStatus.INTERRUPTED if rows.left else None)
+        run = rows.close(RunStatus.INTERRUPTED if rows.unfinished else None)
     except KeyboardInterrupt:
         # The points in flight have their rows already.
         run = rows.close(RunStatus.INTERRUPTED)
@@ -213,7 +214,7 @@ def record_run(
         raise
     except BaseException:
         rows.tell_kept("stopped")
-        # A full disk may refuse the row too; raise the first error.
+        # A full disk may also refuse this row. Suppress that error, to raise the first one.
         with suppress(ResultsError):
             rows.close(RunStatus.FAILED)
         raise
@@ -226,6 +227,7 @@ def record_run(
 
 
 def _note_end(event: Event, rows: RunRows, interrupts: Interrupts, source: PointSource) -> None:
+    """Count the points in flight, and tell the source of each record."""
     if isinstance(event, PointStarted):
         interrupts.in_flight += 1
     elif isinstance(event, PointFinished | PointRetried):
@@ -233,7 +235,8 @@ def _note_end(event: Event, rows: RunRows, interrupts: Interrupts, source: Point
         interrupts.in_flight -= record.status is not Status.SKIPPED
         is_first = record.key == TrialKey(record.point.point_id)
         if interrupts.stopping and isinstance(event, PointFinished) and is_first:
-            # The loop asks for no more points when it stops: leave them to a resumed run.
+            # When the loop stops, it no longer asks the source for points. Ask here, so that the
+            # points count as unfinished and a resumed run measures them.
             follow_ups = source.follow_ups(record)
-            rows.left.update(TrialKey(point.point_id) for point in follow_ups)
+            rows.unfinished.update(TrialKey(point.point_id) for point in follow_ups)
         source.note(record)

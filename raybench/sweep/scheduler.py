@@ -37,16 +37,16 @@ class Skip:
 
 
 Decision = Assign | Skip
-# The smallest runs first: (round, -devices, block by first appearance, order of `add`).
-_Rank = tuple[int, int, int, int]
+# The waiting attempt with the smallest tuple runs first: (round, minus the number of devices, block
+# in order of appearance, order of `add`).
+_Priority = tuple[int, int, int, int]
 
 
 def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") -> int:
     """Return how many workers the plan can keep busy at once; 0 if no point fits.
 
     Args:
-        capacity: number of devices of the cluster, and upper limit of the result. It is returned if
-            the choice depends on the models and nodes of the devices, which are not known yet.
+        capacity: number of devices of the cluster, and upper limit of the result.
     """
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
     if not fitting:
@@ -54,6 +54,7 @@ def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") 
     strategies = {point.strategy for point in plan.points}
     names_devices = any(point.devices != ANY for point in plan.points)
     if isolation == "node" or names_devices or len(strategies) > 1 or "rail" in strategies:
+        # The choice depends on models and nodes, which are not known before all workers start.
         return capacity
     return max(fitting) if isolation == "cluster" else min(capacity, sum(fitting))
 
@@ -63,17 +64,22 @@ class Schedule:
 
     Attempts run round by round. With isolation `cluster` the points of one world_size follow each
     other and keep their process group. With `node` and `device` the points with most devices come
-    first, so that small ones fill the gaps at the end. An attempt that has to wait for workers is
-    overtaken by later ones, but not by the control of its block.
+    first, so that small points fill the gaps at the end. Later attempts overtake an attempt that
+    has to wait for workers, except for the control of its block.
     """
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
+        # point_id of the point that made `stop` be called.
         self._stopped_by: str | None = None
+        # Series -> smallest batch size that was out of memory.
         self._smallest_oom: dict[SeriesKey, int] = {}
-        # Heaps by what the attempts wait for: world_size, strategy, devices; and by control_of.
-        self._waiting: dict[tuple[int, Strategy, str, int], list[tuple[_Rank, Attempt]]] = {}
-        self._ranks: dict[tuple[int, int], _Rank] = {}
+        # (world_size, strategy, devices, control_of) -> heap of attempts. If the first attempt of a
+        # heap finds no workers, the others of the heap find none either.
+        self._waiting: dict[tuple[int, Strategy, str, int], list[tuple[_Priority, Attempt]]] = {}
+        # (round, index of the attempt) -> priority.
+        self._priorities: dict[tuple[int, int], _Priority] = {}
+        # (round, block) -> order of appearance.
         self._blocks: dict[tuple[int, int], int] = {}
         self._devices: Sequence[Device] = ()
         self._all_cuda = True
@@ -83,6 +89,7 @@ class Schedule:
         self.pending = 0
         # (devices that a point asks for, strategy) -> allocator.
         self._allocators: dict[tuple[str, Strategy], DeviceAllocator] = {}
+        # Index of a running attempt -> its workers.
         self._running: dict[int, tuple[int, ...]] = {}
 
     @property
@@ -100,8 +107,7 @@ class Schedule:
     ) -> None:
         """Set the state of the cluster; the arguments are the properties of `Cluster`."""
         self._capacity, self.pending = capacity, pending
-        # The tuple is new at each call, but its items are mostly the same objects, which compare
-        # fast.
+        # Comparing is fast, because most items are the same objects as before.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
@@ -110,14 +116,13 @@ class Schedule:
 
     def add(self, attempt: Attempt) -> None:
         """Add an attempt at the end of its block; a retry gets the position of its first try."""
-        trial = attempt.round, attempt.index
-        if trial not in self._ranks:
-            most = 0 if self._isolation == "cluster" else -attempt.point.world_size
+        trial, point = (attempt.round, attempt.index), attempt.point
+        if trial not in self._priorities:
+            size = 0 if self._isolation == "cluster" else -point.world_size
             block = self._blocks.setdefault((attempt.round, attempt.block), len(self._blocks))
-            self._ranks[trial] = (attempt.round, most, block, len(self._ranks))
-        point = attempt.point
-        asked = point.world_size, point.strategy, point.devices, attempt.control_of
-        heapq.heappush(self._waiting.setdefault(asked, []), (self._ranks[trial], attempt))
+            self._priorities[trial] = (attempt.round, size, block, len(self._priorities))
+        request = point.world_size, point.strategy, point.devices, attempt.control_of
+        heapq.heappush(self._waiting.setdefault(request, []), (self._priorities[trial], attempt))
 
     def next(self) -> Decision | None:
         """Remove the next attempt from the queue and return what to do with it.
@@ -127,21 +132,22 @@ class Schedule:
         """
         if self._isolation == "cluster" and self._running:
             return None
-        passed = set()
-        for waiting in sorted(filter(None, self._waiting.values())):
-            attempt = waiting[0][1]
-            if attempt.control_of and (attempt.round, attempt.block) in passed:
+        # (round, block) of attempts that have to wait; the controls of these blocks wait too.
+        waiting_blocks = set()
+        for heap in sorted(filter(None, self._waiting.values())):
+            _, attempt = heap[0]
+            if attempt.control_of and (attempt.round, attempt.block) in waiting_blocks:
                 continue
-            decision: Decision | None = self._why_not(attempt)
+            decision: Decision | None = self._skip_of(attempt)
             if decision is None:
                 taken = set(chain.from_iterable(self._running.values()))
                 chosen = self._allocator(attempt.point).choose(attempt.point.world_size, taken)
                 if chosen is None:
-                    passed.add((attempt.round, attempt.block))
+                    waiting_blocks.add((attempt.round, attempt.block))
                     continue
                 self._running[attempt.index] = chosen
                 decision = Assign(attempt=attempt, worker_ids=chosen)
-            heapq.heappop(waiting)
+            heapq.heappop(heap)
             return decision
         return None
 
@@ -172,8 +178,8 @@ class Schedule:
             )
         return self._allocators[choice]
 
-    def _why_not(self, attempt: Attempt) -> Skip | None:
-        """Return why the attempt can never run; None if it can run now or later."""
+    def _skip_of(self, attempt: Attempt) -> Skip | None:
+        """Return a Skip if the attempt can never run; None if it can run now or later."""
         point = attempt.point
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
@@ -190,25 +196,28 @@ class Schedule:
         return None
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
-        asked, choice = attempt.point.world_size, attempt.point.devices
-        left = self._allocator(attempt.point).alive
+        """Return a Skip whose reason says why the cluster has too few devices for the attempt."""
+        needed, choice = attempt.point.world_size, attempt.point.devices
+        usable = self._allocator(attempt.point).alive
         cause = Cause.TOO_FEW_DEVICES
         living = [device for worker, device in enumerate(self._devices) if worker not in self._lost]
-        if choice != ANY and asked <= len(living):
+        if choice != ANY and needed <= len(living):
             models = Counter(device.name for device in living)
             listed = ", ".join(f"{count} x {model}" for model, count in models.items())
-            why = f"{left} {'is' if left == 1 else 'are'} {choice}; the cluster has {listed}"
-        elif self._lost and asked <= len(self._devices):
+            why = f"{usable} {'is' if usable == 1 else 'are'} {choice}; the cluster has {listed}"
+        elif self._lost and needed <= len(self._devices):
             hosts = Counter(device.host for device in self._devices)
             lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
+            # A host that has lost all its workers counts as a lost node.
             is_node = all(hosts[host] == number for host, number in lost.items())
             cause = Cause.NODE_LOST if is_node else Cause.WORKER_LOST
-            gone = f"{'node' if is_node else f'{lost.total()} of the workers on'} {', '.join(lost)}"
-            why = f"{left} left; lost: {gone}"
+            subject = "node" if is_node else f"{lost.total()} of the workers on"
+            why = f"{usable} left; lost: {subject} {', '.join(lost)}"
         else:
-            why = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
-            if asked > self._capacity:
+            verb = "has" if usable == 1 else "have"
+            why = f"{usable} {verb} a worker: the others did not come"
+            if needed > self._capacity:
                 on_cpus = any(device.kind == "cpu" for device in self._devices)
                 hint = "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
                 why = f"the cluster has {self._capacity}{hint if on_cpus else ''}"
-        return Skip(attempt=attempt, cause=cause, reason=f"needs {asked} devices, {why}")
+        return Skip(attempt=attempt, cause=cause, reason=f"needs {needed} devices, {why}")
