@@ -138,7 +138,7 @@ class ClusterRequest:
     terms: ReservationTerms | None = None
     # The devices to use; None: all.
     only: DeviceList | None = None
-    # Models of devices to prefer. Other models are used only if the cluster has none of these.
+    # Models of devices to prefer. Other models are used only if the preferred models are missing.
     models: Collection[str] = ()
 
 

@@ -83,7 +83,7 @@ def _ordered(
     for nodes in fullest_first:
         of_rack = list(chain.from_iterable(nodes))
         if strategy == "rail":
-            # Take the devices of one index on all nodes of the rack, then those of the next index.
+            # Take the devices of one index on all nodes of a rack, then devices of the next index.
             of_rack.sort(key=lambda candidate: candidate.rail)
         ordered += of_rack
     return ordered

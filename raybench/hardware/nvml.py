@@ -37,8 +37,8 @@ LIMITED_NS_FIELDS = {
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN: "thermal_hw",
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN: "power_brake",
 }
-# Counters of older drivers, which have one counter for all thermal limits. Most of these limits are
-# set by software.
+# Counters of older drivers, which have one counter for all thermal limits. Software sets most
+# thermal limits, so the counter is named after it.
 LIMITED_NS_POLICIES = {
     pynvml.NVML_PERF_POLICY_POWER: "power_cap",
     pynvml.NVML_PERF_POLICY_SYNC_BOOST: "sync_boost",

@@ -42,7 +42,7 @@ def series_key(point: Point) -> SeriesKey:
 class SeriesSearch:
     """The state of the search of one series."""
 
-    # The points after the first one: those that have ended, and the next one.
+    # The points after the first one: points that have ended, and the next point to try.
     probes: list[Point]
     step: Step
 

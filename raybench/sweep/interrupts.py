@@ -46,8 +46,9 @@ class Interrupts:
         self.farewell: Callable[[str], None] | None = None
         self._listener = listener
         self._points_run = False
-        # Number of all signals, and of those that do not let the points in flight finish.
+        # Number of all signals.
         self._signals = 0
+        # Number of signals that ask to stop now; a first Ctrl-C while points run does not.
         self._stop_signals = 0
         # Whether KeyboardInterrupt was raised.
         self._has_raised = False

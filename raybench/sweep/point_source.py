@@ -22,7 +22,7 @@ class PointSource:
         return None
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return the settings of this point for all rounds; None takes those of `SweepSettings`."""
+        """Return the settings of this point for all rounds; None means `SweepSettings.measure`."""
         return None
 
     def note(self, record: Record) -> None:

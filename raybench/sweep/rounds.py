@@ -124,7 +124,7 @@ class Rounds:
             ended: statuses of the trials so far. Statuses of this round change nothing.
         """
         points = self._points_of(number, ended)
-        # Points that a batch search has added get positions after those of the plan.
+        # Points that a batch search has added get positions after the points of the plan.
         positions = {point.point_id: index for index, point in enumerate(self.plan.points)}
         for point in points:
             positions.setdefault(point.point_id, len(positions))
@@ -154,7 +154,7 @@ class Rounds:
         return len(self.plan.points) + len(_world_sizes(self.plan.points))
 
     def _points_of(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Point]:
-        """Return the points of a round, without those that failed or were skipped before."""
+        """Return the points of a round, without points that failed or were skipped before."""
         points: Sequence[Point] = self.plan.points
         if self.plan.batch_search is not None and number > 1:
             # The first round has found the largest batch of each series; measure no other batch.

@@ -48,7 +48,7 @@ class RunRows:
         """Write the devices that have no row yet.
 
         Raises:
-            ClusterError: the run is resumed, and was not measured on one of these models.
+            ClusterError: the run is resumed, and has no row of a device of the same model.
             ResultsError: the folder cannot be written.
         """
         other_models = {device.name for device in devices} - self.start.models

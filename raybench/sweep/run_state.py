@@ -73,7 +73,7 @@ class RunState:
     code: Code | None = None
     # Keys of the devices that have a row.
     devices: frozenset[DeviceKey] = frozenset()
-    # Models of these devices.
+    # Models of the devices that have a row.
     models: frozenset[str] = frozenset()
     is_resumed: bool
     # Whether the run is resumed after a sweep that did not end ok.

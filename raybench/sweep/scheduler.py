@@ -132,7 +132,7 @@ class Schedule:
         """
         if self._isolation == "cluster" and self._running:
             return None
-        # (round, block) of attempts that have to wait; the controls of these blocks wait too.
+        # (round, block) of attempts that have to wait. The control of such a block waits too.
         waiting_blocks = set()
         for heap in sorted(filter(None, self._waiting.values())):
             _, attempt = heap[0]

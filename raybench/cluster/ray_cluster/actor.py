@@ -43,7 +43,7 @@ class _Worker:
         if search_path not in sys.path:
             sys.path.insert(0, search_path)
         reaper.reap_orphans_of_worker()
-        gc.disable()  # collections take a sixth of the time of these imports
+        gc.disable()  # garbage collections would take a sixth of the time of the imports
         from raybench.worker.process_group import choose_interface
         from raybench.worker.worker import preload
 
@@ -57,8 +57,7 @@ class _Worker:
         """Take a device and return it; None if it is not in `only`.
 
         Args:
-            kind: kind of the device.
-            index: of the device on its node; None takes the GPU that Ray has assigned.
+            index: index of the device on its node; None takes the GPU that Ray has assigned.
             only: names of the devices that may be used; None for all.
         """
         from raybench.hangs.responder import choose_ras_address
@@ -93,8 +92,6 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
     Call `attach_device` of the actor next.
 
     Args:
-        kind: kind of the device.
-        slot: the device.
         environment: variables of the job; they override forwarded variables and defaults.
     """
     placement = PlacementGroupSchedulingStrategy(

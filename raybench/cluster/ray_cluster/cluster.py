@@ -40,7 +40,6 @@ class RayCluster:
     """A `raybench.cluster.Cluster` of workers on Ray.
 
     Args:
-        connection: the joined cluster.
         log: gets lines for the user.
         end: ends this process; called if Ray is gone and a call into Ray hangs.
         terms, only, models: as in `ClusterRequest`.

@@ -96,7 +96,7 @@ class NodeAgent:
         """Limit the logs of workers; the answer shows that the node is alive."""
         if time.monotonic() > self._looked_at_logs_s + _LOOK_AT_LOGS_EVERY_S:
             self._looked_at_logs_s = time.monotonic()
-            # The job id selects the logs of this sweep among those of other jobs of the cluster.
+            # Other jobs of the cluster log in the same folder, so select by the id of our job.
             for log in logs_folder().glob(f"worker-*-{ray.get_runtime_context().get_job_id()}-*"):
                 limit_log(log)
 
@@ -212,8 +212,8 @@ class NodeAgent:
 def limit_log(log: Path) -> None:
     """Keep the last 1 MiB of a log that takes more than 8 MiB on disk.
 
-    The rest becomes a hole, so that offsets in the log stay valid. On a file system without holes
-    the log is not limited.
+    The text before becomes a hole in the file, so that offsets in the log stay valid. On a file
+    system without holes the log is not limited.
     """
     with suppress(FileNotFoundError):  # Ray may have removed the log
         facts = log.stat()
@@ -232,7 +232,6 @@ def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
 
     Args:
         folder: logs of Ray's session on this node.
-        process_id: the worker.
         read_to: name of a log -> number of bytes read before; updated in place.
     """
     streams = []
@@ -714,7 +713,7 @@ def start_on_node(actor: type, node_id: str) -> Any:
     environment = {
         # With Ray's nice 15 an agent on a busy node answers too late.
         "RAY_worker_niceness": "0",
-        # By the mark, other agents count its CPU time as ours.
+        # Agents count the CPU time of processes with this mark as ours.
         reaper.MARK: reaper.new_mark(),
     }
     if folder := os.environ.get(FOLDER_VARIABLE):

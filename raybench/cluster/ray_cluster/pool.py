@@ -92,14 +92,11 @@ class WorkerPool:
     """All workers, by worker id. Several threads may call it for disjoint workers.
 
     Args:
-        connection: the joined cluster.
-        agents: agents of the nodes.
-        reservation: locks against other sweeps.
         log: gets lines for the user.
         only: devices that may be used; None for all. Ray cannot give a device by name, so the pool
             also holds unlisted devices, without workers.
         models: names of device models to prefer; empty for all. Other models are used only if
-            `start` finds no device of these models.
+            `start` finds no preferred model.
     """
 
     def __init__(
@@ -158,7 +155,7 @@ class WorkerPool:
     def pending(self) -> int:
         """Upper bound of the workers that may still join, replacements for lost workers included.
 
-        With a device list, some of these workers may get GPUs that are not listed.
+        With a device list, some awaited workers may get GPUs that are not listed.
         """
         with self._lock:
             return len(self._starting) + (self._missing if self._is_waiting else 0)

@@ -56,7 +56,7 @@ def reload_settings() -> None:
 def use_token_of_user() -> None:
     """Let `ray.init` authenticate with the user's token, if there is one.
 
-    By itself, Ray does so only for its own address "auto".
+    Ray uses the token unasked only for its own address "auto".
 
     Raises:
         NoTokenError: token authentication is on, and there is no token.

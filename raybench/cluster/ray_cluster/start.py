@@ -321,7 +321,7 @@ def _start_private(
 def make_private_folder() -> Path:
     """Make a folder for a private Ray that only this user can enter; the caller removes it.
 
-    Of RAY_TMPDIR, TMPDIR and /tmp it takes the first path that is short enough for Ray's sockets.
+    It takes the first of RAY_TMPDIR, TMPDIR and /tmp that is short enough for Ray's sockets.
 
     Raises:
         ClusterError: the folder cannot be made.
