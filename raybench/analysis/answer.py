@@ -21,11 +21,11 @@ from raybench.analysis.ranking import (
     RankedCase,
     Ranking,
     Values,
-    declared,
     make_cases,
     rank,
     relative_half_width,
     rounds_to_decide,
+    with_declaration,
 )
 from raybench.analysis.references import has_impossible
 from raybench.analysis.rows import (
@@ -143,14 +143,17 @@ class SpeedUps:
 
     @property
     def each_half_width(self) -> float | None:
-        """Return the widest half width of all series; None if unknown, or each has one point."""
-        halves = [line.half_width for line in self.series if line.half_width is not None]
+        """The widest half width of all series.
+
+        None if the half width of a series is unknown, or if each series has one point.
+        """
+        half_widths = [line.half_width for line in self.series if line.half_width is not None]
         points = sum(len(line.rows) for line in self.series)
-        return max(halves) if len(halves) == len(self.series) < points else None
+        return max(half_widths) if len(half_widths) == len(self.series) < points else None
 
     @property
     def has_interval(self) -> bool:
-        """Return whether a sentence on the speed-ups has an interval."""
+        """Whether a sentence on the speed-ups has an interval."""
         single = [line for line in self.series if len(line.rows) == 1]
         is_single_known = any(line.half_width is not None for line in single)
         return is_single_known or self.each_half_width is not None
@@ -165,19 +168,19 @@ class Gains:
     gains: tuple[Insight, ...]
 
     @property
-    def told(self) -> tuple[Insight, ...]:
-        """Return the gains that a sentence has room for."""
+    def described_gains(self) -> tuple[Insight, ...]:
+        """The gains that a sentence has room for."""
         return self.gains[:MOST_GROUPS]
 
     @property
     def asks_for_rounds(self) -> bool:
-        """Return whether more rounds are needed to decide."""
-        return any(gain.rounds_to_decide is not None for gain in self.told)
+        """Whether more rounds are needed to decide."""
+        return any(gain.rounds_to_decide is not None for gain in self.described_gains)
 
     @property
     def has_interval(self) -> bool:
-        """Return whether a sentence on the gains has an interval."""
-        return any(gain.half_width is not None for gain in self.told)
+        """Whether a sentence on the gains has an interval."""
+        return any(gain.half_width is not None for gain in self.described_gains)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +201,7 @@ class BestShares:
 
     @property
     def has_interval(self) -> bool:
-        """Return whether a sentence on the shares has an interval."""
+        """Whether a sentence on the shares has an interval."""
         return self.gain.half_width is not None
 
 
@@ -215,7 +218,7 @@ class Uncompared:
 
     @property
     def count(self) -> int:
-        """Return how many points have no speed-up."""
+        """How many points have no speed-up."""
         return sum(self.reasons.values())
 
 
@@ -282,12 +285,12 @@ class RunAnswer:
 
     @property
     def leading(self) -> Found:
-        """Return the answer that a report begins with."""
+        """The answer that a report begins with."""
         return self.shares or self.found
 
     @cached_property
     def doubts(self) -> tuple[DoubtGroup, ...]:
-        """Return the doubts about the run. Doubts that can change the answer come first."""
+        """The doubts about the run. Doubts that can change the answer come first."""
 
         def order(group: DoubtGroup) -> bool:
             return not self.concerns(group.worst.kind)
@@ -296,7 +299,7 @@ class RunAnswer:
 
     @property
     def is_of_memory(self) -> bool:
-        """Return whether the answer is about memory, and not about times or rates."""
+        """Whether the answer is about memory, and not about times or rates."""
         is_metric = self.metric is not None and self.metric.format == "gib"
         return is_metric or isinstance(self.leading, LargestBatches)
 
@@ -311,12 +314,12 @@ class RunAnswer:
 
     @property
     def table_settings(self) -> list[str]:
-        """Return the settings that tell points apart, `case_settings` first."""
+        """The settings that tell points apart, `case_settings` first."""
         return sorted(self.data.settings, key=lambda name: name not in self.case_settings)
 
     @property
     def contested(self) -> list[RankedCase]:
-        """Return the cases with at least two points."""
+        """The cases with at least two points."""
         return [case for case in self.cases if len(case.ranked) > 1]
 
 
@@ -326,7 +329,7 @@ def decide(data: RunData) -> RunAnswer:
     case_settings = _case_settings(data, asked)
     compared = tuple(name for name in data.settings if name not in case_settings)
     ranked_by = _ranked_by(data, asked)
-    metric = declared(find_metric(data.rows, ranked_by.metric), data.rows)
+    metric = with_declaration(find_metric(data.rows, ranked_by.metric), data.rows)
     cases = make_cases(data, metric, case_settings, compared, ranked_by.best == "max")
     batches = _largest_batches(data.rows)
     shares, ranking = best_shares(data.fleets), rank(metric, cases)
@@ -357,7 +360,8 @@ def decide(data: RunData) -> RunAnswer:
 
 
 def _asked(data: RunData) -> Answer:
-    """Return the question of the job; `over` has `batch` for the batch column of the job."""
+    """Return the question of the job; its `over` names the batch column `batch`, as rows do."""
+    # The job file names the batch column: batch_size, or global_batch_size.
     batch = next(filter(None, map(batch_column, data.rows)), "batch")
     names = [batch if name == "batch" else name for name in varying(data.rows)]
     asked = answer_of_run(data.run.job_text, data.overrides, names)
@@ -365,16 +369,17 @@ def _asked(data: RunData) -> Answer:
 
 
 def _case_settings(data: RunData, asked: Answer) -> tuple[str, ...]:
-    """Return the settings whose values are not compared."""
-    # Compared are the settings asked for, except sizes of the problem; without such settings, all
-    # settings except sizes.
-    over = [name for name in data.settings if name in asked.over]
-    # Batch and accumulation are compared if the job asks for nothing else.
-    if over and {"batch", "grad_accumulation"}.issuperset(over):
-        return tuple(name for name in data.settings if name not in over)
-    free = [name for name in data.settings if name not in _SIZES]
-    compared = [name for name in over if name in free] or free
-    # In strong scaling, layouts of different numbers of ranks share the same work.
+    """Return the settings that make the cases: all settings that are not compared."""
+    asked_settings = [name for name in data.settings if name in asked.over]
+    # Batch and accumulation are sizes, but a job that asks for nothing else compares them.
+    if asked_settings and {"batch", "grad_accumulation"}.issuperset(asked_settings):
+        return tuple(name for name in data.settings if name not in asked_settings)
+    # Sizes of the problem are not compared, even if the job asks for them.
+    not_sizes = [name for name in data.settings if name not in _SIZES]
+    # If the job asks for no other setting, all settings that are no size are compared.
+    compared = [name for name in asked_settings if name in not_sizes] or not_sizes
+    # In strong scaling the work does not depend on the number of ranks, so layouts with different
+    # numbers of ranks compete.
     is_strong = {row.scaling for row in data.rows} == {"strong"}
     if is_strong and any(name in DEGREES for name in compared):
         compared.append("world_size")
@@ -384,12 +389,14 @@ def _case_settings(data: RunData, asked: Answer) -> tuple[str, ...]:
 def _ordered(data: RunData, asked: Answer, case_settings: Sequence[str]) -> tuple[ScaledRow, ...]:
     """Return the rows case by case, the best first; by settings if the metric cannot rank them."""
     metric = None if asked.metric in RATIOS else find_metric(data.rows, asked.metric)
-    names = sorted(data.settings, key=lambda name: name not in case_settings)
-    names = list(case_settings) if metric else names
+    names = list(case_settings)
+    if metric is None:
+        names = sorted(data.settings, key=lambda name: name not in case_settings)
 
     def order(row: ScaledRow) -> tuple[object, ...]:
         case = [setting_order(setting_of(row, name)) for name in names]
         value = value_of(row, metric) if metric and row.status == "ok" else None
+        # Points without a value come last in their case.
         return case, value is None, (value or 0.0) * (-1 if asked.best == "max" else 1)
 
     return tuple(sorted(data.rows, key=order))
@@ -406,7 +413,10 @@ def _ranked_by(data: RunData, asked: Answer) -> Answer:
 
 
 def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
-    """Return the largest batch that fits, for each series in weak scaling where it is known."""
+    """Return the largest batch that fits, for each series where it is known.
+
+    A series is all points in weak scaling that differ in the batch alone.
+    """
     rows = list(rows)
     series: dict[tuple[str, ...], list[ScaledRow]] = {}
     names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
@@ -416,16 +426,17 @@ def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
             series.setdefault(key, []).append(row)
     batches = []
     for members in series.values():
-        sizes = [row.batch_size or 0 for row in members if row.status is Status.OOM]
-        ran_out = min(sizes, default=0)
+        too_large = [row.batch_size or 0 for row in members if row.status is Status.OOM]
+        ran_out = min(too_large, default=0)
         fitting = {row.batch_size or 0: row for row in members if row.status is Status.OK}
-        fits = max((size for size in fitting if size < ran_out), default=None)
-        if fits is not None and is_largest_known(fits, ran_out):
-            row = fitting[fits]
+        largest = max((size for size in fitting if size < ran_out), default=None)
+        # Otherwise the search has not ended: a larger batch may fit.
+        if largest is not None and is_largest_known(largest, ran_out):
+            row = fitting[largest]
             batches.append(
                 LargestBatch(
                     settings={name: setting_of(row, name) for name in names},
-                    batch_size=fits,
+                    batch_size=largest,
                     ran_out=ran_out,
                     peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
                     row=row,
@@ -485,27 +496,31 @@ def _speed_up(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> Insight
 
 
 def _speed_ups(data: RunData) -> SpeedUps:
+    """Return the speed-ups of the points with the most ranks."""
     rows, baseline = with_most_ranks(data.rows), data.run.baseline
+    # A series for each value of the first setting that varies; a single series for many values.
     sizes = ("batch", "world_size", "scaling", "workload")
-    groups: dict[str, list[ScaledRow]] = {}
     names = [name for name in varying(rows) if name not in sizes][:1]
+    series: dict[str, list[ScaledRow]] = {}
     for row in rows:
-        groups.setdefault(str(known_settings(row, names)), []).append(row)
-    if len(groups) > MOST_GROUPS:
-        groups, names = {"": rows}, []
-    several = any(len(set(row.models_by_rank or ())) > 1 for row in rows)
-    shares = sorted(row.efficiency for row in rows if row.efficiency is not None)
+        series.setdefault(str(known_settings(row, names)), []).append(row)
+    if len(series) > MOST_GROUPS:
+        series, names = {"": rows}, []
+    # The ratio of ranks is the ideal only if all devices are equally fast.
+    has_several_models = any(len(set(row.models_by_rank or ())) > 1 for row in rows)
+    efficiencies = sorted(row.efficiency for row in rows if row.efficiency is not None)
     ideal = None
-    if not several and len(shares) == len(rows):
+    if not has_several_models and len(efficiencies) == len(rows):
         ideal = rows[0].world_size / int(baseline["world_size"])
+    has_range = has_several_models and bool(efficiencies)
     return SpeedUps(
         world_size=rows[0].world_size,
         baseline=baseline,
-        series=tuple(_speed_up(g, known_settings(g[0], names)) for g in groups.values()),
+        series=tuple(_speed_up(line, known_settings(line[0], names)) for line in series.values()),
         ideal=ideal,
-        has_several_models=several,
-        efficiencies=(shares[0], shares[-1]) if several and shares else None,
-        main_loss=_main_loss(rows) if several or ideal is not None else None,
+        has_several_models=has_several_models,
+        efficiencies=(efficiencies[0], efficiencies[-1]) if has_range else None,
+        main_loss=_main_loss(rows) if has_several_models or ideal is not None else None,
     )
 
 
@@ -530,6 +545,7 @@ def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
             causes[max(named, key=lambda name: getattr(row, name) or 0.0)] += 1
     cause = max(causes, key=lambda name: causes[name], default=None)
     count, shares = causes[cause or ""], [0.0]
+    # Shares are known only if all losing points have the same cause.
     if cause is not None and count == len(losing):
         shares = [min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing]
     return MainLoss(
@@ -549,6 +565,7 @@ def why_not_known(rows: Iterable[ScaledRow]) -> dict[LossesUnknown, int]:
 
 
 def _gains(data: RunData) -> Gains:
+    """Return a speed-up for each combination of values of the settings that the baseline names."""
     baseline = data.run.baseline
     groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows_compared(data.rows):
@@ -558,6 +575,7 @@ def _gains(data: RunData) -> Gains:
         rows, settings = groups[values], dict(zip(baseline, values, strict=True))
         changed = {k: v for k, v in settings.items() if str(v) != str(baseline.get(k))}
         gain, row = _speed_up(rows, changed or settings), rows[0]
+        # Without an interval nothing can be said, so more rounds are not proposed here.
         low, high = row.speed_up_low or math.inf, row.speed_up_high or 0.0
         if len(rows) == 1 and low < 1 < high:
             gain = replace(gain, rounds_to_decide=rounds_to_decide(row))
@@ -575,7 +593,7 @@ def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
     """
     if not fleets:
         return None
-    # Without a fleet of several rounds, the fastest shares of this run are named.
+    # If no fleet has several rounds, take all fleets: the shares are then the fastest in this run.
     sure = [fleet for fleet in fleets if fleet.is_sure]
     decided = [fleet for fleet in sure or fleets if not fleet.as_good()]
     undecided = len(fleets) - len(decided)
@@ -590,18 +608,20 @@ def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
         )
     shares, wins = Counter(fleet.best.shares for fleet in decided).most_common(1)[0]
     won = [(_over_best_other(fleet), fleet) for fleet in decided if fleet.best.shares == shares]
-    gain, most = max(won, key=lambda pair: pair[0].gain)
+    gain, fleet = max(won, key=lambda pair: pair[0].gain)
     return BestShares(
-        shares=shares, wins=wins, undecided=undecided, fleet=most, gain=gain, is_sure=bool(sure)
+        shares=shares, wins=wins, undecided=undecided, fleet=fleet, gain=gain, is_sure=bool(sure)
     )
 
 
 def _over_best_other(fleet: UnevenFleet) -> Gain:
+    """Return the gain of the best shares over the second best shares."""
     others = [other for other in fleet.scenarios.values() if other is not fleet.best]
     return gain_over(fleet.best, max(others, key=lambda other: other.throughput))
 
 
 def _uncompared(data: RunData, asked: Answer) -> Uncompared | None:
+    """Return the points that lack a speed-up, if the job asks for speed-ups; None without any."""
     if asked.metric not in RATIOS:
         return None
     others = [row for row in data.ok_rows if not row.is_baseline]
@@ -613,52 +633,62 @@ def _uncompared(data: RunData, asked: Answer) -> Uncompared | None:
 
 def _single_starts(data: RunData, found: Found) -> int:
     """Return the number of ok points with one round, if the answer lacks intervals; else 0."""
+    # Such an answer proposes more rounds itself.
     if found.asks_for_rounds:
         return 0
-    singles = sum(row.rounds == 1 for row in data.ok_rows)
-    return singles if singles == len(data.ok_rows) or not found.has_interval else 0
+    single_starts = sum(row.rounds == 1 for row in data.ok_rows)
+    are_all_single = single_starts == len(data.ok_rows)
+    return single_starts if are_all_single or not found.has_interval else 0
 
 
 def _more_rounds(data: RunData) -> MoreRounds | None:
-    """Return what 3 rounds take; None if a point has 3, no point is ok, or the run may go on."""
+    """Return how long it takes to add rounds until the run has 3 rounds.
+
+    None if a point has 3 rounds, no point is ok, or the run has not ended.
+    """
     done = max((row.rounds for row in data.ok_rows), default=WORTHWHILE)
     if done >= WORTHWHILE or data.run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         return None
     attempts = [attempt for row in data.ok_rows for attempt in data.trials.rounds(row).values()]
     round_s = sum(attempt.duration_s or 0.0 for attempt in attempts) / done
-    more = WORTHWHILE - done
-    return MoreRounds(rounds=WORTHWHILE, seconds=more * (round_s + BETWEEN_ROUNDS_S), done=done)
+    seconds = (WORTHWHILE - done) * (round_s + BETWEEN_ROUNDS_S)
+    return MoreRounds(rounds=WORTHWHILE, seconds=seconds, done=done)
 
 
-def _next_command(data: RunData, more: MoreRounds | None) -> NextCommand:
+def _next_command(data: RunData, more_rounds: MoreRounds | None) -> NextCommand:
     """Return the command that runs failed or missing points, adds rounds, or shows all results."""
-    # Running out of memory is a result.
+    # Running out of memory is a result, so such points are not run again.
     is_failed = any(row.status in (Status.ERROR, Status.TIMEOUT) for row in data.attempts)
     is_lost = any(row.status is Status.LOST for row in data.attempts)
-    is_open = is_failed or is_lost or data.run.status is RunStatus.INTERRUPTED
+    is_incomplete = is_failed or is_lost or data.run.status is RunStatus.INTERRUPTED
     run, folder = data.run, str(data.folder)
+    is_default_folder = folder == "results"
+    # The words after `--` are the command of a script. They stay at the end.
     words = list(run.argv[1:])
     end = words.index("--") if "--" in words else len(words)
-    words, of_script = words[:end], words[end:]
-    is_usual = folder == "results"
-    if not (more or is_open) or words[:1] != ["sweep"]:
-        results = [] if is_usual else ["--results", folder]
-        return NextCommand(kind=Next.FULL_REPORT, words=("report", run.run_id, "--full", *results))
-    # These options are set below, or known from the run's tables.
+    options, script_words = words[:end], words[end:]
+    if not (more_rounds or is_incomplete) or options[:1] != ["sweep"]:
+        folder_option = [] if is_default_folder else ["--results", folder]
+        report = ("report", run.run_id, "--full", *folder_option)
+        return NextCommand(kind=Next.FULL_REPORT, words=report)
+    # These options are set below, or the run's tables have their values. Drop each with its value,
+    # which may be the next word.
     dropped = {"-o", "--output", "--resume", "--set"}
     kept = []
-    for before, word in zip(["", *words], words, strict=False):
-        if not {before, word[:2], word.partition("=")[0]} & dropped:
-            kept.append(word)
-    results = [] if is_usual else ["-o", folder]
-    how = ["--retry-failed"] if is_failed else []
-    if more and not is_open:
-        how = ["--set", f"measure.rounds={more.rounds}"]
-    resumed = (*kept, "--resume", run.run_id, *results, *how, *of_script)
+    for before, option in zip(["", *options], options, strict=False):
+        if not {before, option[:2], option.partition("=")[0]} & dropped:
+            kept.append(option)
+    folder_option = [] if is_default_folder else ["-o", folder]
+    # Complete the rounds that the run has before adding rounds.
+    added_rounds = None if is_incomplete else more_rounds
+    added_options = ["--retry-failed"] if is_failed else []
+    if added_rounds:
+        added_options = ["--set", f"measure.rounds={added_rounds.rounds}"]
+    resume = (*kept, "--resume", run.run_id, *folder_option, *added_options, *script_words)
     return NextCommand(
         kind=Next.RETRY if is_failed else Next.RESUME,
-        words=resumed,
-        seconds=more.seconds if more and not is_open else None,
+        words=resume,
+        seconds=added_rounds.seconds if added_rounds else None,
     )
 
 
@@ -670,17 +700,22 @@ def as_data(value: Any) -> Any:
         case Metric():
             return value.name
         case UnevenFleet():
-            return {shares: as_data(of.row) for shares, of in value.scenarios.items()}
+            return {name: as_data(scenario.row) for name, scenario in value.scenarios.items()}
         case RankedCase():
             ranked = list(map(as_data, value.ranked))
             return {"settings": value.settings, "verdict": value.verdict, "ranked": ranked}
         case Candidate():
-            shown = ("settings", "value", "low", "high")
-            return {**{n: getattr(value, n) for n in shown}, "point_id": value.row.point_id}
+            members = {n: getattr(value, n) for n in ("settings", "value", "low", "high")}
+            return {**members, "point_id": value.row.point_id}
     if is_dataclass(value):
         # `RunAnswer.cases` already has the points of a ranking.
         hidden = ("cases", "figures") if isinstance(value, Ranking | Values) else ()
         names = [field.name for field in fields(value) if field.name not in hidden]
-        keys = {"rows": "point_ids", "unknown": "point_ids_without_causes"}
+        # Names that scripts read differ from names of fields.
+        keys = {
+            "rows": "point_ids",
+            "unknown": "point_ids_without_causes",
+            "highest_is_best": "is_most_best",
+        }
         return {keys.get(name, name): as_data(getattr(value, name)) for name in names}
     return list(map(as_data, value)) if isinstance(value, list | tuple) else value

@@ -300,7 +300,7 @@ class _Test:
 
     @property
     def ratio(self) -> float:
-        """Return new / base."""
+        """The ratio new / base."""
         return math.exp(self.size)
 
     def interval(self, level: float) -> tuple[float, float]:

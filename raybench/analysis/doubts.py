@@ -34,7 +34,7 @@ OF_MEMORY = frozenset(
 class DoubtGroup:
     """A doubt that several points have."""
 
-    # Number of points, or of controls.
+    # Number of points that have the doubt; for DRIFT the number of controls.
     count: int
     worst: Doubt
     # The point with the worst doubt; None for controls.
@@ -91,18 +91,18 @@ def doubts_of_run(rows: Iterable[ScaledRow], trials: Trials) -> tuple[DoubtGroup
 
 
 def _drifts(trials: Trials) -> Sequence[DoubtGroup]:
-    """Return a doubt about the controls that moved, if any; its subject is the worst control."""
-    moved = list(trials.drifts())
-    if not moved:
+    """Return a doubt about the controls that drifted, if any; its subject is the worst control."""
+    drifts = list(trials.drifts())
+    if not drifts:
         return []
-    number, block, drift = max(moved, key=lambda control: abs(control[2]))
+    largest = max(drifts, key=lambda drift: abs(drift.change))
     worst = Doubt(
         kind=DoubtKind.DRIFT,
-        value=drift,
+        value=largest.change,
         limit=LARGEST_DRIFT,
-        subject=f"round {number} with {block}",
+        subject=f"round {largest.round} with {largest.world_size}",
     )
-    return [DoubtGroup(count=len(moved), worst=worst, row=None)]
+    return [DoubtGroup(count=len(drifts), worst=worst, row=None)]
 
 
 # If so large a share of points has these doubts, no time of the run is reliable.

@@ -59,27 +59,27 @@ class Prediction:
 
     @property
     def half_interval(self) -> float:
-        """Return half of the step's 95 % interval over the step."""
+        """Half of the step's 95 % interval over the step."""
         return (self.step_ms_high - self.step_ms_low) / 2 / self.step_ms
 
     @property
     def measured_efficiency(self) -> float:
-        """Return the efficiency of the largest measured world size over the smallest."""
+        """The efficiency of the largest measured world size over the smallest."""
         return self.base_ms / _step_ms(self.measured)
 
     @property
     def efficiency(self) -> float:
-        """Return base_ms / step_ms, at most `max(1, measured_efficiency)`."""
+        """base_ms / step_ms, at most `max(1, measured_efficiency)`."""
         return self._efficiency(self.step_ms)
 
     @property
     def efficiency_low(self) -> float:
-        """Return the low end of the 95 % interval of `efficiency`, with an exact base_ms."""
+        """The low end of the 95 % interval of `efficiency`, with an exact base_ms."""
         return self._efficiency(self.step_ms_high)
 
     @property
     def efficiency_high(self) -> float:
-        """Return the high end of the 95 % interval of `efficiency`, with an exact base_ms."""
+        """The high end of the 95 % interval of `efficiency`, with an exact base_ms."""
         return self._efficiency(self.step_ms_low)
 
     def _efficiency(self, step_ms: float) -> float:
@@ -87,7 +87,7 @@ class Prediction:
 
     @property
     def speed_up(self) -> float:
-        """Return the speed-up over base_world."""
+        """The speed-up over base_world."""
         return self.efficiency * self.world_size / self.base_world
 
 

@@ -46,7 +46,10 @@ def is_speed(metric: Metric) -> bool:
 
 
 def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
-    """Return half of an interval over the value; None if a number is missing, or the value is 0."""
+    """Return half of an interval, relative to the value.
+
+    None if a number is missing, or the value is 0.
+    """
     return None if low is None or high is None or not value else (high - low) / 2 / value
 
 
@@ -66,17 +69,18 @@ class Candidate:
 
     @property
     def half_width(self) -> float | None:
-        """Return half of the interval over the value; None if unknown."""
+        """Half of the interval, relative to the value; None if unknown."""
         return relative_half_width(self.low, self.value, self.high)
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the scatter of the value between starts is known."""
+        """Whether the scatter of the value between starts is known."""
         return self.is_exact or self.low is not None
 
     def may_equal(self, other: Candidate) -> bool:
         """Return whether the intervals overlap; without intervals, whether values are equal."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
+            # One interval alone decides nothing, so such points may be equal.
             return self.value == other.value or self.is_sure != other.is_sure
         return self.low <= other.high and other.low <= self.high
 
@@ -100,21 +104,22 @@ class RankedCase:
     # The settings that make the case.
     settings: Mapping[str, Any]
     ranked: tuple[Candidate, ...]
-    is_most_best: bool
+    # Whether the highest value is the best, as for rates; else the lowest, as for times.
+    highest_is_best: bool
 
     @property
     def best(self) -> Candidate:
-        """Return the point with the best value."""
+        """The point with the best value."""
         return self.ranked[0]
 
     @property
     def rivals(self) -> tuple[Candidate, ...]:
-        """Return points that may be as good as the best point."""
+        """Points that may be as good as the best point."""
         return tuple(other for other in self.ranked[1:] if self.best.may_equal(other))
 
     @property
     def verdict(self) -> RankingVerdict:
-        """Return what is known of the best point."""
+        """What is known of the best point."""
         if len(self.ranked) == 1:
             return RankingVerdict.ALONE
         if self.rivals:
@@ -123,16 +128,19 @@ class RankedCase:
 
     @property
     def gain(self) -> float:
-        """Return how many times as good the best point is as the second."""
-        best, following = self.ranked[0].value, self.ranked[1].value
-        over, under = (best, following) if self.is_most_best else (following, best)
-        return over / under if under else 1.0
+        """How many times as good the best point is as the second; infinite beside a value of 0."""
+        best, second = self.ranked[0].value, self.ranked[1].value
+        if best == second:
+            return 1.0
+        larger, smaller = (best, second) if self.highest_is_best else (second, best)
+        return larger / smaller if smaller else math.inf
 
     @property
     def has_interval(self) -> bool:
-        """Return whether a sentence on the case has an interval."""
-        shown = (self.best, *self.rivals[:2])
-        return any(candidate.half_width is not None for candidate in shown)
+        """Whether a sentence on the case has an interval."""
+        # A sentence names the best point and at most two rivals.
+        named = (self.best, *self.rivals[:2])
+        return any(candidate.half_width is not None for candidate in named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +156,12 @@ class NothingMeasured:
 class OverCases:
     """Which settings win most cases."""
 
-    # The case in which these settings gain most. If no case is decided: the case with the largest
-    # gain.
+    # The case that these settings win by the largest gain. If no case is decided: of all cases, the
+    # case with the largest gain.
     case: RankedCase
-    # 0 if no case is decided.
+    # Number of cases that these settings win; 0 if no case is decided.
     wins: int
+    # Number of cases with several points, and of these cases without a clear winner.
     cases: int
     undecided: int
 
@@ -163,7 +172,7 @@ class Ranking:
 
     kind: ClassVar = "ranking"
     metric: Metric
-    is_most_best: bool
+    highest_is_best: bool
     cases: tuple[RankedCase, ...]
     # None unless several cases have several points.
     over_cases: OverCases | None
@@ -171,24 +180,24 @@ class Ranking:
     figures: tuple[tuple[RankedCase, Candidate], ...]
 
     @property
-    def told(self) -> tuple[RankedCase, ...]:
-        """Return the cases that the sentences are about."""
+    def described_cases(self) -> tuple[RankedCase, ...]:
+        """The cases that the sentences are about."""
         if self.over_cases:
             return (self.over_cases.case,)
         return tuple(case for case in self.cases if len(case.ranked) > 1)
 
     @property
     def asks_for_rounds(self) -> bool:
-        """Return whether more rounds are needed to decide."""
+        """Whether more rounds are needed to decide."""
         # If settings win most cases, the sentence names these settings.
         if self.over_cases and self.over_cases.wins:
             return False
-        return any(case.verdict is RankingVerdict.UNDECIDED for case in self.told)
+        return any(case.verdict is RankingVerdict.UNDECIDED for case in self.described_cases)
 
     @property
     def has_interval(self) -> bool:
-        """Return whether a sentence on the ranking has an interval."""
-        return any(case.has_interval for case in self.told)
+        """Whether a sentence on the ranking has an interval."""
+        return any(case.has_interval for case in self.described_cases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,23 +210,25 @@ class Values:
     kind: ClassVar = "values"
     asks_for_rounds: ClassVar = False
     metric: Metric
-    is_most_best: bool
+    highest_is_best: bool
     cases: tuple[RankedCase, ...]
     figures: tuple[tuple[RankedCase, Candidate], ...]
+    # The cases with the lowest and the highest value.
     least: RankedCase
     most: RankedCase
     # The sizes of messages or arrays in bytes, ascending.
     sizes: tuple[int, ...]
     is_all_reduce_of_several: bool
-    # Step of the smallest message on as many ranks as `most`; None unless sizes differ.
+    # Step of the smallest message on as many ranks as `most` has; None unless sizes differ.
     smallest_step_ms: float | None
 
     @property
     def has_interval(self) -> bool:
-        """Return whether a sentence on the values has an interval."""
-        is_range = len(self.cases) > 1 and not self.is_most_best
-        told = (self.most, self.least) if is_range else (self.most,)
-        return any(case.best.half_width is not None for case in told)
+        """Whether a sentence on the values has an interval."""
+        # If the lowest value is the best, a sentence on several cases gives a range.
+        is_range = len(self.cases) > 1 and not self.highest_is_best
+        described = (self.most, self.least) if is_range else (self.most,)
+        return any(case.best.half_width is not None for case in described)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,18 +242,23 @@ class OfDatasheet:
     burst_tflops: float | None = None
 
 
-def declared(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
-    """Return a workload's own metric as its class declares it; tables have its heading only."""
+def with_declaration(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
+    """Return a workload's own metric with the unit and `over_step` that its class declares.
+
+    The tables store only the heading of such a metric. Other metrics are returned as they are.
+    """
     if metric is None or is_column(metric):
         return metric
     for workload in dict.fromkeys(row.workload for row in rows):
-        declared: Iterable[Any] = ()
+        declarations: Iterable[Any] = ()
+        # A workload that cannot be imported here declares nothing.
         with suppress(KeyError, UsageError):
-            declared = declared_entries(registry.load_workload(workload), "metrics", "name", "unit")
-        for entry in declared:
-            if entry.name == metric.name:
-                over_step = getattr(entry, "over_step", None)
-                return replace(metric, unit=entry.unit, over_step=over_step)
+            workload_class = registry.load_workload(workload)
+            declarations = declared_entries(workload_class, "metrics", "name", "unit")
+        for declaration in declarations:
+            if declaration.name == metric.name:
+                over_step = getattr(declaration, "over_step", None)
+                return replace(metric, unit=declaration.unit, over_step=over_step)
     return metric
 
 
@@ -251,17 +267,24 @@ def make_cases(
     metric: Metric | None,
     case_settings: Sequence[str],
     compared: Sequence[str],
-    is_most_best: bool,
+    highest_is_best: bool,
 ) -> tuple[RankedCase, ...]:
-    """Return the cases of ok points that have the metric."""
+    """Return the cases of ok points that have the metric, sorted by their settings.
+
+    Args:
+        case_settings: points that agree in these settings are one case.
+        compared: the settings in which the points of a case may differ.
+    """
     if metric is None:
         return ()
     groups: dict[tuple[Any, ...], list[Candidate]] = {}
-    is_exact = metric.format == "gib"  # memory is the same in each start
+    # Memory is the same in each start, so it needs no interval.
+    is_exact = metric.format == "gib"
     half_widths_by_point = {} if is_exact else _half_widths(data, metric)
     for row in data.ok_rows:
         if (value := value_of(row, metric)) is None:
             continue
+        # A logarithm, so the ends of the interval are factors.
         half_width = half_widths_by_point.get(row.point_id)
         candidate = Candidate(
             settings=used_settings(row, compared),
@@ -275,14 +298,16 @@ def make_cases(
         groups.setdefault(key, []).append(candidate)
     cases = []
     for key in sorted(groups):
-        ranked = sorted(groups[key], key=lambda point: point.value, reverse=is_most_best)
+        ranked = sorted(groups[key], key=lambda point: point.value, reverse=highest_is_best)
         settings = known_settings(groups[key][0].row, case_settings)
-        cases.append(RankedCase(settings=settings, ranked=tuple(ranked), is_most_best=is_most_best))
+        cases.append(
+            RankedCase(settings=settings, ranked=tuple(ranked), highest_is_best=highest_is_best)
+        )
     return tuple(cases)
 
 
 def _half_widths(data: RunData, metric: Metric) -> dict[str, float]:
-    """Return point_id -> half of the 95 % interval of a metric, as a logarithm."""
+    """Return point_id -> half of the 95 % interval of a metric over the rounds, as a logarithm."""
 
     def number(row: PointRow) -> float | None:
         if metric.name == "samples_per_joule":  # a single round has no such column
@@ -295,7 +320,7 @@ def _half_widths(data: RunData, metric: Metric) -> dict[str, float]:
 
 
 def rounds_to_decide(row: ScaledRow) -> int:
-    """Return how many rounds to ask for."""
+    """Return how many rounds to ask for: 3, or twice as many as a point with 3 rounds has."""
     return WORTHWHILE if row.rounds < WORTHWHILE else 2 * row.rounds
 
 
@@ -306,44 +331,55 @@ def rank(
     if metric is None or not cases:
         return NothingMeasured()
     contested = [case for case in cases if len(case.ranked) > 1]
-    is_most_best = cases[0].is_most_best
-    sums, largest = _largest_messages(cases)
-    shown = [(case, case.best) for case in contested or largest]
+    if not contested:
+        return _values(metric, cases)
+    shown = [(case, case.best) for case in contested]
     if len(cases) == 1:
         shown = [(cases[0], candidate) for candidate in cases[0].ranked]
-    figures = tuple(sorted(shown, key=lambda figure: figure[1].value, reverse=is_most_best))
-    if contested:
-        return Ranking(
-            metric=metric,
-            is_most_best=is_most_best,
-            cases=cases,
-            over_cases=_over_cases(contested) if len(contested) > 1 else None,
-            figures=figures,
-        )
-    # The first of equal values is named.
+    return Ranking(
+        metric=metric,
+        highest_is_best=cases[0].highest_is_best,
+        cases=cases,
+        over_cases=_over_cases(contested) if len(contested) > 1 else None,
+        figures=_best_first(shown),
+    )
+
+
+def _best_first(
+    figures: Sequence[tuple[RankedCase, Candidate]],
+) -> tuple[tuple[RankedCase, Candidate], ...]:
+    """Return these points of cases, the best value first."""
+    highest_is_best = figures[0][0].highest_is_best
+    return tuple(sorted(figures, key=lambda figure: figure[1].value, reverse=highest_is_best))
+
+
+def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
+    """Return the values of cases that have one point each."""
+    reduces, largest = _largest_messages(cases)
+    # Append the first case again: it becomes `most` if all values are equal.
     least, *_, most = sorted([*largest, largest[0]], key=lambda case: case.best.value)
     sizes = sorted({size_of(case.best.row) for case in cases} - {0})
     smallest_ms = 0.0
     if metric.name == "busbw_gb_s" and len(sizes) > 1:
-        rows = [case.best.row for case in sums if size_of(case.best.row) == sizes[0]]
-        alike = [row for row in rows if row.world_size == most.best.row.world_size]
-        smallest_ms = min((row.step_ms_p50 or 0.0 for row in alike), default=0.0)
+        smallest = [case.best.row for case in reduces if size_of(case.best.row) == sizes[0]]
+        same_world = [row for row in smallest if row.world_size == most.best.row.world_size]
+        smallest_ms = min((row.step_ms_p50 or 0.0 for row in same_world), default=0.0)
     return Values(
         metric=metric,
-        is_most_best=is_most_best,
+        highest_is_best=cases[0].highest_is_best,
         cases=cases,
-        figures=figures,
+        figures=_best_first([(case, case.best) for case in largest]),
         least=least,
         most=most,
         sizes=tuple(sizes),
-        is_all_reduce_of_several=len(sums) < len(cases),
+        is_all_reduce_of_several=len(reduces) < len(cases),
         smallest_step_ms=smallest_ms or None,
     )
 
 
 def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
     """Return which settings are the best most often, and where they gain most."""
-    # Without a case of several rounds, the fastest points of this run are named.
+    # If no case has several rounds, take all cases: the settings are then the best in this run.
     sure = [case for case in contested if case.best.is_sure] or contested
     decided = [case for case in sure if not case.rivals]
     undecided = len(contested) - len(decided)
@@ -357,19 +393,22 @@ def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
     wins = Counter(map(winner, decided))
 
     def order(case: RankedCase) -> tuple[int, float]:
-        # The tie-breaker between settings that win equally often is the best value.
-        return wins[winner(case)], case.best.value if case.is_most_best else case.gain
+        # Tie-breaker: the highest value; if the lowest value is the best, the largest gain.
+        return wins[winner(case)], case.best.value if case.highest_is_best else case.gain
 
-    most = max(decided, key=order)
-    return OverCases(case=most, wins=wins[winner(most)], cases=len(contested), undecided=undecided)
+    case = max(decided, key=order)
+    return OverCases(case=case, wins=wins[winner(case)], cases=len(contested), undecided=undecided)
 
 
 def _largest_messages(cases: Sequence[RankedCase]) -> tuple[list[RankedCase], list[RankedCase]]:
-    """Return the cases of all_reduce (all cases, if there are none), and the largest of them."""
-    sums = [case for case in cases if case.best.row.params.get("operation") == "all_reduce"]
-    sums = sums or list(cases)
-    most = max(size_of(case.best.row) for case in sums)
-    return sums, [case for case in sums if size_of(case.best.row) == most]
+    """Return the cases of all_reduce, and of these the cases with the largest message.
+
+    Without a case of all_reduce, all cases count.
+    """
+    reduces = [case for case in cases if case.best.row.params.get("operation") == "all_reduce"]
+    reduces = reduces or list(cases)
+    largest = max(size_of(case.best.row) for case in reduces)
+    return reduces, [case for case in reduces if size_of(case.best.row) == largest]
 
 
 def share_of_datasheet(metric: Metric, row: ScaledRow) -> OfDatasheet | None:
@@ -381,7 +420,7 @@ def share_of_datasheet(metric: Metric, row: ScaledRow) -> OfDatasheet | None:
         return OfDatasheet(memory_peak_gb_s=peak_gb_s, share=(row.memory_gb_s or 0.0) / peak_gb_s)
     if metric.name != "achieved_tflops_per_device":
         return None
-    burst, of_peak = row.burst_tflops_per_device, row.mfu_pct
-    is_faster = burst is not None and burst >= 1.01 * (row.achieved_tflops_per_device or 0)
-    share = None if of_peak is None else of_peak / 100
+    burst, achieved = row.burst_tflops_per_device, row.achieved_tflops_per_device or 0
+    is_faster = burst is not None and burst >= 1.01 * achieved
+    share = None if row.mfu_pct is None else row.mfu_pct / 100
     return OfDatasheet(share=share, burst_tflops=burst if is_faster else None)

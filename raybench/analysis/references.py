@@ -132,7 +132,7 @@ class Entry(Quantity):
 
     @property
     def observed(self) -> tuple[float, float]:
-        """Return the least and the largest value of a start; (low, high) if values are unknown."""
+        """The least and the largest value of a start; (low, high) if values are unknown."""
         values: list[float] = []
         for of_run in self.measured.values():
             for starts in of_run.values():
@@ -141,17 +141,17 @@ class Entry(Quantity):
 
     @property
     def half_width(self) -> float:
-        """Return half the width of the range over the value."""
+        """Half the width of the range over the value."""
         return (self.high - self.low) / 2 / self.value
 
     @property
     def is_narrow(self) -> bool:
-        """Return whether the half width is at most 10 %."""
+        """Whether the half width is at most 10 %."""
         return self.half_width <= NARROW
 
     @property
     def groups(self) -> int:
-        """Return the number of groups of devices that were measured together."""
+        """The number of groups of devices that were measured together."""
         return len(_merge(_keys(self.measured))) or self.devices
 
     @property
@@ -389,23 +389,23 @@ class Standing:
 
     @property
     def share(self) -> float:
-        """Return the speed of the measured value over the speed of the reference."""
+        """The speed of the measured value over the speed of the reference."""
         return self.share_of(self.measured.value)
 
     @property
     def is_within(self) -> bool:
-        """Return whether the measured value lies within the range of the reference."""
+        """Whether the measured value lies within the range of the reference."""
         return self.entry.low <= self.measured.value <= self.entry.high
 
     @property
     def share_range(self) -> tuple[float, float]:
-        """Return the range of the reference as (least, largest) `share`."""
+        """The range of the reference as (least, largest) `share`."""
         low, high = sorted(map(self.share_of, (self.entry.low, self.entry.high)))
         return low, high
 
     @property
     def members(self) -> dict[str, Any]:
-        """Return the standing as JSON values."""
+        """The standing as JSON values."""
         return {
             "point_id": self.measured.point_id,
             "model": self.measured.model,

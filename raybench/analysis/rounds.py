@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 # Columns that identify an attempt, and its result.
 ATTEMPT_COLUMNS = ("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at")
-# How rounds become one row: some columns by name, others by kind (`_BY_KIND`). All other columns
-# are taken from the last round.
+# How rounds become one row: some columns have a rule by name (the following), others by kind
+# (`_BY_KIND`). Columns without a rule are taken from the last round.
 _OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank", "hang")
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
 # Nulls of these columns count as values.
 _WITH_NULLS = ("inner_iterations", "slowest_rank")
-# Taken from rounds with a breakdown that have the shares of the last such round. In other rounds
-# ranks wait for each other, so all have the same time.
+# These columns use only the rounds that have a breakdown, and the shares of the last such round.
+# Without a breakdown, ranks wait for each other, so all ranks have the same time.
 _OF_BREAKDOWN = (
     *(*BREAKDOWN, "parts_step_ms", "host_bound", "slowest_rank", "share_by_rank"),
     *("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank"),
@@ -107,13 +107,14 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
     if not ok:
         worst_first = list(Status)
         return min(rows, key=lambda row: worst_first.index(row.status))
-    taken_apart = [row for row in ok if row.local_step_ms_by_rank] or ok
-    shares = taken_apart[-1].share_by_rank
-    taken_apart = [row for row in taken_apart if row.share_by_rank == shares]
+    # Parts of the step are comparable only between rounds with a breakdown and the same shares.
+    with_parts = [row for row in ok if row.local_step_ms_by_rank] or ok
+    shares = with_parts[-1].share_by_rank
+    with_parts = [row for row in with_parts if row.share_by_rank == shares]
     values: dict[str, Any] = {}
     for column in columns_of(PointRow):
-        of_rounds = taken_apart if column.name in _OF_BREAKDOWN else ok
-        values[column.name] = _as_one(column, [getattr(row, column.name) for row in of_rounds])
+        rounds = with_parts if column.name in _OF_BREAKDOWN else ok
+        values[column.name] = _combine(column, [getattr(row, column.name) for row in rounds])
     merged = PointRow(**values)
     if len(ok) > 1:
         # The rounds are independent, so the squares of half widths add up.
@@ -138,7 +139,7 @@ def _merge(rows: Sequence[PointRow]) -> PointRow:
     return replace(merged, doubts=doubts if doubts or is_known else None)
 
 
-def _as_one(column: TableColumn, values: Sequence[Any]) -> Any:
+def _combine(column: TableColumn, values: Sequence[Any]) -> Any:
     """Combine a column's values in the ok rounds; None if the result is unknown."""
     name, kind = column.name, column.kind
     if name in _OF_LAST:
@@ -182,6 +183,17 @@ _BY_KIND: Mapping[str, Callable[[Sequence[Any]], Any]] = {
 }
 
 
+class ControlDrift(NamedTuple):
+    """A control whose step differs from the earlier step of its point in the same round."""
+
+    # Counts from 1.
+    round: int
+    # The control ends the points of this world size in its round.
+    world_size: int
+    # Relative change of the step time; positive if the control is slower.
+    change: float
+
+
 class Trials:
     """The ok trials of some runs by point and round, and their controls.
 
@@ -190,7 +202,9 @@ class Trials:
     """
 
     def __init__(self, points: Iterable[PointRow]) -> None:
+        # (run, point) -> round -> row.
         self._rounds: dict[tuple[str, str], dict[int, PointRow]] = {}
+        # (run, round, world size of the points that the control ends) -> row.
         self._controls: dict[tuple[str, int, int], PointRow] = {}
         for row in latest_trials(points):
             number = row.round or 1
@@ -215,27 +229,29 @@ class Trials:
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
         """Return round -> ln(throughput of `row` / throughput of `base`).
 
-        The drift of the machine between the two trials, by the controls of the round, is removed.
+        Corrected for the drift of the machine between the two trials, which the controls of the
+        round show.
         """
-        of_base, ratios = self.rounds(base), {}
+        base_rounds, ratios = self.rounds(base), {}
         for number, attempt in self.rounds(row).items():
-            first = of_base.get(number)
-            if first is not None and attempt.throughput and first.throughput:
-                rate = self._drift_rates.get((attempt.run_id, number), 0.0)
-                drift = rate * (_timed_at_s(attempt) - _timed_at_s(first))
-                ratios[number] = math.log(attempt.throughput / first.throughput) + drift
+            base_attempt = base_rounds.get(number)
+            if base_attempt is None or not attempt.throughput or not base_attempt.throughput:
+                continue
+            rate = self._drift_rates.get((attempt.run_id, number), 0.0)
+            drift = rate * (_timed_at_s(attempt) - _timed_at_s(base_attempt))
+            ratios[number] = math.log(attempt.throughput / base_attempt.throughput) + drift
         return ratios
 
     @cached_property
     def _drift_rates(self) -> dict[tuple[str, int], float]:
-        """(run, round) -> growth of ln(step) per second, by the controls of that round."""
+        """(run, round) -> growth of ln(step) per second, from the controls of that round."""
         by_run: dict[str, dict[int, _Line]] = {}
         for (run_id, number), trials in self._control_trials().items():
             if (line := _line_through(trials)) is not None:
                 by_run.setdefault(run_id, {})[number] = line
         rates: dict[tuple[str, int], float] = {}
         for run_id, lines in by_run.items():
-            # Noise in the slopes would add noise to speed-ups. Shrink the slopes of a run by
+            # Noise in the slopes would add noise to speed-ups. Multiply the slopes of a run by
             # 1 - 1/F, the share of their variance that noise does not explain (empirical Bayes).
             freedom = sum(line.freedom for line in lines.values())
             noise = sum(line.residual for line in lines.values()) / freedom if freedom else math.inf
@@ -245,7 +261,7 @@ class Trials:
         return rates
 
     def _control_trials(self) -> dict[tuple[str, int], list[PointRow]]:
-        """Return (run, round) -> controls, after the trial of their point in that round."""
+        """Return (run, round) -> the first trial of the control point, followed by its controls."""
         trials: dict[tuple[str, int], list[PointRow]] = {}
         for (run_id, number, _), control in self._controls.items():
             first = self.rounds(control).get(number)
@@ -253,21 +269,16 @@ class Trials:
             of_round.append(control)
         return trials
 
-    def drifts(self) -> Iterator[tuple[int, int, float]]:
-        """Yield (round, block, relative change of the step time) of each control that moved.
-
-        A control moved if its step differs from the step of its point in the same round by more
-        than LARGEST_DRIFT and more than noise. The block is the world_size; a positive change means
-        slower.
-        """
-        for (_, number, block), control in self._controls.items():
+    def drifts(self) -> Iterator[ControlDrift]:
+        """Yield the controls whose step changed by more than LARGEST_DRIFT and more than noise."""
+        for (_, number, world_size), control in self._controls.items():
             first = self.rounds(control).get(number)
             if first is None or not first.step_ms_p50 or not control.step_ms_p50:
                 continue
             drift = math.log(control.step_ms_p50 / first.step_ms_p50)
             noise = math.hypot(half_interval(first) or 0.0, half_interval(control) or 0.0)
             if abs(drift) > max(LARGEST_DRIFT, noise):
-                yield number, block, math.expm1(drift)
+                yield ControlDrift(number, world_size, math.expm1(drift))
 
 
 def _timed_at_s(row: PointRow) -> float:
@@ -426,7 +437,7 @@ class RankStep:
 
     @property
     def own_ms(self) -> float:
-        """Return the rank's step in ms, without waits for other ranks and communication."""
+        """The rank's step in ms, without waits for other ranks and communication."""
         return self.computes_ms + (self.idle_ms or 0.0)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -52,6 +52,15 @@ class Ranks(StrEnum):
     WORKERS = "workers"
 
 
+class NodeCounts(NamedTuple):
+    """How many nodes a run had, and how many of them worked on one point."""
+
+    # After `--resume` on other hosts, more nodes than the run had at the same time.
+    of_run: int
+    # Nodes of the point that used the most nodes; 0 if unknown.
+    of_largest_point: int
+
+
 @dataclass(frozen=True, kw_only=True)  # no slots, because of cached properties
 class RunData:
     """A run with its rows of the tables. Properties are cached: do not change their lists."""
@@ -69,7 +78,7 @@ class RunData:
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """One row per point, ok or not, by `scaling`. Impossible figures are doubts."""
+        """One row per point, ok or not, by `scaling`, with a doubt for each impossible figure."""
         rows = []
         for row in scaling(self.points, self.run.baseline):
             attempts_s = [attempt.duration_s for attempt in self.trials.rounds(row).values()]
@@ -105,27 +114,34 @@ class RunData:
 
     @cached_property
     def ranks(self) -> Ranks:
-        """Workers if the first device, or without devices all points, are CPUs."""
-        kinds = {row.device_type for row in self.rows}
-        if not self.devices.empty:
+        """What reports call the ranks: workers on CPUs, else GPUs."""
+        # All devices of a run are of one kind. A run without devices is judged by its points.
+        if self.devices.empty:
+            kinds = {row.device_type for row in self.rows}
+        else:
             kinds = {self.devices["kind"].iloc[0]}
         return Ranks.WORKERS if kinds - {None, ""} == {"cpu"} else Ranks.GPUS
 
     @cached_property
-    def node_counts(self) -> tuple[int, int]:
-        """Nodes that the run had at a time, and nodes of the largest point (0: unknown)."""
-        most = max((row.node_count or 0 for row in self.rows), default=0)
-        # Node ids change when Ray restarts, and hosts may share a name. Count a host as often as it
-        # has devices of the same index. A resumed run may have had more hosts than nodes at a time.
-        alike = self.devices.groupby(["host", "address", "index"]).size()
-        nodes = int(alike.groupby(level=["host", "address"]).max().sum())
-        if not 0 < most <= nodes:
-            nodes = int(self.devices["node_id"].nunique())
-        return nodes, most
+    def node_counts(self) -> NodeCounts:
+        """The number of nodes of the run, and of its largest point."""
+        of_largest_point = max((row.node_count or 0 for row in self.rows), default=0)
+        # The ids of nodes change when Ray restarts, so count hosts by name and address.
+        same_index = self.devices.groupby(["host", "address", "index"]).size()
+        # Several hosts may share both. Each of them has one device of an index, so the devices of
+        # the most frequent index tell how many hosts there are.
+        of_run = int(same_index.groupby(level=["host", "address"]).max().sum())
+        # If a point used more nodes, or no point knows its nodes, the ids are the better count.
+        if not 0 < of_largest_point <= of_run:
+            of_run = int(self.devices["node_id"].nunique())
+        return NodeCounts(of_run=of_run, of_largest_point=of_largest_point)
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
-        """Name -> version of software and driver on the workers, such as `2.27.3 and 2.28.9`."""
+        """Name -> version of software and driver; versions of workers override the driver's.
+
+        If workers differ, the text lists all versions: `2.27.3 and 2.28.9`.
+        """
         of_workers: dict[str, set[str]] = {}
         for device in self.devices.to_dict("records"):
             versions = dict(device["versions"] or {})
@@ -143,7 +159,10 @@ class RunData:
 
     @cached_property
     def shared(self) -> Mapping[str, Any]:
-        """Name -> value of parameters and changed OPTIONAL settings that all points share."""
+        """Name -> value of the settings that are the same in all points.
+
+        These are parameters of the workload, and OPTIONAL settings that are not at their default.
+        """
         if not self.rows:
             return {}
         first = self.rows[0]
@@ -196,13 +215,13 @@ class RunData:
 
     @property
     def is_precision_unknown(self) -> bool:
-        """Return whether the precision in rows is unknown: a script ran, and the job sets none."""
+        """Whether the precision in rows is unknown: a script ran, and the job sets none."""
         is_script = bool(self.points) and self.points[0].workload == "script"
         return is_script and "precision" not in _axes(self.job)
 
     @property
     def is_batch_search(self) -> bool:
-        """Return whether the job searched for the largest batch: out of memory is then a result."""
+        """Whether the job searched for the largest batch: out of memory is then a result."""
         matrix = self.job.get("matrix")
         return isinstance(matrix, dict) and isinstance(matrix.get("batch_size"), str | dict)
 
@@ -230,6 +249,7 @@ def load_run_data(results: Path, run: str, references: References = SHIPPED) -> 
 
 
 def _axes(job: Mapping[str, Any]) -> set[str]:
+    """Return the names in matrix, zip and include of a job that was not validated."""
     mappings = [job.get("matrix")]
     for name in ("zip", "include"):
         entries = job.get(name)
@@ -245,12 +265,13 @@ _BURST = "burst_tflops_per_device"
 def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterator[MeasuredValue]:
     """Yield the main rate or step time of each row, and its burst rate.
 
-    Left out are rows that are not ok, not on GPUs of a single model, quick, or had neighbours.
+    Skips rows that are not ok, not on GPUs of a single model, quick, or disturbed by neighbours.
 
     Args:
         rows: attempts; controls and repeated attempts count too.
-        uuids: of all devices of the run. A value names its devices if the row had one ("a/b", it is
-            not known which) or all of them ("a+b").
+        uuids: UUIDs of all devices of the run. A value of all devices names them as "a+b". A value
+            of one device names all devices as "a/b", because the device is not known. Other values
+            name no device.
     """
     for row in rows:
         model = row.device_name or ""
@@ -258,27 +279,30 @@ def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iter
         is_of_several_models = len(set(row.models_by_rank or ())) > 1
         if not is_sound or row.quick or row.neighbours or not model or is_of_several_models:
             continue
-        of = defining_settings(row)
+        settings = defining_settings(row)
         if row.world_size > 1:
-            of["node_count"] = str(row.node_count)
-        joint = {len(uuids): "+", 1: "/"}.get(row.world_size)
-        main = next((name for name in _FIGURES if getattr(row, name)), None)
-        for name in filter(None, (main, _BURST)):
+            settings["node_count"] = str(row.node_count)
+        separator = {len(uuids): "+", 1: "/"}.get(row.world_size)
+        main_figure = next((name for name in _FIGURES if getattr(row, name)), None)
+        for name in filter(None, (main_figure, _BURST)):
             if value := getattr(row, name):
                 yield MeasuredValue(
                     model=model,
-                    of=of,
+                    of=settings,
                     metric=name,
                     unit=column_units("points")[name],
                     fabric="; ".join(row.transports or ()) if row.world_size > 1 else "",
                     value=value,
-                    devices=joint.join(uuids) if joint else "",
+                    devices=separator.join(uuids) if separator else "",
                     point_id=row.point_id,
                 )
 
 
 def defining_settings(row: PointRow) -> dict[str, str]:
-    """Return name -> text of the settings that define a point, without OPTIONAL at default."""
+    """Return name -> text of the settings that define a point.
+
+    OPTIONAL settings at their default are left out.
+    """
     values: dict[str, Any] = {"workload": row.workload, **row.params}
     for name in OPTIONAL:
         if (value := setting_of(row, name)) != RUN_SETTINGS[name].default:

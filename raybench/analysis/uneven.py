@@ -43,12 +43,12 @@ class Scenario:
 
     @property
     def shares(self) -> str:
-        """Return the shares that the job asks for, as "equal", "by_speed" or "96/32"."""
+        """The shares that the job asks for, as "equal", "by_speed" or "96/32"."""
         return self.row.shares
 
     @property
     def half_width(self) -> float | None:
-        """Return half of the 95 % interval over the throughput; None for one round."""
+        """Half of the 95 % interval over the throughput; None for one round."""
         low, high = self.row.throughput_low, self.row.throughput_high
         return None if low is None or high is None else (high - low) / 2 / self.throughput
 
@@ -77,7 +77,7 @@ class Scenario:
 
     @property
     def idle_share_of_fast(self) -> float | None:
-        """Return the mean wait of fast ranks with samples over the step; None if unknown."""
+        """The mean wait of fast ranks with samples over the step; None if unknown."""
         waits = [rank.wait_ms for rank in self.ranks if rank.is_fast and rank.wait_ms is not None]
         return sum(waits) / len(waits) / (step_of_parts(self.row) or 1.0) if waits else None
 
@@ -115,14 +115,14 @@ class UnevenFleet:
 
     @property
     def slow_count(self) -> int:
-        """Return the number of slow devices: emulated, or slow by the probes."""
+        """The number of slow devices: emulated, or slow by the probes."""
         if self.first.slow_ratio < 1:
             return min(self.first.slow_count, self.first.world_size)
         return sum(not rank.is_fast for rank in self._ranks)
 
     @property
     def probe_ratio(self) -> float:
-        """Return the mean speed of slow devices over the mean speed of fast devices, as probed.
+        """The mean speed of slow devices over the mean speed of fast devices, as probed.
 
         For emulated devices: over their full speed. 1 if no device is slow or was probed.
         """
@@ -157,12 +157,12 @@ class UnevenFleet:
 
     @property
     def is_sure(self) -> bool:
-        """Return whether each scenario has an interval, so that a best scenario can be named."""
+        """Whether each scenario has an interval, so that a best scenario can be named."""
         return all(scenario.half_width is not None for scenario in self.scenarios.values())
 
     @property
     def crossover_batch(self) -> float | None:
-        """Return the global batch in samples above which by_speed should beat fast, by the probes.
+        """The global batch in samples above which by_speed should beat fast, by the probes.
 
         0 means at any batch. None if by_speed never wins, all devices are fast, or it is unknown.
         """

@@ -214,7 +214,7 @@ def _machine(data: RunData) -> str:
 
     if data.devices.empty:
         return data.run.cluster
-    return formatting.machine(records(data.devices), data.node_counts[0])
+    return formatting.machine(records(data.devices), data.node_counts.of_run)
 
 
 def _compare_health(sides: tuple[_Side, _Side], threshold: float) -> HealthComparison | None:

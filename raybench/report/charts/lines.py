@@ -169,7 +169,8 @@ def _nvlink_peak_gb_s(data: ChartData) -> float | None:
     """Return the peak in one direction; None where devices differ or any lacks NVLink."""
     devices = data.answer.data.devices
     names = {row.device_name for row in data.measured if row.busbw_gb_s}
-    if len(names) != 1 or data.answer.data.node_counts[1] > 1 or "topology" not in devices:
+    is_one_node = data.answer.data.node_counts.of_largest_point <= 1
+    if len(names) != 1 or not is_one_node or "topology" not in devices:
         return None
     for text in devices["topology"]:
         if not (isinstance(text, str) and nvlinks(text)):

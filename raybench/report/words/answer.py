@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -108,7 +109,7 @@ def question(answer: RunAnswer) -> str:
         case Ranking() as found:
             names = ", ".join(map(formatting.heading, answer.compared_settings))
             noun = metric_noun(found.metric, answer.asked.items)
-            best = "highest" if found.is_most_best else "lowest"
+            best = "highest" if found.highest_is_best else "lowest"
             return f"Which {names} of {what} has the {best} {noun}?"
     return f"How long does a step of {what} take?"
 
@@ -428,12 +429,12 @@ def _values(found: Ranking | Values, answer: RunAnswer) -> str:
     case, one = found.figures[0]
     noun, value = metric_noun(metric, items), amount(metric, one.value, items)
     is_single = len(answer.data.ok_rows) == 1
-    verb = "is" if is_single else "reaches" if found.is_most_best else "goes down to"
+    verb = "is" if is_single else "reaches" if found.highest_is_best else "goes down to"
     # The noun stands behind the number: other words say what the number is.
     if noun == unit_of(metric, items):
         noun = "throughput" if metric.name == "throughput" else "rate"
         if not metric.is_rate:
-            extreme = "highest" if found.is_most_best else "lowest"
+            extreme = "highest" if found.highest_is_best else "lowest"
             noun, verb = "value" if is_single else f"{extreme} value", "is"
     names = [] if is_single else [candidate_name(answer, one), case_name(answer, case)]
     place = ", ".join(filter(None, names))
@@ -446,7 +447,7 @@ def _values(found: Ranking | Values, answer: RunAnswer) -> str:
 def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     """Return the best setting and what it gains, or that there is no clear winner."""
     over = found.over_cases
-    case = over.case if over else found.told[0]
+    case = over.case if over else found.described_cases[0]
     best = candidate_name(answer, case.best)
     noun = metric_noun(found.metric, answer.asked.items)
     if case.verdict is RankingVerdict.UNDECIDED or (over and not over.wins):
@@ -470,27 +471,32 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     if over:
         following = "the second fastest" if is_speed(found.metric) else "the second best"
     faster = "The fastest" if over else best
+    ratios = [
+        one.best.value / one.ranked[1].value - 1 if one.ranked[1].value else math.inf for one in won
+    ]
+    least, most_of_all = sorted(map(abs, (min(ratios), max(ratios))))
+    shares = formatting.share_words(least, most_of_all)
     if is_speed(found.metric):
         gains = span(*(formatting.ratio(choose(one.gain for one in won)) for choose in (min, max)))
         sentences = [
             f"{best} {'is' if is_sure else 'was'} the fastest{often}{of_run}.",
             f"{faster} is {gains} times as fast as {following}.",
         ]
+    elif found.metric.name in _USED_UP and not found.highest_is_best:
+        sentences = [
+            f"{best} needs the least {noun}{often}{of_run}.",
+            f"{best} needs {shares} less {noun} than {following}.",
+        ]
     else:
-        ratios = [one.best.value / (one.ranked[1].value or 1.0) - 1 for one in won]
-        least, most_of_all = sorted(map(abs, (min(ratios), max(ratios))))
-        shares = formatting.share_words(least, most_of_all)
-        if found.metric.name in _USED_UP and not found.is_most_best:
-            sentences = [
-                f"{best} needs the least {noun}{often}{of_run}.",
-                f"{best} needs {shares} less {noun} than {following}.",
-            ]
-        else:
-            degree = "high" if found.is_most_best else "low"
-            sentences = [
-                f"{best} has the {degree}est {noun}{often}{of_run}.",
-                f"The value of {best} is {shares} {degree}er than that of {following}.",
-            ]
+        degree = "high" if found.highest_is_best else "low"
+        sentences = [
+            f"{best} has the {degree}est {noun}{often}{of_run}.",
+            f"The value of {best} is {shares} {degree}er than that of {following}.",
+        ]
+    # Nothing is a multiple of 0, so the first sentence says all.
+    compared = [one.gain for one in won] if is_speed(found.metric) else ratios
+    if math.inf in compared:
+        sentences = sentences[:1]
     if over and over.undecided:
         where = cases_words(over.undecided, over.cases, answer.case_settings)
         sentences.append(f"The winner is undecided {where}.")

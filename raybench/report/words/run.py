@@ -27,10 +27,10 @@ def machine(data: RunData) -> str:
     """Return `4 x NVIDIA H200 on 1 node; NCCL transport P2P/CUMEM`; `run.cluster` if unknown."""
     if data.devices.empty:
         return data.run.cluster
-    nodes, most = data.node_counts
-    text = formatting.machine(records(data.devices), nodes)
-    if 0 < most < nodes:
-        text += f", at most {counted(most, 'node')} in a point"
+    nodes = data.node_counts
+    text = formatting.machine(records(data.devices), nodes.of_run)
+    if 0 < nodes.of_largest_point < nodes.of_run:
+        text += f", at most {counted(nodes.of_largest_point, 'node')} in a point"
     if data.run.only_devices:
         text += ", only those that --devices named"
     ways = {way for row in data.rows for way in row.transports or ()}
@@ -187,7 +187,7 @@ def facts(data: RunData) -> str:
     rounds = most if min(counts) == max(counts) else f"{min(counts)} to {most}"
     devices = data.run.cluster
     if not data.devices.empty:
-        rows, nodes = records(data.devices), data.node_counts[0]
+        rows, nodes = records(data.devices), data.node_counts.of_run
         is_one_node = data.ranks == "GPUs" and nodes == 1
         devices = formatting.models(rows) if is_one_node else formatting.machine(rows, nodes)
     parts = (

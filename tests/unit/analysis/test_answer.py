@@ -1,5 +1,7 @@
 """What a run answers, as data."""
 
+import math
+
 import pandas as pd
 import pytest
 from builders import make_failed, make_point, make_run, make_steady, make_summary, with_values
@@ -77,6 +79,21 @@ def test_a_case_has_a_verdict(metric, steps_ms, verdict):
     # Memory needs no rounds.
     is_open = verdict is RankingVerdict.UNDECIDED or answer.is_of_memory
     assert answer.single_starts == (0 if is_open else 2)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "gain"),
+    [
+        ("comm_exposed_ms", [0.0, 5.0], math.inf),
+        ("busbw_gb_s", [5.0, 0.0], math.inf),
+        ("comm_exposed_ms", [0.0, 0.0], 1.0),
+        ("comm_exposed_ms", [2.0, 5.0], 2.5),
+    ],
+)
+def test_the_gain_over_a_value_of_0(metric, values, gain):
+    records = [ran(2, 8.0), ran(2, 8.0, Precision.BF16)]
+    [case] = answer_of(records, job_text=ASKED % metric, **{metric: values}).cases
+    assert case.gain == gain
 
 
 def test_points_that_do_not_compete_are_values():

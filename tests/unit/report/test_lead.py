@@ -149,6 +149,32 @@ def test_other_metrics_are_told_high_or_low(best, told):
     assert told in said(records, {}, job, workload_metrics=[{"gain": 3.0}, {"gain": 1.5}])
 
 
+@pytest.mark.parametrize(
+    ("best", "told"),
+    [
+        (
+            "min",
+            "bf16 has the lowest gain in this run. "
+            "The value of bf16 is 100 % lower than that of fp32.",
+        ),
+        # No share says how far a value is above 0.
+        ("max", "fp32 has the highest gain in this run."),
+    ],
+)
+def test_a_value_of_0_is_no_tie(best, told):
+    job = f"answer: {{metric: gain, over: [precision], best: {best}}}\nworkload: {{kind: mlp}}\n"
+    records = [ran(1, 8.0), ran(1, 8.0, Precision.BF16)]
+    text = said(records, {}, job, workload_metrics=[{"gain": 5.0}, {"gain": 0.0}])
+    assert text.endswith(told)
+    assert "differ by less than" not in text
+
+
+def test_the_fastest_beside_a_rate_of_0():
+    records = [ran(1, 8.0), ran(1, 8.0, Precision.BF16)]
+    text = said(records, {}, ASKED % ("busbw_gb_s", "precision"), busbw_gb_s=[5.0, 0.0])
+    assert text.endswith("fp32 was the fastest in this run.")
+
+
 def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_asks_for_both():
     records = [
         make_steady(1, step_ms, batch_size=batch, params={"grad_accumulation": 8 // batch})
