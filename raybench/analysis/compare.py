@@ -6,8 +6,8 @@ mean over its rounds. Rounds of a run share machine and time, so they do not cou
 runs of a side is estimated by `raybench.stats.summary`. With a single run on a side, the verdict is
 `unclear`.
 
-Compared is the rate of a point in samples/s, or in steps/s if its steps finish no samples. The rate
-follows the mean step, because occasional stalls do not show in the median.
+Points are compared by their rate in samples/s, or in steps/s if their steps finish no samples. The
+rate follows the mean step, because occasional stalls do not show in the median.
 
 Below the comparison: facts of runs that may explain a change, parts and clocks of points, and the
 `history` of points over many runs.
@@ -172,14 +172,14 @@ def compare(
     *,
     threshold: float = THRESHOLD,
 ) -> list[ComparedPoint]:
-    """Return each point of two sides with its verdict: the points of `new`, then of `base` alone.
+    """Return each point of two sides with its verdict.
 
-    Controls are left out.
+    Points of `new` come first, then points that only `base` has. Controls are left out.
 
     Args:
-        base: for each run of the side, the newest last, its rows of the table `points`, with
-            POINT_COLUMNS at least.
-        new: as `base`.
+        base: for each run of this side, its rows of the table `points`; the newest run is last.
+            Rows need POINT_COLUMNS.
+        new: the other side, as `base`.
         threshold: smaller relative changes are ignored; 0.015 means 1.5 %.
     """
     rows_base, statuses_base = _rows_and_statuses(base)
@@ -199,7 +199,7 @@ def compare(
 def _rows_and_statuses(
     side: Sequence[Sequence[PointRow]],
 ) -> tuple[dict[str, list[PointRow]], dict[str, list[Status]]]:
-    """Return by point the row of each run, its rounds as one, and the statuses of all rounds."""
+    """Return point_id -> a row for each run (the mean of its rounds), and -> all statuses."""
     rows: dict[str, list[PointRow]] = {}
     statuses: dict[str, list[Status]] = {}
     for points in side:
@@ -214,13 +214,14 @@ def _rows_and_statuses(
 class _Pair:
     """A point of two sides, the base first."""
 
-    # A row for each run that has the point, its rounds as one.
+    # For each side, a row for each run that has the point: the mean of its rounds.
     rows: Sequence[Sequence[PointRow]]
-    # Statuses of the rounds of all runs.
+    # For each side, the statuses of the rounds of all runs.
     statuses: Sequence[Sequence[Status]]
 
     @property
     def newest(self) -> PointRow:
+        """The row of the newest run, for settings; a point may be on one side only."""
         return (self.rows[1] or self.rows[0])[-1]
 
     @cached_property
@@ -245,6 +246,7 @@ class _Pair:
         return sides
 
     def _rate(self, row: PointRow) -> float:
+        """Return samples/s, or steps/s if a row has no samples."""
         per_s = row.throughput if self.has_samples else None
         return per_s or MS_PER_S / (row.step_ms_mean or math.nan)
 
@@ -255,13 +257,18 @@ class _Pair:
             values = dict.fromkeys(getattr(row, column) for side in self.ok for row in side)
             if len(values) > 1:
                 return NotDecided(kind=kind, values=tuple(values))
-        runs, side = min((len(self.ok[0]), "base"), (len(self.ok[1]), "new"), key=lambda x: x[0])
+        counts = ((len(self.ok[0]), "base"), (len(self.ok[1]), "new"))
+        runs, side = min(counts, key=lambda count: count[0])
         if runs >= LEAST_RUNS:
             return None
         return NotDecided(kind=Undecided.FEW_RUNS, side=side, runs=runs)
 
     def compared(self, **results: Any) -> ComparedPoint:
-        """Return the compared point; `results` are fields from its test, none without a test."""
+        """Return the compared point.
+
+        Args:
+            results: fields that follow from the test of the point; none if it was not tested.
+        """
         worst_first = list(Status)
         worst, failed = [], []
         for statuses in self.statuses:
@@ -282,8 +289,10 @@ class _Pair:
         if not all(self.ok):
             return point
         base, new = (math.exp(np.mean(side)) for side in self.logs)
-        measured = {"base": base, "new": new, "ratio": new / base}
-        return replace(point, **measured | {"verdict": UNCLEAR, "why": self.obstacle} | results)
+        rates = {"base": base, "new": new, "ratio": new / base}
+        # Fields of the test override these two.
+        untested = {"verdict": UNCLEAR, "why": self.obstacle}
+        return replace(point, **rates | untested | results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +302,7 @@ class _Test:
     point_id: str
     # Change of the logarithm of the rate; negative if the new side is slower.
     size: float
-    # Variance of `size` / variance of one run.
+    # Variance of `size` / variance of one run: 1/n + 1/m for n and m runs.
     share: float
     # How far runs lie apart.
     scatter: Scatter
@@ -309,7 +318,11 @@ class _Test:
         return math.exp(self.size - half), math.exp(self.size + half)
 
     def least_seen(self, threshold: float, tests: int) -> float:
-        """Return the slowdown that these runs detect in 95 % of cases if no other point changed."""
+        """Return the slowdown that these runs detect in 95 % of cases if no other point changed.
+
+        Args:
+            tests: number of points that are tested together.
+        """
         # A verdict needs a change beyond the threshold, and beyond chance among all tests.
         beyond_chance = self.scatter.detectable(self.share, FALSE_VERDICTS / tests)
         half = self.scatter.half_width(self.share, _DECIDING)
@@ -347,7 +360,7 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
     """Return the test of each point whose scatter between runs is known."""
     if not pairs:
         return []
-    # Columns of `values`: a side and a run of it.
+    # (side, run) -> column of `values`.
     columns: dict[tuple[int, str], int] = {}
     for pair in pairs:
         for side, rows in enumerate(pair.ok):
@@ -373,7 +386,11 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
 
 
 def _verdict(test: _Test, rates: Sequence[float], threshold: float) -> dict[str, Any]:
-    """Return verdict, q_value and why; `rates` are false discovery rates as slower, as faster."""
+    """Return the fields verdict, q_value and why.
+
+    Args:
+        rates: false discovery rates of the verdicts slower and faster.
+    """
     low, high = test.interval(_DECIDING)
     change = test.ratio - 1
     for verdict, sign, rate in ((SLOWER, -1, rates[0]), (FASTER, 1, rates[1])):
@@ -483,14 +500,17 @@ def _short_commit(commit: str) -> str:
 
 
 def lasting_changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
-    """Return `changes` without UUIDs, hosts, NCCL's file, CUDA_VISIBLE_DEVICES and NCCL_HOSTID."""
+    """Return `changes` without facts that depend on the devices that a run got.
+
+    These are UUIDs, hosts, NCCL's file, CUDA_VISIBLE_DEVICES and NCCL_HOSTID.
+    """
     return tuple(change for change in changes(base, new) if change.fact not in _NOT_LASTING)
 
 
 def changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
-    """Return each fact that differs, or that a run lacks: first in the order of `base`.
+    """Return each fact that differs, or that one run lacks.
 
-    Source files are compared only if both runs recorded their code.
+    Facts of `base` come first. Source files are compared only if both runs recorded their code.
 
     Args:
         base: as returned by `facts`.
@@ -506,18 +526,23 @@ def changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, 
     return tuple(changed)
 
 
-def _merge(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
-    """Return name -> text; values of workers, a mapping or None each, override the driver's."""
+def _merge(driver_facts: Any, worker_facts: pd.Series) -> dict[str, str]:
+    """Return name -> text; values of workers override the value of the driver.
+
+    Args:
+        driver_facts: name -> value.
+        worker_facts: a mapping or None for each worker.
+    """
     by_name: dict[str, list[Any]] = {}
-    for of_worker in of_workers:
-        for name, value in dict(of_worker or {}).items():
+    for facts_of_worker in worker_facts:
+        for name, value in dict(facts_of_worker or {}).items():
             by_name.setdefault(name, []).append(value)
-    return dict(of_driver) | {name: _join(values) for name, values in by_name.items()}
+    return dict(driver_facts) | {name: _join(values) for name, values in by_name.items()}
 
 
 def _join(values: Iterable[Any]) -> str:
     """Return the distinct known values, sorted, with commas; `none` if all are unknown."""
-    # pandas makes floats of integers with nulls.
+    # pandas turns integers with nulls into floats, so write 2.0 as 2.
     texts = (f"{v:.15g}" if isinstance(v, float) else str(v) for v in values if not pd.isna(v))
     return ", ".join(sorted(set(texts))) or NONE
 
@@ -546,8 +571,9 @@ class PointChange:
 def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
     """Return what changed of a point between two runs.
 
-    First parts of the step (ms) that explain at least a quarter of its change, the largest change
-    first. Then throttled and host-bound, and the SM clock (MHz) if it moved by 2 % or more.
+    Parts of the step (ms) come first if they explain at least a quarter of its change, the largest
+    change before the others. Throttling and host-bound steps follow, and then the SM clock (MHz) if
+    it moved by 2 % or more.
     """
     # Parts are of one round, so they are compared with the step of that round.
     step_ms = (step_of_parts(new) or math.nan) - (step_of_parts(base) or math.nan)
@@ -602,7 +628,7 @@ _TWO_SIDED_95 = 1.96
 class HistoryRow(PointRow):
     """A point of one of many runs."""
 
-    # A number from 0 for each model of device and number of nodes.
+    # Counts from 0. A machine is a model of device and a number of nodes.
     machine: int
     # Geometric mean of the runs of the same level.
     level_ms: float
@@ -633,19 +659,21 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
     history_rows = []
     for (_, machine), rows in series.items():
         values = np.log([row.step_ms_p50 or math.nan for row in rows])
+        # The typical interval of a step gives the noise of a single run.
         spans = [
             row.step_ms_ci_high / row.step_ms_ci_low
             for row in rows
             if row.step_ms_ci_high and row.step_ms_ci_low
         ]
         within = math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if spans else 0.0
-        firsts = [0, *find_steps(values, within, threshold), len(values)]
-        before: float | None = None
-        for first, end in pairwise(firsts):
+        # The indices at which levels begin, and the end of the last level.
+        ends = [0, *find_steps(values, within, threshold), len(values)]
+        level_before: float | None = None
+        for first, end in pairwise(ends):
             level = float(values[first:end].mean())
-            step = None if before is None else math.expm1(level - before)
+            step = None if level_before is None else math.expm1(level - level_before)
             shared: dict[str, Any] = {"machine": machine, "level_ms": math.exp(level)}
             history_rows.append(HistoryRow(**vars(rows[first]), **shared, step=step))
             history_rows += [HistoryRow(**vars(row), **shared) for row in rows[first + 1 : end]]
-            before = level
+            level_before = level
     return sorted(history_rows, key=lambda row: (order[row.point_id], row.started_at, row.run_id))

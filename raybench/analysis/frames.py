@@ -64,8 +64,8 @@ def load(
         Columns of the current schema; a column that a part lacks is null. The types do not depend
         on the content: Int64, boolean, string, float64, times in UTC, dicts and arrays. Only
         `params.NAME` and `metrics.NAME` have the type of their values. `units` has the units.
-        samples, modules and regions may have an attempt without a row in points, if its driver was
-        killed.
+        If a driver was killed, samples, modules and regions may have an attempt that has no row in
+        points.
 
     Raises:
         ResultsError: root, table or run does not exist, or the run is damaged. With all runs, a
@@ -116,6 +116,7 @@ def units(table: str) -> dict[str, str]:
 
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
+    """Return run_id -> rows of the table `points`."""
     by_run: dict[str, list[PointRow]] = {}
     for row in point_rows(reader.load_table(root, "points", run_id)):
         by_run.setdefault(row.run_id, []).append(row)
@@ -123,12 +124,15 @@ def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
 
 
 def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
+    """Return the derived table `scaling`, of one run or of all runs."""
     import pandas as pd
 
     baselines = reader.baselines(root, run_id)
     records = []
     for name, points in _points_by_run(root, run_id).items():
+        # A run without a row in `runs` is left out, because its baseline is unknown.
         rows = scaling(points, baselines[name]) if name in baselines else []
+        # Series -> id of its first baseline point.
         ids = {row.series: row.point_id for row in reversed(rows) if row.is_baseline}
         for row in rows:
             derived = {
@@ -145,6 +149,7 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
 
 
 def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
+    """Return the derived table `summary`, of one run or of all runs, without health checks."""
     import pandas as pd
 
     all_runs = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
@@ -160,7 +165,7 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
         maps = [json.loads(text) for text in frame.pop(f"{kind}_json")]
         arrays = {}
         for name in dict.fromkeys(chain(*maps)):
-            # An array each: a frame would make floats of integers with nulls.
+            # Make an array of each column: a frame would turn integers with nulls into floats.
             arrays[name] = pd.array([values.get(name) for values in maps])
         frame = frame.join(pd.DataFrame(arrays, frame.index).add_prefix(f"{kind}."))
     return frame

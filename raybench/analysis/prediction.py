@@ -116,9 +116,9 @@ class NotPredicted:
     devices_per_node: int | None = None
     # NO_GRADIENTS.
     workload: str = ""
-    # IMPRECISE: of the imprecise points; FEW_WORLDS: of the usable points.
+    # IMPRECISE: world sizes of the imprecise points; FEW_WORLDS: of the usable points.
     world_sizes: tuple[int, ...] = ()
-    # IMPRECISE: half the 95 % interval of each step over the step; None with too few samples.
+    # IMPRECISE: half of each step's 95 % interval, relative to the step; None with too few samples.
     half_intervals: tuple[float | None, ...] = ()
     # SEVERAL_MODELS.
     models: tuple[str, ...] = ()
@@ -127,16 +127,16 @@ class NotPredicted:
 def predict(
     points: Sequence[PointRow], world_sizes: Sequence[int], devices_per_node: int
 ) -> tuple[list[Prediction], list[NotPredicted]]:
-    """Return predictions of each series, and for other series the reason why there are none.
+    """Return the predictions of all series, and why other series cannot be predicted.
 
     A series is all points that differ in the number of devices alone. Points that failed, are
     imprecise, or ran on several nodes are not used.
 
     Args:
         points: rows of the table `points` of one run.
-        world_sizes: larger than the measured ones; the largest decides whether a series can be
-            predicted.
-        devices_per_node: of the largest node.
+        world_sizes: numbers of devices to predict, larger than the measured numbers. If the largest
+            exceeds `devices_per_node`, no series can be predicted.
+        devices_per_node: number of devices of the largest node.
     """
     trials = Trials(points)
     series: dict[tuple[Any, ...], list[PointRow]] = {}
@@ -148,18 +148,18 @@ def predict(
     left_out: list[NotPredicted] = []
     for unordered in series.values():
         rows = sorted(unordered, key=lambda row: row.world_size)
-        of_node = [row for row in rows if _is_timed(row) and is_on_one_node(row)]
-        usable = [row for row in of_node if _is_precise(row, trials)]
-        most = max(world_sizes)
-        if most > devices_per_node:
+        timed = [row for row in rows if _is_timed(row) and is_on_one_node(row)]
+        usable = [row for row in timed if _is_precise(row, trials)]
+        largest = max(world_sizes)
+        if largest > devices_per_node:
             left_out.append(
                 NotPredicted(
                     kind=Unpredictable.SEVERAL_NODES,
-                    world_size=most,
+                    world_size=largest,
                     devices_per_node=devices_per_node,
                 )
             )
-        elif why := _why_not(rows, of_node, usable):
+        elif why := _why_not(rows, timed, usable):
             left_out.append(why)
         else:
             predictions += [_predict_series(usable, world, trials) for world in world_sizes]
@@ -187,9 +187,15 @@ def _step_ms(row: PointRow) -> float:
 
 
 def _why_not(
-    rows: Sequence[PointRow], of_node: Sequence[PointRow], usable: Sequence[PointRow]
+    rows: Sequence[PointRow], timed: Sequence[PointRow], usable: Sequence[PointRow]
 ) -> NotPredicted | None:
-    """Return why a series cannot be predicted; `of_node` are its timed points on one node."""
+    """Return why a series cannot be predicted; None if it can.
+
+    Args:
+        rows: all points of the series.
+        timed: its ok points on one node.
+        usable: of these, the points whose step is known precisely.
+    """
     # DDP reduces gradients if a built-in model is trained, or if `comm_ms` is known, which is timed
     # for buckets of gradients alone.
     if rows[0].params.get("mode") == "inference" or not any(
@@ -198,7 +204,7 @@ def _why_not(
     ):
         return NotPredicted(kind=Unpredictable.NO_GRADIENTS, workload=rows[0].workload)
     if len({row.world_size for row in usable}) < 2:
-        if wide := [row for row in of_node if row not in usable]:
+        if wide := [row for row in timed if row not in usable]:
             return NotPredicted(
                 kind=Unpredictable.IMPRECISE,
                 world_sizes=tuple(row.world_size for row in wide),
@@ -220,16 +226,17 @@ def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -
     from scipy.optimize import nnls
 
     first, last = rows[0], rows[-1]
-    several = [row for row in rows if row.world_size > 1]
-    # Without a breakdown: all time beyond the step of the first point.
-    exposed_ms = [
-        _step_ms(row) - _step_ms(first)
-        if row.comm_exposed_ms is None or why_no_breakdown(row)
-        else row.comm_exposed_ms
-        for row in several
-    ]
-    # exposed = constant + slope x factor, not negative; for a single point the constant is 0.
-    factors = [_bytes_sent(row.world_size) for row in several]
+    with_peers = [row for row in rows if row.world_size > 1]
+    exposed_ms = []
+    for row in with_peers:
+        if row.comm_exposed_ms is None or why_no_breakdown(row):
+            # All time beyond the step of the first point counts as communication.
+            exposed_ms.append(_step_ms(row) - _step_ms(first))
+        else:
+            exposed_ms.append(row.comm_exposed_ms)
+    # Fit exposed = constant + slope x factor, without negative coefficients. A single point cannot
+    # show the constant, so it is 0.
+    factors = [_bytes_sent(row.world_size) for row in with_peers]
     constants = np.full(len(factors), 0.0 if len(factors) == 1 else 1.0)
     positive_ms = np.maximum(0.0, np.array(exposed_ms, np.float64))
     fitted, _ = nnls(np.column_stack([constants, factors]), positive_ms)
@@ -244,7 +251,7 @@ def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -
     step_ms = measured_ms + added_ms
     most_ms = measured_ms + max(added_ms, whole_ms * more_bytes / factors[-1])
     doublings = max(0.0, math.log2(world_size / last.world_size))
-    noise = math.hypot(_own_error(last, trials), ERROR_OF_A_DOUBLING * math.sqrt(doublings))
+    noise = math.hypot(_log_half_interval(last, trials), ERROR_OF_A_DOUBLING * math.sqrt(doublings))
     return Prediction(
         measured=last,
         world_size=world_size,
@@ -262,10 +269,11 @@ def _bytes_sent(world_size: int) -> float:
     return 2 * (world_size - 1) / world_size
 
 
-def _own_error(row: PointRow, trials: Trials) -> float:
+def _log_half_interval(row: PointRow, trials: Trials) -> float:
     """Return half of the 95 % interval of a measured step, as a logarithm; 0 if unknown.
 
-    It is over the rounds; for a single round over its samples, which ignores the scatter of starts.
+    The interval is over the rounds. A single round gives an interval over its samples, which
+    ignores the scatter of starts.
     """
     attempts = trials.rounds(row).values()
     steps_ms = [attempt.step_ms_p50 for attempt in attempts if attempt.step_ms_p50]

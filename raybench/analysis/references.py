@@ -67,8 +67,9 @@ class SourceRun(_Strict):
 class Quantity(_Strict):
     """What a value measures."""
 
-    # Settings that define a point, as workload, parameters, precision and world_size. A health
-    # check has test, and where, such as "device", "pair on a node", "pair of nodes", "4 on a node".
+    # Settings that define a point: workload, parameters, precision, world_size and others. A health
+    # check has the keys `test` and `where`. `where` is "device", "pair on a node", "pair of nodes",
+    # "4 on a node" or similar.
     of: dict[str, str]
     # A column of `points`, or "value" of a health check.
     metric: str
@@ -105,9 +106,9 @@ class MeasuredValue(Quantity):
 
     model: str
     value: float
-    # As in `Measured`; "" if unknown.
+    # UUIDs of the devices, as in `Measured`; "" if unknown.
     devices: str
-    # "" of a health check.
+    # "" for a health check.
     point_id: str = ""
 
 
@@ -141,7 +142,7 @@ class Entry(Quantity):
 
     @property
     def half_width(self) -> float:
-        """Half the width of the range over the value."""
+        """Half of the width of the range, relative to the value."""
         return (self.high - self.low) / 2 / self.value
 
     @property
@@ -152,11 +153,11 @@ class Entry(Quantity):
     @property
     def groups(self) -> int:
         """The number of groups of devices that were measured together."""
-        return len(_merge(_keys(self.measured))) or self.devices
+        return len(_merge(_device_sets(self.measured))) or self.devices
 
     @property
     def provenance(self) -> str:
-        """Return `6 devices in 3 groups, 3 hosts, November 2026`."""
+        """Where the range comes from: `6 devices in 3 groups, 3 hosts, November 2026`."""
         devices = f"{self.devices} device{'s' * (self.devices > 1)}"
         if self.groups < self.devices:
             devices += f" in {self.groups} group{'s' * (self.groups > 1)}"
@@ -174,6 +175,7 @@ class ReferenceFile(_Strict):
 
     @model_validator(mode="after")
     def _check_entries(self) -> ReferenceFile:
+        """Raise ValueError for an impossible range, or for a run or device that is not listed."""
         for entry in self.quantities:
             if not entry.low <= entry.value <= entry.high:
                 raise ValueError(f"must have low <= value <= high in {entry.metric} of {entry.of}")
@@ -186,12 +188,15 @@ class ReferenceFile(_Strict):
 def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (value, low, high): geometric mean over devices, and 99 % prediction interval.
 
-    The interval is for one start of a new device. On logarithms, for n devices, it is
+    The interval is for one start of a new device. For the logarithms of n devices, it is
     mean ± t(n-1) s sqrt(1 + 1/n) (G. J. Hahn, W. Q. Meeker, Statistical Intervals, 1991, section
-    4.7). s² is the variance of the means of devices, plus the part of the variance between starts
-    that the means have lost: within (1 - mean(1/k)) for k starts a device, by unweighted means
-    (J. D. Thomas, R. A. Hultquist, Annals of Statistics 6(3), 1978). The least half width is 1 %
-    (10 % for a single device) plus 2.58 standard deviations between starts.
+    4.7).
+
+    The mean of a device averages over its k starts, so the variance of these means contains only
+    1/k of the variance between starts. s² adds the lost part, (1 - mean(1/k)) times the variance
+    between starts (unweighted means: J. D. Thomas, R. A. Hultquist, Annals of Statistics 6(3),
+    1978). The least half width is 1 % (10 % for a single device) plus 2.58 standard deviations
+    between starts.
 
     Args:
         devices: for each device the positive values of its starts.
@@ -200,9 +205,11 @@ def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, flo
 
     logs = [np.log(starts) for starts in devices]
     means = np.array([starts.mean() for starts in logs])
+    # Variance between starts of the same device.
     freedom = sum(len(starts) - 1 for starts in logs)
     squares = sum(float(((starts - starts.mean()) ** 2).sum()) for starts in logs)
     within = squares / max(freedom, 1)
+    # The least half width, and the half width by the scatter of devices.
     upper, count = (1 + _CONFIDENCE) / 2, len(means)
     noise = float(norm.ppf(upper)) * within**0.5
     half = np.log1p(_ONE_DEVICE if count == 1 else _FLOOR) + noise
@@ -216,6 +223,7 @@ def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, flo
 
 
 def _rounded(value: float) -> float:
+    """Return the value with 6 significant digits, as reference files store it."""
     return float(f"{value:.6g}")
 
 
@@ -227,8 +235,8 @@ def reference_files(
     Args:
         run: the run.
         devices: its rows in the table `devices`.
-        measured: its positive values. Values of the same quantity and devices are starts; values of
-            unknown devices are left out.
+        measured: its positive values. Several values of the same quantity and devices are several
+            starts. Values of unknown devices are left out.
     """
     versions, locations = dict(run.versions), {}
     for device in devices:
@@ -238,12 +246,13 @@ def reference_files(
     software = {name: versions[name] for name in ("torch", "cuda", "driver") if versions.get(name)}
     runs = {run.run_id: SourceRun(date=run.started_at.date(), software=software)}
     files: dict[str, ReferenceFile] = {}
-    same: dict[tuple[object, ...], tuple[MeasuredValue, dict[str, list[float]]]] = {}
+    # For each quantity of a model: its first value, and devices -> values of starts.
+    by_quantity: dict[tuple[object, ...], tuple[MeasuredValue, dict[str, list[float]]]] = {}
     for value in measured:
         if value.devices:
-            _, values = same.setdefault((value.model, value.key, value.fabric), (value, {}))
+            _, values = by_quantity.setdefault((value.model, value.key, value.fabric), (value, {}))
             values.setdefault(value.devices, []).append(_rounded(value.value))
-    for first, values in same.values():
+    for first, values in by_quantity.values():
         empty = ReferenceFile(model=first.model, runs=runs, devices=locations, quantities=[])
         file = files.setdefault(first.model, empty)
         file.quantities.append(_make_entry(first, {run.run_id: values}, file))
@@ -263,19 +272,20 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
     for model, of_model in by_model.items():
         runs: dict[str, SourceRun] = {}
         devices: dict[str, str] = {}
-        same: dict[object, tuple[Entry, Measured]] = {}
+        # For each quantity: its last entry, and the starts of all entries.
+        by_quantity: dict[object, tuple[Entry, Measured]] = {}
         for file in of_model:
             runs |= dict(sorted(file.runs.items()))
             devices |= file.devices
             for entry in file.quantities:
-                _, measured = same.get((entry.key, entry.fabric), (entry, {}))
+                _, measured = by_quantity.get((entry.key, entry.fabric), (entry, {}))
                 for name, values in entry.measured.items():
                     measured[name] = measured.get(name, {}) | values
-                same[entry.key, entry.fabric] = entry, measured
+                by_quantity[entry.key, entry.fabric] = entry, measured
         empty = ReferenceFile(model=model, runs=runs, devices=devices, quantities=[])
         entries = [
             _make_entry(last, measured, empty) if measured else last
-            for last, measured in same.values()
+            for last, measured in by_quantity.values()
         ]
         pooled.append(empty.model_copy(update={"quantities": entries}))
     return pooled
@@ -283,8 +293,8 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
 
 def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> Entry:
     """Return the entry of a quantity from its starts; `file` lists runs and devices."""
-    # Starts that share a UUID may be of the same device.
-    groups = _merge(_keys(measured))
+    # Starts that share a UUID may be of the same device, so they count as one group.
+    groups = _merge(_device_sets(measured))
     values: list[list[float]] = [[] for _ in groups]
     are_together = False
     for of_run in measured.values():
@@ -293,6 +303,7 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
             values[number] += starts
             are_together = are_together or "+" in names
     value, low, high = predict_range(values)
+    # Unless devices worked together, it is unknown which device of a group was used: count one.
     used: set[str] = set()
     for group in groups:
         used |= group if are_together else {min(group)}
@@ -315,9 +326,14 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
 
 
 def _count_hosts(used: set[str], measured: Measured, locations: Mapping[str, str]) -> int:
-    """Return the least number of hosts of the devices; `locations`: UUID -> host name and index."""
+    """Return the least number of hosts that the devices are on.
+
+    Args:
+        used: UUIDs of the devices.
+        locations: UUID -> host name and index.
+    """
     # Hosts may share a name. Devices with the same name and index are on different hosts, unless
-    # the same run used them.
+    # one run used them: these count as one host.
     total = 0
     for host in {locations[uuid].rpartition(" ")[0] for uuid in used}:
         of_host = {uuid for uuid in used if locations[uuid].rpartition(" ")[0] == host}
@@ -327,12 +343,14 @@ def _count_hosts(used: set[str], measured: Measured, locations: Mapping[str, str
     return total
 
 
-def _keys(measured: Measured) -> Iterator[set[str]]:
+def _device_sets(measured: Measured) -> Iterator[set[str]]:
+    """Yield the UUIDs of each key of `Measured`."""
     for of_run in measured.values():
         yield from map(_uuids, of_run)
 
 
 def _merge(groups: Iterable[set[str]]) -> list[set[str]]:
+    """Return disjoint sets: sets that have a member in common become one."""
     merged: list[set[str]] = []
     for group in groups:
         overlapping = [other for other in merged if other & group]
@@ -342,6 +360,7 @@ def _merge(groups: Iterable[set[str]]) -> list[set[str]]:
 
 
 def _uuids(devices: str) -> set[str]:
+    """Return the UUIDs of a key of `Measured`, such as "A+B"."""
     return set(re.split(r"[+/]", devices))
 
 
@@ -361,14 +380,14 @@ class References:
         return [entry for file in files for entry in file.quantities]
 
     def find(self, model: str, quantity: Quantity) -> Entry | None:
-        """Return the first entry of a model with the same `key` and fabric.
+        """Return the first entry of a model with the same `key` and a fabric that fits.
 
-        An entry without a fabric fits, too, and an entry with the first part of the fabric:
-        "NVLink x18" for "NVLink x18, 1:PHB".
+        The fabric of an entry fits if it is empty, the same, or the first part: the entry
+        "NVLink x18" fits "NVLink x18, 1:PHB".
         """
         fabrics = ("", quantity.fabric, quantity.fabric.partition(",")[0])
-        same = (entry for entry in self.entries(model) if entry.key == quantity.key)
-        return next((entry for entry in same if entry.fabric in fabrics), None)
+        entries = (entry for entry in self.entries(model) if entry.key == quantity.key)
+        return next((entry for entry in entries if entry.fabric in fabrics), None)
 
 
 SHIPPED = References()
@@ -545,11 +564,11 @@ def format_references(file: ReferenceFile) -> str:
 
 
 def peak_of(model: str, of: Mapping[str, str]) -> float | None:
-    """Return the datasheet's peak: TFLOP/s of gemm, GB/s of memory; None if unknown.
+    """Return the datasheet's peak in TFLOP/s for gemm, in GB/s for memory; None if unknown.
 
     Args:
-        model: of the device.
-        of: as in `Quantity`.
+        model: model of the device.
+        of: settings, as in `Quantity`.
     """
     words = [*of.get("test", "").split(), of.get("workload", ""), of.get("precision", "")]
     if words[0] == "gemm":
@@ -558,6 +577,7 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 
 
 def _exceeded_peak(model: str, entry: Entry) -> float | None:
+    """Return the datasheet's peak that the value of an entry exceeds; None if it exceeds none."""
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, which is faster than the memory.
     is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
@@ -566,10 +586,11 @@ def _exceeded_peak(model: str, entry: Entry) -> float | None:
     return peak
 
 
-# Factors by which figures may exceed their limit: beyond an interval; without an interval, because
-# starts differ; in strong scaling, because smaller shares may have faster kernels.
+# Factors by which figures may exceed their limit. A figure with an interval may by 2 %, and without
+# an interval by 10 %, because starts differ. In strong scaling it may by 25 %, because smaller
+# shares may have faster kernels.
 _TOLERANCE, _ONE_START, _STRONG = 1.02, 1.1, 1.25
-# Above the largest value of a reference, because it has few devices.
+# A reference has few devices, so a rate may exceed its largest value by these factors.
 _OVER_REFERENCE, _OVER_PRODUCTS = 1.05, 1.1
 # Peak memory in bytes below which the work of a rank may be in a cache.
 _STRONG_SHARE_IN_CACHE = 2**30
@@ -583,19 +604,20 @@ def impossible_figures(
 ) -> list[Doubt]:
     """Return a doubt for each impossible figure of an ok point; the figure is its subject.
 
-    Checked are the efficiency, rates with a reference or datasheet, samples of built-in workloads
-    against the batch, and whether the iterations fit into the attempts.
+    This checks the efficiency, the rates that have a reference or datasheet, the samples of
+    built-in workloads against the batch, and whether the iterations fit into the attempts.
 
     Args:
         row: a point.
         references: reference values.
-        attempts_s: durations of the attempts whose iterations `row` counts; iterations are not
-            checked if a duration is missing.
+        attempts_s: durations of the attempts whose iterations `row` counts. If a duration is
+            missing, the iterations are not checked.
     """
     if row.status is not Status.OK:
         return []
     doubts = list(_rates(row, references.entries(row.device_name or "")))
     if row.efficiency is not None and row.speed_up is not None and not row.is_baseline:
+        # The efficiency that the point has at least, by its interval or by a tolerance.
         least = row.efficiency_low or row.efficiency / _ONE_START
         is_strong = row.scaling == "strong"
         # A device with less work may clock higher.
@@ -603,12 +625,14 @@ def impossible_figures(
         may_be_in_cache = is_strong and (row.peak_mem_allocated_bytes or 0) < _STRONG_SHARE_IN_CACHE
         if least > allowed and not may_be_in_cache:
             doubts.insert(0, _impossible("efficiency", row.efficiency, allowed))
+    # A step cannot finish more items than its batch has.
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
     per_rank = row.batch_size * row.world_size if row.batch_size else 0
     batch = max(row.global_batch_size or 0, per_rank) * (row.grad_accumulation or 1)
     items = (row.throughput or 0.0) * step_ms / MS_PER_S
     if batch and row.workload in registry.BUILTIN and items > _TOLERANCE * batch:
         doubts.append(_impossible("items", items, batch))
+    # The iterations cannot take longer than the attempts that ran them.
     count = (row.iterations or 0) * (row.inner_iterations or 1)
     took_s = count * step_ms / MS_PER_S
     total_s = sum(filter(None, attempts_s)) if None not in attempts_s else 0.0
@@ -618,13 +642,15 @@ def impossible_figures(
 
 
 def without_repeated_mfu(doubts: Sequence[Doubt]) -> list[Doubt]:
-    """Return the doubts without that about MFU if the same TFLOP/s exceed a reference."""
-    subjects = {one.subject for one in doubts if one.kind is DoubtKind.IMPOSSIBLE}
-    if "achieved_tflops_per_device" not in subjects:
+    """Return the doubts; the doubt about MFU is left out if the TFLOP/s are doubtful too."""
+    impossible = {doubt.subject for doubt in doubts if doubt.kind is DoubtKind.IMPOSSIBLE}
+    if "achieved_tflops_per_device" not in impossible:
         return list(doubts)
-    return [
-        one for one in doubts if not (one.kind is DoubtKind.IMPOSSIBLE and one.subject == "mfu_pct")
-    ]
+    kept = []
+    for doubt in doubts:
+        if doubt.kind is not DoubtKind.IMPOSSIBLE or doubt.subject != "mfu_pct":
+            kept.append(doubt)
+    return kept
 
 
 def has_impossible(row: ScaledRow) -> bool:
@@ -637,9 +663,13 @@ def _impossible(figure: str, value: float, limit: float) -> Doubt:
 
 
 def _rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doubt]:
-    """Yield a doubt for each rate that the device cannot reach; `entries` are of its model."""
+    """Yield a doubt for each rate that the device cannot reach.
 
-    def most(test: str) -> float:
+    Args:
+        entries: references of the model of the device.
+    """
+
+    def largest_value(test: str) -> float:
         """Return the largest value of health tests whose name begins with `test`, or 0."""
         values = []
         for entry in entries:
@@ -659,8 +689,9 @@ def _rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doubt]:
         yield _impossible("mfu_pct", row.mfu_pct, 100.0)
     size = row.params.get("size_bytes", "") if row.workload == "memory" else ""
     footprint = int(size) if size.isdecimal() else row.peak_mem_allocated_bytes or 0
-    triad = most("memory ") or peak_of(model, {"test": "memory"}) or 0.0
+    memory_gb_s = largest_value("memory ") or peak_of(model, {"test": "memory"}) or 0.0
     is_by_switch = row.params.get("operation", "all_reduce") in _BY_NVLS
+    # Column, rate of the point, largest rate that is known of such devices, tolerance.
     ceilings = (
         (
             "achieved_tflops_per_device",
@@ -671,13 +702,13 @@ def _rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doubt]:
         (
             "memory_gb_s",
             row.memory_gb_s if footprint >= LARGER_THAN_CACHES else None,
-            triad,
+            memory_gb_s,
             _OVER_REFERENCE,
         ),
         (
             "busbw_gb_s",
             row.busbw_gb_s if row.world_size > 1 else None,
-            most("copy "),
+            largest_value("copy "),
             _OVER_REFERENCE * (_NVLS_FACTOR if is_by_switch else 1),
         ),
     )

@@ -57,7 +57,7 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledRow(PointRow):
-    """A point, its rounds as one, with its speed-up over the baseline point of its series.
+    """A point (the mean of its rounds) with its speed-up over the baseline point of its series.
 
     Derived from `points` when reporting. None means unknown, as intervals of a single round.
     """
@@ -173,6 +173,7 @@ class Columns:
 
 
 def _show(names: str, *, optional: str) -> Columns:
+    """Return the columns of these names, which are separated by blanks."""
     return Columns(
         metrics=tuple(BY_NAME[name] for name in names.split()),
         optional=tuple(BY_NAME[name] for name in optional.split()),
@@ -211,7 +212,10 @@ MAIN_RATES = tuple(
 
 
 def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
-    """Return the metrics that workloads declare themselves, as the first point has them."""
+    """Return the metrics that workloads declare themselves.
+
+    Heading and description are taken from the first point that has the metric.
+    """
     metrics: dict[str, Metric] = {}
     for row in rows:
         headings, methods = row.workload_headings or {}, row.methods or {}
@@ -267,7 +271,7 @@ DEGREES = {
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
 # The size of a message or an array.
 SIZE = "size_bytes"
-# Settings with a value for "not used".
+# Settings that a point may leave unused, and the values that say so.
 _SWITCHES = ("compile", "activation_checkpointing")
 _UNUSED = ("none", "false", "off", "0", "")
 
@@ -300,7 +304,8 @@ def setting_order(value: Any) -> tuple[int, float, str]:
     Texts of numbers count as numbers. Texts such as `1.3b` and `175b` are sorted by size.
     """
     number = number_of(value)
-    if number is not None and number == number:  # not NaN
+    # NaN differs from itself; it is sorted as a text.
+    if number is not None and number == number:
         return (0, number, "")
     precisions = [precision.value for precision in Precision]
     if value in precisions:
@@ -376,17 +381,19 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
     names = varying(rows)
     if "preset" in names:
         presets = {setting_of(row, "preset") for row in rows}
+        # A setting follows from the preset if each preset has a single value of it.
         independent = []
         for name in names:
             pairs = {(setting_of(row, "preset"), setting_of(row, name)) for row in rows}
             if name == "preset" or len(pairs) > len(presets):
                 independent.append(name)
         names = independent
-    rest = [name for name in names if name not in OPTIONAL]
+    # OPTIONAL settings are needed only if two points are equal in all other settings.
+    not_optional = [name for name in names if name not in OPTIONAL]
     combinations = set()
     for row in rows:
-        combinations.add(tuple(str(setting_of(row, name)) for name in rest))
-    return rest if len(combinations) == len(rows) else names
+        combinations.add(tuple(str(setting_of(row, name)) for name in not_optional))
+    return not_optional if len(combinations) == len(rows) else names
 
 
 def known_settings(row: HasSettings, names: Iterable[str]) -> dict[str, Any]:
@@ -396,10 +403,10 @@ def known_settings(row: HasSettings, names: Iterable[str]) -> dict[str, Any]:
 
 
 def used_settings(row: HasSettings, names: Collection[str]) -> dict[str, Any]:
-    """Return the settings that a point uses, degrees of parallelism first.
+    """Return name -> value of the settings that a point uses, degrees of parallelism first.
 
-    Left out are false, degrees of 1, `compile` and checkpointing that are off, and world_size if it
-    follows from the degrees.
+    This leaves out settings that are false, degrees of 1, `compile` and checkpointing that are off,
+    and world_size if it is the product of the degrees.
     """
     given = known_settings(row, names)
     degrees = {name: number_of(given.get(name)) or 1 for name in DEGREES if name in names}

@@ -86,13 +86,15 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     """
     points = list(points)
     trials = Trials(points)
-    rows = [_with_own(row, trials, baseline) for row in mean_of_rounds(points)]
+    rows = [_with_own_columns(row, trials, baseline) for row in mean_of_rounds(points)]
+    # Sort the points into series.
     series: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows:
         names = (*_SETTINGS, *filter(None, [batch_column(row)]))
         settings = ((name, str(getattr(row, name))) for name in names if name not in baseline)
         params = sorted((k, v) for k, v in row.params.items() if k not in baseline)
         series.setdefault((*settings, *params), []).append(row)
+    # Compare each point with the baseline point of its series.
     speeds = _OwnSpeeds(rows)
     derived: dict[str, Derived] = {}
     ratios = []
@@ -106,6 +108,7 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
             if base is not None and row is not base and "speed_up" in values:
                 ratios.append((row, trials.log_ratios(base, row)))
             derived[row.point_id] = values
+    # Add the intervals over the rounds. All points together show how far starts lie apart.
     times = [(row, trials.logs(row, lambda attempt: attempt.step_ms_p50)) for row in rows]
     rates = [(row, trials.logs(row, lambda attempt: attempt.throughput)) for row in rows]
     for logs, columns in (
@@ -123,23 +126,26 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     with_derived = []
     for row in rows:
         values = derived[row.point_id]
-        of_pair = values.pop("doubts", ())
-        doubts = (*(row.doubts or ()), *of_pair) if of_pair else row.doubts
+        # Doubts about the comparison are added to the doubts about the point.
+        of_comparison = values.pop("doubts", ())
+        doubts = (*(row.doubts or ()), *of_comparison) if of_comparison else row.doubts
         with_derived.append(replace(row, **values, doubts=doubts))
     return with_derived
 
 
-def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> ScaledRow:
-    """Return a point with the columns that need no other point."""
+def _with_own_columns(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> ScaledRow:
+    """Return a point with the derived columns that need no other point."""
     reason = why_no_breakdown(row)
     column = batch_column(row)
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
+    # The wall time of the first rank belongs to the round whose step was broken down.
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
-    of_parts_ms = step_of_parts(row)
+    step_ms = step_of_parts(row)
     is_ok = row.status is Status.OK
-    of_rounds = trials.rounds(row).values() if is_ok else ()
+    ok_rounds = trials.rounds(row).values() if is_ok else ()
     values = {**vars(row), "doubts": _known_doubts(row) if is_ok else None}
     if reason:
+        # Parts that contradict the step are not shown.
         values |= dict.fromkeys((*BREAKDOWN, "host_bound"))
     return ScaledRow(
         **values,
@@ -147,22 +153,23 @@ def _with_own(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> 
         rounds=len(trials.rounds(row)),
         is_baseline=bool(baseline)
         and all(_is_same(setting_of(row, name), value) for name, value in baseline.items()),
-        samples_per_joule=samples_per_joule(of_rounds),
-        wall_unsynced_share=wall_ms / of_parts_ms if wall_ms and of_parts_ms else None,
+        samples_per_joule=samples_per_joule(ok_rounds),
+        wall_unsynced_share=wall_ms / step_ms if wall_ms and step_ms else None,
         scatter=None if not mean_ms or sd_ms is None else sd_ms / mean_ms,
         why_no_breakdown=reason,
     )
 
 
 def _known_doubts(row: PointRow) -> tuple[Doubt, ...] | None:
-    """Return stored doubts and doubts by the columns; None if both are unknown."""
+    """Return stored doubts and doubts that follow from columns; None if both are unknown."""
+    # Doubts of OF_MEAN were stored for one round. The columns of the mean give them anew.
     stored = (doubt for doubt in row.doubts or () if doubt.kind not in OF_MEAN)
     doubts = worst_of_each((*stored, *column_doubts(row)))
     return doubts if doubts or row.doubts is not None else None
 
 
 def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
-    """Return the samples of all rounds over the energy of their steps; None if unknown."""
+    """Return the samples of all rounds divided by the energy of their steps; None if unknown."""
     samples, used_j = 0.0, 0.0
     for row in rounds:
         steps = (row.iterations or 0) * (row.inner_iterations or 0)
@@ -176,15 +183,19 @@ def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
 def _against(
     row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, speeds: _OwnSpeeds
 ) -> Derived:
-    """Return the columns of a comparison; `is_scaling` if the speed-up has an ideal."""
+    """Return the columns that follow from the comparison with the baseline point.
+
+    Args:
+        is_scaling: whether the points differ in devices alone, so that the speed-up has an ideal.
+    """
     ratios = trials.log_ratios(base, row)
     if not ratios:
         return {"why": NotCompared(kind=NotComparedKind.NO_COMMON_ROUND)}
     speed_up = math.exp(sum(ratios.values()) / len(ratios))
-    taken, of_base = row.peak_mem_allocated_bytes, base.peak_mem_allocated_bytes
+    peak, base_peak = row.peak_mem_allocated_bytes, base.peak_mem_allocated_bytes
     values: Derived = {
         "speed_up": speed_up,
-        "memory_ratio": None if taken is None or not of_base else taken / of_base,
+        "memory_ratio": None if peak is None or not base_peak else peak / base_peak,
         "clock_ratio": _clock_ratio(row, base),
         "doubts": tuple(_doubts_beside(row, base)),
     }
@@ -192,19 +203,20 @@ def _against(
         return values
     has_uneven_devices = row.slow_ratio < 1 or len({*_models_of(row), *_models_of(base)}) > 1
     if has_uneven_devices:
-        ideal, ideal_of_base = speeds.together(row), speeds.together(base)
-        if ideal and ideal_of_base:
-            values["efficiency"] = speed_up * ideal_of_base / ideal
+        # The ideal is the sum of what each device does alone.
+        ideal, base_ideal = speeds.together(row), speeds.together(base)
+        if ideal and base_ideal:
+            values["efficiency"] = speed_up * base_ideal / ideal
         return values
     devices = row.world_size / base.world_size
     efficiency = speed_up / devices
     if row.scaling == "strong" and devices > 1:
-        # Karp and Flatt give the share e of the baseline's time. Amdahl's law gives the share f of
-        # the time of one device: e = f / (f + (1 - f) / b). A point that is much slower than the
-        # baseline has no solution.
-        of_time = (1 / speed_up - 1 / devices) / (1 - 1 / devices)
-        share = base.world_size - (base.world_size - 1) * of_time
-        values["serial_fraction"] = of_time / share if share > 0 else None
+        # Karp and Flatt give e, the serial share of the time of the baseline with its b devices.
+        # By Amdahl's law e = f / (f + (1 - f) / b) for the serial share f of the time of one
+        # device. Solve for f. A point that is much slower than the baseline has no solution.
+        serial = (1 / speed_up - 1 / devices) / (1 - 1 / devices)
+        divisor = base.world_size - (base.world_size - 1) * serial
+        values["serial_fraction"] = serial / divisor if divisor > 0 else None
     values["why_no_losses"] = _why_no_losses(row, base)
     if not (row.why_no_breakdown or base.why_no_breakdown):
         values |= shares_of_loss(row, base, efficiency)
@@ -212,18 +224,21 @@ def _against(
 
 
 def _doubts_beside(row: ScaledRow, base: ScaledRow) -> Iterator[Doubt]:
+    """Yield the doubts about the comparison of a point with its baseline point."""
     if base.stable is False:
         yield Doubt(kind=DoubtKind.BASE_UNSTEADY, value=base.warmup_iterations)
     if (ratio := _clock_ratio(row, base)) is not None:
         yield Doubt(kind=DoubtKind.OTHER_CLOCKS, value=ratio, limit=1.0)
-    kernels, of_base = row.attention_kernels, base.attention_kernels
+    kernels, base_kernels = row.attention_kernels, base.attention_kernels
     is_asked = row.params.get("attention") != base.params.get("attention")
-    if kernels and of_base and kernels != of_base and not is_asked:
-        subject = f"`{', '.join(kernels)}` here and `{', '.join(of_base)}` at the baseline point"
+    if kernels and base_kernels and kernels != base_kernels and not is_asked:
+        here, there = ", ".join(kernels), ", ".join(base_kernels)
+        subject = f"`{here}` here and `{there}` at the baseline point"
         yield Doubt(kind=DoubtKind.OTHER_KERNELS, subject=subject)
 
 
 def _why_no_losses(row: ScaledRow, base: ScaledRow) -> LossesUnknown | None:
+    """Return why the losses of a point are unknown; None if both points have a breakdown."""
     if row.is_baseline:
         return None
     for point in (row, base):
@@ -236,6 +251,7 @@ def _why_no_losses(row: ScaledRow, base: ScaledRow) -> LossesUnknown | None:
 
 
 def _why_not_taken_apart(row: ScaledRow) -> NotMeasured | None:
+    """Return why a part of the step that losses need was not measured."""
     needed = ("compute_ms",) if row.world_size == 1 else ("compute_ms", "comm_exposed_ms")
     for name in needed:
         reason = (row.not_measured or {}).get(name)
@@ -248,7 +264,7 @@ def _differ_in_devices_alone(
     row: ScaledRow, base: ScaledRow, baseline: Mapping[str, Scalar]
 ) -> bool:
     """Return whether two points differ in devices alone, and the baseline names world_size."""
-    # This batch follows from the number of devices.
+    # The job fixes one kind of batch. The other kind follows from the number of devices.
     following = {"batch_size", "global_batch_size"} - {batch_column(row)}
     others = [name for name in baseline if name not in _OF_DEVICES and name not in following]
     return "world_size" in baseline and all(
@@ -298,6 +314,7 @@ def _why_not(
         return NotCompared(kind=NotComparedKind.BASELINE_NOT_OK, subject=base.status)
     if base.device_name != row.device_name:
         is_scaling = _differ_in_devices_alone(row, base, baseline)
+        # Devices of several models are comparable if each model was measured alone.
         can_be_weighed = is_scaling and _has_throughput(base)
         if not can_be_weighed or speeds.together(row) is None:
             if len(set(_models_of(row))) < 2:
@@ -309,10 +326,10 @@ def _why_not(
         return NotCompared(kind=NotComparedKind.BASELINE_WITHOUT_THROUGHPUT)
     if why := _why_not_comparable(row, base):
         return why
-    tied = list(dict.fromkeys(member.point_id for member in members if member.is_baseline))
-    if len(tied) > 1:
+    bases = list(dict.fromkeys(member.point_id for member in members if member.is_baseline))
+    if len(bases) > 1:
         return NotCompared(
-            kind=NotComparedKind.SEVERAL_BASELINES, value=len(tied), subject=" and ".join(tied)
+            kind=NotComparedKind.SEVERAL_BASELINES, value=len(bases), subject=" and ".join(bases)
         )
     return None
 
@@ -354,7 +371,10 @@ def _why_not_comparable(row: PointRow, base: PointRow) -> NotCompared | None:
 
 
 def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
-    """Return the ratio of SM clocks of two points on one model; None if unknown or near 1."""
+    """Return the ratio of the SM clocks of two points.
+
+    None if the ratio is unknown or near 1, or if the points ran on different models.
+    """
     mhz, base_mhz = row.sm_clock_mhz_p50, base.sm_clock_mhz_p50
     if row.device_name != base.device_name or not mhz or not base_mhz:
         return None
@@ -362,10 +382,11 @@ def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
 
 
 def _reasons(row: PointRow) -> Sequence[str]:
+    """Return the reasons why the clocks of a point were limited; empty if they were not."""
     return (row.throttle_reasons or ("unknown",)) if row.throttled else ()
 
 
-# Settings in which a point and the point of a single device must agree.
+# Settings of EXECUTION that do not say which devices work, nor how they share the work.
 _ALIKE = tuple(name for name in EXECUTION if name not in ("devices", *UNEVEN))
 
 
@@ -376,9 +397,9 @@ def _models_of(row: PointRow) -> Sequence[str]:
 
 
 def probe_speeds(row: PointRow) -> list[float]:
-    """Return the samples/s of each device alone with an equal share of the batch, by the probes.
+    """Return the samples/s of each device alone with an equal share of the batch, in rank order.
 
-    In rank order; empty without probes.
+    Computed from the probes of an uneven step; empty without probes.
     """
     if not row.global_batch_size or not row.fixed_ms_by_rank or not row.speed_by_rank:
         return []
@@ -393,12 +414,13 @@ class _OwnSpeeds:
     """Samples/s of a single device of each model, by the ok points of a run with one device."""
 
     def __init__(self, rows: Iterable[PointRow]) -> None:
+        # Settings -> model -> samples/s.
         self._alone: dict[tuple[object, ...], dict[str, float]] = {}
         for row in rows:
             is_plain = row.world_size == 1 and row.slow_ratio == 1 and row.status is Status.OK
             if is_plain and row.throughput and len(_models_of(row)) == 1:
-                of_models = self._alone.setdefault(_key(row), {})
-                of_models.setdefault(_models_of(row)[0], row.throughput)
+                by_model = self._alone.setdefault(_key(row), {})
+                by_model.setdefault(_models_of(row)[0], row.throughput)
 
     def together(self, row: PointRow) -> float | None:
         """Return the sum of samples/s of a point's devices, each measured alone."""
@@ -420,6 +442,7 @@ class _OwnSpeeds:
 
 
 def _key(row: PointRow) -> tuple[object, ...]:
+    """Return the settings in which a point and the point of a single device must agree."""
     names = ("workload", "scaling", *_ALIKE, batch_column(row) or "status")
     return (*(str(setting_of(row, name)) for name in names), *sorted(row.params.items()))
 
@@ -439,9 +462,9 @@ def has_causes(row: object) -> bool:
 def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
     """Return the shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
-    A loss is the time that a part takes beyond perfect scaling: beyond its time in the baseline
-    point, times the ratio of work per step and rank (about 1 in weak scaling). A negative loss is
-    time gained.
+    The loss of a part is its time minus the time that perfect scaling would give it. That is its
+    time in the baseline point, times the ratio of work per step and rank (about 1 in weak scaling).
+    A negative loss is time gained.
 
     * lost_comm: exposed communication (`comm_exposed_ms`).
     * lost_wait: the slowest rank's own step, beyond the other ranks.
@@ -451,49 +474,56 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
     * lost_host: the device is idle because the host is late for other reasons.
     * lost_unexplained: the rest, such as `unexplained_ms` and stalls.
 
-    Parts are of the first round; other rounds are assumed to have the same shares. A loss is None
-    if its part was not measured. The result is empty without step times.
+    The parts were measured in the first round; other rounds are assumed to have the same shares. A
+    loss is None if its part was not measured. The result is empty without step times.
 
     Args:
-        row: a point with a throughput and without a reason by `why_no_breakdown`.
+        row: a point that has a throughput, and for which `why_no_breakdown` returns None.
         base: the baseline point, as `row`.
-        efficiency: of `row`.
+        efficiency: efficiency of `row`.
     """
     step_ms, base_ms = _pace_ms(row), _pace_ms(base)
     if not step_ms or not base_ms:
         return {}
     work = efficiency * step_ms / base_ms
-    now, before = _parts_of_rounds(row), _parts_of_rounds(base)
-    grown = {
-        name: None if ms is None or (was := before[name]) is None else ms - work * was
-        for name, ms in now.items()
-    }
-    data, idle = grown["lost_data"], grown["lost_host"]
+    parts, base_parts = _parts_of_rounds(row), _parts_of_rounds(base)
+    losses_ms: dict[str, float | None] = {}
+    for name, ms in parts.items():
+        base_part_ms = base_parts[name]
+        losses_ms[name] = None
+        if ms is not None and base_part_ms is not None:
+            losses_ms[name] = ms - work * base_part_ms
     if row.device_type != "cpu":
         # Late data costs only while the device is idle. The host causes all other idle time.
-        waited = None if data is None or idle is None else min(max(0.0, data), max(0.0, idle))
-        grown["lost_data"] = waited
-        grown["lost_host"] = None if idle is None else idle - (waited or 0.0)
-    shares = {name: None if ms is None else ms / step_ms for name, ms in grown.items()}
+        data_ms, idle_ms = losses_ms["lost_data"], losses_ms["lost_host"]
+        waited_ms = None
+        if data_ms is not None and idle_ms is not None:
+            waited_ms = min(max(0.0, data_ms), max(0.0, idle_ms))
+        losses_ms["lost_data"] = waited_ms
+        losses_ms["lost_host"] = None if idle_ms is None else idle_ms - (waited_ms or 0.0)
+    shares = {name: None if ms is None else ms / step_ms for name, ms in losses_ms.items()}
     explained = sum(share for share in shares.values() if share is not None)
     return {**shares, "lost_unexplained": 1 - efficiency - explained}
 
 
 def _parts_of_rounds(row: PointRow) -> dict[str, float | None]:
-    """Return `_parts`, scaled from the step of their round to the median step."""
-    of_round_ms = step_of_parts(row)
-    if not of_round_ms or not row.step_ms_p50:
+    """Return `_parts` of the round with a breakdown, scaled to the median step of all rounds."""
+    round_step_ms = step_of_parts(row)
+    if not round_step_ms or not row.step_ms_p50:
         return dict.fromkeys(LOSSES[:-1])
-    factor = row.step_ms_p50 / of_round_ms
+    factor = row.step_ms_p50 / round_step_ms
     parts = _parts(row, (_pace_ms(row) or 0.0) / factor)
     return {name: None if ms is None else factor * ms for name, ms in parts.items()}
 
 
 def _parts(row: PointRow, pace_ms: float) -> dict[str, float | None]:
-    """Return cause of a loss -> part of the step in ms; only lost_data without a breakdown.
+    """Return cause of a loss -> part of the step in ms.
 
-    lost_wait is the slowest rank's excess. lost_compute, lost_data and lost_host are of the rank
-    that the slowest rank is compared with.
+    lost_wait is the slowest rank's excess over another rank. lost_compute, lost_data and lost_host
+    are parts of that other rank. Without a breakdown, only lost_data is known.
+
+    Args:
+        pace_ms: mean step in the round of the parts.
     """
     parts: dict[str, float | None] = dict.fromkeys(LOSSES[:-1])
     local_ms, data_ms, gap_ms = row.local_step_ms, row.data_ms, row.host_gap_ms
@@ -503,6 +533,7 @@ def _parts(row: PointRow, pace_ms: float) -> dict[str, float | None]:
     is_alone = row.world_size == 1
     excess_ms = 0.0 if is_alone else row.straggler_ms
     own_ms = local_ms - (excess_ms or 0.0)
+    # Time of work on the device of the other rank.
     by_rank, local_by_rank = row.device_ms_by_rank or (), row.local_step_ms_by_rank or ()
     if len(by_rank) == 1:
         device_ms: float | None = by_rank[0]

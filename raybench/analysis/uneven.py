@@ -29,7 +29,8 @@ class RankOfStep:
     wait_ms: float | None
     # Measured speed of an emulated slow device over its full speed; None if not emulated.
     slow_ratio: float | None
-    # Not emulated. If no device is emulated: by the probes, else True.
+    # Whether the device is not slowed by emulation. If no device is emulated, the probes decide;
+    # without probes all devices are fast.
     is_fast: bool
 
 
@@ -48,7 +49,7 @@ class Scenario:
 
     @property
     def half_width(self) -> float | None:
-        """Half of the 95 % interval over the throughput; None for one round."""
+        """Half of the 95 % interval, relative to the throughput; None for one round."""
         low, high = self.row.throughput_low, self.row.throughput_high
         return None if low is None or high is None else (high - low) / 2 / self.throughput
 
@@ -77,14 +78,14 @@ class Scenario:
 
     @property
     def idle_share_of_fast(self) -> float | None:
-        """The mean wait of fast ranks with samples over the step; None if unknown."""
+        """The mean wait of fast ranks with samples, as a share of the step; None if unknown."""
         waits = [rank.wait_ms for rank in self.ranks if rank.is_fast and rank.wait_ms is not None]
         return sum(waits) / len(waits) / (step_of_parts(self.row) or 1.0) if waits else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Relative gain in throughput of a scenario over another."""
+    """By how much the throughput of a scenario exceeds the throughput of another."""
 
     # 0.1 means 10 % more samples/s.
     gain: float
@@ -122,9 +123,10 @@ class UnevenFleet:
 
     @property
     def probe_ratio(self) -> float:
-        """The mean speed of slow devices over the mean speed of fast devices, as probed.
+        """The mean speed of slow devices divided by the mean speed of fast devices, by the probes.
 
-        For emulated devices: over their full speed. 1 if no device is slow or was probed.
+        For emulated slow devices: their mean speed divided by their full speed. 1 if no device is
+        slow, or without probes.
         """
         ratios = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
         if ratios:
@@ -164,7 +166,8 @@ class UnevenFleet:
     def crossover_batch(self) -> float | None:
         """The global batch in samples above which by_speed should beat fast, by the probes.
 
-        0 means at any batch. None if by_speed never wins, all devices are fast, or it is unknown.
+        0 if by_speed should beat fast at any batch. None if by_speed never wins, if all devices are
+        fast, or if the batch is unknown.
         """
         batches = (scenario.row.crossover_batch for scenario in self.scenarios.values())
         return next((batch for batch in batches if batch is not None), None)
@@ -173,18 +176,19 @@ class UnevenFleet:
 def fleets(rows: Sequence[ScaledRow]) -> list[UnevenFleet]:
     """Return the fleets of a run that have at least two scenarios.
 
-    They are sorted by devices, slow devices, and then by the largest `slow_ratio`.
+    Fleets are sorted by their number of devices, then by their number of slow devices, then by
+    `slow_ratio`, the largest first.
 
     Args:
-        rows: of one run, by `scaling`.
+        rows: rows of one run, as `scaling` returns them.
     """
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:
         if row.status is not Status.OK or not row.throughput or not row.step_ms_p50:
             continue
         names = ("workload", "world_size", "scaling", *EXECUTION, batch_column(row) or "status")
-        alike = tuple(str(setting_of(row, name)) for name in names if name != "shares")
-        group = groups.setdefault((*alike, *sorted(row.params.items())), {})
+        shared = tuple(str(setting_of(row, name)) for name in names if name != "shares")
+        group = groups.setdefault((*shared, *sorted(row.params.items())), {})
         group[row.shares] = Scenario(row=row, throughput=row.throughput, step_ms=row.step_ms_p50)
     several = [UnevenFleet(scenarios=group) for group in groups.values() if len(group) > 1]
     return sorted(several, key=lambda f: (f.first.world_size, f.slow_count, -f.first.slow_ratio))

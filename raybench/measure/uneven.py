@@ -281,7 +281,9 @@ class StepProber:
         steps = tuple(own_s.items())
         fixed_s, item_s = fit_line(steps)
         return SpeedProbe(
-            speed=DeviceSpeed(fixed_s=fixed_s, items_per_s=1 / item_s, most=most, steps=steps),
+            speed=DeviceSpeed(
+                fixed_s=fixed_s, items_per_s=1 / item_s, most_items=most, steps=steps
+            ),
             equal_s=full_s[self.step.equal_items],
             slow_ratio=statistics.median(full_s[n] / s for n, s in steps) if is_slow else None,
         )

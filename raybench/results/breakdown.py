@@ -30,9 +30,9 @@ from raybench.stats.outliers import (
 
 # Smaller shares of idle time may be noise.
 HOST_BOUND_SHARE = 0.05
-# A hooked step that differs by more has other waits than the timed step.
+# A step with hooks that differs by more from the timed step also has other waits.
 _SAME_STEP_SHARE = 0.03
-# Columns from the instrumented steps; `data_ms` is a part of the same picture.
+# The parts of the step, by instrumented steps. `data_ms` is a part too, but comes from timed steps.
 BREAKDOWN = (
     *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "unexplained_ms", "wait_ms"),
     *("data_ms", "optimizer_ms", "host_gap_ms", "local_step_ms_by_rank", "device_ms_by_rank"),
@@ -155,6 +155,7 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     broken_down = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(broken_down) < len(measurements):
         return PartColumns(slowest_rank=_slowest_by_timed_steps(measurements, step_ms))
+    # Computation and host gap of the rank with the longest local step.
     local_steps = [list(chain(*b.local_ms)) for b in broken_down]
     local_ms = list(map(median, local_steps)) if all(local_steps) else []
     longest_ms = max(local_ms, default=None)
@@ -167,26 +168,28 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     elif longest_ms is not None:
         # A CPU is busy except when it waits for data.
         busy_ms = longest_ms - (data_wait_ms(measurements[slowest : slowest + 1]) or 0.0)
-    # Minimum over ranks: the last rank does not wait.
+    # Communication: the minimum over ranks, because the last rank does not wait for others.
     comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down])
     hooked = [b.hooked_ms for b in broken_down]
     hooked_ms = max(map(median, hooked)) if all(hooked) else None
-    is_same = hooked_ms is not None and abs(hooked_ms - step_ms) <= _SAME_STEP_SHARE * step_ms
+    is_same_step = hooked_ms is not None and abs(hooked_ms - step_ms) <= _SAME_STEP_SHARE * step_ms
     methods, not_measured = dict(broken_down[0].methods), dict(broken_down[0].not_measured)
-    if hooked_ms is not None and not is_same:
+    if hooked_ms is not None and not is_same_step:
         methods.pop("wait_ms", None)
         not_measured["wait_ms"] = NotMeasured.OTHER_STEP
-    # Longest wait of a rank in the last collective, limited to what its step leaves beside its slow
-    # work and that collective.
+    # The longest wait of a rank in the last collective. A rank waits at most for the time that its
+    # own work and the collective leave of the step.
     wait_ms, tails = None, [b.tail_ms for b in broken_down]
-    if is_same and len(tails) > 1 and all(tails) and local_ms:
-        beside_ms = step_ms - (stats.median_of_smallest(tails) or 0.0)
-        waits_ms = zip(stats.median_above_smallest(tails), local_ms, strict=True)
-        wait_ms = max(max(0.0, min(wait, beside_ms - slow)) for wait, slow in waits_ms)
+    if is_same_step and len(tails) > 1 and all(tails) and local_ms:
+        without_collective_ms = step_ms - (stats.median_of_smallest(tails) or 0.0)
+        waits_ms = []
+        for tail_ms, own_ms in zip(stats.median_above_smallest(tails), local_ms, strict=True):
+            waits_ms.append(max(0.0, min(tail_ms, without_collective_ms - own_ms)))
+        wait_ms = max(waits_ms)
     # If only gradients are reduced, `comm_ms` is the time of the all-reduce.
-    sent, bus_gb_s = broken_down[0].traffic if broken_down else (), None
-    if comm_ms and [traffic.kind for traffic in sent] == ["all_reduce"]:
-        bus_gb_s = {"all_reduce": sent[0].bus_bytes / (comm_ms / MS_PER_S) / BYTES_PER_GB}
+    traffic, bus_gb_s = broken_down[0].traffic if broken_down else (), None
+    if comm_ms and [kind_traffic.kind for kind_traffic in traffic] == ["all_reduce"]:
+        bus_gb_s = {"all_reduce": traffic[0].bus_bytes / (comm_ms / MS_PER_S) / BYTES_PER_GB}
     calls = _largest(broken_down, lambda traffic: traffic.calls)
     exposed_ms, unexplained_ms = beyond_local_step(
         None if longest_ms is None else step_ms - longest_ms,
@@ -231,8 +234,8 @@ def beyond_local_step(
         has_peers: whether several ranks work on the step.
         is_counted: whether collectives were counted.
     """
-    # Collectives that were counted but not timed explain `beyond_ms`: the local step differs from
-    # the step by nothing else.
+    # The local step is the step without its collectives. So collectives that were counted but not
+    # timed explain all of `beyond_ms`.
     if beyond_ms is None or not has_peers or (comm_ms is None and not is_counted):
         return None, beyond_ms
     exposed_ms = max(0.0, beyond_ms if comm_ms is None else min(beyond_ms, comm_ms))
@@ -286,12 +289,14 @@ def _largest(
 ) -> dict[str, int] | None:
     """Return the largest amount of any rank for each kind of collective; None without collectives.
 
-    A kind whose group is not all ranks carries its size, such as `send of 2`.
+    If the group of a kind is smaller than all ranks, the name has its size, such as `send of 2`.
     """
     largest: dict[str, int] = {}
-    for sent in chain(*(b.traffic for b in broken_down)):
-        name = sent.kind if sent.ranks == len(broken_down) else f"{sent.kind} of {sent.ranks}"
-        largest[name] = max(amount(sent), largest.get(name, 0))
+    for traffic in chain(*(b.traffic for b in broken_down)):
+        name = traffic.kind
+        if traffic.ranks != len(broken_down):
+            name = f"{traffic.kind} of {traffic.ranks}"
+        largest[name] = max(amount(traffic), largest.get(name, 0))
     return largest or None
 
 

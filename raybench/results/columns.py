@@ -23,6 +23,7 @@ from typing import (
     Annotated,
     Any,
     Literal,
+    NamedTuple,
     TypeVar,
     Union,
     cast,
@@ -105,7 +106,7 @@ def columns_of(kind: type[Any]) -> tuple[TableColumn, ...]:
 
 @cache
 def _own_columns(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
-    """Return name and column of each field; None for a nested dataclass."""
+    """Return the name of each field and its column; None in place of a nested dataclass."""
     hints = type_hints(kind, include_extras=True)
     columns: list[tuple[str, TableColumn | None]] = []
     for field in fields(kind):
@@ -116,6 +117,7 @@ def _own_columns(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
             columns.append((field.name, None))
         elif about is not None:
             arrow_kind, read = _convert(hint)
+            # Null becomes the default of the field, or else None or an empty value.
             if field.default is not MISSING:
                 null = field.default
             elif field.default_factory is not MISSING:
@@ -169,11 +171,11 @@ def _read_struct(
     values: Mapping[str, Any],
 ) -> _Row:
     """Return a dataclass from a struct of a table; null is None."""
-    read = {
-        name: None if _is_null(value := values.get(name)) else of(value)
-        for name, (_, of) in readers.items()
+    fields_read = {
+        name: None if _is_null(value := values.get(name)) else read_value(value)
+        for name, (_, read_value) in readers.items()
     }
-    return kind(**read)
+    return kind(**fields_read)
 
 
 def _is_null(value: Any) -> bool:
@@ -185,6 +187,7 @@ def _read_enums(kind: type[Enum], values: Any) -> dict[str, Enum]:
 
 
 def _tuple(values: Any) -> tuple[Any, ...]:
+    """Return a list or array of a table as a tuple; NaN becomes None."""
     plain = values.tolist() if hasattr(values, "tolist") else values
     return tuple(None if value != value else value for value in plain)
 
@@ -318,8 +321,8 @@ def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
     """Return the rows of these parts, in order, with the columns of `wanted`.
 
-    Missing files are skipped, and parts whose rows another part contains, as after a killed
-    `raybench compact`.
+    Missing files are skipped. Parts whose rows another part contains are skipped too; a killed
+    `raybench compact` leaves such parts.
 
     Raises:
         UnreadablePartsError: parts are damaged, of a newer raybench, or do not fit `wanted`.
@@ -327,33 +330,44 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
     import pyarrow as pa
 
     # Opening a part takes longer than reading it, so threads help. A table of one row takes a
-    # hundred times the memory of the row, so tables are concatenated early.
+    # hundred times the memory of the row, so the tables of a batch are concatenated at once.
     batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
-    # A thread takes longer to start than one part to read.
+    # To start a thread takes longer than to read one part.
     if len(batches) <= 1:
-        read = [_read_batch(some, table, wanted) for some in batches]
+        read = [_read_batch(batch, table, wanted) for batch in batches]
     else:
         with ThreadPoolExecutor(_READERS) as readers:
-            read = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
-    merged = {path for *_, sources in read for path in sources}
+            read = list(readers.map(lambda batch: _read_batch(batch, table, wanted), batches))
+    merged: set[Path] = set()
+    for batch in read:
+        merged.update(batch.merged)
+    # A merged part is not needed, so it may be damaged.
     reasons: dict[Path, str] = {}
-    for _, unreadable, _ in read:
-        reasons |= {path: why for path, why in unreadable.items() if path not in merged}
+    for batch in read:
+        reasons |= {path: why for path, why in batch.unreadable.items() if path not in merged}
     if reasons:
         raise UnreadablePartsError(next(iter(reasons.values())), reasons)
+    # Parts and their merged rows were both read, so read again without these parts.
     if not merged.isdisjoint(paths):
         return read_parts([path for path in paths if path not in merged], table, wanted)
-    return pa.concat_tables([_no_rows(wanted), *(rows for rows, *_ in read)]).combine_chunks()
+    return pa.concat_tables([_no_rows(wanted), *(batch.rows for batch in read)]).combine_chunks()
 
 
-def _read_batch(
-    some: Sequence[Path], table: str, wanted: pa.Schema
-) -> tuple[pa.Table, dict[Path, str], list[Path]]:
-    """Return the rows of some parts, errors by path, and the parts merged into them."""
+class _Batch(NamedTuple):
+    """Some parts of a table that were read together."""
+
+    rows: pa.Table
+    # Path -> why the part cannot be read.
+    unreadable: dict[Path, str]
+    # Parts whose rows the parts that were read contain.
+    merged: list[Path]
+
+
+def _read_batch(paths: Sequence[Path], table: str, wanted: pa.Schema) -> _Batch:
     import pyarrow as pa
 
     parts, unreadable, merged = [_no_rows(wanted)], dict[Path, str](), list[Path]()
-    for path in some:
+    for path in paths:
         try:
             rows, sources = _read_part(path, table, wanted)
         except ResultsError as error:
@@ -361,7 +375,7 @@ def _read_batch(
         else:
             parts.append(rows)
             merged += sources
-    return pa.concat_tables(parts).combine_chunks(), unreadable, merged
+    return _Batch(pa.concat_tables(parts).combine_chunks(), unreadable, merged)
 
 
 def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, list[Path]]:
@@ -372,7 +386,7 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, lis
     try:
         # Arrow would parse a relative path with a colon, such as h200:baseline/points, as a URI.
         with path.open("rb") as opened, pq.ParquetFile(opened, pre_buffer=False) as file:
-            # schema_arrow would rebuild the schema.
+            # Read the metadata of the file, because schema_arrow would rebuild the schema.
             metadata = file.metadata.metadata or {}
             version = metadata.get(b"schema_version", b"").decode("ascii", "replace")
             is_part = metadata.get(b"table") == table.encode() and version.isdecimal()
@@ -385,12 +399,13 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, lis
                 )
             part = file.read(columns=wanted.names, use_threads=False)
     except FileNotFoundError:
-        # A driver removes what a killed driver left.
+        # The file was removed meanwhile: a driver deletes leftovers of a killed driver.
         return _no_rows(wanted), []
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         why = f"cannot be read: {reason}" if reason else "not a Parquet file, or a damaged one"
         raise ResultsError(f"{path}: {why}; remove or restore it") from error
+    # An older raybench wrote fewer columns, or columns of other types.
     if not part.schema.equals(wanted, check_metadata=False):
         columns = []
         for field in wanted:
@@ -488,19 +503,19 @@ def replace_file(path: Path, content: pa.Buffer | bytes) -> None:
     Raises:
         ResultsError: the file cannot be written.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with os_errors_in_one_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and (path.parent == Path("/dev") or not path.is_file()):
             path.write_bytes(content)
             return
         try:
-            # write_bytes would follow a link.
-            aside.unlink(missing_ok=True)
-            aside.write_bytes(content)
-            aside.replace(path)
+            # Delete a leftover first: if it is a link, write_bytes would write to its target.
+            temporary.unlink(missing_ok=True)
+            temporary.write_bytes(content)
+            temporary.replace(path)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
@@ -518,7 +533,12 @@ def delete_file(path: Path) -> None:
 def os_errors_in_one_line(
     path: Path, done: str = "written", remedy: str = "choose another folder"
 ) -> Iterator[None]:
-    """Turn an OSError inside the `with` block into a ResultsError of one line that names `path`."""
+    """Turn an OSError inside the `with` block into a ResultsError of one line that names `path`.
+
+    Args:
+        done: what cannot be done, for "cannot be written".
+        remedy: what the user can do, unless the disk is full.
+    """
     try:
         yield
     except OSError as error:

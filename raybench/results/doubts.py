@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from raybench.conversion import MS_PER_S
@@ -25,14 +24,14 @@ _RARE_STALLS = 0.01
 _NEARLY = 0.95
 # Smaller shares of lateness and negative communication are not reported.
 _LEAST_SHARE = 0.02
-# Kinds that follow from columns; with several rounds, from the columns of the mean.
+# Kinds that follow from columns. With several rounds they follow from the mean of the rounds.
 OF_MEAN = frozenset(
     {
         *(DoubtKind.WIDE, DoubtKind.UNSTEADY, DoubtKind.NO_BREAKDOWN, DoubtKind.HOST_BOUND),
         *(DoubtKind.SLOW_RANK, DoubtKind.LATE_IN_TURN, DoubtKind.PARTS_EXCEED),
     }
 )
-# Kinds that follow from columns, including kinds of a single round.
+# All kinds that follow from columns. The added kinds are known for a single round only.
 OF_COLUMNS = OF_MEAN | {
     *(DoubtKind.STALLS, DoubtKind.ALLOCATOR_RETRIES, DoubtKind.DEVICE_ALLOCS),
 }
@@ -50,17 +49,21 @@ def doubts_of(row: PointRow, record: Record, measure: Measure) -> tuple[Doubt, .
 
 
 def _doubts_of_record(row: PointRow, record: Record, measure: Measure) -> Iterator[Doubt]:
+    """Yield the doubts that do not follow from the columns of an ok row alone."""
     measurements = record.measurements
+    # What the workload does not tell or do.
     if row.batch_size is not None and measurements[0].items_per_step is None:
         yield Doubt(kind=DoubtKind.NO_THROUGHPUT)
     if (row.not_measured or {}).get("comm_exposed_ms") == NotMeasured.NO_COLLECTIVES:
         yield Doubt(kind=DoubtKind.NO_COLLECTIVES)
+    # Whether the point was measured as long as the job asks.
     samples = row.iterations or 0
-    wanted = measure.fewest_samples * measure.repeats
-    if samples < wanted:
-        yield Doubt(kind=DoubtKind.FEW_SAMPLES, value=samples, limit=wanted)
-    repetitions = measurements[0].repetitions
-    steps = sum(len(repeat.timed.step_ns) * repeat.inner_iterations for repeat in repetitions)
+    wanted_samples = measure.fewest_samples * measure.repeats
+    if samples < wanted_samples:
+        yield Doubt(kind=DoubtKind.FEW_SAMPLES, value=samples, limit=wanted_samples)
+    steps = 0
+    for repetition in measurements[0].repetitions:
+        steps += len(repetition.timed.step_ns) * repetition.inner_iterations
     timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / MS_PER_S
     if measure.is_quick:
         yield Doubt(kind=DoubtKind.QUICK, value=timed_s)
@@ -68,13 +71,15 @@ def _doubts_of_record(row: PointRow, record: Record, measure: Measure) -> Iterat
         yield Doubt(kind=DoubtKind.SHORT, value=timed_s, limit=measure.seconds)
     if row.stable is None and measure.iterations is None:
         yield Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=samples)
+    # What the clocks and the datasheet say.
     reasons = row.throttle_reasons or ()
     if row.throttled and not NORMAL_LIMITS.issuperset(reasons or ("unknown",)):
-        samples_of_ranks = [r.timed.throttled for m in measurements for r in m.repetitions]
-        marks = list(chain(*samples_of_ranks))
-        yield Doubt(
-            kind=DoubtKind.THROTTLED, value=sum(marks) / len(marks), subject=", ".join(reasons)
-        )
+        marks: list[bool] = []
+        for measurement in measurements:
+            for repetition in measurement.repetitions:
+                marks += repetition.timed.throttled
+        share = sum(marks) / len(marks)
+        yield Doubt(kind=DoubtKind.THROTTLED, value=share, subject=", ".join(reasons))
     if row.mfu_pct is not None and row.mfu_pct > 100:
         yield Doubt(kind=DoubtKind.IMPOSSIBLE, value=row.mfu_pct, limit=100.0, subject="mfu_pct")
 
@@ -100,7 +105,7 @@ def column_doubts(row: PointRow) -> Iterator[Doubt]:
 
 
 def _doubts_of_parts(row: PointRow, step_ms: float) -> Iterator[Doubt]:
-    """Yield what slowed the step down, as shares of the step."""
+    """Yield doubts about the parts of a step; their values are shares of the step."""
     if row.host_bound and row.host_gap_ms is not None:
         share = row.host_gap_ms / step_ms
         yield Doubt(kind=DoubtKind.HOST_BOUND, value=share, limit=HOST_BOUND_SHARE)
@@ -114,6 +119,7 @@ def _doubts_of_parts(row: PointRow, step_ms: float) -> Iterator[Doubt]:
     late_ms = row.late_in_turn_ms
     if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
         yield Doubt(kind=DoubtKind.LATE_IN_TURN, value=late_ms / step_ms, limit=_LEAST_SHARE)
-    rest_ms = row.unexplained_ms
-    if row.world_size > 1 and rest_ms is not None and rest_ms < -_LEAST_SHARE * step_ms:
-        yield Doubt(kind=DoubtKind.PARTS_EXCEED, value=-rest_ms / step_ms, limit=_LEAST_SHARE)
+    unexplained_ms = row.unexplained_ms or 0.0
+    if row.world_size > 1 and unexplained_ms < -_LEAST_SHARE * step_ms:
+        share = -unexplained_ms / step_ms
+        yield Doubt(kind=DoubtKind.PARTS_EXCEED, value=share, limit=_LEAST_SHARE)

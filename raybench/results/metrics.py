@@ -28,7 +28,7 @@ from raybench.stats import summary as stats
 # A step time with a wider interval, to either side, cannot serve as a reference.
 WIDEST_INTERVAL = 0.10
 _ENOUGH_SAMPLES = 10
-# Power limits act after some ten milliseconds.
+# Power limits act after some ten milliseconds. A burst is the time before, at least three steps.
 _BURST_MS, _BURST_STEPS = 30.0, 3
 
 
@@ -103,10 +103,11 @@ def step_columns(record: Record) -> StepColumns:
     Raises:
         ValueError: ranks have different sample counts.
     """
+    # The step times of the point for each repeat, and the step times of each rank.
     measurements = record.measurements
-    first = measurements[0].repetitions
+    first_rank = measurements[0].repetitions
     repeats: list[list[float]] = []
-    for index in range(len(first)):
+    for index in range(len(first_rank)):
         by_rank = [m.repetitions[index].timed.step_ns for m in measurements]
         repeats.append((stats.step_series(by_rank) / NS_PER_MS).tolist())
     ranks: list[list[float]] = []
@@ -115,18 +116,20 @@ def step_columns(record: Record) -> StepColumns:
     summary = stats.summarize(list(chain(*repeats)))
     interval = stats.median_interval(repeats)
     settled = [repetition.settled for m in measurements for repetition in m.repetitions]
-    # The first step of a script is part of its set-up.
+    # The first step of a script is part of its set-up, so its cold steps are unknown.
     is_cold_known = record.point.workload != SCRIPT
     builds = [m.repetitions[0] for m in measurements if is_cold_known]
     first_ns = [ns for build in builds for ns in build.warmup.step_ns[:1]]
-    # First warm-up step after compilation, of ranks that compiled.
-    compiled = [(b.compiling_steps, b.warmup.step_ns) for b in builds if b.compiling_steps]
-    after_ns = [ns for compiling, step_ns in compiled for ns in step_ns[compiling:][:1]]
+    # The first warm-up step after compilation, on each rank that compiled.
+    compiled_ns: list[int] = []
+    for build in builds:
+        if build.compiling_steps:
+            compiled_ns += build.warmup.step_ns[build.compiling_steps :][:1]
     are_new = [m.is_of_new_process for m in measurements]
-    inner = {repetition.inner_iterations for repetition in first}
+    inner = {repetition.inner_iterations for repetition in first_rank}
     return StepColumns(
         repeats=len(repeats),
-        warmup_iterations=sum(len(repetition.warmup.step_ns) for repetition in first),
+        warmup_iterations=sum(len(repetition.warmup.step_ns) for repetition in first_rank),
         iterations=sum(map(len, repeats)),
         inner_iterations=inner.pop() if len(inner) == 1 else None,
         step_ms_mean=mean_step_ms(record),
@@ -136,7 +139,7 @@ def step_columns(record: Record) -> StepColumns:
         skew_ms_p50=stats.median_skew(ranks) if len(ranks) > 1 else None,
         stable=False if False in settled else None if None in settled else True,
         first_step_ms=max(first_ns) / NS_PER_MS if first_ns else None,
-        compiled_step_ms=max(after_ns) / NS_PER_MS if after_ns else None,
+        compiled_step_ms=max(compiled_ns) / NS_PER_MS if compiled_ns else None,
         new_processes=None if not is_cold_known or None in are_new else all(are_new),
         data_ms=data_wait_ms(measurements),
     )
@@ -166,7 +169,7 @@ def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
 
 
 def half_interval(row: StepColumns) -> float | None:
-    """Return half of the 95 % interval of the step time, relative to it; None if unknown."""
+    """Return half of the 95 % interval of the step time, as a share of it; None if unknown."""
     step_ms, low, high = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high
     return None if not step_ms or low is None or high is None else (high - low) / 2 / step_ms
 
@@ -276,30 +279,30 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
     """
     measurements, step_s = record.measurements, step_ms / MS_PER_S
     items = sum(m.items_per_step for m in measurements if m.items_per_step)
-    # Maximum over ranks: a waiting rank moves nothing.
-    sent = combine_ranks("max", [m.message_bytes for m in measurements])
-    moved = combine_ranks("max", [m.memory_bytes for m in measurements])
-    algbw, factor = _rate(sent, step_s, BYTES_PER_GB), measurements[0].busbw_factor
+    # Take the maximum over ranks, because a rank may have nothing to do but wait.
+    message_bytes = combine_ranks("max", [m.message_bytes for m in measurements])
+    memory_bytes = combine_ranks("max", [m.memory_bytes for m in measurements])
+    algbw, factor = _rate(message_bytes, step_s, BYTES_PER_GB), measurements[0].busbw_factor
     flops = combine_ranks("max", [m.flops_per_step for m in measurements])
-    by_model = combine_ranks("max", [m.model_flops_per_step for m in measurements])
-    achieved = _rate(flops, step_s, FLOP_PER_TFLOP)
-    product = combine_ranks("min", [m.gemm_tflops for m in measurements])
+    model_flops = combine_ranks("max", [m.model_flops_per_step for m in measurements])
+    achieved_tflops = _rate(flops, step_s, FLOP_PER_TFLOP)
+    gemm_tflops = combine_ranks("min", [m.gemm_tflops for m in measurements])
     burst_ms = _burst_ms(measurements) if record.point.batch_size is None else None
-    # Use the slowest model; unknown if one peak is unknown, and on CPUs.
+    # The peak of the slowest model. It is unknown on CPUs, and if the peak of one model is unknown.
     models = [device.name for device in record.devices if device.kind == "cuda"]
     peaks = [dense_peak_tflops(model, record.point.precision) for model in models]
     peak = min(filter(None, peaks), default=None) if all(peaks) else None
     return RateColumns(
         throughput=_rate(items or None, step_s),
-        achieved_tflops_per_device=achieved,
-        gemm_tflops_per_device=product,
+        achieved_tflops_per_device=achieved_tflops,
+        gemm_tflops_per_device=gemm_tflops,
         burst_tflops_per_device=_rate(flops, (burst_ms or 0.0) / MS_PER_S, FLOP_PER_TFLOP),
-        mfu_pct=_percent(achieved, peak),
-        mfu_6n_pct=_percent(_rate(by_model, step_s, FLOP_PER_TFLOP), peak),
-        gemm_share_pct=_percent(achieved, product),
+        mfu_pct=_percent(achieved_tflops, peak),
+        mfu_6n_pct=_percent(_rate(model_flops, step_s, FLOP_PER_TFLOP), peak),
+        gemm_share_pct=_percent(achieved_tflops, gemm_tflops),
         algbw_gb_s=algbw,
         busbw_gb_s=algbw * factor if algbw is not None and factor is not None else None,
-        memory_gb_s=_rate(moved, step_s, BYTES_PER_GB),
+        memory_gb_s=_rate(memory_bytes, step_s, BYTES_PER_GB),
     )
 
 
@@ -307,16 +310,18 @@ def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
     """Return the median step of the slowest rank in the first 30 ms of the warm-up, in ms."""
     medians = []
     for measurement in measurements:
+        # The first step is a cold start, so it is left out.
         steps_ms = [ns / NS_PER_MS for ns in measurement.repetitions[0].warmup.step_ns[1:]]
-        fitting = sum(end_ms <= _BURST_MS for end_ms in accumulate(steps_ms))
-        first_ms = steps_ms[: max(_BURST_STEPS, fitting)]
-        if len(first_ms) < _BURST_STEPS:
+        count = sum(end_ms <= _BURST_MS for end_ms in accumulate(steps_ms))
+        burst_ms = steps_ms[: max(_BURST_STEPS, count)]
+        if len(burst_ms) < _BURST_STEPS:
             return None
-        medians.append(statistics.median(first_ms))
+        medians.append(statistics.median(burst_ms))
     return max(medians)
 
 
 def _rate(amount: float | None, step_s: float, unit: float = 1.0) -> float | None:
+    """Return an amount per step as units per second."""
     return amount / step_s / unit if amount is not None and step_s > 0 else None
 
 
@@ -325,23 +330,24 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 
 
 def relate_to_step(
-    how: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
+    over_step: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
 ) -> float | None:
-    """Return a metric from the value of one step.
-
-    ms_each: typical_ms / value. per_second: value / mean step in s. seconds: value * mean step in
-    s. None: the value itself. A division by zero gives None.
+    """Return a metric from the value of one step; None for a division by zero.
 
     Args:
+        over_step: ms_each: median step / value. per_second: value / mean step in s. seconds: value
+            * mean step in s. None: the value itself.
         typical_ms: median step.
         mean_ms: mean step.
     """
-    if how is None or value is None:
+    if over_step is None or value is None:
         return value
-    if how == "seconds":
-        return value * mean_ms / MS_PER_S
-    over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / MS_PER_S)
-    return over / under if under else None
+    mean_s = mean_ms / MS_PER_S
+    if over_step == "seconds":
+        return value * mean_s
+    if over_step == "per_second":
+        return value / mean_s if mean_s else None
+    return typical_ms / value if value else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,7 +378,7 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return the conditions; the clock is None unless every rank knows it."""
+    """Return the conditions of all ranks; the clock is None if a rank does not know its clock."""
     marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
     is_known = any(marks)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
@@ -485,7 +491,9 @@ def nvlink_peak_gb_s(device_name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Datasheet:
-    # Keys: precisions.
+    """The peaks of one device model."""
+
+    # Precision -> dense TFLOP/s.
     tflops: Mapping[str, float] = field(default_factory=dict)
     memory_gb_s: float | None = None
     nvlink_gb_s: float | None = None
@@ -498,6 +506,7 @@ def _datasheet(device_name: str) -> _Datasheet:
 
 @cache
 def _datasheets() -> Mapping[str, _Datasheet]:
+    """Return device model, without the manufacturer -> datasheet."""
     text = resources.files("raybench.results").joinpath("peaks.yaml").read_text("utf-8")
     sheets = {}
     for row in YAML(typ="safe", pure=True).load(text):

@@ -147,23 +147,23 @@ class PointRow(
 
 
 def step_of_parts(row: PointRow) -> float | None:
-    """Return the step in ms that is the sum of the parts: the median of their round."""
+    """Return the step in ms that the parts add up to: the median step of their round."""
     return row.step_ms_p50 if row.parts_step_ms is None else row.parts_step_ms
 
 
 def is_of_first_round(row: PointRow) -> bool:
-    """Return whether the parts belong to the first round, and the step to all rounds."""
+    """Return whether the parts are from one round, and the step is the mean of several rounds."""
     return row.parts_step_ms is not None and row.parts_step_ms != row.step_ms_p50
 
 
 def why_no_breakdown(row: PointRow) -> Doubt | None:
-    """Return a doubt if the parts exceed the step by more than 10 %; they must not be shown then.
+    """Return a doubt if the parts exceed the step by more than 10 %; else None.
 
-    Parts that are None count as 0.
+    Parts with this doubt must not be shown. Unknown parts count as 0.
     """
     step_ms = step_of_parts(row)
-    # Sequential parts of the slowest rank; `wait_ms` belongs to the other ranks. On a GPU the host
-    # may wait for data while the device computes.
+    # Add the parts that are sequential on the slowest rank. `wait_ms` belongs to other ranks. On a
+    # GPU the host waits for data while the device computes, so that time does not add up.
     parts_ms = [row.compute_ms, row.optimizer_ms, row.host_gap_ms, row.comm_exposed_ms]
     data_ms = row.data_ms if row.device_type == "cpu" else 0.0
     sum_ms = sum(ms or 0.0 for ms in (*parts_ms, data_ms))

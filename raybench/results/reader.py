@@ -1,7 +1,7 @@
 """Find the runs of a results folder, their status, and their tables as frames.
 
-Ids made by raybench contain job and start, because reading the rows of 10,000 runs would take
-seconds. For other ids the row is read.
+Ids that raybench makes contain the name of the job and the start, so runs can be listed without
+their rows: reading the rows of 10,000 runs would take seconds. For other ids the row is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean, quote
@@ -55,23 +55,25 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     """Return (results folder, run_id) of the run that `text` means.
 
     Args:
-        text: an id, `latest`, the name of a job (its newest run), or a unique prefix of an id, each
-            optionally after a folder inside `root` or a path (`examples/gemm`); or the path of a
-            run in a table. Newest runs with an unreadable row are skipped with a ResultsWarning.
+        text: an id, `latest`, the name of a job (its newest run), or a unique prefix of an id. A
+            folder inside `root`, or a path, may precede it: `examples/gemm`. The path of a run in a
+            table is valid too. Newest runs with an unreadable row are skipped with a
+            ResultsWarning.
 
     Raises:
         ResultsError: no run or several runs match, or the folder cannot be read.
     """
     folder, name = _separate(Path(root), text)
-    jobs = {run_id: job for run_id, (_, job) in _origins(folder).items()}
+    jobs = {run_id: origin.job for run_id, origin in _origins(folder).items()}
     ids = list(jobs)
     if not ids:
         raise ResultsError(no_runs_message(folder))
     if name not in jobs:
-        of_job = ids if name == LATEST else [i for i in ids if name and jobs[i] == name]
-        if of_job:
-            readable = (run_id for run_id in reversed(of_job) if _read_origin(folder, run_id))
-            return folder, next(readable, of_job[-1])
+        # The ids of the job, oldest first; of all jobs for `latest`.
+        job_ids = ids if name == LATEST else [i for i in ids if name and jobs[i] == name]
+        if job_ids:
+            readable = (run_id for run_id in reversed(job_ids) if _read_origin(folder, run_id))
+            return folder, next(readable, job_ids[-1])
         if name and name in _run_folders(folder / "points"):
             raise ResultsError(f"{folder}: {_no_row_of(folder, name)}")
     way_out = "; give more of the id, or the name of a job for its newest run"
@@ -80,13 +82,13 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
 
 
 def _separate(root: Path, text: str) -> tuple[Path, str]:
-    """Split `text` into results folder and the rest; the folder is `root` if `text` names none."""
+    """Return the results folder that `text` names, else `root`, and the text without the folder."""
     head, name = os.path.split(text)
     if not head:
         return root, text
-    # Such as results/runs/RUN, or a part in it.
+    # The path of a run, such as results/runs/RUN, or of a part in it.
     for path in (Path(text), Path(head)):
-        # The methods of Path raise for long names.
+        # Use os.path, because the methods of Path raise for long names.
         if path.parent.name in TABLE_NAMES and os.path.isdir(path):  # noqa: PTH112
             return path.parents[1], path.name
     for folder in (root / head, Path(head)):
@@ -98,9 +100,9 @@ def _separate(root: Path, text: str) -> tuple[Path, str]:
 
 
 def run_ids(root: Path) -> list[str]:
-    """Return the ids of the runs, oldest first; unknown starts come first.
+    """Return the ids of the runs, oldest first; runs with an unknown start come first.
 
-    Warns (ResultsWarning) of runs that cannot be read.
+    Runs that cannot be read cause a ResultsWarning.
 
     Raises:
         ResultsError: `root` is no folder, or its `runs` cannot be listed.
@@ -108,23 +110,28 @@ def run_ids(root: Path) -> list[str]:
     return list(_origins(root))
 
 
-def _origins(root: Path) -> dict[str, tuple[str, str]]:
-    """Return (start, job) of each run by id, oldest first; both are empty if unknown.
+class _Origin(NamedTuple):
+    """When a run started, and from which job; both are empty if unknown."""
 
-    The start is YYYYMMDD-HHMMSS in UTC.
-    """
+    # YYYYMMDD-HHMMSS in UTC.
+    start: str = ""
+    job: str = ""
+
+
+def _origins(root: Path) -> dict[str, _Origin]:
+    """Return the origin of each run by id, oldest first."""
     _check_folder(root)
-    origins: dict[str, tuple[str, str]] = {}
+    origins: dict[str, _Origin] = {}
     ids = _run_folders(root / "runs")
     for run_id in dict.fromkeys(path.parent.name for path in _listed(root, "runs", ids)):
         stamp = _STAMPED.fullmatch(run_id)
-        origin = (stamp["start"], stamp["job"]) if stamp else _read_origin(root, run_id)
-        origins[run_id] = origin or ("", "")
-    return dict(sorted(origins.items(), key=lambda item: (item[1][0], item[0])))
+        origin = _Origin(stamp["start"], stamp["job"]) if stamp else _read_origin(root, run_id)
+        origins[run_id] = origin or _Origin()
+    return dict(sorted(origins.items(), key=lambda item: (item[1].start, item[0])))
 
 
-def _read_origin(root: Path, run_id: str) -> tuple[str, str] | None:
-    """Return (start, job) of a run by its row; None, with a warning, if it cannot be read."""
+def _read_origin(root: Path, run_id: str) -> _Origin | None:
+    """Return the origin of a run by its row; None, with a warning, if it cannot be read."""
     columns = [column for column in columns_of(Run) if column.name in ("job_name", "started_at")]
     try:
         paths = parts_of(root, "runs", run_id)
@@ -136,7 +143,7 @@ def _read_origin(root: Path, run_id: str) -> tuple[str, str] | None:
         warnings.warn(f"{error}; run {run_id} is left out", ResultsWarning, stacklevel=2)
         return None
     start = "" if row["started_at"] is None else f"{row['started_at']:%Y%m%d-%H%M%S}"
-    return start, row["job_name"] or ""
+    return _Origin(start, row["job_name"] or "")
 
 
 def pick(
@@ -151,10 +158,10 @@ def pick(
     """Return the id that equals `prefix`, or else the only id that starts with it.
 
     Args:
-        ids: distinct.
-        kind, where: what the ids name and where, for messages.
+        ids: all ids, without repetitions.
+        kind, where: what the ids name, and the folder that has them, for messages.
         way_out: end of the message for several matches, such as "; give more".
-        names: further names to suggest.
+        names: further names that the message may suggest.
 
     Raises:
         ResultsError: no id or several ids start with `prefix`.
@@ -169,9 +176,9 @@ def pick(
 
 
 def _some(ids: Sequence[str]) -> str:
-    """Return the last five ids, which are the newest, and how many more there are."""
-    more = len(ids) - _MOST_NAMED
-    return ", ".join(ids[-_MOST_NAMED:]) + (f" and {more} more" if more > 0 else "")
+    """Return the last five ids, which are the newest, and the number of other ids."""
+    others = len(ids) - _MOST_NAMED
+    return ", ".join(ids[-_MOST_NAMED:]) + (f" and {others} more" if others > 0 else "")
 
 
 def _check_folder(root: Path) -> None:
@@ -185,7 +192,7 @@ def _check_folder(root: Path) -> None:
 
 
 def _run_folders(folder: Path) -> list[str]:
-    """Return the sorted names of folders in the folder of a table, dead links included."""
+    """Return the sorted names of the entries that are no files: folders and dead links."""
     return [entry.name for entry in entries_of(folder) if not os.path.isfile(entry)]  # noqa: PTH113
 
 
@@ -201,6 +208,7 @@ def _listed(root: Path, table: str, ids: Iterable[str]) -> list[Path]:
 
 
 def _no_row_of(root: Path, run_id: str) -> str:
+    """Return the message that a run has points, but no row in `runs`."""
     return f"run {run_id} has points, but no row; put {root}/runs/{run_id}/run.parquet back"
 
 
@@ -222,7 +230,7 @@ def no_runs_message(root: Path) -> str:
 
 
 def _has_driver(root: Path, run_id: str) -> bool | None:
-    """Return whether a driver holds the run; None if locks do not tell."""
+    """Return whether a driver holds the run; None if the lock cannot be tested."""
     try:
         with (root / "runs" / run_id / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -281,7 +289,7 @@ def read_table(
         rows = _read_undamaged(Path(root) / table, parts, table, wanted)
     if set(parts) <= set(_parts(Path(root), table, run_id)):
         return rows
-    # Parts were merged during the reading.
+    # Parts were merged during the reading, so some rows may be missing: read again.
     return read_table(root, table, run_id, columns)
 
 
@@ -312,16 +320,22 @@ def rows_of_attempts(
     columns = whole.names if columns is None else list(columns)
     wanted = pa.schema([whole.field(name) for name in dict.fromkeys((*_ATTEMPT, *columns))])
     paths = _parts(root, table, run_id)
-    named = {path: _ONE_ATTEMPT.match(path.name) for path in paths}
-    by_attempt = {(name[1], int(name[2])): (path,) for path, name in named.items() if name}
-    others = tuple(path for path, name in named.items() if not name)
+    # A part is named after its attempt. Other parts hold several attempts, so they may hold any.
+    by_attempt: dict[tuple[str, int], tuple[Path, ...]] = {}
+    of_several: list[Path] = []
+    for path in paths:
+        if name := _ONE_ATTEMPT.match(path.name):
+            by_attempt[name[1], int(name[2])] = (path,)
+        else:
+            of_several.append(path)
 
+    # Attempts of the same parts often follow each other.
     @lru_cache(maxsize=1)
     def read(paths: tuple[Path, ...]) -> pa.Table:
         return read_parts(paths, table, wanted)
 
     for point_id, attempt in attempts:
-        rows = read(by_attempt.get((point_id, attempt), others))
+        rows = read(by_attempt.get((point_id, attempt), tuple(of_several)))
         is_wanted = pc.and_(
             pc.equal(rows["point_id"], point_id), pc.equal(rows["attempt"], attempt)
         )
@@ -329,7 +343,8 @@ def rows_of_attempts(
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
-    """Return the trace files of an attempt, in rank order. Ids are whole."""
+    """Return the trace files of an attempt, in rank order; ids must be whole."""
+    # Shorter names first: rank2 comes before rank10.
     name = f"*-{point_id}-{attempt}-rank*.json.gz"
     return sorted((root / "traces" / run_id).glob(name), key=lambda path: (len(path.name), path))
 
@@ -370,8 +385,9 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
 
 
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
-    """Return the files of a table, of one run or of all, sorted by run and name."""
+    """Return the files of a table, of one run or of all runs, sorted by run and name."""
     _check_folder(root)
+    # A whole id is a folder of a table. Everything else, such as `latest`, must be searched.
     tables = () if "/" in (run_id or "") else TABLE_NAMES
     if run_id and not any(os.path.isdir(root / name / run_id) for name in tables):  # noqa: PTH112
         root, run_id = find_run(root, run_id)
@@ -421,7 +437,7 @@ def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
         except ResultsError as error:
             _warn(f"{error}; run {row['run_id']} is left out")
     for run_id in _run_folders(root / "points"):
-        # Reading the rows has warned of it.
+        # Reading the rows has already warned of folders that cannot be listed.
         with suppress(ResultsError):
             if parts_of(root, "points", run_id) and not parts_of(root, "runs", run_id):
                 _warn(f"{root}: {_no_row_of(root, run_id)}")
@@ -474,12 +490,13 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     run = _read_stored_run(root, run.run_id)
     if run.status is not RunStatus.RUNNING:
         return run
-    # The last sign of life; copying a file changes its time.
+    # The run ended at its last sign of life: the last start of a point. The times of files do not
+    # tell, because copying a file changes its time.
     starts = read_table(root, "points", run.run_id, ["started_at"]).column("started_at")
     finished_at = max(starts.drop_null().to_pylist(), default=run.started_at)
     statuses = by_point({key: newest.status for key, newest in latest(root, run.run_id).items()})
     if run.paused_s:
-        # `--resume` rewrites the row.
+        # `--resume` rewrites the row, so a resumed run was alive at that time.
         rewritten = (root / "runs" / run.run_id / "run.parquet").stat().st_mtime
         finished_at = max(finished_at, datetime.fromtimestamp(rewritten, UTC))
     return replace(

@@ -92,12 +92,13 @@ def point_metrics(record: Record) -> dict[str, Any]:
     does.
     """
     shares = [m.share for m in record.measurements if m.share is not None]
-    # Ranks without a share of an uneven step take no time.
+    # Ranks without a share of an uneven step take no time, so they are left out.
     working = tuple(m for m in record.measurements if m.share is None or m.share.items)
-    at_work = replace(record, measurements=working)
-    steps = step_columns(at_work)
+    working_record = replace(record, measurements=working)
+    steps = step_columns(working_record)
     typical_ms, mean_ms = steps.step_ms_p50 or 0.0, steps.step_ms_mean or 0.0
     parts = part_columns(working, typical_ms)
+    # Metrics that the workload declares.
     declared = dict.fromkeys(chain(*(m.workload_metrics for m in working)))
     values: dict[str, float] = {}
     for metric in declared:
@@ -109,12 +110,13 @@ def point_metrics(record: Record) -> dict[str, Any]:
     methods = dict(parts.methods or {})
     for metric in declared:
         methods[metric.name] = metric.meaning or metric.description
+    # Columns of raybench, by subject.
     subjects = (
         steps,
-        rate_columns(at_work, mean_ms),
+        rate_columns(working_record, mean_ms),
         condition_columns(working),
         parts,
-        memory_columns(at_work),
+        memory_columns(working_record),
     )
     columns: dict[str, Any] = {}
     for subject in subjects:
@@ -122,7 +124,7 @@ def point_metrics(record: Record) -> dict[str, Any]:
     for column in columns_of(RankMetrics):
         of_ranks = [getattr(m, column.name) for m in working]
         columns[column.name] = combine_ranks(column.about.over_ranks or "max", of_ranks)
-    # Waiting devices use energy too.
+    # Devices without a share wait, and use energy too.
     columns["energy_j"] = combine_ranks("sum", [m.energy_j for m in record.measurements])
     # The probes of an uneven step include the check of gradients.
     if shares:
@@ -168,11 +170,14 @@ def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
 
 
 def _iterations(shared: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
-    """Return the columns of some iterations."""
+    """Return the columns of some iterations; `shared` has the values that are equal in all rows."""
     count = len(samples.step_ns)
     unknown = (None,) * count
-    others = {storable(name): spent for name, spent in samples.part_ns.items() if name != "data"}
-    parts = [dict(zip(others, spent, strict=True)) for spent in zip(*others.values(), strict=True)]
+    # `data` has a column. Other named parts are a map in each row.
+    others = {storable(name): ns for name, ns in samples.part_ns.items() if name != "data"}
+    parts = [
+        dict(zip(others, row_ns, strict=True)) for row_ns in zip(*others.values(), strict=True)
+    ]
     return {
         **{name: (value,) * count for name, value in shared.items()},
         "iteration": range(count),

@@ -178,9 +178,9 @@ def schema(table: str) -> pa.Schema:
 
 
 def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return rows of `to_row` as a table.
+    """Return rows, as `to_row` makes them, as an Arrow table.
 
-    A missing key becomes null, an unknown key is ignored, and numbers are converted: 1.5 becomes 1
+    A missing key becomes null, and an unknown key is ignored. Numbers are converted: 1.5 becomes 1
     in a column of integers.
 
     Raises:
@@ -189,7 +189,7 @@ def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """
     import pyarrow as pa
 
-    # Convert whole rows at once: Table.from_pylist converts each column.
+    # Convert whole rows at once: Table.from_pylist would be slower, as it converts each column.
     row_type = pa.struct(list(schema(table)))
     try:
         array = pa.array(rows, row_type)

@@ -56,8 +56,9 @@ if TYPE_CHECKING:
 _RUN_ID = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
 # Temporary names of `replace_file`.
 _UNFINISHED = re.compile(r"\..+\.(parquet|txt|gz)\.\d+")
-# A reader that tests the lock holds it for much less.
+# A reader that tests the lock holds it for much less, so the lock is then held by a driver.
 _READERS_S = 1.0
+# Tables whose folders each run has from its start.
 _WRITTEN = ("points", "samples", "devices", "runs")
 
 
@@ -129,13 +130,13 @@ class RunStore:
         """
         import pyarrow as pa
 
+        # Convert all records before writing, because samples without a row are useless.
         made = []
         for index, record in batch:
-            # Convert before writing: samples without a row are useless.
             try:
                 made.append((index, record, self._make_tables(record)))
             except Exception as error:
-                # Any error must spare the other points.
+                # The other records must be written whatever the error is.
                 unwritten = replace(
                     record,
                     status=Status.ERROR,
@@ -147,6 +148,7 @@ class RunStore:
                     error_detail=traceback_of(error),
                 )
                 made.append((index, unwritten, self._make_tables(unwritten)))
+        # Write traces and logs.
         self._check_there()
         for index, record, _ in made:
             name = _part_name([(index, record)])
@@ -173,7 +175,10 @@ class RunStore:
             "regions": region_rows(self.run_id, record),
             "points": [to_row(point_row(self.run_id, record, self.measure, self.code))],
         }
-        made = {table: arrow_table(table, some) for table, some in rows.items() if some}
+        made = {}
+        for table, table_rows in rows.items():
+            if table_rows:
+                made[table] = arrow_table(table, table_rows)
         if columns := sample_columns(self.run_id, record):
             made["samples"] = pa.table(columns, schema("samples"))
         return made
@@ -193,10 +198,10 @@ class RunStore:
             columns: dict[str, list[Any]] = {}
             for name in DeviceSample.__dataclass_fields__:
                 columns[name] = [getattr(sample, name) for sample in samples]
-            # Few distinct values, many times each.
+            # Convert each distinct text once: these columns repeat few texts many times.
             for name in ("node_id", "uuid", "throttle_reasons"):
-                kept = {value: storable(value) for value in set(columns[name])}
-                columns[name] = [kept[value] for value in columns[name]]
+                texts = {value: storable(value) for value in set(columns[name])}
+                columns[name] = [texts[value] for value in columns[name]]
             columns["run_id"] = [self.run_id] * len(samples)
             self._write("telemetry", _part_name(batch), pa.table(columns, schema("telemetry")))
 
@@ -234,6 +239,7 @@ def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
 
 
 def _name_together(first: str, count: int) -> str:
+    """Return the name of a part with `count` attempts; `first` names the first attempt."""
     return first if count == 1 else f"{first}-and-{count - 1}-more"
 
 
@@ -275,7 +281,7 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
                     ) from None
                 time.sleep(0.05)
             except OSError:
-                # No locks: NFS without its lock daemon, Lustre without `-o flock`.
+                # The file system has no locks: NFS without its daemon, Lustre without `-o flock`.
                 claim = _claim_run(root, run_id)
                 break
         with claim:
@@ -340,19 +346,18 @@ def clear_leftovers(root: Path, run_id: str) -> None:
         for path in (root / folder / run_id).glob(".*"):
             if _UNFINISHED.fullmatch(path.name):
                 delete_file(path)
-    # Parts without a part of the same name in `points`: their rows may be in a compacted part.
-    # Traces and logs too.
-    twins = {path.name for path in parts_of(root, "points", run_id)}
-    doubtful = {
-        path: attempts_in([path], table)
-        for table in ("samples", "modules", "regions")
-        for path in parts_of(root, table, run_id)
-        if path.name not in twins
-    }
+    # A part with a part of the same name in `points` is complete. Other parts are doubtful: their
+    # attempts have no row, or a row in a compacted part.
+    point_parts = {path.name for path in parts_of(root, "points", run_id)}
+    doubtful: dict[Path, frozenset[tuple[str, int]]] = {}
+    for table in ("samples", "modules", "regions"):
+        for path in parts_of(root, table, run_id):
+            if path.name not in point_parts:
+                doubtful[path] = attempts_in([path], table)
     for folder in ("traces", LOGS):
         for path in (root / folder / run_id).glob("*-*-*-rank*"):
-            if (ours := OF_RANK.fullmatch(path.name)) and path.is_file():
-                doubtful[path] = frozenset({(ours[2], int(ours[3]))})
+            if (name := OF_RANK.fullmatch(path.name)) and path.is_file():
+                doubtful[path] = frozenset({(name[2], int(name[3]))})
     if doubtful:
         with_row = attempts_in(parts_of(root, "points", run_id), "points")
         for path, attempts in doubtful.items():
@@ -360,8 +365,8 @@ def clear_leftovers(root: Path, run_id: str) -> None:
                 delete_file(path)
 
 
-# Tables whose parts are named after attempts. `points` is last: until it is merged, readers find
-# the other tables by its rows.
+# Tables whose parts are named after attempts. `points` must be merged last, because readers find
+# the rows of other tables by its rows.
 _BY_ATTEMPT = ("samples", "modules", "regions", "telemetry", "points")
 
 
@@ -411,6 +416,7 @@ def compact_run(root: Path, run_id: str) -> Compaction:
 
 
 def _part_sizes(root: Path, run_id: str) -> list[int]:
+    """Return the bytes of each part of a run."""
     return [path.lstat().st_size for table in TABLES for path in parts_of(root, table, run_id)]
 
 

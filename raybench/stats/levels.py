@@ -24,6 +24,7 @@ LEAST_RUNS = 3
 _RUNS_PER_CANDIDATE = 10
 # Lower bound of the noise, for runs that agree to the last digit.
 _LEAST_SD = 1e-6
+# Upper bound of the correlation of neighbouring runs; at 1 no run would be independent.
 _MOST_MEMORY = 0.95
 
 Floats = NDArray[np.float64]
@@ -38,6 +39,7 @@ def find_steps(values: Floats, within: float, threshold: float) -> list[int]:
         threshold: smaller relative changes are ignored, 0.015 for 1.5 %.
     """
     places = _candidates(values)
+    # Remove steps that chance explains, the weakest first.
     while places:
         sd, degrees = _noise(values, places, within)
         strengths = _strengths(values, places, sd)
@@ -45,8 +47,10 @@ def find_steps(values: Floats, within: float, threshold: float) -> list[int]:
         if _chance(float(strengths[weakest]), degrees, len(values)) <= FALSE_STEPS:
             break
         del places[weakest]
+    # Remove steps that outliers cause.
     while short := _with_short_levels(values, places):
         places.remove(short[0])
+    # Remove steps that are too small to matter.
     while places:
         sizes = np.abs(np.expm1(_changes(values, places)))
         if sizes.min() > threshold:
@@ -56,13 +60,14 @@ def find_steps(values: Floats, within: float, threshold: float) -> list[int]:
 
 
 def _candidates(values: Floats) -> list[int]:
-    most = 1 + len(values) // _RUNS_PER_CANDIDATE
+    """Return the places of the best splits, one after another: binary segmentation."""
+    most_places = 1 + len(values) // _RUNS_PER_CANDIDATE
     places: list[int] = []
-    while len(places) < most:
+    while len(places) < most_places:
         ends = [0, *places, len(values)]
         splits = [_best_split(values, ends[i], ends[i + 1]) for i in range(len(ends) - 1)]
-        gain, best = max(splits)
-        if gain < 0:
+        explained, best = max(splits)
+        if explained < 0:
             break
         places = sorted([*places, best])
     return places
@@ -80,7 +85,16 @@ def _with_short_levels(values: Floats, places: list[int]) -> list[int]:
 
 
 def _best_split(values: Floats, first: int, end: int, least: int = LEAST_RUNS) -> tuple[float, int]:
-    """Return the variance that the best split explains, and its place; -1 without a split."""
+    """Return the sum of squares that the best split explains, and its place.
+
+    The sum is -1 if there is no split.
+
+    Args:
+        first: index of the first value of the range to split.
+        end: index after its last value.
+        least: least number of values on each side.
+    """
+    # Numbers of values before and after each possible split.
     before = np.arange(least, end - first - least + 1)
     if not len(before):
         return -1.0, first
@@ -88,9 +102,9 @@ def _best_split(values: Floats, first: int, end: int, least: int = LEAST_RUNS) -
     sums = np.cumsum(values[first:end])
     sums_before = sums[before - 1]
     changes = (sums[-1] - sums_before) / after - sums_before / before
-    gains = changes**2 / (1 / before + 1 / after)
-    best = int(gains.argmax())
-    return float(gains[best]), first + int(before[best])
+    explained = changes**2 / (1 / before + 1 / after)
+    best = int(explained.argmax())
+    return float(explained[best]), first + int(before[best])
 
 
 def _noise(values: Floats, places: list[int], within: float) -> tuple[float, float]:
@@ -98,6 +112,7 @@ def _noise(values: Floats, places: list[int], within: float) -> tuple[float, flo
     levels = np.split(values, places)
     residuals = np.concatenate([level - level.mean() for level in levels])
     squares = float((residuals**2).sum())
+    # The memory is the correlation of a run with the run before it.
     memory = float((residuals[1:] * residuals[:-1]).sum()) / squares if squares else 0.0
     # Correct the bias, (1 + 3 memory) / n for each fitted mean: M. G. Kendall, "Note on bias in the
     # estimation of autocorrelation", Biometrika 41, 1954.
@@ -111,6 +126,7 @@ def _noise(values: Floats, places: list[int], within: float) -> tuple[float, flo
 
 
 def _changes(values: Floats, places: list[int]) -> Floats:
+    """Return the change of the level at each place."""
     return np.diff([level.mean() for level in np.split(values, places)])
 
 

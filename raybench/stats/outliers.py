@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 
 from raybench.stats.summary import student_t
 
-# Steps of a rank in ms, in blocks that lie apart in time.
+# The steps of a rank in ms. Each block has consecutive steps; other work lies between blocks.
 Blocks = Sequence[Sequence[float]]
 
 # A slow rank has an excess larger than both thresholds.
 MARK_SHARE = 0.02
 MARK_ERRORS = 3.0
-# A part of an excess from this share on is reported as all of it.
+# A part of an excess that has at least this share is reported as the whole excess.
 NEARLY_ALL = 0.75
 # Probability that noise alone puts one of two ranks beyond three standard errors: 0.27 %.
 _CHANCE = 2 * NormalDist().cdf(-MARK_ERRORS)
-# A larger probability for hosts, whose pace wanders: three errors would hide too much.
+# The pace of hosts wanders, so their error is large. A larger probability keeps slow hosts visible.
 _CHANCE_OF_HOSTS = 0.01
 # Standard error of the median over the standard error of the mean, for normal samples: sqrt(pi /
 # 2).
@@ -38,18 +38,20 @@ _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 # efficiency of the latter (P. J. Rousseeuw, C. Croux, J. Am. Stat. Assoc. 88(424), 1993).
 _MAD_FACTOR, _MAD_EFFICIENCY = 1.4826, 0.37
 _FEW_STEPS = 6
-# A part has three steps, so that its median ignores one stall.
+# Steps are cut into parts of three steps or more, so that the median of a part ignores one stall.
 _MOST_PARTS, _LEAST_OF_A_PART = 6, 3
-# The windows must fit into 30 timed steps. Without this error, 8 % of the clean points of two hosts
-# that wander by 3 % would report a rank (benchmarks/simulations/stragglers.py).
+# The timed steps of a point are cut into windows, which must fit into 30 steps. Without
+# `_pace_scatter`, 8 % of the clean points of two hosts that wander by 3 % would report a rank
+# (benchmarks/simulations/stragglers.py).
 _WINDOWS, _LEAST_OF_A_WINDOW = 8, 3
 # A few seconds of steps underestimate how a host wanders. The factor comes from a simulation,
 # docs/results.md.
 _UNSEEN = 1.3
 # Fewer ranks do not show how much ranks differ.
 _ENOUGH_RANKS = 6
-# One in eight ranks may be slow together with the slowest rank, such as ranks of one host. The
-# standard deviation of normal values without their largest eighth is smaller by the factor.
+# One in eight ranks may be slow together with the slowest rank, such as ranks of one host, so the
+# largest eighth is left out. The standard deviation of the other normal values is smaller by the
+# factor 1.22.
 _MAY_BE_SLOW, _TRUNCATED = 8, 1.22
 
 
@@ -75,7 +77,8 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
 
     The standard error is the largest of three estimates: for independent steps, for steps that
     wander (from nine steps on), and two thirds of the difference between the excess and the
-    smallest excess of any part. The third one demands half of the excess in every part.
+    smallest excess in any part of the steps. By the third estimate a rank stands out only if each
+    part shows at least half of the excess.
 
     Args:
         ranks: the steps of each rank in ms, in blocks.
@@ -91,11 +94,11 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
     wandering_ms = 0.0
     if parts > 2:
         # The pace of a host changes within tenths of a second, so neighbouring steps are
-        # correlated. numpy: statistics.variance takes 0.1 ms a rank. Median over ranks: one stall
-        # must not hide a slow rank.
+        # correlated. Use numpy, because statistics.variance takes 0.1 ms a rank. Use the median
+        # over ranks, because one stall must not hide a slow rank.
         typical = float(np.median(np.var(by_part, axis=1, ddof=1)))
-        reach = student_t(len(by_part) * (parts - 1), 1 - _CHANCE)
-        wandering_ms = reach / MARK_ERRORS * math.sqrt(2 * typical / parts)
+        critical_t = student_t(len(by_part) * (parts - 1), 1 - _CHANCE)
+        wandering_ms = critical_t / MARK_ERRORS * math.sqrt(2 * typical / parts)
     least_ms = min(a - b for a, b in zip(by_part[rank], by_part[other], strict=True))
     errors_ms = (
         math.hypot(median_error(slow), median_error(peer)),
@@ -168,10 +171,10 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
 def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
     """Return a standard error in ms that includes how the pace of a host wanders.
 
-    Six or more ranks show by their local steps how much they differ: Grubbs' test (F. E. Grubbs,
-    "Procedures for detecting outlying observations in samples", Technometrics 11(1), 1969), without
-    the slowest eighth. For fewer ranks the error comes from the scatter of the timed steps; it is 0
-    below 24 steps.
+    For six or more ranks, the error comes from the differences between their local steps, without
+    the slowest eighth: Grubbs' test (F. E. Grubbs, "Procedures for detecting outlying observations
+    in samples", Technometrics 11(1), 1969). For fewer ranks, it comes from the scatter of the timed
+    steps, and is 0 for fewer than 24 steps.
 
     Args:
         ranks: as for `find_straggler`.
@@ -183,8 +186,10 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
     medians = sorted(median(chain(*blocks)) for blocks in ranks)
     others = medians[: len(medians) - 1 - len(medians) // _MAY_BE_SLOW]
     factor = 1.0 if len(others) == len(medians) - 1 else _TRUNCATED
-    reach = student_t(len(others) - 1, 1 - 2 * _CHANCE_OF_HOSTS / len(ranks))
-    return reach / MARK_ERRORS * factor * stdev(others) * math.sqrt(1 + 1 / (len(medians) - 1))
+    # `stands_out` multiplies the error by MARK_ERRORS.
+    critical_t = student_t(len(others) - 1, 1 - 2 * _CHANCE_OF_HOSTS / len(ranks))
+    error_ms = factor * stdev(others) * math.sqrt(1 + 1 / (len(medians) - 1))
+    return critical_t / MARK_ERRORS * error_ms
 
 
 def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
@@ -192,13 +197,15 @@ def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
     if len(steps) < _WINDOWS * _LEAST_OF_A_WINDOW:
         return 0.0
     windows = _separate(steps, _WINDOWS)
+    # The medians of windows scatter by more than independent steps explain: the host wanders.
     independent = fmean(median_error(window) ** 2 for window in windows)
     wandering = max(0.0, variance(map(median, windows)) - independent)
-    reach = _UNSEEN * student_t(_WINDOWS - 1, confidence)
-    return reach / MARK_ERRORS * math.sqrt(2 * wandering)
+    critical_t = _UNSEEN * student_t(_WINDOWS - 1, confidence)
+    return critical_t / MARK_ERRORS * math.sqrt(2 * wandering)
 
 
 def _separate(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
+    """Cut steps into consecutive parts of about equal length."""
     ends = [len(steps) * part // parts for part in range(parts + 1)]
     return [steps[start:end] for start, end in pairwise(ends)]
 
@@ -233,11 +240,11 @@ class Peers:
     ratios: Floats
     # Spread of the values, relative to the median.
     sigma: float
-    # Largest excess over the median that is accepted, relative to the median.
+    # A subject that exceeds the median by more than this is slow; relative to the median.
     limit: float
-    # Whether the excess is above `limit` in the median and in each pass.
+    # Whether the excess is above `limit` in the median over passes and in each pass.
     is_beyond: Bools
-    # One-sided; NaN without a value.
+    # One-sided p-values of the excess; NaN without a value.
     p_values: Floats
     # Subjects whose median is the reference: all, or the faster group of a divided fleet.
     is_reference: Bools
@@ -251,8 +258,8 @@ class Peers:
 def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     """Compare each subject with the median of its peers, pass by pass.
 
-    If the subjects fall into two groups, all are compared with the faster group: many causes make a
-    device slower, none makes it faster.
+    If the subjects fall into two groups, all subjects are compared with the faster group, because
+    many causes make a device slower, and none makes it faster.
 
     Args:
         values: [passes, subjects], NaN for a missing value; at least `LEAST_ALIKE` subjects.
@@ -262,6 +269,7 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     shares = values / _median(values, axis=1)[:, None]
     ratios = _as_times(_median(shares, axis=0), is_time)
     is_reference = _fast_group(ratios, floor)
+    # In a divided fleet, replace the median of all subjects by the median of the faster group.
     if not is_reference.all():
         shares = values / _median(values[:, is_reference], axis=1)[:, None]
     from scipy.special import ndtr
@@ -305,16 +313,17 @@ def find_slow(tests: Sequence[Peers]) -> list[Bools]:
 def compare_few(
     values: Floats, *, is_time: bool, floor: float, bad_ratio: float = BAD_RATIO
 ) -> tuple[Floats, Bools]:
-    """Return the time of by_pass subject over the fastest, and a mask of the slow subjects.
+    """Return each subject's time relative to the fastest, and a mask of the slow subjects.
 
     For fewer than `LEAST_ALIKE` subjects, whose median says little. A subject is slow if its ratio
-    exceeds the limit in the median of the passes and, less `floor`, in by_pass pass.
+    exceeds the limit in the median over passes, and exceeds the limit less `floor` in each pass.
 
     Args:
         values: [passes, subjects], NaN for a missing value.
         is_time: whether values are times; else they are rates.
         floor: relative noise of a healthy device.
-        bad_ratio: limit if above `BAD_RATIO`; else the upper bound of the usual limit.
+        bad_ratio: a value above `BAD_RATIO` is the limit itself. Other values are an upper bound of
+            the usual limit.
     """
     times = _as_times(values, is_time)
     typical = _median(times, axis=0)
@@ -330,6 +339,7 @@ def compare_few(
 
 
 def _as_times(values: Floats, is_time: bool) -> Floats:
+    """Return times as they are, and rates as times per unit."""
     with np.errstate(divide="ignore"):
         return values if is_time else np.asarray(1.0 / values)
 
@@ -341,7 +351,7 @@ def _median(values: Floats, axis: int) -> Floats:
 
 
 def _spread(values: Floats, floor: float) -> float:
-    """Return the relative standard deviation, by the MAD, shrunk towards the floor."""
+    """Return the relative standard deviation, estimated by the MAD and shrunk towards the floor."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return floor

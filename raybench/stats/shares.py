@@ -11,10 +11,10 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-# Shares are corrected until the step times differ by less than 1 %, at most three times.
-_NEAR, _CORRECTIONS = 0.01, 3
-# Devices whose speeds differ by less are alike, so all of them take part.
-_ALIKE = 0.03
+# Shares are corrected until the step times differ by at most 1 %, at most three times.
+_LARGEST_DIFFERENCE, _CORRECTIONS = 0.01, 3
+# Devices whose speeds differ by at most 3 % count as equally fast.
+_EQUAL_SPEED = 0.03
 
 Shares = tuple[int, ...]
 
@@ -45,15 +45,16 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class DeviceSpeed:
     """How long a step takes on one device alone.
 
-    Step times of GPUs grow in stairs, so times are interpolated between measured steps.
+    The step time of a GPU grows with the number of items in stairs, and not in a line, so times
+    are interpolated between measured steps.
     """
 
     # Seconds of a step that do not depend on the number of items.
     fixed_s: float
     # Rate of further items.
     items_per_s: float
-    # Items that the memory holds; None is unlimited. `step_s` ignores the limit.
-    most: int | None = None
+    # The most items that the memory holds; None: no limit. `step_s` ignores the limit.
+    most_items: int | None = None
     # Measured (items, seconds), sorted by items.
     steps: tuple[tuple[int, float], ...] = ()
 
@@ -62,8 +63,8 @@ class DeviceSpeed:
         if not items:
             return 0.0
         knots, seconds = self._knots
-        beyond = max(0, items - knots[-1])
-        return float(np.interp(items, knots, seconds)) + beyond / self.items_per_s
+        items_beyond = max(0, items - knots[-1])
+        return float(np.interp(items, knots, seconds)) + items_beyond / self.items_per_s
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
         """Return a copy with another measured step of one or more items."""
@@ -73,30 +74,33 @@ class DeviceSpeed:
     def _knots(self) -> tuple[Sequence[int], Sequence[float]]:
         """Items and seconds between which to interpolate, from 0 items on."""
         items, seconds = zip((0, self.fixed_s), *self.steps, strict=True)
+        # A larger share must not be predicted to be faster: replace a decrease by a level.
         rising = accumulate(seconds[1:], max, initial=min(seconds))
         return items, list(rising)
 
 
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
-    """Return the items of each device, as equal as multiples of `unit` can be, larger ones first.
+    """Return the items of each device: multiples of `unit` that differ by at most one unit.
+
+    Larger shares come first.
 
     Raises:
         ValueError: the batch is not a multiple of the unit.
     """
-    units, left = divmod(_units(batch, unit), devices)
-    return tuple(unit * (units + (device < left)) for device in range(devices))
+    units, remaining = divmod(_units(batch, unit), devices)
+    return tuple(unit * (units + (device < remaining)) for device in range(devices))
 
 
 def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
-    """Return for each device whether its speed is above the largest gap between two speeds.
+    """Return for each device whether it is fast.
 
-    A gap is the ratio of two neighbours in the sorted speeds. All devices are fast if no gap
-    exceeds 3 %.
+    A gap is the ratio of two neighbours in the sorted speeds. Devices above the widest gap are
+    fast. If no gap exceeds 3 %, all devices are fast.
     """
     ordered = sorted(set(speeds))
     gaps = [(fast / slow, fast) for slow, fast in pairwise(ordered)]
     widest, slowest_fast = max(gaps, default=(1.0, ordered[0]))
-    least = slowest_fast if widest > 1 + _ALIKE else ordered[0]
+    least = slowest_fast if widest > 1 + _EQUAL_SPEED else ordered[0]
     return tuple(speed >= least for speed in speeds)
 
 
@@ -120,18 +124,23 @@ def shares_by_speed(speeds: Sequence[DeviceSpeed], batch: int, unit: int = 1) ->
     Raises:
         ValueError: the batch is not a multiple of the unit, or exceeds the memory of the devices.
     """
-    rooms = [math.inf if speed.most is None else speed.most // unit for speed in speeds]
+    # Units that the memory of each device holds.
+    limits = [
+        math.inf if speed.most_items is None else speed.most_items // unit for speed in speeds
+    ]
     units = _units(batch, unit)
-    if sum(rooms) < units:
-        raise ValueError(f"the devices hold {unit * sum(rooms):.0f} items together, not {batch}")
+    if sum(limits) < units:
+        raise ValueError(f"the devices hold {unit * sum(limits):.0f} items together, not {batch}")
+    # Units of each device. The queue has the time at which a device would finish its next unit.
     shares = [0] * len(speeds)
-    queue = [(speed.step_s(unit), at) for at, speed in enumerate(speeds) if rooms[at]]
+    queue = [(speed.step_s(unit), device) for device, speed in enumerate(speeds) if limits[device]]
     heapq.heapify(queue)
     for _ in range(units):
-        _, at = heapq.heappop(queue)
-        shares[at] += 1
-        if shares[at] < rooms[at]:
-            heapq.heappush(queue, (speeds[at].step_s(unit * (shares[at] + 1)), at))
+        _, device = heapq.heappop(queue)
+        shares[device] += 1
+        if shares[device] < limits[device]:
+            next_s = speeds[device].step_s(unit * (shares[device] + 1))
+            heapq.heappush(queue, (next_s, device))
     return tuple(unit * share for share in shares)
 
 
@@ -141,21 +150,21 @@ def balance(
     unit: int,
     time_steps: Callable[[Shares], Sequence[float]],
 ) -> tuple[Shares, tuple[float, ...]]:
-    """Return shares by speed, corrected by timed steps, and the step seconds of each device.
+    """Return the best shares that were tried, and the seconds of a step of each device.
 
-    The shares whose slowest device is fastest win. Equal shares take part
-    with predicted times.
+    Shares by speed are timed, and corrected by the timed steps. The best shares are those whose
+    slowest device finishes first. Equal shares are tried too, with predicted times.
 
     Args:
-        time_steps: times given shares and returns the seconds of each device, 0 for a share of 0.
-            Called at most four times.
+        time_steps: times the given shares, and returns the seconds of each device; 0 for a share
+            of 0. Called at most four times.
 
     Raises:
         ValueError: as `shares_by_speed`.
     """
     equal = equal_shares(len(speeds), batch, unit)
     fits = all(
-        speed.most is None or items <= speed.most
+        speed.most_items is None or items <= speed.most_items
         for items, speed in zip(equal, speeds, strict=True)
     )
     tried = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if fits else {}
@@ -165,7 +174,7 @@ def balance(
             break
         device_s = tried[shares] = tuple(time_steps(shares))
         busy_s = [s for s in device_s if s]
-        if max(busy_s) - min(busy_s) <= _NEAR * max(busy_s):
+        if max(busy_s) - min(busy_s) <= _LARGEST_DIFFERENCE * max(busy_s):
             break
         speeds = [
             speed.with_step(items, s) if items else speed
@@ -189,6 +198,9 @@ def crossover_batch(
         exchange_s: seconds that the exchange of gradients among all devices adds to a step.
         fast_exchange_s: the same among the fast devices.
     """
+    # The step of all devices at a batch B takes start_s + B / together, if shares are by speed. The
+    # step of n fast devices takes fixed_s + B / (n items_per_s) on each of them. Solve for B. All
+    # devices win as soon as one fast device needs longer, so take the smallest B.
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     if len(fast) == len(speeds):
         return None
@@ -203,6 +215,7 @@ def crossover_batch(
 
 
 def _units(batch: int, unit: int) -> int:
+    """Return how many units a batch has."""
     if batch % unit:
         raise ValueError(f"a batch of {batch} is not made up of units of {unit}")
     return batch // unit

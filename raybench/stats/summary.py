@@ -69,8 +69,8 @@ def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
     """Return the 95 % interval of the median of all samples, in their unit.
 
     The method of batch means (A. M. Law, "Simulation modeling and analysis", 2015, section 9.5.3):
-    Student's t over the logarithms of the medians of batches. One repeat is cut into 2 to 20
-    batches; of several repeats each is a batch.
+    Student's t over the logarithms of the medians of batches. A single repeat is cut into 2 to 20
+    batches. If there are several repeats, each repeat is a batch.
 
     Args:
         repeats: samples in the order in which they were taken.
@@ -93,7 +93,10 @@ def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
 
 
 def _batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
-    """Return the medians of `count` equally long batches; the first few samples may be left out."""
+    """Return the medians of `count` equally long batches.
+
+    If the samples cannot be divided equally, the first samples are left out.
+    """
     series = np.asarray(samples, dtype=np.float64)
     return np.asarray(np.median(series[len(series) % count :].reshape(count, -1), axis=1))
 
@@ -109,8 +112,8 @@ def student_t(degrees: float, confidence: float = 0.95) -> float:
 class LevelChange:
     """How much the last third of a series differs from the third before it."""
 
-    # Change of a straight drift from the first step to the last, relative to the median; positive
-    # for a rise.
+    # The difference of the thirds, extrapolated to a straight drift from the first step to the
+    # last. Relative to the median; positive for a rise.
     size: float
     # Standard error of `size`, from the scatter of batch medians.
     error: float
@@ -120,9 +123,9 @@ class LevelChange:
         """Return whether |size| is above both `least` and `errors` standard errors.
 
         Args:
-            least: relative, as `size` is.
-            errors: for a normal distribution; replaced by the equally likely quantile of Student's
-                t.
+            least: threshold relative to the median, as `size` is.
+            errors: number of standard errors of a normal distribution. For few degrees of freedom,
+                the quantile of Student's t with the same probability replaces it.
         """
         from scipy.special import ndtr, stdtrit
 
@@ -159,8 +162,9 @@ def median_step(ranks: Sequence[ArrayLike]) -> float:
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
     """Return the time of a point for each iteration, in the unit of the samples.
 
-    If the medians of the ranks agree within 1 % (lockstep), it is the median over ranks: their
-    maximum would add jitter. Otherwise it is the time of the rank with the largest median.
+    If the medians of the ranks agree within 1 % (lockstep), the time is the median over ranks,
+    because their maximum would add jitter. Otherwise it is the time of the rank with the largest
+    median.
 
     Args:
         ranks: [ranks, iterations].
@@ -204,11 +208,10 @@ def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 
 
 # A start is one set of fresh processes: a round of a run for `raybench report`, a run for `raybench
-# compare`. Two or three starts of one point estimate a variance poorly, so it is shrunk towards
-# that of all points (G. K. Smyth, "Linear models and empirical Bayes methods for assessing
-# differential expression in microarray experiments", Stat. Appl. Genet. Mol. Biol. 3(1), 2004).
-# Points of one start may be correlated: other points add degrees of freedom only as far as they are
-# independent.
+# compare`. Two or three starts of a point estimate its variance poorly, so this variance is shrunk
+# towards the variance of all points (G. K. Smyth, "Linear models and empirical Bayes methods for
+# assessing differential expression in microarray experiments", Stat. Appl. Genet. Mol. Biol. 3(1),
+# 2004). Points of one start may be correlated, so only independent points add degrees of freedom.
 
 # All other points together add at most as many degrees of freedom as the point's own starts.
 _MOST_OTHERS = 1.0
@@ -235,7 +238,7 @@ class Scatter:
         return student_t(self.degrees, confidence) * self.sd * math.sqrt(share)
 
     def p_value(self, size: float, share: float) -> float:
-        """Return the one-sided p-value of a difference above 0.
+        """Return the one-sided p-value for the claim that a difference is above 0.
 
         Args:
             size: a difference of logarithms.
@@ -260,8 +263,8 @@ class Scatter:
         from scipy.special import chdtri, nctdtrinc
 
         sd = self.sd * math.sqrt(self.degrees / chdtri(self.degrees, 0.5))
-        reach = student_t(self.degrees, 1 - 2 * level)
-        return float(nctdtrinc(self.degrees, 0.05, reach)) * sd * math.sqrt(share)
+        critical_t = student_t(self.degrees, 1 - 2 * level)
+        return float(nctdtrinc(self.degrees, 0.05, critical_t)) * sd * math.sqrt(share)
 
 
 def scatter(
@@ -269,63 +272,70 @@ def scatter(
 ) -> list[Scatter | None]:
     """Return the scatter of the starts of each point, shrunk towards the scatter of all points.
 
-    A point that is much noisier than the other points keeps its own scatter. None for a point
-    without two starts on any side.
+    A point that is much noisier than the other points keeps its own scatter. The scatter is None
+    for a point that has two starts on no side.
 
     Args:
         values: [points, starts], logarithms of times or rates; NaN if a start lacks a point.
         sides: side of each start; the levels of two sides may differ. None: all starts are of one
             side.
     """
-    of_start = np.zeros(values.shape[1], int) if sides is None else np.asarray(sides)
-    rest = np.full(values.shape, np.nan)
+    # The residual of a start is its value minus the mean of the point on the same side.
+    side_of_start = np.zeros(values.shape[1], int) if sides is None else np.asarray(sides)
+    residuals = np.full(values.shape, np.nan)
     degrees = np.zeros(len(values))
-    for side in np.unique(of_start):
-        chosen = values[:, of_start == side]
-        counts = (~np.isnan(chosen)).sum(axis=1)
-        means = np.nansum(chosen, axis=1) / np.maximum(counts, 1)
-        rest[:, of_start == side] = chosen - means[:, np.newaxis]
+    for side in np.unique(side_of_start):
+        side_values = values[:, side_of_start == side]
+        counts = (~np.isnan(side_values)).sum(axis=1)
+        means = np.nansum(side_values, axis=1) / np.maximum(counts, 1)
+        residuals[:, side_of_start == side] = side_values - means[:, np.newaxis]
         degrees += np.maximum(counts - 1, 0)
     has_starts = degrees > 0
     scatters: list[Scatter | None] = [None] * len(values)
     if not has_starts.any():
         return scatters
-    rest, degrees = rest[has_starts], degrees[has_starts]
-    variances = np.nansum(rest**2, axis=1) / degrees
+    residuals, degrees = residuals[has_starts], degrees[has_starts]
+    variances = np.nansum(residuals**2, axis=1) / degrees
+    # Shrink each variance towards the common level, which counts as `added` degrees of freedom.
     level, weight = _fit_prior(variances, degrees)
-    others = _independent_points(rest, variances, degrees) - 1
-    more = np.minimum(min(weight, others * float(degrees.mean())), _MOST_OTHERS * degrees)
-    more[variances > _NOISY * level] = 0.0
-    deviations = np.sqrt((degrees * variances + more * level) / (degrees + more))
-    for point, sd, both in zip(np.flatnonzero(has_starts), deviations, degrees + more, strict=True):
-        scatters[point] = Scatter(sd=float(sd), degrees=float(both))
+    other_points = _independent_points(residuals, variances, degrees) - 1
+    weight = min(weight, other_points * float(degrees.mean()))
+    added = np.minimum(weight, _MOST_OTHERS * degrees)
+    added[variances > _NOISY * level] = 0.0
+    totals = degrees + added
+    deviations = np.sqrt((degrees * variances + added * level) / totals)
+    for point, sd, total in zip(np.flatnonzero(has_starts), deviations, totals, strict=True):
+        scatters[point] = Scatter(sd=float(sd), degrees=float(total))
     return scatters
 
 
 def _independent_points(
-    rest: NDArray[np.float64], variances: NDArray[np.float64], degrees: NDArray[np.float64]
+    residuals: NDArray[np.float64], variances: NDArray[np.float64], degrees: NDArray[np.float64]
 ) -> float:
     """Return how many independent points give as much information as these correlated points.
 
-    If a start moves all points alike, their mean scatters as much as one point. The factor d / (d +
-    1), for d degrees of freedom, corrects for the mean of few starts.
+    The mean over n independent points has 1/n of the variance of one point. If a start moves all
+    points alike, their mean has the same variance as one point. The factor d / (d + 1), for d
+    degrees of freedom, corrects for the mean of few starts.
 
     Args:
-        rest: [points, starts], values minus the mean of their side; NaN if a start lacks a point.
+        residuals: [points, starts], values minus the mean of their side; NaN if a start lacks a
+            point.
     """
-    means = np.nansum(rest, axis=0) / np.maximum((~np.isnan(rest)).sum(axis=0), 1)
-    most = float(degrees.max())
-    of_mean = float(np.nansum(means**2)) / most
-    count = len(rest)
-    if of_mean <= 0:
+    means = np.nansum(residuals, axis=0) / np.maximum((~np.isnan(residuals)).sum(axis=0), 1)
+    largest_degrees = float(degrees.max())
+    variance_of_mean = float(np.nansum(means**2)) / largest_degrees
+    count = len(residuals)
+    if variance_of_mean <= 0:
         return float(count)
-    return float(np.clip(variances.mean() / of_mean * most / (most + 1), 1, count))
+    correction = largest_degrees / (largest_degrees + 1)
+    return float(np.clip(variances.mean() / variance_of_mean * correction, 1, count))
 
 
 def _fit_prior(variances: NDArray[np.float64], degrees: NDArray[np.float64]) -> tuple[float, float]:
     """Return the common level of the variances, and its weight in degrees of freedom.
 
-    Uses the mean and the variance of their logarithms: Smyth 2004, section 6.2.
+    Uses the mean and the variance of the logarithms of the variances: Smyth 2004, section 6.2.
     """
     from scipy.special import digamma, polygamma
 
@@ -334,16 +344,17 @@ def _fit_prior(variances: NDArray[np.float64], degrees: NDArray[np.float64]) -> 
         return float(variances.mean()), 0.0
     half = degrees[positive] / 2
     logs = np.log(variances[positive]) - digamma(half) + np.log(half)
-    beyond = float(logs.var(ddof=1) - polygamma(1, half).mean())
-    if beyond <= 0:
+    # How much the variances differ beyond what few starts explain.
+    excess = float(logs.var(ddof=1) - polygamma(1, half).mean())
+    if excess <= 0:
         return float(variances.mean()), math.inf
-    # Solve trigamma(x) = beyond by Newton's method: Smyth's appendix.
-    root = 0.5 + 1 / beyond
+    # Solve trigamma(x) = excess by Newton's method: Smyth's appendix.
+    root = 0.5 + 1 / excess
     for _ in range(50):
         value = float(polygamma(1, root))
-        step = value * (1 - value / beyond) / float(polygamma(2, root))
+        step = value * (1 - value / excess) / float(polygamma(2, root))
         root += step
         if abs(step) < 1e-8 * root:
             break
-    more = 2 * root
-    return float(np.exp(logs.mean() + digamma(more / 2) - math.log(more / 2))), more
+    level = float(np.exp(logs.mean() + digamma(root) - math.log(root)))
+    return level, 2 * root

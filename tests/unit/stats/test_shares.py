@@ -23,7 +23,7 @@ speeds_drawn = st.lists(
         DeviceSpeed,
         fixed_s=st.floats(0, 0.01),
         items_per_s=st.floats(10, 10_000),
-        most=st.none() | st.integers(0, 5_000),
+        most_items=st.none() | st.integers(0, 5_000),
         # Measured: with noise, so that more items may have taken less.
         steps=st.dictionaries(st.integers(1, 2_000), st.floats(1e-4, 1), max_size=4).map(
             lambda steps: tuple(sorted(steps.items()))
@@ -44,7 +44,7 @@ def _fast(speeds):
 
 
 def _fits(speeds, shares):
-    limits = (speed.most for speed in speeds)
+    limits = (speed.most_items for speed in speeds)
     return all(most is None or items <= most for items, most in zip(shares, limits, strict=True))
 
 
@@ -54,8 +54,8 @@ def test_shares_by_speed_beat_equal_and_fast(speeds, units, unit):
     try:
         shares = shares_by_speed(speeds, batch, unit)
     except ValueError:
-        assert sum(s.most // unit for s in speeds if s.most is not None) * unit < batch
-        assert all(speed.most is not None for speed in speeds)
+        assert sum(s.most_items // unit for s in speeds if s.most_items is not None) * unit < batch
+        assert all(speed.most_items is not None for speed in speeds)
         return
     assert sum(shares) == batch
     assert all(items % unit == 0 and items >= 0 for items in shares)
@@ -79,7 +79,7 @@ def test_no_other_shares_in_units_are_done_earlier(lines, batch):
 
 
 def test_full_memory_passes_items_on():
-    speeds = [DeviceSpeed(fixed_s=0.0, items_per_s=rate, most=50) for rate in (30, 10, 10)]
+    speeds = [DeviceSpeed(fixed_s=0.0, items_per_s=rate, most_items=50) for rate in (30, 10, 10)]
     assert shares_by_speed(speeds, 100) == (50, 25, 25)
     with pytest.raises(ValueError, match="hold 150 items together, not 151"):
         shares_by_speed(speeds, 151)
