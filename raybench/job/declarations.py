@@ -15,6 +15,7 @@ def declared_entries(workload_class: type, name: str, *attributes: str) -> list[
 
     The class attribute may be a tuple, a list, a single entry, or missing.
     """
+    # A class of the user may declare anything, so incomplete entries are left out.
     value = getattr(workload_class, name, ())
     entries = value if isinstance(value, tuple | list) else (value,)
     complete = []
@@ -36,7 +37,7 @@ def missing_packages(workload_class: type) -> dict[str, str]:
 
 
 def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
-    """Return how many ranks work on the same items; it may exceed world_size.
+    """Return how many ranks work on the same items; the class may return more than world_size.
 
     Args:
         settings: world_size and the parameters of the workload.

@@ -35,7 +35,7 @@ _SIZE_RULE = (
     "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
     "8:1GiB:x2"
 )
-# Variables that raybench sets for each rank, or needs to find its processes.
+# Variables that a job may not set: raybench sets them for each rank, or finds its processes by them.
 _OURS = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -76,11 +76,13 @@ def job_from_text(
 
 
 def _load(source: YamlSource) -> Job:
+    """Return the job; raise JobError with all problems that can be found at once."""
+    # Rules of one section.
     problems = list(source.problems)
     job, invalid = validate(source.data)
     problems += _not_below(problems, invalid)
     if job is None:
-        # Check the sound part of the job, so that the user sees all problems at once.
+        # Take out the wrong values, and check the rest, so that the user sees all problems at once.
         sound = {
             name: dict(value) if isinstance(value, dict) else value
             for name, value in source.data.items()
@@ -93,11 +95,13 @@ def _load(source: YamlSource) -> Job:
                 section.pop(last, None)
         job, _ = validate({"version": 1, "name": "unnamed", **sound})
     if job is not None:
+        # Rules that depend on the workload.
         job.set_source(source)
         problems += _not_below(problems, _check_meaning(job, problems))
-        shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
-        # Without problems so far, `make_plan` reports the problems of points.
-        if problems and all(p.path and p.path[0] not in shaping for p in problems):
+        # Rules of points, unless a problem may have changed the points. If there is no problem so
+        # far, `make_plan` checks them later.
+        point_sections = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
+        if problems and all(p.path and p.path[0] not in point_sections for p in problems):
             problems += plan_and_problems(job)[1]
     if job is None or problems:
         raise JobError(source.explain_all(problems))
@@ -116,7 +120,11 @@ def _not_below(reported: Sequence[JobProblem], problems: Sequence[JobProblem]) -
 
 
 def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]:
-    """Give the job its settings and its class, and return problems that depend on the workload."""
+    """Give the job its settings and its class, and return problems that depend on the workload.
+
+    Args:
+        problems: problems so far; the values at their paths were taken out of the job.
+    """
     unsound = [problem.path for problem in problems]
     reported: list[JobProblem] = []
     try:
@@ -124,9 +132,10 @@ def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]
         settings, unknown = _add_settings(job, workload_class, unsound)
     except UsageError as error:
         reported.append(JobProblem(path=("workload", "kind"), message=str(error)))
+        # Go on with the workload that was probably meant, to find further problems.
         nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
         if not nearest:
-            # Check the settings that every workload shares.
+            # Check only the settings that every workload shares.
             settings = {name: run_setting(name) for name in RUN_SETTINGS}
             return reported + _check(job, settings, unsound, is_workload_known=False)
         workload_class = registry.load_workload(nearest[0])
@@ -138,7 +147,11 @@ def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]
 def _add_settings(
     job: Job, workload_class: type, unsound: Sequence[KeyPath]
 ) -> tuple[dict[str, PointSetting], list[JobProblem]]:
-    """Return the settings of the points by name, and problems of texts that name settings."""
+    """Return the settings of the points by name, and problems of texts that name settings.
+
+    The settings are settings of the workload, variables of `env`, and axes of a script: names that
+    its texts have in braces.
+    """
     settings = settings_of_class(workload_class)
     env = dict.fromkeys([*job.env, *_names_in("env", unsound)])
     given = {*job.varied, *env, *_names_in("matrix", unsound)}
@@ -157,6 +170,7 @@ def _add_settings(
             continue
         axes = [name for name in names if name in given - declared.keys()]
         script_axes |= {name: make_setting(name, Scalar) for name in axes}
+        # Report names that are no setting, or that the job does not give.
         for name in names:
             if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
                 message = f"names {{{name}}}, but the job gives no batch size; "
@@ -238,8 +252,9 @@ def _check(
             if name not in settings:
                 message = say_unknown("setting", name, [*_axis_names(job), *settings])
                 problems.append(JobProblem(path=("answer", "over", index), message=message))
+    # Look for missing axes only if the sections that may give an axis are intact. A merge key (<<)
+    # may have given any axis.
     damaged = {path[0] for path in unsound if path}
-    # A merge key may have given any axis.
     if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in unsound:
         if ("matrix",) not in unsound:
             problems += _check_what_is_missing(job, settings, unsound)
@@ -254,6 +269,7 @@ def _check(
 
 
 def _axis_names(job: Job) -> list[str]:
+    """Return the names of the axes: variables with several values, matrix, zip."""
     variables = [name for name, values in job.env.items() if len(values) > 1]
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
 
@@ -267,7 +283,7 @@ def _check_values(
     job: Job, settings: _Settings, *, is_workload_known: bool
 ) -> Iterator[JobProblem]:
     """Yield a problem for each wrong name or value of a setting."""
-    # Path of a part of the job, its settings, and what they are called in messages.
+    # Path of a part of the job, its settings, and the noun for them in messages.
     groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
         (("workload",), job.workload.parameters if is_workload_known else {}, "parameter"),
         (("matrix",), job.axes, "axis"),
@@ -297,7 +313,7 @@ def _check_values(
                 if is_workload_known:
                     yield JobProblem(path=value_path, at_key=True, message=message)
                 continue
-            several = isinstance(given, tuple)
+            is_tuple = isinstance(given, tuple)
             for index, value in enumerate(given if isinstance(given, tuple) else (given,)):
                 complaint = settings[name].complaint(value)
                 if complaint is None:
@@ -308,22 +324,22 @@ def _check_values(
                     complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
                 elif value_path == ("matrix", "batch_size") and isinstance(value, str):
                     complaint += did_you_mean(value.lower(), ["auto"])
-                yield JobProblem(
-                    path=(*value_path, index) if several else value_path, message=complaint
-                )
+                path_of_value = (*value_path, index) if is_tuple else value_path
+                yield JobProblem(path=path_of_value, message=complaint)
 
 
 def _check_axes(job: Job) -> Iterator[JobProblem]:
     """Yield a problem for duplicate axes, unequal lists, and conflicts with a batch search."""
+    # Each setting may be given at one place only.
     fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
-    first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
-    first |= {name: ("env", name) for name in job.env}
+    first_paths: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
+    first_paths |= {name: ("env", name) for name in job.env}
     paths: list[KeyPath] = [("matrix", name) for name in job.matrix]
     paths += [("zip", number, name) for number, entry in enumerate(job.zip) for name in entry]
     for number, point in enumerate(job.include):
         paths += [("include", number, name) for name in point if name in fixed]
     for path in paths:
-        first_path = first.setdefault(str(path[-1]), path)
+        first_path = first_paths.setdefault(str(path[-1]), path)
         if first_path != path:
             message = f"also given by {key_text(first_path)}; keep one of them"
             yield JobProblem(path=path, at_key=True, message=message)
@@ -345,6 +361,8 @@ def _check_what_is_missing(
     job: Job, settings: _Settings, unsound: Sequence[KeyPath]
 ) -> Iterator[JobProblem]:
     """Yield a problem for each missing axis, batch size or parameter."""
+    # The product of the axes and each entry of `include` are groups of points. Each group must give
+    # all axes and the required settings.
     axes = list(dict.fromkeys([*_axis_names(job), *_names_in("matrix", unsound)]))
     fixed = {*job.workload.parameters, *_names_in("workload", unsound)}
     groups: list[tuple[KeyPath, Collection[str]]]
@@ -365,7 +383,7 @@ def _check_what_is_missing(
     # All groups must give the same kind of batch size.
     kinds = []
     for _, names in groups:
-        kinds.append([size for size in BATCH_SIZES if size in names])
+        kinds.append([kind for kind in BATCH_SIZES if kind in names])
     for (path, _), given in zip(groups, kinds, strict=True):
         message = ""
         if len(given) == 2:

@@ -50,7 +50,8 @@ def estimate(point: Point, **changes: Scalar) -> int | None:
 def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
     """Return a sentence with the estimate of a point that does not fit, and changes that fit.
 
-    Proposed are the largest batch that fits, halved repeatedly, and the cheapest other setting.
+    It proposes at most two changes: halving the batch until it fits, and the cheapest other setting
+    that fits.
 
     Raises:
         UsageError: the workload cannot be loaded.
@@ -58,21 +59,22 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
     free_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)
     settings, given = settings_of_class(load_workload(point.workload)), point.settings
     batch = int(given.get("batch_size", 1))
-    batches = [("batch_size", batch >> halved) for halved in range(1, batch.bit_length())]
+    batches = [("batch_size", batch >> halvings) for halvings in range(1, batch.bit_length())]
     changes = [
         (name, value)
         for name, value in _CHANGES
         if name in settings and given.get(name) != value and settings[name].complaint(value) is None
     ]
     fits = []
+    # Take the first change of each group that fits.
     for group in (batches, changes):
         for name, value in group:
             needed = estimate(point, **{name: value})
             if needed is not None and needed <= free_bytes:
                 fits.append(f"{name} {setting_text(value)} ({short_gib(needed)} GiB)")
                 break
-    room = f"{short_gib(estimate_bytes)} GiB and the device has {short_gib(device_bytes)} GiB"
-    text = f"by an estimate, the point needs {room}"
+    comparison = f"{short_gib(estimate_bytes)} GiB and the device has {short_gib(device_bytes)} GiB"
+    text = f"by an estimate, the point needs {comparison}"
     if not fits:
         return f"{text}; no change of one setting makes the point fit"
     return f"{text}; what should fit: {' or '.join(fits)}"
@@ -80,4 +82,5 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
 
 def short_gib(count: float) -> str:
     """Return bytes in GiB with at most three significant digits, without the unit."""
-    return f"{float(f'{count / GIB:.3g}'):g}"  # 1230, and not 1.23e+03
+    # Format twice: `.3g` alone would write 1.23e+03 instead of 1230.
+    return f"{float(f'{count / GIB:.3g}'):g}"

@@ -48,7 +48,7 @@ from raybench.job.source import QUICK_SECONDS, YamlSource, parse_source, with_si
 
 
 def _must(rule: str, test: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return a validator that raises ValueError with the rule for a value that fails `test`."""
+    """Return a validator that raises `ValueError(rule)` for a value that fails `test`."""
 
     def check(value: Any) -> Any:
         if not test(value):
@@ -73,7 +73,7 @@ def _not_under(name: str) -> AfterValidator:
 def _one_or_more(value: object) -> object:
     """Return a list or a single value as a tuple."""
     if value == []:
-        # min_length would not count values that are invalid themselves.
+        # Report it here, because min_length of pydantic ignores entries that are invalid.
         raise PydanticCustomError("too_short", "must not be empty")
     return tuple(value) if isinstance(value, list) else (value,)
 
@@ -81,7 +81,7 @@ def _one_or_more(value: object) -> object:
 _AnyScalar = StrictBool | StrictInt | StrictFloat | StrictStr
 Value = Annotated[
     _AnyScalar,
-    # Otherwise the union complains once for each of its types.
+    # Without this validator, the union would report an error for each of its types.
     BeforeValidator(_must("must be one value", lambda value: not isinstance(value, dict | list))),
 ]
 _NonEmptyList = Annotated[list[Value], Field(min_length=1)]
@@ -169,7 +169,7 @@ class BatchSearch(JobSection):
     """Batch sizes that raybench searches: doubled until memory runs out, then bisected."""
 
     start: PositiveCount = Field(default=64, description="The first batch size.")
-    # With SkipJsonSchema, pydantic complains once for each member of the union.
+    # Use WithJsonSchema: with SkipJsonSchema, pydantic reports an error for each union member.
     max: Annotated[
         PositiveCount | None,
         WithJsonSchema(TypeAdapter(PositiveCount).json_schema()),
@@ -186,7 +186,7 @@ _VALUES: TypeAdapter[tuple[_AnyScalar, ...]] = TypeAdapter(Values)
 
 def _axis(value: object, _: ValidatorFunctionWrapHandler) -> object:
     """Return the values of an axis as a tuple, or a mapping as a batch search."""
-    # A union of pydantic complains once for each of its members.
+    # Choose the type here, because a union of pydantic reports an error for each of its members.
     if isinstance(value, dict):
         return BatchSearch.model_validate(value)
     return _VALUES.validate_python(value)
@@ -207,7 +207,7 @@ Matrix = Annotated[dict[str, Axis], BeforeValidator(_matrix)]
 CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=PositiveCount | Span)]
 
 
-# Fewer samples prolong the timing, up to max_seconds.
+# With fewer samples the timing goes on, up to max_seconds.
 ENOUGH_SAMPLES = 30
 # Samples that are timed even beyond max_seconds.
 _FEWEST_SAMPLES = 5
@@ -216,6 +216,7 @@ _LEAST_WARMUP, _MOST_WARMUP = 1 / 3, 1 / 2
 
 
 def _measure(value: object) -> object:
+    """Return the section as it is; the error for other values mentions `quick`."""
     if not isinstance(value, dict | Measure):
         raise ValueError("must be a mapping or quick")
     return value
@@ -312,12 +313,13 @@ class Measure(JobSection):
         """Longest step time for which max_seconds allows ENOUGH_SAMPLES samples."""
         # The cold first step is not part of the budget.
         steps = self.warmup.min - 1 + ENOUGH_SAMPLES
-        least_s = 0.0 if self.warmup.is_fixed else self.least_warmup_s
-        after_s = self.max_seconds - least_s
-        after_most_s = self.max_seconds - self.most_warmup_s
-        return max(
-            min(self.max_seconds / steps, after_s / ENOUGH_SAMPLES), after_most_s / ENOUGH_SAMPLES
-        )
+        shortest_warmup_s = 0.0 if self.warmup.is_fixed else self.least_warmup_s
+        # After the shortest warm-up, which has a count of steps and a duration.
+        after_shortest_s = self.max_seconds - shortest_warmup_s
+        step_s = min(self.max_seconds / steps, after_shortest_s / ENOUGH_SAMPLES)
+        # After the longest warm-up, which ends the warm-up whatever its count is.
+        after_longest_s = self.max_seconds - self.most_warmup_s
+        return max(step_s, after_longest_s / ENOUGH_SAMPLES)
 
     @property
     def least_s(self) -> float:
@@ -525,11 +527,12 @@ class Job(JobSection):
     def meaning_sha256(self) -> str:
         """SHA-256 of what the job measures, with overrides and defaults.
 
-        A run can be resumed with another number of rounds and other keys of `NOT_MEASURED`. The
-        order of keys and the content of a script do not count either; the order of lists does.
+        The number of rounds and the keys of `NOT_MEASURED` are left out, so that a resumed run may
+        change them. The order of keys and the content of a script do not count either; the order
+        of lists does.
         """
-        left_out: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
-        meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
+        excluded: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
+        meaning = self.model_dump(mode="json", exclude=excluded | {"measure": {"rounds"}})
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -570,12 +573,12 @@ def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[JobProblem]]:
 
 
 def _problem(error: ErrorDetails) -> JobProblem:
-    """Return an error of pydantic in our words; for an unknown key, where it may belong."""
+    """Return an error of pydantic in our words; for an unknown key, with keys that may be meant."""
     path: KeyPath = error["loc"]
     if error["type"] == "extra_forbidden":
         model = _MODELS[key_text(path[:-1])]
         message = say_unknown("key", path[-1], model.model_fields)
-        # Dotted keys of a key that stands at a wrong place.
+        # The key may stand in the wrong section: list the sections that have such a key.
         places = [
             f"{section}.{path[-1]}"
             for section in ("answer", "measure", "placement")
@@ -591,9 +594,9 @@ def _problem(error: ErrorDetails) -> JobProblem:
 def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str]) -> Answer:
     """Return what a stored run answers, by its job file, or else by its workload.
 
-    A job that comes with raybench, of the same name and workload, fills what the file lacks. The
-    fallback is the speed-up over world_size. Imports the module of the workload; invalid parts are
-    ignored.
+    If raybench ships a job of the same name and workload, its question fills what the file lacks.
+    Without any answer, the run answers the speed-up over world_size. Invalid parts of the file are
+    ignored. This imports the module of the workload.
 
     Args:
         job_text: job file of the run.
@@ -606,11 +609,11 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
     kind, name = _kind(data), str(data.get("name"))
     file = files("raybench").joinpath("jobs", f"{name}.yaml")
     if re.fullmatch(r"[a-z0-9_]+", name) and file.is_file():
-        # A run of an older version of this job asks what the job asks today.
-        today = parse_source(name, file.read_text(encoding="utf-8")).data
-        if kind == _kind(today):
-            asked_today = today.keys() & {"question", "answer", "items"}
-            data = {key: today[key] for key in asked_today} | data
+        # The run may come from an older version of this job, which did not have these keys.
+        shipped = parse_source(name, file.read_text(encoding="utf-8")).data
+        if kind == _kind(shipped):
+            shipped_keys = shipped.keys() & {"question", "answer", "items"}
+            data = {key: shipped[key] for key in shipped_keys} | data
     workload_class: type = object
     with suppress(KeyError, UsageError):
         workload_class = registry.load_workload(kind)
@@ -624,7 +627,7 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
         )
         answer = next(declared, Answer(metric="speed_up", over=("world_size",)))
     else:
-        # For a metric of the workload, its unit tells whether less is better.
+        # For a metric of the workload, the unit tells whether the smallest value is the best.
         best = ANSWER_METRICS.get(asked.metric, "max")
         for metric in declared_entries(workload_class, "metrics", "name", "unit"):
             if metric.name == asked.metric:
@@ -640,6 +643,7 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
 
 
 def _kind(data: Mapping[str, Any]) -> str:
+    """Return `workload.kind` of a job that was not validated; "" if it is missing."""
     workload = data.get("workload")
     return str(workload.get("kind", "")) if isinstance(workload, dict) else ""
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from raybench.errors import UsageError
 from raybench.job.declarations import missing_packages, ranks_per_item, shares_work, why_not
@@ -56,7 +57,7 @@ def varying_settings(points: Sequence[Point]) -> list[str]:
 
     A setting that some points lack differs too. Only the batch size that the job gives is listed.
     """
-    # Compare by repr, because 1 == 1.0 == True.
+    # Compare by repr, because 1, 1.0 and True are equal.
     texts: dict[str, set[str]] = {}
     all_settings = [point.settings_as_given for point in points]
     for name in dict.fromkeys(itertools.chain(*all_settings)):
@@ -87,23 +88,23 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
     Raises:
         UsageError: a class method of the workload raises.
     """
-    wanted, unused = _not_excluded(job)
+    wanted, unused_entries = _not_excluded(job)
     problems: dict[KeyPath, JobProblem] = {}
     points: dict[str, Point] = {}
     duplicates: Counter[KeyPath] = Counter()
-    for origin, values, size_path in wanted:
-        point = _make_point(job, values, origin, size_path)
+    for settings in wanted:
+        point = _make_point(job, settings)
         if isinstance(point, JobProblem):
             problems.setdefault(point.path, point)
         elif point.point_id in points:
-            duplicates[origin] += 1
+            duplicates[settings.path] += 1
         else:
             points[point.point_id] = point
     if not wanted:
         problems[()] = JobProblem(path=("exclude",), message="leaves no point to run")
     remarks = [
         *_remarks(job),
-        *(JobProblem(path=("exclude", n), message="matches no point") for n in unused),
+        *(JobProblem(path=("exclude", n), message="matches no point") for n in unused_entries),
         *(
             JobProblem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
             for path, count in duplicates.items()
@@ -124,12 +125,19 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
     return plan, list(problems.values())
 
 
-def _not_excluded(job: Job) -> tuple[list[tuple[KeyPath, dict[str, Scalar], KeyPath]], list[int]]:
-    """Return the settings of the points, and the entries of `exclude` that match no point.
+class _PointSettings(NamedTuple):
+    """The settings of a point, and the keys of the job file that problems are reported at."""
 
-    Points are (path in the job file, settings, path of the batch size).
-    """
-    # Settings that are no axis.
+    values: dict[str, Scalar]
+    # ("matrix",), or the entry of `include`.
+    path: KeyPath
+    # The value of the batch size; `path` if the job gives none.
+    size_path: KeyPath
+
+
+def _not_excluded(job: Job) -> tuple[list[_PointSettings], list[int]]:
+    """Return the settings of the points, and the numbers of useless entries of `exclude`."""
+    # Settings that all points share, unless an axis has the setting.
     defaults = {
         name: setting.accept(setting.default)
         for name, setting in job.settings.items()
@@ -145,23 +153,25 @@ def _not_excluded(job: Job) -> tuple[list[tuple[KeyPath, dict[str, Scalar], KeyP
     excluded = [_accept_all(job, entry) for entry in job.exclude]
     used: set[int] = set()
     wanted = []
-    for origin, choice in _choices(job):
+    for path, choice in _choices(job):
         values = shared | {name: value for name, (value, _) in choice.items()}
         matching = {number for number, entry in enumerate(excluded) if _matches(values, entry)}
         # Included points cannot be excluded.
-        if matching and origin == ("matrix",):
+        if matching and path == ("matrix",):
             used |= matching
             continue
-        size_path = next((choice[name][1] for name in BATCH_SIZES if name in choice), origin)
-        wanted.append((origin, values, size_path))
+        size_path = next((choice[name][1] for name in BATCH_SIZES if name in choice), path)
+        wanted.append(_PointSettings(values, path, size_path))
     return wanted, [number for number in range(len(excluded)) if number not in used]
 
 
 def _matches(values: Mapping[str, Scalar], entry: Mapping[str, Sequence[Scalar]]) -> bool:
+    """Return whether settings have one of the values of an entry, for each of its names."""
     return all(values.get(name) in allowed for name, allowed in entry.items())
 
 
 def _accept(job: Job, entry: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return name -> value, converted to the declared type of the setting."""
     return {name: job.settings[name].accept(value) for name, value in entry.items()}
 
 
@@ -172,7 +182,7 @@ def _accept_all(job: Job, entry: Mapping[str, Sequence[Scalar]]) -> dict[str, li
     return accepted
 
 
-# Settings of one value of an axis, with their paths in the job file.
+# Setting -> its value, and the path of the value in the job file.
 _Choice = Mapping[str, tuple[Scalar, KeyPath]]
 
 
@@ -198,13 +208,12 @@ def _choices(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
         yield path, {n: (value, (*path, n)) for n, value in _accept(job, point).items()}
 
 
-def _make_point(
-    job: Job, values: Mapping[str, Scalar], origin: KeyPath, size_path: KeyPath
-) -> Point | JobProblem:
+def _make_point(job: Job, point_settings: _PointSettings) -> Point | JobProblem:
     """Return the point with these settings, or why it is impossible."""
+    values, path = point_settings.values, point_settings.path
     sizes = _batch_sizes(job, values)
     if isinstance(sizes, str):
-        return JobProblem(path=size_path, message=sizes)
+        return JobProblem(path=point_settings.size_path, message=sizes)
     batch_size, global_batch_size = sizes
     is_strong = "global_batch_size" in values or shares_work(job.workload_class)
     point = Point(
@@ -216,17 +225,18 @@ def _make_point(
         global_batch_size=global_batch_size,
         scaling="strong" if is_strong else "weak" if batch_size else None,
     )
+    # Fill in the texts that may name settings in braces: variables and some parameters.
     given = {*job.workload.parameters, *job.varied}
-    named = {*job.env, *given.intersection(getattr(job.workload_class, "templates", ()))}
-    texts = {name: str(values[name]) for name in sorted(named) if name in values}
+    text_names = {*job.env, *given.intersection(getattr(job.workload_class, "templates", ()))}
+    texts = {name: str(values[name]) for name in sorted(text_names) if name in values}
     settings = {**point.settings, **texts}
     try:
         texts = {name: fill_in(text, settings) for name, text in texts.items()}
     except KeyError as error:
-        return JobProblem(path=origin, message=f"lacks {error.args[0]}, which a text has in braces")
+        return JobProblem(path=path, message=f"lacks {error.args[0]}, which a text has in braces")
     env = {name: text for name, text in texts.items() if name in job.env}
     if reason := _why_not(point) or why_not(job.workload_class, point.settings):
-        return JobProblem(path=origin, message=reason)
+        return JobProblem(path=path, message=reason)
     point = replace(point, env=env)
     if point.workload == SCRIPT:
         items = fill_in(str(point.params["items_per_step"]), point.settings)
@@ -243,22 +253,22 @@ def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, in
     if not any(name in values for name in BATCH_SIZES):
         return None, None
     world_size, accumulation = int(values["world_size"]), int(values.get("grad_accumulation", 1))
-    # Each group has its own batch.
+    # Ranks that work on the same items are a group. Each group has its own batch.
     groups = max(1, world_size // ranks_per_item(job.workload_class, values))
-    share = groups * accumulation
+    batches_per_step = groups * accumulation
     if "global_batch_size" in values:
         global_batch_size = int(values["global_batch_size"])
     else:
-        global_batch_size = int(values["batch_size"]) * share
-    if global_batch_size % share:
-        by = [f"world_size {world_size}"] if groups == world_size else []
+        global_batch_size = int(values["batch_size"]) * batches_per_step
+    if global_batch_size % batches_per_step:
+        factors = [f"world_size {world_size}"] if groups == world_size else []
         if 1 < groups < world_size:
-            by.append(f"{groups} groups of ranks that share their items")
-        by += [f"grad_accumulation {accumulation}"] if accumulation > 1 else []
-        return f"{global_batch_size} cannot be divided by {' x '.join(by)}"
+            factors.append(f"{groups} groups of ranks that share their items")
+        factors += [f"grad_accumulation {accumulation}"] if accumulation > 1 else []
+        return f"{global_batch_size} cannot be divided by {' x '.join(factors)}"
     if global_batch_size > _INT64_MAX:
         return f"batch_size x {groups} x grad_accumulation {accumulation} does not fit into 64 bits"
-    return global_batch_size // share, global_batch_size
+    return global_batch_size // batches_per_step, global_batch_size
 
 
 def _why_not(point: Point) -> str | None:
@@ -324,7 +334,7 @@ def _remarks(job: Job) -> Iterator[JobProblem]:
 def _find_no_baseline(
     baseline: Mapping[str, Scalar], points: Collection[Point]
 ) -> JobProblem | None:
-    """Return a problem, with the nearest point, if no point matches the baseline."""
+    """Return a problem that names the nearest point, if no point matches the baseline."""
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
     if baseline.items() <= nearest.settings.items():
         return None
@@ -377,12 +387,13 @@ def select_points(
             # Usually a text lacks its quotes.
             name = error.name
             settings = itertools.chain(*(other.settings.items() for other in points))
-            of = next((setting for setting, value in settings if value == name), "")
+            owner = next((setting for setting, value in settings if value == name), "")
             unknown = say_unknown("setting", name, point.settings)
-            then = " A" if unknown.endswith("?") else "; a"
-            message = f"{unknown}{then} text needs quotes: {name!r}"
-            if of:
-                message = f"{name} is a value of {of}, and a text needs quotes: {of} == {name!r}"
+            article = " A" if unknown.endswith("?") else "; a"
+            message = f"{unknown}{article} text needs quotes: {name!r}"
+            if owner:
+                message = f"{name} is a value of {owner}, and a text needs quotes: "
+                message += f"{owner} == {name!r}"
             raise UsageError(f"{label}: {message}") from error
         except Exception as error:
             # Evaluating an expression of the user may raise anything.

@@ -63,9 +63,9 @@ class SlowBy(StrEnum):
     SMS = "sms"
 
 
-# The setting `devices`: all devices, devices of one model, or devices by number. Numbers follow
-# rack, node and index at the start of the sweep; a late device gets the next free number, so that
-# numbers stay valid.
+# The setting `devices`: all devices, devices of one model, or devices by number. At the start of a
+# sweep, devices are numbered by rack, node and index. A device that joins later gets the next free
+# number, so that numbers stay valid.
 ANY = "any"
 _NUMBERS = re.compile(r"\d+(/\d+)*")
 
@@ -90,7 +90,7 @@ def device_numbers(devices: str) -> tuple[int, ...]:
 def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
     """Return the numbers of the devices that a setting `devices` selects.
 
-    Numbers keep their order and are limited to the cluster.
+    Numbers that the setting lists keep their order; numbers that the cluster lacks are left out.
 
     Args:
         devices: "any", numbers such as "2/0", or a part of the name of a model in any case.
@@ -109,7 +109,8 @@ def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
 Strategy = Literal["pack", "spread", "rail"]
 # What a point shares with no other point at the same time.
 Isolation = Literal["cluster", "node", "device"]
-# How the samples of a step are divided; or the samples of each rank, such as 96/32.
+# The setting `shares`: how the samples of a step are divided. The samples of each rank, such as
+# 96/32, are valid too.
 EQUAL, FAST, BY_SPEED, BY_ACCUMULATION = "equal", "fast", "by_speed", "by_speed_accumulation"
 _NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)
 
@@ -330,10 +331,12 @@ class RunSetting:
 
 
 def _plain(value: Any) -> Any:
+    """Return the text of an enum member; other values as they are."""
     return value.value if isinstance(value, StrEnum) else value
 
 
 def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
+    """Return the setting that a field of `Point` declares by its annotation."""
     declared, *notes = get_args(hint)
     kind: Any
     if get_origin(declared) is Literal:

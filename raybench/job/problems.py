@@ -39,7 +39,7 @@ class JobProblem:
     path: KeyPath = ()
     # Whether the key is wrong and not its value.
     at_key: bool = False
-    # Only if `path` cannot tell the place: a syntax error, a duplicate key.
+    # Only for problems whose place `path` cannot tell: a syntax error, a duplicate key.
     position: Position | None = None
 
 
@@ -90,9 +90,9 @@ def did_you_mean(given: object, valid: Iterable[str]) -> str:
     """
     names = list(valid)
     words = str(given).split("_")
-    near = [name for name in names if name in words]
-    near = near or difflib.get_close_matches(str(given), names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    similar = [name for name in names if name in words]
+    similar = similar or difflib.get_close_matches(str(given), names, n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def say_unknown(what: str, given: object, valid: Iterable[str]) -> str:

@@ -43,10 +43,11 @@ class PointSetting:
         except ValidationError as error:
             violations = error.errors(include_url=False)
             # A union yields one violation for each member. A text is probably meant for its
-            # Literal.
-            of_literals = [entry for entry in violations if entry["type"] == "literal_error"]
-            shown = of_literals if isinstance(value, str) and of_literals else violations
-            return rule_of(shown[0])
+            # Literal, so show that violation.
+            if isinstance(value, str):
+                of_literals = [entry for entry in violations if entry["type"] == "literal_error"]
+                violations = of_literals or violations
+            return rule_of(violations[0])
         except (Exception, SystemExit) as error:
             # A validator that the user wrote may raise anything.
             return f"cannot be checked: {brief(error)}"
@@ -69,6 +70,7 @@ def settings_of_class(workload_class: type) -> dict[str, PointSetting]:
     Raises:
         UsageError: the class declares a parameter wrongly.
     """
+    # Settings that mean nothing to this workload.
     absent = (
         *(() if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES),
         *(() if getattr(workload_class, "weighs_loss", False) else UNEVEN),
@@ -201,7 +203,7 @@ def _type_in_words(schema: Mapping[str, Any]) -> str | None:
     # JSON schema describes bytes, paths and dates as strings with a format.
     if "format" in schema or schema.get("type") not in _SCALAR_TYPES:
         return None
-    # Omit MAX_SIZE, which only keeps a number inside its column.
+    # Omit a bound of MAX_SIZE: it only keeps a number inside its column of a table.
     bounds = [
         f"{sign} {schema[key]}"
         for key, sign in _BOUNDS.items()

@@ -1,7 +1,7 @@
-"""Read a job file as data that knows where each value stands, and apply `--set`.
+"""Read a job file as data with the position of each value, and apply `--set`.
 
-The YAML is version 1.2 without several documents, anchors, aliases, merge keys and tags: a text
-means what it looks like and cannot explode.
+The YAML is version 1.2. Several documents, anchors, aliases, merge keys and tags are rejected, so
+that a text means what it looks like, and a short text cannot stand for a huge one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class YamlSource:
     is_complete: bool = True
     # The `--set` text of each path.
     overrides: dict[KeyPath, str] = field(default_factory=dict)
-    # The option of the command behind each path, if options made the text.
+    # If options of the command made the text: the option that gave the value of each path.
     options: Mapping[KeyPath, str] = field(default_factory=dict)
     # Positions of key and value of each path; an entry of a list is its own key.
     _places: dict[KeyPath, tuple[Position, Position]] = field(default_factory=dict)
@@ -80,8 +80,8 @@ class YamlSource:
     def explain(self, problem: JobProblem) -> str:
         """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
 
-        A text that was made from options names the option or `name` instead. A missing key has the
-        position of the key above it.
+        If the text was made from options, the message names the option, or else `name`. A missing
+        key has the position of the key above it.
         """
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
@@ -95,7 +95,10 @@ class YamlSource:
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
     def explain_all(self, problems: Iterable[JobProblem]) -> str:
-        """Return a line per problem, in the order of the file, overrides last; 50 lines at most."""
+        """Return a line for each problem, in the order of the file; 50 lines at most.
+
+        Problems of overrides come last.
+        """
 
         def order(problem: JobProblem) -> tuple[bool, Position]:
             return self._override_of(problem) is not None, self._position(problem)
@@ -136,7 +139,7 @@ class YamlSource:
         at = _position(node)
         self._places[path] = _position(key_node or node), at
         if node.anchor is not None:
-            # Replace a node with an anchor: it may contain itself.
+            # The node may contain itself, so go on with an empty text in its place.
             rule = "anchors (&) and aliases (*) are not supported; write the value out each time"
             self._note(path, rule, at)
             node.anchor, node = None, ScalarNode(f"{_CORE}str", "", node.start_mark)
@@ -152,15 +155,15 @@ class YamlSource:
                 self._note(path, "a key must be a plain word", _position(key_node))
                 continue
             key = _encodable(key_node.value)
-            below = (*path, key)
+            value_path = (*path, key)
             if key in mapping:
-                (line, _), _ = self._places[below]
+                (line, _), _ = self._places[value_path]
                 message = f"duplicate key, first given on line {line}; keep one of them"
-                self._note(below, message, _position(key_node))
+                self._note(value_path, message, _position(key_node))
             if key == "<<":
                 message = "merge keys are not supported; write the values out"
-                self._note(below, message, _position(key_node))
-            mapping[key] = self._read(value_node, below, yaml, key_node)
+                self._note(value_path, message, _position(key_node))
+            mapping[key] = self._read(value_node, value_path, yaml, key_node)
         return mapping
 
     def _read_scalar(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
@@ -168,10 +171,10 @@ class YamlSource:
         kind, given = str(node.tag).removeprefix(_CORE), node.value
         key_at, at = self._places[path]
         if kind == "null":
-            # A null has no position: the parser is already at the next line.
+            # Report the position of the key: the parser is already at the next line.
             self._note(path, "no value given; give one or remove the key", key_at)
             return None
-        # Numbers of `env` stay texts: 12.10 is not 12.1.
+        # Numbers of `env` stay texts, because a number would turn 12.10 into 12.1.
         is_of_env = path[:1] == ("env",) and len(path) > 1
         if kind not in ("bool", "int", "float") or (is_of_env and kind != "bool"):
             if (text := _encodable(given)) != given:
@@ -192,6 +195,7 @@ class YamlSource:
         return value
 
     def _note(self, path: KeyPath, message: str, at: Position) -> None:
+        """Keep a mistake in the YAML, and go on."""
         self.problems.append(JobProblem(path=path, position=at, message=message))
 
 
@@ -226,8 +230,8 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
         elif isinstance(error, FileNotFoundError):
             job_files = [*path.parent.glob("*.yaml"), *path.parent.glob("jobs/*.yaml")]
             by_stem = {file.stem: file for file in job_files}
-            for near in difflib.get_close_matches(path.stem, by_stem, n=1):
-                reason = f"{reason}; did you mean {by_stem[near]}?"
+            for similar in difflib.get_close_matches(path.stem, by_stem, n=1):
+                reason = f"{reason}; did you mean {by_stem[similar]}?"
         raise JobError(f"{path}:1:1: the job file cannot be read: {reason}") from error
     if len(content) > MAX_FILE_BYTES:
         raise JobError(f"{path}:1:1: a job file has at most {MAX_FILE_BYTES:,} bytes")
@@ -283,7 +287,7 @@ def overrides_in(argv: Sequence[str]) -> list[str]:
     overrides = []
     for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         if word == "--":
-            break  # what follows is the script's
+            break  # the rest is the command of a script
         if word == "--set":
             overrides.append(following)
         elif word.startswith("--set="):
@@ -292,7 +296,8 @@ def overrides_in(argv: Sequence[str]) -> list[str]:
 
 
 def _override(source: YamlSource, text: str) -> str | None:
-    """Apply an override; return an error message, or None."""
+    """Apply an override; return an error message, or None if it was applied."""
+    # Read the value.
     key, equals, value = text.partition("=")
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or not all(path):
@@ -303,8 +308,8 @@ def _override(source: YamlSource, text: str) -> str | None:
     tree = parse_yaml(f"[{value}]" if is_list else value, at=path)
     if tree.problems or tree.data is None:
         problem = tree.problems[0] if tree.problems else JobProblem(message="no value given")
-        is_told = not value.strip() or ", given " in problem.message
-        given = "" if is_told else f", given {quote(value)}"
+        has_value = not value.strip() or ", given " in problem.message
+        given = "" if has_value else f", given {quote(value)}"
         return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
     if path == ("measure",) and tree.data == QUICK:
         # Other keys of the section stay.
@@ -312,12 +317,14 @@ def _override(source: YamlSource, text: str) -> str | None:
         if isinstance(section := source.data.get("measure"), dict):
             section.pop("iterations", None)
         source.overrides.pop(("measure", "iterations"), None)
+    # Put the value at its place, and create sections that are missing.
     container = source.data
     for depth, name in enumerate(path[:-1], start=1):
         container = container.setdefault(str(name), {})
         if not isinstance(container, dict):
             return f"{_label(text)}: {key_text(path[:depth])} is not a mapping"
     container[str(path[-1])] = tree.data
+    # The value replaces earlier overrides of this key and of keys below it.
     for other in list(source.overrides):
         if other[: len(path)] == path:
             del source.overrides[other]
@@ -326,6 +333,7 @@ def _override(source: YamlSource, text: str) -> str | None:
 
 
 def _label(override: str) -> str:
+    """Return an override for a message; a long or unprintable override is quoted."""
     fits = override.isprintable() and len(override) <= 60
     return f"--set {override if fits else quote(override)}"
 
@@ -364,7 +372,7 @@ def _syntax_problem(error: Exception, text: str) -> JobProblem:
     elif isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         position = (mark.line + 1, mark.column + 1) if mark else position
-        # Line at which the parser began the construct.
+        # Line at which the unfinished mapping, list or text begins.
         start = error.context_mark.line + 1 if error.context_mark else start
         reason = " ".join(str(error.problem or error.context).split())
     matching = (
@@ -416,8 +424,8 @@ def _read_sizes(value: Any) -> Any:
 def with_sizes(group: object) -> object:
     """Return a copy of a mapping with its settings `*_bytes` in bytes.
 
-    A range such as "8:1GiB:x2" becomes a list: 8, 16, ... up to 1 GiB. Invalid values stay, and are
-    refused by their type.
+    A range such as "8:1GiB:x2" becomes a list: 8, 16, ... up to 1 GiB. Invalid values stay as they
+    are; the validation rejects them because of their type.
     """
     if not isinstance(group, dict):
         return group

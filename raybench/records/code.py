@@ -34,7 +34,7 @@ class ScriptFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """Hashes of the files that are measured and that measure."""
+    """Hashes of the source files of a workload, and of raybench."""
 
     # SHA-256 of each file by its name, such as `package/module.py` or `train.py`.
     workload: Mapping[str, str] = field(default_factory=dict)
@@ -66,13 +66,13 @@ def code_of_script(path: Path) -> Code:
     Modules beside the script come before installed modules. A missing script counts as empty.
     """
     script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
-    before = [*sys.path]
-    # Python puts the folder of a script first.
+    path_before = [*sys.path]
+    # When Python runs a script, it puts the folder of the script first.
     sys.path.insert(0, str(path.absolute().parent))
     try:
         files = _workload_files([(path.name, path)])
     finally:
-        sys.path[:] = before
+        sys.path[:] = path_before
     return Code(workload=files, raybench_sha256=raybench_sha256(), script=script)
 
 
@@ -90,7 +90,7 @@ def code_here(code: Code) -> Code:
         origin, folders = _top_level(top.partition(".")[0])
         candidates = [Path(folder, *below) for folder in folders] if below else origin
         if code.script:
-            # This process has not imported the files beside a script.
+            # The folder of the script is not in `sys.path` of this process.
             candidates = [Path(code.script.path).parent / name, *candidates]
         if path := next((path for path in candidates if path.is_file()), None):
             files[name] = _sha256(_content(path))
@@ -153,12 +153,14 @@ def _workload_files(first: Iterable[tuple[str, Path]], own_package: str = "") ->
 
 def _files_of(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
     """Yield name and path of a module of the user and of the packages that contain it."""
+    # Skip raybench, the standard library and installed packages, unless the workload is in them.
     top, *below = module.split(".")
     if top != own_package and (top == "raybench" or top in sys.stdlib_module_names):
         return
     origin, folders = _top_level(top)
     if top != own_package and any(map(_is_installed, [*origin, *folders])):
         return
+    # Walk down from the top package to the module.
     package = ""
     for part in (top, *below):
         if package:
@@ -197,7 +199,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def _imports(content: bytes, file: str) -> Iterator[str]:
-    """Yield the dotted names that a source file imports, wherever in it.
+    """Yield the dotted names that a source file imports, also inside functions and classes.
 
     `from a import b` yields both `a` and `a.b`, which may not be a module. A file that cannot be
     parsed yields nothing.

@@ -70,9 +70,9 @@ class DeviceFacts:
     read_s: float
     # Why a GPU could not be read; empty if it was read.
     unread: str = ""
-    # Without memory that the driver reserves.
+    # Memory that the driver reserves does not count as free.
     memory_free_bytes: int | None = None
-    # Uncorrected, since the driver was loaded.
+    # Uncorrected errors of the memory since the driver was loaded.
     ecc_errors: int | None = None
     # Rows of memory that were replaced after errors.
     remapped_rows: int | None = None
@@ -122,10 +122,10 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceList:
-    """Devices by name."""
+    """The names of devices, and the place that names them."""
 
     names: tuple[str, ...]
-    # Where the devices were named, for messages.
+    # Option and file that name the devices, for messages.
     source: str
 
     def cpu_workers(self) -> Mapping[str, int]:
@@ -248,7 +248,7 @@ class DevicePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A device, a pair of devices, a node or the cluster, which tests judge."""
+    """What a test judges: a device, a pair of devices, a node or the cluster."""
 
     kind: Annotated[SubjectKind, Column("", "device, pair, node or cluster")]
     # For people, such as "node7 GPU 3".
@@ -280,7 +280,7 @@ class Finding:
     # One sentence; empty if healthy.
     reason: Annotated[str, Column("", "why it is not healthy")] = ""
     evidence: Annotated[str, Column("", "with whom it was tried, and what held")] = ""
-    # Subject that makes this subject slow; empty if itself or unknown.
+    # Subject that makes this subject slow; empty if this subject is slow itself, or if unknown.
     culprit: Annotated[str, Column("", "what it is slow because of; empty: itself")] = ""
     action: Annotated[Action | None, Column("", "replace, reset, setting or watch")] = None
     # One command a line.

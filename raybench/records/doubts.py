@@ -31,7 +31,8 @@ class DoubtKind(StrEnum):
     harm: Harm
     # Unit of value and limit; empty if they have none. A share is a fraction of 1.
     unit: str
-    # Points with different subjects share this doubt, such as points with different neighbours.
+    # Whether reports count points with different subjects, such as different neighbours, as one
+    # doubt.
     is_one_for_all: bool
 
     IMPOSSIBLE = "impossible", "", Harm.WRONG, ""
@@ -101,8 +102,10 @@ class Doubt:
     def excess(self) -> float:
         """How far the value is beyond the limit; larger is worse."""
         value = self.value or 0.0
+        # The limit is the number of cores, so the value alone says how bad it is.
         if self.kind is DoubtKind.BUSY_CORES:
             return value
+        # Less time or fewer steps are worse, and these kinds have no limit.
         if self.kind in (DoubtKind.TOO_FEW_STEPS, DoubtKind.QUICK):
             return -value
         return abs(value - (self.limit or 0.0))

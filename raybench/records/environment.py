@@ -76,6 +76,7 @@ def usable_cores(root: Path = Path("/")) -> int:
         root: root of the file system, for tests.
     """
     cores, folder = len(os.sched_getaffinity(0)), root / "sys/fs/cgroup"
+    # The files of version 2 of cgroups, and of version 1.
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
         try:
             content = (folder / name).read_text(encoding="ascii").split()

@@ -9,9 +9,11 @@ from typing import Literal, Self
 from raybench.records.devices import SubjectKind
 from raybench.records.status import Status
 
-# fault: the subject is wrong. disputed: subjects differ, and it is unknown which is wrong. failed:
-# no result, though the subject may be healthy. not read: no result because of another subject or
-# program.
+# What a problem means for its subject:
+# fault: the subject is wrong.
+# disputed: subjects differ, and it is unknown which subject is wrong.
+# failed: the test has no result, though the subject may be healthy.
+# not read: the test has no result because of another subject or program.
 Effect = Literal["fault", "disputed", "failed", "not read"]
 
 
@@ -78,7 +80,7 @@ class LinkErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is wrong with a subject in one pass, whatever its value; fields by `ProblemKind`."""
+    """What is wrong with a subject in one pass; the comments of `ProblemKind` list the fields."""
 
     kind: ProblemKind
     value: int = 0
@@ -145,7 +147,7 @@ Blame = Literal["path", "path or end"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """A reason for a verdict, or evidence for it; fields by `ReasonKind`."""
+    """A reason for a verdict, or evidence for it; the comments of `ReasonKind` list the fields."""
 
     kind: ReasonKind
     value: float | None = None
@@ -168,7 +170,8 @@ class PeerValue:
     value: float
     # Subjects with a value.
     count: int
-    # If subjects fall into two groups: number of the fastest subjects whose median this is; else 0.
+    # If the subjects fall into two groups: the number of fastest subjects, whose median is `value`.
+    # Else 0.
     fastest: int = 0
     # Whether this is the best value, because few subjects are similar.
     is_best: bool = False

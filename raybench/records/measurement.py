@@ -19,7 +19,7 @@ class Samples:
     With inner loops, an entry is the mean of the steps of one loop.
     """
 
-    # Since this rank began the point, or a script its process.
+    # Time since this rank began the point; for a script, since its process began.
     start_ns: tuple[int, ...] = ()
     # Time by CUDA events on a GPU, by the host's clock on a CPU.
     step_ns: tuple[int, ...] = ()
@@ -109,7 +109,7 @@ class Breakdown:
     local_ms: tuple[tuple[float, ...], ...] = ()
     # Median time on the device of a local step that was queued beforehand.
     device_ms: float | None = None
-    # Median time of the optimizer in it.
+    # Median time of the optimizer in such a step.
     optimizer_ms: float | None = None
     # Steps in which communication was timed.
     hooked_ms: tuple[float, ...] = ()
@@ -162,8 +162,8 @@ class RankShare:
     items_per_s: float
     # Share of its speed that emulation leaves; None: not slowed.
     slow_ratio: float | None
-    # What the exchange of gradients adds to a step of equal shares; among the fast ranks if any
-    # rank has no items.
+    # What the exchange of gradients adds to a step of equal shares. If a rank has no items, only
+    # fast ranks exchange gradients.
     exchange_ms: float
     # Longest step of a rank alone, plus the exchange.
     predicted_step_ms: float
@@ -173,7 +173,7 @@ class RankShare:
     gradient_error: float | None
 
 
-# Begin and end by the monotonic clock of the host, which its processes share.
+# Begin and end of a time span by the monotonic clock of the host, which its processes share.
 SpanNs = tuple[int, int]
 
 
@@ -229,23 +229,23 @@ class Measurement(RankMetrics):
 
     rank: int
     repetitions: tuple[Repetition, ...]
-    # Samples (rows, sequences) that this rank finishes in a step, its part of shared samples; None
-    # if the workload does not tell.
+    # Samples (rows, sequences) that this rank finishes in a step. Of shared samples, only its part
+    # counts. None if the workload does not tell.
     items_per_step: float | None
     # Whether the process had run no point before; None for a script.
     is_of_new_process: bool | None = None
-    # For a collective, as nccl-tests counts.
+    # Size of the message of a collective, as nccl-tests counts.
     message_bytes: int | None = None
     busbw_factor: float | None = None
     # Bytes that a step reads and writes.
     memory_bytes: int | None = None
-    # As papers on MFU count: 6 per parameter and token.
+    # FLOPs as papers on MFU count them: 6 per parameter and token.
     model_flops_per_step: float | None = None
     # Rate of large matrix products on this device in the precision of the point.
     gemm_tflops: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     timed_at_ns: tuple[SpanNs, ...] = ()
-    # Read during the timed blocks by another process; empty if unknown.
+    # Readings of another process during the timed blocks; empty if unknown.
     sm_clocks_mhz: tuple[int, ...] = ()
     breakdown: Breakdown | None = None
     profile: Profile | None = None

@@ -10,12 +10,10 @@ from typing import Literal, get_args
 
 from raybench.errors import UsageError
 
+# How the values of ranks become one value.
 OverRanks = Literal["max", "min", "mean", "median", "sum"]
-
-
+# How an amount per step becomes a metric: see `Metric`.
 OverStep = Literal["ms_each", "per_second", "seconds"]
-
-
 # How a report writes a value. `share` of 1 and `percent` of 100 are both written as 12.3%; `part`
 # and `time` use the unit of the table; `choices` are the choices of NCCL.
 Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time", "choices"]
@@ -113,14 +111,14 @@ class Metric:
         return self.over_step in ("ms_each", "seconds")
 
 
-def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
+def combine_ranks(over_ranks: OverRanks, values: Sequence[float | None]) -> float | None:
     """Return the value of a point from the values of its ranks; None values are left out.
 
     Returns:
         None if no value is left, and for a sum if any value is None. NaN if any value is NaN.
     """
     present = [value for value in values if value is not None]
-    if not present or (how == "sum" and len(present) < len(values)):
+    if not present or (over_ranks == "sum" and len(present) < len(values)):
         return None
-    # `max`, `min` and `median` of Python may lose a NaN.
-    return math.nan if any(map(math.isnan, present)) else _COMBINE[how](present)
+    # `max`, `min` and `median` of Python may lose a NaN, so check for it.
+    return math.nan if any(map(math.isnan, present)) else _COMBINE[over_ranks](present)

@@ -17,7 +17,7 @@ from raybench.records.status import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
-    """How many of the cores that CPU workers may use are kept busy by other processes."""
+    """How busy other processes keep the cores of a host that CPU workers may use."""
 
     host: str
     busy_cores: float
@@ -75,7 +75,7 @@ class Record:
     hang: HangVerdict | None = None
     # What each rank wrote, by rank; empty if no rank wrote anything.
     outputs: tuple[str, ...] = ()
-    # Ids of points that ran on the same nodes, and other users of its devices in words.
+    # Ids of points that ran on the same nodes, and noun phrases for other users of its devices.
     neighbours: tuple[str, ...] = ()
     # Users of other devices of its nodes.
     node_neighbours: tuple[str, ...] = ()
@@ -96,16 +96,18 @@ _Text = TypeVar("_Text", bound=str)
 def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
     """Return the status of each point over all rounds; controls are left out.
 
-    A failure counts before ok, ok before skipped, skipped before cancelled. The first failure wins;
-    an unknown status is a failure.
+    The status of a point is its first failure, else ok, else skipped, else cancelled. An unknown
+    status is a failure.
 
     Args:
         statuses: status of the latest attempt at each trial.
     """
-    severity = {str(status): rank for rank, status in enumerate(Status) if not status.is_failure}
+    # Failures and unknown statuses are not listed; they come before all others.
+    order = {str(status): place for place, status in enumerate(Status) if not status.is_failure}
     worst: dict[str, _Text] = {}
     for key, status in statuses.items():
         if not key.control_of:
+            # `min` returns the first of equal statuses, so the first failure stays.
             both = (worst.get(key.point_id, status), status)
-            worst[key.point_id] = min(both, key=lambda status: severity.get(status, -1))
+            worst[key.point_id] = min(both, key=lambda status: order.get(status, -1))
     return worst

@@ -26,11 +26,10 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A process group that is to be formed.
+    """A process group that is to be formed."""
 
-    Its name prefixes keys in the store and is used once: keys of an earlier group make gloo fail.
-    """
-
+    # Prefix of its keys in the store. A name is used once, because keys of an earlier group make
+    # gloo fail.
     name: str
     store_address: str
     store_port: int
@@ -44,7 +43,7 @@ class Task:
     settings: Measure
     seed: int = 0
     profile: bool = False
-    # What every worker must have loaded; None: not checked.
+    # The code that every worker must have loaded; None: not checked.
     code: Code | None = None
     # Each worker times large matrix products in these precisions and in the precision of the point,
     # once in its life. None: no products.
