@@ -194,7 +194,7 @@ def _why_not(
     Args:
         rows: all points of the series.
         timed: its ok points on one node.
-        usable: of these, the points whose step is known precisely.
+        usable: timed points whose step is known precisely.
     """
     # DDP reduces gradients if a built-in model is trained, or if `comm_ms` is known, which is timed
     # for buckets of gradients alone.

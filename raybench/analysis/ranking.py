@@ -161,7 +161,7 @@ class OverCases:
     case: RankedCase
     # Number of cases that these settings win; 0 if no case is decided.
     wins: int
-    # Number of cases with several points, and of these cases without a clear winner.
+    # Number of cases with several points, and how many such cases have no clear winner.
     cases: int
     undecided: int
 
@@ -401,10 +401,7 @@ def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
 
 
 def _largest_messages(cases: Sequence[RankedCase]) -> tuple[list[RankedCase], list[RankedCase]]:
-    """Return the cases of all_reduce, and of these the cases with the largest message.
-
-    Without a case of all_reduce, all cases count.
-    """
+    """Return the cases of all_reduce, or else all cases, and the largest messages among them."""
     reduces = [case for case in cases if case.best.row.params.get("operation") == "all_reduce"]
     reduces = reduces or list(cases)
     largest = max(size_of(case.best.row) for case in reduces)

@@ -212,7 +212,7 @@ def _against(
     efficiency = speed_up / devices
     if row.scaling == "strong" and devices > 1:
         # Karp and Flatt give e, the serial share of the time of the baseline with its b devices.
-        # By Amdahl's law e = f / (f + (1 - f) / b) for the serial share f of the time of one
+        # Amdahl's law gives e = f / (f + (1 - f) / b) for the serial share f of the time of one
         # device. Solve for f. A point that is much slower than the baseline has no solution.
         serial = (1 / speed_up - 1 / devices) / (1 - 1 / devices)
         divisor = base.world_size - (base.world_size - 1) * serial

@@ -85,7 +85,7 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """By how much the throughput of a scenario exceeds the throughput of another."""
+    """Relative difference between the throughputs of two scenarios."""
 
     # 0.1 means 10 % more samples/s.
     gain: float

@@ -35,7 +35,7 @@ _SIZE_RULE = (
     "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
     "8:1GiB:x2"
 )
-# Variables that a job may not set: raybench sets them for each rank, or finds its processes by them.
+# Variables that raybench sets for each rank, or needs to find its processes: jobs may not set them.
 _OURS = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),

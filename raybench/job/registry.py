@@ -49,7 +49,7 @@ def load_workload(kind: str) -> type:
         current = str(Path.cwd())
         if current not in sys.path:
             sys.path.insert(0, current)
-        # What the module prints goes to stderr, because stdout is for results, as of `plan --json`.
+        # What the module prints goes to stderr, because stdout is for results (`plan --json`).
         with redirect_stdout(sys.stderr):
             module = importlib.import_module(module_name)
     except KeyboardInterrupt:

@@ -170,8 +170,8 @@ class PeerValue:
     value: float
     # Subjects with a value.
     count: int
-    # If the subjects fall into two groups: the number of fastest subjects, whose median is `value`.
-    # Else 0.
+    # If the subjects fall into two groups, the number of fastest subjects, whose median is `value`;
+    # otherwise 0.
     fastest: int = 0
     # Whether this is the best value, because few subjects are similar.
     is_best: bool = False

@@ -229,8 +229,8 @@ class Measurement(RankMetrics):
 
     rank: int
     repetitions: tuple[Repetition, ...]
-    # Samples (rows, sequences) that this rank finishes in a step. Of shared samples, only its part
-    # counts. None if the workload does not tell.
+    # Samples (rows, sequences) that this rank finishes in a step; its part of samples that ranks
+    # share. None if the workload does not tell.
     items_per_step: float | None
     # Whether the process had run no point before; None for a script.
     is_of_new_process: bool | None = None

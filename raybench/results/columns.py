@@ -427,7 +427,6 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, lis
 
 
 def _no_rows(wanted: pa.Schema) -> pa.Table:
-    """Return a table of these columns without rows."""
     import pyarrow as pa
 
     # empty_table would import pandas, and slow `raybench list` down.

@@ -321,7 +321,6 @@ def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
 
 
 def _rate(amount: float | None, step_s: float, unit: float = 1.0) -> float | None:
-    """Return an amount per step as units per second."""
     return amount / step_s / unit if amount is not None and step_s > 0 else None
 
 

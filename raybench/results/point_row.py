@@ -31,7 +31,6 @@ class AttemptKey:
 
 
 def _setting_column(name: str) -> Column:
-    """Return the column of a setting in RUN_SETTINGS."""
     about = RUN_SETTINGS[name].about
     return Column(about.unit, about.column)
 

@@ -416,7 +416,6 @@ def compact_run(root: Path, run_id: str) -> Compaction:
 
 
 def _part_sizes(root: Path, run_id: str) -> list[int]:
-    """Return the bytes of each part of a run."""
     return [path.lstat().st_size for table in TABLES for path in parts_of(root, table, run_id)]
 
 

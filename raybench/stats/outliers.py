@@ -77,7 +77,7 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
 
     The standard error is the largest of three estimates: for independent steps, for steps that
     wander (from nine steps on), and two thirds of the difference between the excess and the
-    smallest excess in any part of the steps. By the third estimate a rank stands out only if each
+    smallest excess in any part of the steps. The third estimate lets a rank stand out only if each
     part shows at least half of the excess.
 
     Args:

@@ -152,8 +152,8 @@ def balance(
 ) -> tuple[Shares, tuple[float, ...]]:
     """Return the best shares that were tried, and the seconds of a step of each device.
 
-    Shares by speed are timed, and corrected by the timed steps. The best shares are those whose
-    slowest device finishes first. Equal shares are tried too, with predicted times.
+    Shares by speed are timed, and corrected by the timed steps. The slowest device finishes first
+    with the best shares. Equal shares are tried too, with predicted times.
 
     Args:
         time_steps: times the given shares, and returns the seconds of each device; 0 for a share
