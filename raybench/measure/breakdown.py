@@ -88,7 +88,7 @@ _NOT_HOOKED = {
 }
 _COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
 PLAIN_STEP = "the step as it is"
-_REST = {"unexplained_ms": "step less local_step_ms and comm_exposed_ms"}
+_UNEXPLAINED = {"unexplained_ms": "step less local_step_ms and comm_exposed_ms"}
 _QUEUED = {
     "compute_ms": "device's time for the local step, queued beforehand, less optimizer_ms",
     "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
@@ -172,9 +172,9 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
-        named = ("regions",) if context.regions.are_used else ()
-        names = (*_ALL_COLUMNS, *_PEAK_COLUMNS, *_WALL_METHODS, *named)
-        return all_not_measured(NotMeasured.CUDA_GRAPH, names)
+        regions_column = ("regions",) if context.regions.are_used else ()
+        columns = (*_ALL_COLUMNS, *_PEAK_COLUMNS, *_WALL_METHODS, *regions_column)
+        return all_not_measured(NotMeasured.CUDA_GRAPH, columns)
     instrumented = _Instrumented(workload=workload, timer=timer, context=context, extent=extent)
     wall, peak = None, None
     with no_garbage_collection():
@@ -187,6 +187,8 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
             wall = time_by_wall_clock(workload.step, wall_steps, torch.cuda.synchronize)
             peak = watch_peak(workload.step, device)
         parts = _take_apart(instrumented)
+
+    # Say how each value was measured, or why it was not.
     methods, not_measured = {**parts.methods, **region_methods}, dict(parts.not_measured)
     if peak:
         methods |= dict.fromkeys(_PEAK_COLUMNS, _WATCHED)
@@ -211,12 +213,14 @@ def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], 
     """Return the median of each region, and {"regions": how they were timed}. Collective."""
     context, methods = instrumented.context, []
     times: tuple[RegionTime, ...] = ()
+    # If any rank has regions, all ranks run the steps, because steps may communicate.
     if any_rank(context.regions.are_used, context.device):
         marks = RegionMarks(context.device)
         with context.regions.timed_by(marks.region):
             steps_ms = instrumented.time_marked(marks)
         steps = len(steps_ms) * instrumented.extent.inner
         times = marks.take(steps, statistics.median(steps_ms))
+
     if context.regions.are_used:
         clock = "CUDA events" if context.device.type == "cuda" else "host clock"
         methods.append(
@@ -257,18 +261,21 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
         return _time_local_steps(instrumented, workload.step, PLAIN_STEP)
     if workload.message_bytes is not None:
         return all_not_measured(NotMeasured.COMMUNICATION)
+
+    # Time the collectives of gradients, if a hook of DDP can see them.
     set_hook = hook_setter(workload, context)
     if set_hook is None:
         unknown = dict.fromkeys(("comm_ms", "wait_ms"), NotMeasured.NOT_ONLY_GRADIENTS)
         hooked = Breakdown(methods=_NOT_HOOKED, not_measured=unknown)
-        how = "step with local copies in place of collectives"
+        local_method = "step with local copies in place of collectives"
     else:
-        how = "step with DDP's noop_hook, and local copies in place of other collectives"
+        local_method = "step with DDP's noop_hook, and local copies in place of other collectives"
         hooked = _time_gradients(instrumented, set_hook)
+
     errors: list[str] = []
 
     def step_alone() -> None:
-        # Local copies may be numbers on which the step fails. After an error do nothing: the other
+        # The step may fail on the numbers of local copies. After an error do nothing: the other
         # ranks go on and must not wait for this rank.
         if not errors:
             try:
@@ -276,19 +283,22 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
             except Exception as error:
                 errors.append(brief(error))
 
-    seen: list[CollectiveCall] = []
+    # Count the collectives of the second step; the first step may have others.
+    calls: list[CollectiveCall] = []
     align_ranks(context.device)
-    with replace_collectives(LocalCopies(seen)):
+    with replace_collectives(LocalCopies(calls)):
         step_alone()
-        seen.clear()
+        calls.clear()
         step_alone()
-    traffic = () if errors else add_up(seen)
+    traffic = () if errors else add_up(calls)
     if not any_rank(bool(traffic or errors), context.device):
         return all_not_measured(NotMeasured.NO_COLLECTIVES)
+
+    # Time steps without communication.
     if set_hook is not None:
         set_hook(noop_hook)
     around = partial(replace_collectives, LocalCopies())
-    local = _time_local_steps(instrumented, step_alone, how, around)
+    local = _time_local_steps(instrumented, step_alone, local_method, around)
     if any_rank(bool(errors), context.device):
         error = errors[0] if errors else "on another rank"
         failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"step without its peers: {error}")
@@ -321,6 +331,7 @@ def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown
     # Do not align the ranks before each step: the jitter of their hosts would make them differ.
     hooked_ms = instrumented.time_marked(marks)
     timed = marks.take()[-len(hooked_ms) * instrumented.extent.inner :]
+    # A step without buckets reduced no gradients.
     if not all(timed):
         return all_not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(HOW_REDUCED))
     return Breakdown(
@@ -339,14 +350,14 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | None:
 
 
 def _time_local_steps(
-    instrumented: _Instrumented, step: Step, how: str, around: Around = nullcontext
+    instrumented: _Instrumented, step: Step, local_method: str, around: Around = nullcontext
 ) -> Breakdown:
     """Return local_ms, device_ms and optimizer_ms, by steps without communication. Collective.
 
     Args:
         instrumented: the workload.
         step: runs one step without communication.
-        how: what such a step is, for `methods`.
+        local_method: what such a step is, for `methods`.
         around: context of each block of steps; the ranks must not communicate in it.
     """
     context, extent = instrumented.context, instrumented.extent
@@ -355,9 +366,13 @@ def _time_local_steps(
     loop = loop_step(step, extent.inner)
     optimizer = OptimizerMarks(context.device)
     device_ms: float | None = None
-    methods, not_measured = {"local_step_ms": how, **_REST}, dict[str, NotMeasured]()
+    methods = {"local_step_ms": local_method, **_UNEXPLAINED}
+    not_measured: dict[str, NotMeasured] = {}
+
+    # Run half of the local steps before the queued steps and half after them: a host that is slow
+    # now may be fast then.
     if context.device.type == "cuda":
-        before = _time_until_known(instrumented, loop, around)
+        before = _time_until_precise(instrumented, loop, around)
         loop_ms = extent.inner * statistics.median(chain(*before))
         device_ms = time_queued_steps(loop, optimizer, loop_ms, extent.steps, around)
         after = [instrumented.time_block(loop, len(block), around) for block in before]
@@ -372,13 +387,14 @@ def _time_local_steps(
             optimizer.end_step()
 
         with optimizer.watching():
-            before = _time_until_known(instrumented, marked_loop, around)
+            before = _time_until_precise(instrumented, marked_loop, around)
             after = [instrumented.time_block(marked_loop, len(block), around) for block in before]
         methods |= {
             "compute_ms": "local step less data_ms and optimizer_ms",
             "optimizer_ms": "host clock around Optimizer.step",
         }
         not_measured["host_gap_ms"] = NotMeasured.GAP_OF_CPU
+
     noted_ms = optimizer.take()
     stepped_ms = [ms for ms in noted_ms if ms is not None]
     optimizer_ms = statistics.median(stepped_ms) / extent.inner if stepped_ms else None
@@ -394,25 +410,27 @@ def _time_local_steps(
     )
 
 
-def _time_until_known(instrumented: _Instrumented, loop: Step, around: Around) -> list[list[float]]:
+def _time_until_precise(
+    instrumented: _Instrumented, loop: Step, around: Around
+) -> list[list[float]]:
     """Return the ms of each local step, by block. Collective.
 
-    Blocks follow until each rank's median is precise enough to find a slow rank. On one rank a
-    single block is enough. The same number of steps follows after the queued steps.
+    More blocks are timed until each rank's median is precise enough to find a slow rank. On one
+    rank a single block is enough. These are half of the steps; the caller times the other half.
     """
     context, extent = instrumented.context, instrumented.extent
-    # Half of the steps run after the queued steps: a host that is slow now may be fast then.
-    size = max(_SHORTEST_BLOCK, math.ceil(extent.steps / 2))
-    most = math.ceil(extent.most_local_steps / 2) if context.world_size > 1 else 0
-    blocks = [instrumented.time_block(loop, size, around)]
-    while sum(map(len, blocks)) < most:
-        done_ms = list(chain(*blocks))
-        difference_ms = MARK_ERRORS * math.sqrt(2) * median_error(done_ms)
+    block_steps = max(_SHORTEST_BLOCK, math.ceil(extent.steps / 2))
+    most_steps = math.ceil(extent.most_local_steps / 2) if context.world_size > 1 else 0
+    blocks = [instrumented.time_block(loop, block_steps, around)]
+    while sum(map(len, blocks)) < most_steps:
+        steps_ms = list(chain(*blocks))
+        # The smallest difference between two ranks that such medians can show.
+        detectable_ms = MARK_ERRORS * math.sqrt(2) * median_error(steps_ms)
         # Half of the threshold, because blocks of one rank may differ, too.
-        is_unsure = difference_ms > MARK_SHARE / 2 * statistics.median(done_ms)
-        if not any_rank(is_unsure, context.device):
+        is_imprecise = detectable_ms > MARK_SHARE / 2 * statistics.median(steps_ms)
+        if not any_rank(is_imprecise, context.device):
             break
-        blocks.append(instrumented.time_block(loop, size, around))
+        blocks.append(instrumented.time_block(loop, block_steps, around))
     return blocks
 
 
@@ -422,8 +440,9 @@ def time_queued_steps(
     """Return the median ms of a step on the GPU, without gaps of a slow host. Collective.
 
     If the host is not much faster than the device, a kernel first holds the device back for 1.5
-    times as long as the host needs to issue a step. Some gaps stay: a step that waits for the
-    device keeps the gap after its wait, and the driver queues only about 1000 launches.
+    times as long as the host needs to issue a step, so that the step is queued before it begins.
+    Some gaps stay: a step that waits for the device keeps the gap after its wait, and the driver
+    queues only about 1000 launches.
 
     Args:
         step: runs one step.

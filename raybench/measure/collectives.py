@@ -44,7 +44,7 @@ class CollectiveCall:
     kind: str
     # Size of the group.
     ranks: int
-    # As nccl-tests counts them.
+    # Size of the message, as nccl-tests counts it.
     message_bytes: int
     # The outputs, each with the data of this rank that a local copy writes to it.
     copies: Sequence[Copy]
@@ -79,7 +79,7 @@ Handler = Callable[[CollectiveCall], Work]
 def replace_collectives(handler: Handler) -> Iterator[None]:
     """Call the handler instead of each collective, send and recv inside the `with` block.
 
-    Not replaced are symmetric memory, direct calls of a backend and replays of CUDA graphs. A
+    Symmetric memory, direct calls of a backend and replays of CUDA graphs are not replaced. A
     Python object that another rank would send becomes None.
 
     Args:
@@ -90,7 +90,7 @@ def replace_collectives(handler: Handler) -> Iterator[None]:
     with torch.library._scoped_library("c10d", "IMPL") as library, _replace_functions():
         # torch warns about replaced kernels.
         with warnings.catch_warnings(action="ignore"):
-            for name in _READ:
+            for name in _READERS:
                 _replace(library, name, handler)
         yield
 
@@ -98,19 +98,20 @@ def replace_collectives(handler: Handler) -> Iterator[None]:
 def _replace(library: torch.library.Library, name: str, handler: Handler) -> None:
     """Register a kernel for operator `name` that calls the handler, on each device that has one."""
     schema = getattr(torch.ops.c10d, name).default._schema
-    names, results = [argument.name for argument in schema.arguments], len(schema.returns)
+    names, returned = [argument.name for argument in schema.arguments], len(schema.returns)
 
     def kernel(*values: Any) -> Any:
         given = dict(zip(names, values, strict=False))
         group = ProcessGroup.unbox(given["process_group"])
-        kind, message_bytes, copies = _READ[name](given, group.size(), group.rank())
+        kind, message_bytes, copies = _READERS[name](given, group.size(), group.rank())
         call = CollectiveCall(
             kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies
         )
         work = handler(call)
-        if not results:
+        # Some operators return nothing, some return the work, others tensors and the work.
+        if returned == 0:
             return None
-        return (values[0], work.boxed()) if results > 1 else work.boxed()
+        return work.boxed() if returned == 1 else (values[0], work.boxed())
 
     for key in _KEYS:
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key):
@@ -121,8 +122,8 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
 def _replace_functions() -> Iterator[None]:
     """Replace Python functions of torch that bypass the dispatcher, inside the `with` block.
 
-    Coalesced calls neither begin nor end, because NCCL gets none of them. A recv from any rank sees
-    the next rank as sender. An object that another rank must send is None.
+    Coalesced calls are neither begun nor ended, because NCCL gets none of them. A recv from any
+    rank gets the next rank as sender. An object that another rank would send becomes None.
     """
     receive, broadcast, load = ProcessGroup.recv_anysource, c10d.broadcast, c10d._tensor_to_object
     sender = 0
@@ -135,7 +136,8 @@ def _replace_functions() -> Iterator[None]:
     def broadcast_of_objects(tensor: Tensor, *values: Any, **named: Any) -> Any:
         group, source = named.get("group"), named.get("group_src")
         if group is not None and source not in (None, group.rank()):
-            tensor.zero_()  # torch initialises the sizes of objects on their source only
+            # torch initialises the sizes of objects only on the rank that sends them.
+            tensor.zero_()
         return broadcast(tensor, *values, **named)
 
     replacements: Mapping[tuple[Any, str], Callable[..., Any]] = {
@@ -173,21 +175,22 @@ class LocalCopies:
     all_reduce, reduce and broadcast leave their tensors unchanged. Data that only another rank has
     is replaced by random numbers, the same each time; integers are 0.
 
-    A reduce_scatter to at most 128 MiB, as of activations, also adds random numbers in place of
-    other ranks' data. Otherwise a token that only another rank embeds would be zeros in all layers,
-    and its gradient would overflow in norms: a device that multiplies NaN draws less power, and its
-    clocks rise.
+    The output of a reduce_scatter is a sum, so up to 128 MiB, which may be activations, it gets
+    random numbers in place of other ranks' summands. Otherwise a token that only another rank
+    embeds would be zeros in all layers, and its gradient would overflow in norms. A device that
+    multiplies NaN draws less power, so its clocks rise.
     """
 
     def __init__(self, seen: list[CollectiveCall] | None = None) -> None:
         """Make the handler; `seen` collects each call without its tensors."""
+        # Random numbers by shape, type and device.
         self._drawn: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
         self._seen = seen
 
     def __call__(self, collective: CollectiveCall) -> Work:
         """Write the outputs of a collective, and return complete work."""
         if self._seen is not None:
-            # Drop the tensors: the step needs their memory.
+            # Do not keep the tensors: the step needs their memory.
             self._seen.append(replace(collective, copies=()))
         with torch.no_grad():
             for output, source in collective.copies:
@@ -200,7 +203,7 @@ class LocalCopies:
 
     def _fill(self, output: Tensor, source: Tensor) -> None:
         """Copy the source to the output, cut or repeated to its size."""
-        if output.is_sparse:  # DDP relies on a coalesced output, and the source is coalesced
+        if output.is_sparse:  # DDP needs a coalesced output, and this copy of the source is one
             output.copy_(source)
             return
         if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():
@@ -236,7 +239,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _in_place(kind: str, given: _Arguments) -> _Effect:
-    # Sparse tensors stay coalesced.
+    # DDP needs coalesced tensors.
     copies = [(t, t.coalesce() if t.is_sparse else t) for t in given["tensors"]]
     return kind, _bytes(source for _, source in copies), copies
 
@@ -271,7 +274,7 @@ def _all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> _Effect:
 
 
 # The reader of each operator `c10d::…`, called with (arguments, ranks, rank).
-_READ: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
+_READERS: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     "allreduce_": lambda a, ranks, rank: _in_place("all_reduce", a),
     "allreduce_coalesced_": lambda a, ranks, rank: _in_place("all_reduce", a),
     "broadcast_": lambda a, ranks, rank: _in_place("broadcast", a),

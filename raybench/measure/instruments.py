@@ -164,6 +164,7 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
     for name in sorted(names):
         block_ns = (block.part_ns.get(name, (0,) * len(block.step_ns)) for block in blocks)
         part_ns[name] = tuple(chain(*block_ns))
+    # Blocks without marks would shift the marks of later blocks.
     are_all_marked = all(block.throttled for block in blocks)
     throttled = chain(*(block.throttled for block in blocks)) if are_all_marked else ()
     return Samples(
@@ -176,21 +177,17 @@ def join_blocks(blocks: Sequence[Samples]) -> Samples:
 
 
 class MemoryUse:
-    """What torch's allocator counted in the timed steps; all fields are None on a CPU.
-
-    * allocated_bytes: peak between `restart` and `paused`.
-    * reserved_bytes: peak until the last `restart` or `paused`, without paused blocks.
-    * retries: allocations that failed until cached memory was freed, inside `counting`.
-    * device_allocs: calls of cudaMalloc, inside `counting`.
-
-    Retries and device_allocs stop the device; a step in a steady state has none.
-    """
+    """What torch's allocator counted in the timed steps; all fields are None on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         """Reset torch's peak counters of the device."""
         self._device, self._is_counted = device, device.type == "cuda"
+        # Peak of allocated memory between `restart` and `paused`.
         self.allocated_bytes: int | None = None
+        # Peak of reserved memory until the last `restart` or `paused`, without paused blocks.
         self.reserved_bytes: int | None = None
+        # Allocations that failed until cached memory was freed, and calls of cudaMalloc, both
+        # inside `counting`. They stop the device; a step in a steady state has none.
         self.retries = self.device_allocs = 0 if self._is_counted else None
         self._reset()
 
@@ -242,9 +239,9 @@ class MemoryUse:
 def workload_stream(context: Context) -> Iterator[None]:
     """Make the workload's stream the current stream inside the `with` block.
 
-    A CUDA graph needs a new stream. `context.sms` needs a stream with fewer multiprocessors. In
-    other cases the current stream stays. Work in the block runs after earlier and before later
-    work.
+    A CUDA graph needs a new stream, and `context.sms` a stream with fewer multiprocessors. In other
+    cases the current stream stays. Work in the block waits for earlier work, and later work waits
+    for the block.
 
     Raises:
         UsageError: cuda_graph on a CPU, or multiprocessors cannot be limited.
@@ -277,8 +274,8 @@ def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any
     try:
         from torch.cuda.green_contexts import GreenContext
 
-        part: Any = GreenContext.create(num_sms=sms, device_id=device_index)
-        return part.Stream(), part
+        green_context: Any = GreenContext.create(num_sms=sms, device_id=device_index)
+        return green_context.Stream(), green_context
     except (ImportError, AttributeError, RuntimeError) as error:
         raise UsageError(
             "slow_by: sms needs CUDA green contexts, which torch has from 2.11 on "

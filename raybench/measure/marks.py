@@ -90,10 +90,13 @@ BucketTimes = tuple[float, float]
 
 @dataclass(slots=True, kw_only=True)
 class _Bucket:
-    """A bucket of gradients; ready: computed, reduced: its collective is complete."""
+    """A bucket of gradients in a step."""
 
+    # When its gradients were computed.
     ready: Mark
+    # Its collective.
     work: dist.Work
+    # When the collective was complete.
     reduced: Mark | None = None
 
 
@@ -135,11 +138,11 @@ class BucketMarks(_StepMarks[_Bucket]):
         for buckets in self._take_ended():
             times: list[BucketTimes] = []
             for bucket in buckets:
-                # Wait, or NCCL's process group keeps the gradients of the collective.
+                # Wait: otherwise NCCL's process group keeps the gradients of the collective.
                 bucket.work.wait()
                 assert bucket.reduced is not None, "a step returned before its bucket was reduced"
-                first = buckets[0].ready
-                times.append((elapsed_ms(first, bucket.ready), elapsed_ms(first, bucket.reduced)))
+                origin = buckets[0].ready
+                times.append((elapsed_ms(origin, bucket.ready), elapsed_ms(origin, bucket.reduced)))
             steps.append(tuple(times))
         return tuple(steps)
 
@@ -150,10 +153,11 @@ def comm_ms(buckets: Sequence[BucketTimes]) -> float:
     Args:
         buckets: buckets of a step in the order in which they were ready.
     """
-    free_ms, total_ms = float("-inf"), 0.0
+    # All buckets so far were reduced at `counted_ms`; later moments are not counted yet.
+    counted_ms, total_ms = float("-inf"), 0.0
     for ready_ms, reduced_ms in buckets:
-        total_ms += max(0.0, reduced_ms - max(ready_ms, free_ms))
-        free_ms = max(free_ms, reduced_ms)
+        total_ms += max(0.0, reduced_ms - max(ready_ms, counted_ms))
+        counted_ms = max(counted_ms, reduced_ms)
     return total_ms
 
 
@@ -170,6 +174,7 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
+        # Begins of optimizer steps that have not ended, the outermost first.
         self._started: list[Mark] = []
 
     @contextmanager
@@ -191,7 +196,7 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
 
     def end(self, *_: object) -> None:
         """Note the end of an optimizer's step, unless it is inside another step or has no begin."""
-        # ZeroRedundancyOptimizer contains another optimizer.
+        # Steps may be nested: ZeroRedundancyOptimizer contains another optimizer.
         start = self._started.pop() if self._started else None
         if start is not None and not self._started:
             self._steps[-1].append((start, self._mark()))
@@ -233,19 +238,22 @@ class RegionMarks(_StepMarks[_RegionSpan]):
             steps: number of steps, above 0.
             step_ms: duration of a step, the denominator of the regions' shares.
         """
-        spans_ms: list[dict[str, list[float]]] = []
-        for step in self._take_ended()[-steps:]:
-            by_name: dict[str, list[float]] = defaultdict(list)
-            for span in step:
+        # The ms of each call, by step and region.
+        steps_calls_ms: list[dict[str, list[float]]] = []
+        for spans in self._take_ended()[-steps:]:
+            calls_ms: dict[str, list[float]] = defaultdict(list)
+            for span in spans:
                 assert span.end is not None, "a step returned inside of a region"
-                by_name[span.name].append(elapsed_ms(span.start, span.end))
-            spans_ms.append(by_name)
+                calls_ms[span.name].append(elapsed_ms(span.start, span.end))
+            steps_calls_ms.append(calls_ms)
+
         regions: list[RegionTime] = []
-        for name in dict.fromkeys(chain.from_iterable(spans_ms)):
-            calls = [step.get(name, []) for step in spans_ms]
-            ms = statistics.median(map(sum, calls))
+        for name in dict.fromkeys(chain.from_iterable(steps_calls_ms)):
+            region_ms = [calls_ms.get(name, []) for calls_ms in steps_calls_ms]
+            ms = statistics.median(map(sum, region_ms))
             share = ms / step_ms if step_ms else 0.0
-            regions.append(RegionTime(name=name, calls=max(map(len, calls)), ms=ms, share=share))
+            most_calls = max(map(len, region_ms))
+            regions.append(RegionTime(name=name, calls=most_calls, ms=ms, share=share))
         return tuple(regions)
 
 
@@ -253,20 +261,21 @@ class ScriptMarks:
     """Buckets and optimizers of a script's steps; lives in the script's own process."""
 
     def __init__(self, device: torch.device) -> None:
-        """Note the begin of optimizer steps from now on; the caller must call `end_optimizer`."""
+        """Note the begin of optimizer steps from now on; the caller must note their end."""
         self._buckets, self._optimizers = BucketMarks(device), OptimizerMarks(device)
         self._models: list[DistributedDataParallel] = []
+        # Whether `_hook` averages gradients.
         self._is_reduced = True
         register_optimizer_step_pre_hook(self._optimizers.begin)
-        # Not a hook: an earlier hook holds the script, so this hook would run too late.
+        # The caller must call this when an optimizer step ends. A hook would run too late, because
+        # a hook of `child.py` was registered before and holds the script.
         self.end_optimizer = self._optimizers.end
 
     def hook_gradients(self) -> NotMeasured | None:
         """Find all DDP models; return why their gradients cannot be hooked, None if they can.
 
-        Models that were made before a `gc.freeze` are not found. The hooks are registered later, by
-        `time_gradients`: DDP accepts only one hook in its life, so all ranks must be able to hook
-        first.
+        Models that were made before a `gc.freeze` are not found. `time_gradients` registers the
+        hooks later: DDP accepts only one hook in its life, so first all ranks must be able to hook.
         """
         self._models = [m for m in gc.get_objects() if issubclass(type(m), DistributedDataParallel)]
         if not self._models:
@@ -297,7 +306,8 @@ class ScriptMarks:
         * optimizer_ms: one value for each step, 0 without optimizer.
         * comm_ms, tail_ms: one value for each step that reduced gradients after `time_gradients`.
         """
-        if steps == 0:  # nothing has waited for the device
+        # After no steps nothing has waited for the device, so events have no times yet.
+        if steps == 0:
             return {}
         reduced = [buckets for buckets in self._buckets.take()[-steps:] if buckets]
         return {
@@ -324,6 +334,7 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     Returns:
         None if the device has no weights.
     """
+    # Find the optimizers in a first step, and all tensors that stay between steps.
     optimizers: dict[torch.optim.Optimizer, None] = {}
     hook = register_optimizer_step_pre_hook(lambda stepping, *_: optimizers.setdefault(stepping))
     try:
@@ -334,18 +345,21 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     # Not isinstance, because a proxy may run its own code when it is asked for its class.
     modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    stepped = [parameter for group in groups for parameter in group["params"]]
-    held = [parameter for module in modules for parameter in module.parameters()]
+    of_optimizers = [parameter for group in groups for parameter in group["params"]]
+    of_modules = [parameter for module in modules for parameter in module.parameters()]
+    parameters = dict.fromkeys(of_optimizers + of_modules)
     buffers = [buffer for module in modules for buffer in module.buffers()]
-    weights = [t for t in (*dict.fromkeys(stepped + held), *buffers) if t.device == device]
+    weights = [tensor for tensor in (*parameters, *buffers) if tensor.device == device]
     if not weights:
         step()  # all ranks must run the same number of steps
         return None
+
+    # Watch the gradients in a second step.
     torch.cuda.reset_peak_memory_stats(device)
-    begin, gradients = torch.cuda.memory_allocated(device), _GradientsAtPeak(weights, device)
+    begin_bytes, gradients = torch.cuda.memory_allocated(device), _GradientsAtPeak(weights, device)
     gradients_before = gradients.now_bytes
     with ExitStack() as hooks:
-        # Look whenever a gradient is complete and before an optimizer steps.
+        # Look at each complete gradient, and before each step of an optimizer.
         hook = register_optimizer_step_pre_hook(lambda *_: gradients.look())
         hooks.callback(hook.remove)
         for weight in gradients.trained:
@@ -353,39 +367,43 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
             hooks.callback(hook.remove)
         step()
     gradients.look()
-    parameters = _storage_bytes(weights, device)
+
+    weights_bytes = _storage_bytes(weights, device)
     state_tensors = []
     for optimizer in optimizers:
         for state in optimizer.state.values():
             state_tensors += [value for value in state.values() if isinstance(value, Tensor)]
-    states = _storage_bytes(state_tensors, device)
-    added = torch.cuda.max_memory_allocated(device) - begin
+    states_bytes = _storage_bytes(state_tensors, device)
+    added_bytes = torch.cuda.max_memory_allocated(device) - begin_bytes
     return PeakParts(
-        parameters_bytes=parameters,
+        parameters_bytes=weights_bytes,
         gradients_bytes=gradients.peak_bytes,
-        optimizer_bytes=states,
-        activations_bytes=max(0, added - (gradients.peak_bytes - gradients_before)),
-        other_bytes=max(0, begin - parameters - states - gradients_before),
+        optimizer_bytes=states_bytes,
+        activations_bytes=max(0, added_bytes - (gradients.peak_bytes - gradients_before)),
+        other_bytes=max(0, begin_bytes - weights_bytes - states_bytes - gradients_before),
     )
 
 
 class _GradientsAtPeak:
     """Finds the bytes of gradients at the moment when the memory of a step is largest.
 
-    If a peak has risen since the last look, it was reached with the gradients of the last look.
+    torch tells only the height of the peak. If the peak has risen since the last look, it was
+    reached with the gradients of the last look.
     """
 
     def __init__(self, weights: Iterable[Tensor], device: torch.device):
         self._device = device
         self.trained = [tensor for tensor in weights if tensor.requires_grad]
-        self._largest = 0
+        # The peak of allocated memory at the last look.
+        self._largest_bytes = 0
+        # Gradients at the last look, and at the peak.
         self.now_bytes = self.peak_bytes = self._count()
 
     def look(self) -> None:
         """Update `now_bytes`; on a new peak, first set `peak_bytes` to the old `now_bytes`."""
-        largest = torch.cuda.max_memory_allocated(self._device)
-        if largest > self._largest:
-            self._largest, self.peak_bytes = largest, self.now_bytes
+        largest_bytes = torch.cuda.max_memory_allocated(self._device)
+        if largest_bytes > self._largest_bytes:
+            self._largest_bytes, self.peak_bytes = largest_bytes, self.now_bytes
         self.now_bytes = self._count()
 
     def _count(self) -> int:
@@ -394,10 +412,10 @@ class _GradientsAtPeak:
 
 
 def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Return the bytes of all storages on the device, each once, of a DTensor the local shard."""
+    """Return the bytes of the tensors' storages on the device; each storage counts once."""
     sizes = {}
     for tensor in tensors:
-        local = getattr(tensor, "_local_tensor", tensor)
+        local = getattr(tensor, "_local_tensor", tensor)  # the shard of a DTensor
         if local.device == device:
             storage = local.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()

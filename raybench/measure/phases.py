@@ -252,6 +252,8 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
         run.memory.restart()
         with run.memory.paused():
             workload.check()
+
+        # Decide how many steps make a sample.
         if isinstance(run.timer, ScriptTimer):
             inner = 1  # a script runs its own loop
         elif context.cuda_graph:
@@ -262,6 +264,7 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
             inner = run.agree(lambda: policy.inner_iterations(trial_ns, graph=True))
         else:
             inner = run.agree(lambda: policy.inner_iterations(warmup_ns, graph=False))
+
         loop = nullcontext(loop_step(workload.step, inner))
         with capture_graph(workload, inner, context) if context.cuda_graph else loop as step:
             drifted, timed, progress = _time(step, inner, warmup_ns, run)
@@ -277,6 +280,7 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
 
 
 def _kept_of(ended: StepsEndedError, policy: StoppingPolicy) -> Repetition:
+    """Return the steps that a script ran before it ended, and whether their time was settled."""
     kept = ended.repetition
     progress = TimingProgress(warmup_ns=kept.warmup.step_ns, sample_ns=kept.timed.step_ns)
     return replace(kept, settled=policy.has_settled(progress))
@@ -288,16 +292,17 @@ def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:
     blocks: _Blocks = []
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1
 
-    def wanted() -> int:
+    def next_iterations() -> int:
         return run.policy.next_warmup(_point_ns(blocks), at_least=at_least, is_limited=is_limited)
 
-    while iterations := run.agree(wanted):
-        before, compiled = run.counters.read(), count_compiled_frames()
+    while iterations := run.agree(next_iterations):
+        before, compiled_before = run.counters.read(), count_compiled_frames()
         block = run.time_block(workload.step, iterations)
         blocks.append((block, gather_durations(block.step_ns, context.device)))
-        if count_compiled_frames() > compiled:
+        if count_compiled_frames() > compiled_before:
             compiling_steps = sum(len(block.step_ns) for block, _ in blocks)
         is_limited = any_rank(is_held_back(before, run.counters.read()), context.device)
+        # Heat the device once, after the first step of the first repeat.
         if len(blocks) == 1 and not run.repetitions and run.policy.settings.heat_s:
             _heat(workload.step, run)
     return blocks, compiling_steps
@@ -308,14 +313,15 @@ def _heat(step: Step, run: _PointRun) -> None:
     began_s = time.monotonic()
     step_ns: Sequence[int] = ()
 
-    def wanted() -> int:
-        left_ns = NS_PER_S * (run.policy.settings.heat_s + began_s - time.monotonic())
-        typical_ns = max(1.0, statistics.median(step_ns or [left_ns]))
+    def next_steps() -> int:
+        remaining_ns = NS_PER_S * (run.policy.settings.heat_s + began_s - time.monotonic())
+        # Before the first block no duration is known, so run one step.
+        typical_ns = max(1.0, statistics.median(step_ns or [remaining_ns]))
         # Limit the block: ranks meet only between blocks, and each step needs a CUDA event.
-        block_ns = min(left_ns, _HEATING_BLOCK_NS)
+        block_ns = min(remaining_ns, _HEATING_BLOCK_NS)
         return min(_MOST_HEATING_STEPS, math.ceil(max(0.0, block_ns) / typical_ns))
 
-    while count := run.agree(wanted):
+    while count := run.agree(next_steps):
         step_ns = max_over_ranks(run.time_block(step, count).step_ns, run.context.device)
     run.fields["heated_s"] = time.monotonic() - began_s
 
@@ -325,15 +331,16 @@ def _time(
 ) -> tuple[_Blocks, _Blocks, TimingProgress]:
     """Return drifted blocks, timed blocks and the last progress. Collective.
 
-    A sample is the mean of `inner` steps, which `step` runs. If the timed samples drift, they were
-    warm-up, and timing begins again. Samples are marked `throttled` if the clocks were limited in
-    their block.
+    A call of `step` runs `inner` steps, whose mean is a sample. If the timed samples drift, they
+    were warm-up, and timing begins again. Samples are marked `throttled` if the clocks were limited
+    in their block.
     """
     policy, device = run.policy, run.context.device
     drifted: _Blocks = []
     timed: _Blocks = []
     retries, device_allocs = run.memory.retries, run.memory.device_allocs
-    # The device's counters before and after each block that counts.
+    # For each timed block: the device's counters before and after it, its untimed samples, and its
+    # begin and end by `time.monotonic_ns`.
     readings: list[ReadingSpan] = []
     lead_ins: list[int] = []
     spans_ns: list[SpanNs] = []
@@ -349,6 +356,7 @@ def _time(
 
     while count := run.agree(lambda: policy.next_timed(progress())):
         if count == RESTART:
+            # The timed samples become warm-up, so forget all that was noted with them.
             drifted += timed
             timed.clear()
             readings.clear()
@@ -357,6 +365,7 @@ def _time(
             run.memory.retries, run.memory.device_allocs = retries, device_allocs
             run.memory.restart()
             continue
+
         lead_in = policy.lead_in(progress())
         before = run.counters.read()
         begin_ns = time.monotonic_ns()
@@ -372,6 +381,7 @@ def _time(
             is_throttled = bool(throttle_reasons(before, after))
             samples = replace(samples, throttled=(is_throttled,) * count)
         timed.append((samples, gather_durations(samples.step_ns, device)))
+
     run.timed_at_ns.extend(spans_ns)
     used_j = _energy_of_samples(readings, sum(lead_ins), progress(), is_idle=run.is_idle)
     run.energies_j.append(used_j)
@@ -381,22 +391,29 @@ def _time(
 
 
 def _rest(samples: int, expected_ns: Sequence[float], at_most_s: float) -> None:
-    # Leave the device idle while other ranks run their samples: NCCL would spin on it in the next
-    # collective.
+    """Sleep while the other ranks run their samples, so that this rank's device stays idle.
+
+    Otherwise NCCL would spin on the device in the next collective.
+    """
     if expected_ns:
         time.sleep(min(at_most_s, samples * statistics.median(expected_ns) / NS_PER_S))
 
 
 def _energy_of_samples(
-    readings: Sequence[ReadingSpan], lead_ins: int, progress: TimingProgress, *, is_idle: bool
+    readings: Sequence[ReadingSpan],
+    lead_in_samples: int,
+    progress: TimingProgress,
+    *,
+    is_idle: bool,
 ) -> float | None:
     """Return the joules of the timed samples, without lead-in samples and pauses."""
     used_j = energy_j(readings)
     if used_j is None:
         return None
-    if is_idle:  # the rank's own samples take no time, so use the time of the point's samples
+    if is_idle:
+        # This rank's samples take no time, so take its share by the time of the point's samples.
         return used_j * progress.timed_s / seconds_between(readings)
-    return used_j * len(progress.sample_ns) / (len(progress.sample_ns) + lead_ins)
+    return used_j * len(progress.sample_ns) / (len(progress.sample_ns) + lead_in_samples)
 
 
 def _point_ns(blocks: _Blocks) -> Sequence[float]:
@@ -414,8 +431,8 @@ def _compare_gradients(workload: Workload, run: _PointRun) -> None:
         name = type(workload).__name__
         run.doubts.append(Doubt(kind=DoubtKind.NOT_COMPARED_GRADIENTS, subject=name))
         return
-    without = "measure.check_gradients: false"
-    error = run.fields["gradient_error"] = _attempt("gradient_error", compare, run, without)
+    avoided_by = "measure.check_gradients: false"
+    error = run.fields["gradient_error"] = _attempt("gradient_error", compare, run, avoided_by)
     if (doubt := gradient_doubt(error, run.context.precision)) is not None:
         run.doubts.append(doubt)
 
@@ -425,6 +442,7 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
 
     The workload cannot be measured afterwards.
     """
+    # All ranks must run the same number of steps, so decide by the slowest rank.
     context, last = run.context, run.repetitions[-1]
     slowest_ns = max_over_ranks(last.timed.step_ns, context.device)
     steps = run.agree(lambda: run.policy.breakdown_steps(slowest_ns))
@@ -434,7 +452,7 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
     def take_apart() -> Breakdown:
         if isinstance(run.timer, ScriptTimer):
             return break_down_script(run.timer, context, extent)
-        # Before the breakdown, while gradients are still reduced as in a timed step.
+        # Before the breakdown, because its hooks change how gradients are reduced.
         if context.world_size > 1:
             run.fields["nccl_choices"] = run.nccl_choices(workload.step)
         run.fields["attention_kernels"] = profiling.attention_kernels(workload.step)
@@ -453,17 +471,17 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
     run.fields["breakdown"] = breakdown
 
 
-def _attempt(name: str, explain: Callable[[], T], run: _PointRun, without: str) -> T | None:
-    """Return the result of `explain`; if it fails on a single rank, None and a doubt.
+def _attempt(name: str, explain: Callable[[], T], run: _PointRun, avoided_by: str) -> T | None:
+    """Return the result of `explain`; if it fails in a point of one rank, add a doubt to the run.
 
-    With peers, which may wait in a collective, the error is raised, and `without` names the setting
-    that avoids it.
+    With several ranks the error is raised, because other ranks may wait in a collective. Its note
+    says that the setting `avoided_by` leaves this part out.
     """
     try:
         return explain()
     except Exception as error:
         if run.context.world_size > 1:
-            add_note(error, f"in the {name}, after the timed steps; {without} leaves it out")
+            add_note(error, f"in the {name}, after the timed steps; {avoided_by} leaves it out")
             raise
         failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"{name}: {brief(error)}")
         run.doubts.append(failed)

@@ -97,9 +97,10 @@ def module_times(
     """Return the median time per step in each module that ran in all steps. Collective.
 
     A module's time includes its children and, on a GPU, gaps of the host, which the hooks widen.
-    Backward runs from the gradient of the output to the gradient of the input, or of the last
-    parameter if the input needs none. Recomputation counts as backward; a module that is recomputed
-    to its end counts as another forward call. A compiled module hides its children.
+    Backward begins with the gradient of the output. It ends with the gradient of the input or, if
+    the input needs no gradient, of the last parameter. Recomputation counts as backward; a module
+    that is recomputed to its end counts as another forward call. Children of a compiled module are
+    not timed.
 
     Args:
         model: the modules, in the order of `named_modules`.
@@ -115,15 +116,16 @@ def module_times(
             steps_calls.append(watch.take())
     if device.type == "cuda":
         torch.cuda.synchronize()
+
     times = []
     for name, module in model.named_modules():
-        in_steps = [calls[module] for calls in steps_calls if module in calls]
-        if len(in_steps) < steps:
-            continue
+        module_calls = [calls[module] for calls in steps_calls if module in calls]
+        if len(module_calls) < steps:
+            continue  # the module did not run in every step
         forward_ms, backward_ms = [], []
-        for calls in in_steps:
+        for calls in module_calls:
             forward_ms.append(sum(_between_ms(call.started, call.ended) for call in calls))
-            # Steps without a backward pass through the module are left out.
+            # The median of backward omits steps without a backward pass through the module.
             if any(None not in (call.backward_started, call.backward_ended) for call in calls):
                 spans = ((call.backward_started, call.backward_ended) for call in calls)
                 backward_ms.append(sum(starmap(_between_ms, spans)))
@@ -131,7 +133,7 @@ def module_times(
             ModuleTime(
                 name=name,
                 kind=type(module).__name__,
-                calls=len(in_steps[-1]),
+                calls=len(module_calls[-1]),
                 forward_ms=statistics.median(forward_ms),
                 backward_ms=statistics.median(backward_ms) if backward_ms else None,
             )
@@ -158,8 +160,10 @@ class _ModuleWatch:
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model = model
         self._mark = make_marker(device)
+        # All calls since the last `take`, and the latest call of each module.
         self._calls: list[_Call] = []
         self._latest: dict[nn.Module, _Call] = {}
+        # The modules that contain a parameter, also in their children.
         self._owners: dict[Tensor, list[nn.Module]] = defaultdict(list)
         for module in model.modules():
             for parameter in module.parameters():
@@ -170,6 +174,7 @@ class _ModuleWatch:
         """Note all calls of modules inside the `with` block."""
         with ExitStack() as stack:
             modules = list(self._model.modules())
+            # Modules inside of compiled modules.
             hidden: set[nn.Module] = set()
             for module in modules:
                 if module._compiled_call_impl is not None:
@@ -177,11 +182,11 @@ class _ModuleWatch:
             for module in modules:
                 if module in hidden:
                     continue
-                call: Any = module._compiled_call_impl
-                if call is not None:
+                compiled: Any = module._compiled_call_impl
+                if compiled is not None:
                     # Wrap the compiled call: a hook of the module would be compiled, too.
-                    stack.callback(setattr, module, "_compiled_call_impl", call)
-                    module._compiled_call_impl = partial(self._call, module, call)
+                    stack.callback(setattr, module, "_compiled_call_impl", compiled)
+                    module._compiled_call_impl = partial(self._call_compiled, module, compiled)
                     continue
                 begin = module.register_forward_pre_hook(self._begin_forward, with_kwargs=True)
                 stack.callback(begin.remove)
@@ -192,8 +197,8 @@ class _ModuleWatch:
                     stack.callback(hook.remove)
             yield
 
-    def _call(self, module: nn.Module, compiled: Any, *inputs: Any, **named: Any) -> Any:
-        """Call the compiled code of a module, and note begin and end."""
+    def _call_compiled(self, module: nn.Module, compiled: Any, *inputs: Any, **named: Any) -> Any:
+        """Call the compiled code of a module, and note when it begins and ends."""
         hooked, named = self._begin_forward(module, inputs, named)
         return self._end_forward(module, inputs, compiled(*hooked, **named))
 
@@ -209,8 +214,9 @@ class _ModuleWatch:
     def _begin_forward(
         self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Note the begin of a call; return the inputs, whose gradients will end its backward."""
-        # A model that is compiled as a whole includes its hooks, and compiled code has no events.
+        """Note the begin of a call; return the inputs with hooks that note the end of backward."""
+        # A model that is compiled as a whole includes its hooks. Compiled code has no events, so
+        # the hooks must do nothing.
         if torch.compiler.is_compiling():
             return inputs, named
         call = _Call(module=module, started=self._mark())
@@ -232,7 +238,7 @@ class _ModuleWatch:
         return tree_map_only(Tensor, watch, inputs), hooked
 
     def _end_forward(self, module: nn.Module, _: object, outputs: Any) -> Any:
-        """Note the end of a call; return the outputs, whose gradients will begin its backward."""
+        """Note the end of a call; return the outputs with hooks that note the begin of backward."""
         if torch.compiler.is_compiling():
             return outputs
         call = self._latest[module]
@@ -245,7 +251,10 @@ class _ModuleWatch:
         return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, begin_backward), outputs)
 
     def _accumulate(self, parameter: Tensor) -> None:
-        """Note that backward has reached a parameter, for modules whose inputs need no gradient."""
+        """Note that backward has reached a parameter; called for each parameter.
+
+        In modules whose inputs need no gradient, the last such moment is the end of backward.
+        """
         mark = self._mark()
         for module in self._owners[parameter]:
             call = self._latest.get(module)
@@ -289,8 +298,8 @@ _OPERATORS = {
 def attention_kernels(step: Step) -> tuple[str, ...]:
     """Run a step; return the kernels of torch's attention that it calls. Collective.
 
-    Compiled code, custom operators and the backward pass are included. FlexAttention is not seen,
-    nor is `math` if torch.compile decomposes it.
+    Kernels in compiled code, custom operators and the backward pass are included. FlexAttention is
+    not included, nor is `math` if torch.compile decomposes it.
     """
     _autograd._enable_profiler_legacy(profiler_legacy.profile().config())  # type: ignore[no-untyped-call]
     try:
@@ -388,8 +397,8 @@ def tflops_sustained(
     """Return the TFLOP/s of products of two 8192 x 8192 matrices under the power limit.
 
     The value is the median over 0.2 s after 0.2 s of warm-up. It is None on a CPU, with too little
-    memory, and for float8 below compute capability 8.9. Side effects: TF32 switches, up to 0.8 GB
-    in torch's peak memory, an empty cache of torch.
+    memory, and for float8 below compute capability 8.9. This changes TF32 switches, adds up to 0.8
+    GB to torch's peak memory and empties torch's cache.
     """
     tflops: dict[Precision, float | None] = dict.fromkeys(precisions)
     for precision in tflops if device.type == "cuda" else ():
@@ -406,7 +415,7 @@ def tflops_sustained(
 
 
 def _product_times_ms(device: torch.device, precision: Precision) -> list[float]:
-    """Return the ms of the products of 0.2 s, at least three, after 0.2 s of warm-up."""
+    """Time products for 0.2 s after 0.2 s of warm-up, at least three; return their ms."""
     generator = torch.Generator(device).manual_seed(0)
     dtype: torch.dtype = getattr(torch, precision.dtype)
     # Random numbers: products of zeros need less power and would be 10 to 15 % faster.
@@ -417,21 +426,21 @@ def _product_times_ms(device: torch.device, precision: Precision) -> list[float]
     product: Callable[[], object]
     if precision is Precision.FLOAT8:
         scale = torch.ones((), device=device)
-        small = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
+        factors = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
         multiply = partial(
-            torch._scaled_mm, *small, scale_a=scale, scale_b=scale, use_fast_accum=True
+            torch._scaled_mm, *factors, scale_a=scale, scale_b=scale, use_fast_accum=True
         )
         product = partial(multiply, out_dtype=dtype, out=out)
         del left, right
     else:
         product = partial(torch.mm, left, right, out=out)
     product_ms = _time_ms(product, _WARMUP_PRODUCTS)[-1]
-    settling, measured = (
+    settling_count, measured_count = (
         max(_FEWEST_PRODUCTS, math.ceil(phase_ms / product_ms))
         for phase_ms in (_SETTLE_MS, _MEASURE_MS)
     )
-    # Do not pause: the clocks would rise again.
-    return _time_ms(product, settling + measured)[settling:]
+    # No pause between both phases: the clocks would rise again.
+    return _time_ms(product, settling_count + measured_count)[settling_count:]
 
 
 def _time_ms(product: Callable[[], object], count: int) -> list[float]:

@@ -26,7 +26,7 @@ from raybench.records.status import Cause
 from raybench.workloads.base import Context, PartTimes
 from raybench.workloads.scripts.running import RunningScript, ScriptEndedError, ScriptFailedError
 
-# The first step with another hook, and two that fill the queue of the device.
+# Untimed steps: the first step with another hook, and two steps that fill the device's queue.
 _LEAD_IN = 3
 
 
@@ -34,7 +34,7 @@ class StepsEndedError(Exception):
     """The script ended on a rank before all steps were timed; raised on all ranks."""
 
     def __init__(self, repetition: Repetition) -> None:
-        """Keep the steps of all blocks, equally many on each rank; at most half are warm-up."""
+        """Keep the steps that all ranks ran in all blocks; at most half of them are warm-up."""
         super().__init__("the script ended before all steps were timed")
         self.repetition = repetition
 
@@ -105,7 +105,7 @@ class ScriptTimer(MemoryUse):
     def restart(self) -> None:
         """Count all iterations so far as warm-up; forget the peak of allocated memory.
 
-        The optimizer whose step ends an iteration stays the same now.
+        From now on the same optimizer ends all iterations.
         """
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self.script.forget_memory()
@@ -125,8 +125,8 @@ def _cut(samples: Samples, start: int, end: int) -> Samples:
 def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> Breakdown:
     """Time the parts of a script's steps. Collective: every rank must call it, once.
 
-    If a part cannot be timed on some rank, the breakdown has only the reasons. Memory, traffic,
-    regions, device_ms and wall are always missing. DDP reduces no gradients afterwards.
+    If a part cannot be timed on some rank, the breakdown contains only the reason. It never has
+    memory, traffic, regions, device_ms and wall. DDP reduces no gradients afterwards.
 
     Args:
         timer: timer of the script, after the timed steps.
@@ -145,35 +145,39 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
         samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_LEAD_IN)
         return tuple(ns / NS_PER_MS for ns in samples.step_ns), script.parts
 
-    why: NotMeasured | None = None
+    # All ranks must be able to time the parts.
+    reason: NotMeasured | None = None
     error = ""
     try:
-        why, error = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
+        reason, error = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
     except ScriptEndedError:
-        why = NotMeasured.SCRIPT_ENDED
-    if reasons := list(filter(None, gather_objects(why))):
+        reason = NotMeasured.SCRIPT_ENDED
+    if reasons := list(filter(None, gather_objects(reason))):
         failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"breakdown: {error}")
         return replace(all_not_measured(reasons[0]), doubts=(failed,) if error else ())
+
+    # Time steps with hooked gradients, then two blocks of steps without communication.
     hooked_ms: tuple[float, ...] = ()
-    hooked: Mapping[str, Sequence[float]] = {}
+    hooked_parts: Mapping[str, Sequence[float]] = {}
     try:
         if has_peers:
             script.time_gradients()
-            hooked_ms, hooked = time_steps()
-            if len(hooked["comm_ms"]) < len(hooked_ms):
+            hooked_ms, hooked_parts = time_steps()
+            if len(hooked_parts["comm_ms"]) < len(hooked_ms):
                 return all_not_measured(NotMeasured.NO_GRADIENTS_REDUCED)
             script.keep_gradients()
         first_ms, _ = time_steps()
-        second_ms, local = time_steps()
+        second_ms, local_parts = time_steps()
     except StepsEndedError:
         return all_not_measured(NotMeasured.SCRIPT_ENDED)
+
     gaps = ", with the gaps that the host leaves" if on_gpu else ""
     return Breakdown(
         local_ms=(first_ms, second_ms),
-        optimizer_ms=statistics.median(local["optimizer_ms"]),
+        optimizer_ms=statistics.median(local_parts["optimizer_ms"]),
         hooked_ms=hooked_ms,
-        comm_ms=tuple(hooked.get("comm_ms", ())),
-        tail_ms=tuple(hooked.get("tail_ms", ())),
+        comm_ms=tuple(hooked_parts.get("comm_ms", ())),
+        tail_ms=tuple(hooked_parts.get("tail_ms", ())),
         methods={
             "local_step_ms": "step with DDP's noop_hook" if has_peers else PLAIN_STEP,
             "compute_ms": f"local step less optimizer_ms{gaps}",

@@ -89,14 +89,14 @@ class StoppingPolicy:
     # Clocks that were not limited for this long count as unlimited.
     unlimited_s: float = 0.3
 
-    # A time or a count is reached at this share, so that no block of a single step follows.
-    nearly: float = 0.97
+    # A wanted time or count is complete at this share, so that no block of a single step follows.
+    enough_share: float = 0.97
     # Bounds the memory of a repeat: 17 minutes of loops of 1 ms.
     most_samples: int = 1_000_000
     # Ranks meet between blocks, where a hang is noticed.
     max_block_s: float = 5.0
 
-    # Steps of a sample; a CUDA graph holds every kernel of all its steps.
+    # Duration of a sample, and the most steps in it. A graph holds the kernels of all its steps.
     min_loop_ns: int = 1_000_000
     max_loop: int = 1000
     max_graph_loop: int = 100
@@ -117,9 +117,8 @@ class StoppingPolicy:
     ) -> int:
         """Return the number of iterations of the next warm-up block; 0 ends the warm-up.
 
-        A block takes at most 5 s or has one iteration. `warmup.min` steps come first, then up to
-        1000 steps that fill `least_warmup_s`, then steps up to `warmup.max` until the step time is
-        steady. `most_warmup_s` limits all of them. If the job fixes the count, that many steps run.
+        A block takes at most 5 s or has one iteration. If the job fixes the count of iterations,
+        exactly that many run.
 
         Args:
             step_ns: durations of the iterations so far. The first, cold iteration is ignored.
@@ -129,19 +128,22 @@ class StoppingPolicy:
         settings, span, done = self.settings, self.settings.warmup, len(step_ns)
         if done == 0:
             return 1
-        # The total number of iterations that is wanted now. The cold one alone says nothing.
+        # All iterations that are wanted now, first `warmup.min`. The cold one alone says nothing.
         wanted = max(span.min, min(2, span.max))
         if done >= span.min and not span.is_fixed:
-            in_time = _count_in(settings.least_warmup_s, step_ns[1:])
-            least = 1 + min(self.max_single_steps, in_time)
-            if done < self.nearly * least:
-                wanted = least
+            # Then as many as fill `least_warmup_s`, up to 1000.
+            fitting = _count_in(settings.least_warmup_s, step_ns[1:])
+            least_iterations = 1 + min(self.max_single_steps, fitting)
+            if done < self.enough_share * least_iterations:
+                wanted = least_iterations
             elif _drifts(level_change(step_ns[1:])):
-                more = max(done + 1, round(done * self.warmup_growth))
-                wanted = min(max(span.max, least), more)
+                # Then half as many again until the step time is steady, up to `warmup.max`.
+                grown = max(done + 1, round(done * self.warmup_growth))
+                wanted = min(max(span.max, least_iterations), grown)
         left_s = settings.most_warmup_s - sum(step_ns[1:]) / NS_PER_S
         needed = max(0, at_least - done)
         missing = max(needed, wanted - done)
+        # Limited clocks make steps slower, so run for a moment until they are unlimited.
         if is_limited and missing <= 0 and not span.is_fixed:
             missing = max(1, _count_in(self.unlimited_s, step_ns[1:]))
         return self._limit(missing, step_ns[1:], left_s, at_least=needed)
@@ -150,15 +152,16 @@ class StoppingPolicy:
         """Return the number of samples of the next timed block; 0 ends the phase.
 
         A block takes at most 5 s or has one sample. RESTART means that the samples so far were
-        warm-up: move them to `drifted_ns` and ask again. The budget `max_seconds` includes
-        `warm_s`. A fixed count and the first 5 samples exceed the budget if necessary.
+        warm-up: move them to `drifted_ns` and ask again. A fixed count and the first 5 samples
+        exceed the budget if necessary.
         """
         settings, done = self.settings, len(progress.sample_ns)
         left_s = settings.max_seconds - progress.warm_s - progress.timed_s
-        owed = self._owed_warmup(progress)
-        wanted = owed or self._samples_wanted(progress)
-        is_complete = done >= self.nearly * wanted
-        if done and is_complete and (owed or self._is_drift(progress, left_s)):
+        # Samples that complete the warm-up come first; they are moved to `drifted_ns`.
+        warmup_samples = self._missing_warmup(progress)
+        wanted = warmup_samples or self._samples_wanted(progress)
+        is_complete = done >= self.enough_share * wanted
+        if done and is_complete and (warmup_samples or self._is_drift(progress, left_s)):
             return RESTART
         if is_complete and done >= settings.fewest_samples:
             return 0
@@ -173,7 +176,7 @@ class StoppingPolicy:
     def lead_in(self, progress: TimingProgress) -> int:
         """Return the number of untimed samples at the beginning of a block, 2 or 0.
 
-        The queue of the device is empty there. 0 if a sample takes more than 0.25 s. Raises
+        The queue of the device is empty there, which does not matter to samples above 0.25 s. Raise
         StatisticsError if `progress` has no iteration.
         """
         expected_ns = progress.expected_ns or progress.warmup_ns
@@ -188,51 +191,52 @@ class StoppingPolicy:
         """
         settled = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
         typical_ns = max(1.0, statistics.median(settled))
-        most = self.max_graph_loop if graph else self.max_loop
-        return min(most, math.ceil(self.min_loop_ns / typical_ns))
+        most_steps = self.max_graph_loop if graph else self.max_loop
+        return min(most_steps, math.ceil(self.min_loop_ns / typical_ns))
 
     def breakdown_steps(self, step_ns: Sequence[float]) -> int:
-        """Return how many steps of each of four kinds fit a tenth of `max_seconds`, 3 to 10.
+        """Return how many steps of each of four kinds fit into a tenth of `max_seconds`, 3 to 10.
 
         Args:
             step_ns: durations of earlier steps on the slowest rank, not empty.
         """
         budget_ns = self.settings.max_seconds * self.breakdown_share * NS_PER_S
-        fits = int(budget_ns / self.breakdown_variants / max(1.0, statistics.median(step_ns)))
-        return min(self.max_breakdown_steps, max(self.min_breakdown_steps, fits))
+        fitting = int(budget_ns / self.breakdown_variants / max(1.0, statistics.median(step_ns)))
+        return min(self.max_breakdown_steps, max(self.min_breakdown_steps, fitting))
 
     def most_local_steps(self, step_ns: Sequence[float]) -> int:
-        """Return how many steps without communication fit a twentieth of `max_seconds`.
+        """Return how many steps without communication fit into a twentieth of `max_seconds`.
 
-        At most 100, at least `breakdown_steps`.
+        The result is at most 100, and at least `breakdown_steps`.
 
         Args:
             step_ns: durations of earlier steps on the slowest rank, not empty.
         """
         budget_ns = self.settings.max_seconds * self.breakdown_share * NS_PER_S / 2
-        fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
-        return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fits))
+        fitting = int(budget_ns / max(1.0, statistics.median(step_ns)))
+        return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fitting))
 
-    def _owed_warmup(self, progress: TimingProgress) -> int:
-        """Return how many loops must still warm up a workload with steps below 1 ms."""
-        owed_s = self.settings.least_warmup_s - progress.warm_s
-        is_complete = owed_s <= (1 - self.nearly) * self.settings.timed_s
+    def _missing_warmup(self, progress: TimingProgress) -> int:
+        """Return how many samples the warm-up still needs: steps below 1 ms warm up in loops."""
+        missing_s = self.settings.least_warmup_s - progress.warm_s
+        is_complete = missing_s <= (1 - self.enough_share) * self.settings.timed_s
         if is_complete or self.settings.warmup.is_fixed or progress.drifted_ns:
             return 0
-        return self._at_most(_count_in(owed_s, progress.expected_ns))
+        return self._at_most(_count_in(missing_s, progress.expected_ns))
 
     def _samples_wanted(self, progress: TimingProgress) -> int:
         """Return the total number of samples that is wanted, however long they take."""
         if self.settings.iterations:
             return self.settings.iterations
-        in_time = _count_in(self.settings.timed_s, progress.expected_ns)
-        return self._at_most(max(ENOUGH_SAMPLES, in_time))
+        fitting = _count_in(self.settings.timed_s, progress.expected_ns)
+        return self._at_most(max(ENOUGH_SAMPLES, fitting))
 
     def _at_most(self, count: int) -> int:
+        """Limit a number of samples to what a repeat may have."""
         return min(count, self.settings.iterations or self.most_samples)
 
     def _is_drift(self, progress: TimingProgress, left_s: float) -> bool:
-        """Return whether the samples drift and the budget allows as many again."""
+        """Return whether the samples drift and the budget allows to time as many samples again."""
         is_fixed = self.settings.warmup.is_fixed or self.settings.iterations
         return not is_fixed and progress.timed_s <= left_s and _drifts(progress.level_change())
 
@@ -245,8 +249,8 @@ class StoppingPolicy:
         if not expected_ns:  # run one iteration, to learn its duration
             return 1 if left_s > 0 else min(1, at_least)
         iteration_s = max(1.0, statistics.median(expected_ns)) / NS_PER_S
-        fits = max(at_least, int(left_s / iteration_s))
-        return min(missing, fits, max(1, int(self.max_block_s / iteration_s)))
+        affordable = max(at_least, int(left_s / iteration_s))
+        return min(missing, affordable, max(1, int(self.max_block_s / iteration_s)))
 
 
 def _drifts(change: LevelChange | None) -> bool:

@@ -48,7 +48,8 @@ _SIZES = (0.5, 1.0, 1.5, 2.0)
 _TRIAL_STEPS = 2
 _WARMUP_NS, _TIMED_NS = 100_000_000, 150_000_000
 _FEWEST_STEPS, _MOST_STEPS = 3, 200
-# The part of the device's memory that a share may take, by a line through the peaks of the probe.
+# The part of the device's memory that a share may need. A line through the peaks of the probe
+# predicts the need.
 _MEMORY_SHARE = 0.9
 
 
@@ -82,13 +83,17 @@ def share_out(
     if key not in probes:
         probes[key] = prober.probe_group()
     group_probe = probes[key]
-    shares, own_s = _choose_shares(prober, group_probe)
+    shares, alone_s = _choose_shares(prober, group_probe)
+
+    # Check the gradients of the chosen shares. A rank without a share computes none, so all ranks
+    # use the error that the rank with the largest share found.
     context, params = step.context_among(shares), step.size(shares[rank])[1]
     with prober.build(context, params, shares[rank]) as workload:
         check = workload.gradient_error
-        own_error = None if check is None else float(check())
-        error = gather_objects(own_error)[shares.index(max(shares))]
+        local_error = None if check is None else float(check())
+        gradient_error = gather_objects(local_error)[shares.index(max(shares))]
         is_normalized = has_batch_norm(workload)
+
     exchange_s = group_probe.exchange_s if all(shares) else group_probe.fast_exchange_s
     probe = group_probe.probes[rank]
     share = RankShare(
@@ -97,14 +102,14 @@ def share_out(
         items_per_s=probe.speed.items_per_s,
         slow_ratio=probe.slow_ratio,
         exchange_ms=exchange_s * MS_PER_S,
-        predicted_step_ms=(max(own_s) + exchange_s) * MS_PER_S,
+        predicted_step_ms=(max(alone_s) + exchange_s) * MS_PER_S,
         crossover_batch=crossover_batch(
             [probe.speed for probe in group_probe.probes],
             group_probe.are_fast,
             exchange_s=group_probe.exchange_s,
             fast_exchange_s=group_probe.fast_exchange_s,
         ),
-        gradient_error=error,
+        gradient_error=gradient_error,
     )
     kind = StepKind(
         workload=point.workload,
@@ -126,13 +131,13 @@ def _make_idle(context: Context, params: Parameters) -> Workload:
 
 
 def _choose_shares(prober: StepProber, group_probe: GroupProbe) -> tuple[Shares, tuple[float, ...]]:
-    """Return the samples of each rank and the seconds of its own step. Collective."""
+    """Return each rank's samples, and the seconds of its step without communication. Collective."""
     step = prober.step
 
     def time_each_alone(shares: Shares) -> tuple[float, ...]:
         items = shares[step.context.rank]
-        own_s = prober.time_alone(items, step.context).step_s if items else 0.0
-        return tuple(gather_objects(own_s))
+        alone_s = prober.time_alone(items, step.context).step_s if items else 0.0
+        return tuple(gather_objects(alone_s))
 
     kind, batch = step.point.shares, step.equal_items * len(group_probe.probes)
     speeds = [probe.speed for probe in group_probe.probes]
@@ -169,11 +174,11 @@ def _doubts(step: DividedStep, share: RankShare, *, has_batch_norm: bool) -> Ite
 class SpeedProbe:
     """The measured speed of one rank's device."""
 
-    # With emulation: a line through steps of several sizes.
+    # A line through steps of several sizes, with emulation if the job slows this device.
     speed: DeviceSpeed
     # Seconds of a step of an equal share, without emulation.
     equal_s: float
-    # Speed with emulation / speed without; None without emulation.
+    # Speed with emulation / speed without emulation; None if the job does not slow this device.
     slow_ratio: float | None
 
 
@@ -253,39 +258,43 @@ class StepProber:
 
     def _probe(self) -> SpeedProbe:
         """Time steps of several sizes on this rank; sizes that do not fit in memory are skipped."""
-        full_s: dict[int, float] = {}
-        own_s: dict[int, float] = {}
+        # By number of samples: seconds without and with emulation, and peak memory.
+        full_speed_s: dict[int, float] = {}
+        emulated_s: dict[int, float] = {}
         peaks_bytes: dict[int, int] = {}
         context, full_speed = self.step.context, self.step.context_at_full_speed
-        is_slow = context != full_speed
+        is_slowed = context != full_speed
         units = self.step.equal_items // self.step.unit
         for count in sorted({max(1, round(size * units)) for size in _SIZES}):
             items = count * self.step.unit
             try:
                 # Alternate, so that a device that warms up affects both series.
                 timed = at_full_speed = self.time_alone(items, full_speed)
-                if is_slow:
+                if is_slowed:
                     timed = self.time_alone(items, context)
             except torch.OutOfMemoryError:
                 if items <= self.step.equal_items:
                     raise
                 break
-            full_s[items] = at_full_speed.step_s
-            own_s[items], peaks_bytes[items] = timed.step_s, timed.peak_bytes
-        most = None
-        if context.device.type == "cuda" and len(own_s) > 1:
+            full_speed_s[items] = at_full_speed.step_s
+            emulated_s[items], peaks_bytes[items] = timed.step_s, timed.peak_bytes
+
+        most_items = None
+        if context.device.type == "cuda" and len(emulated_s) > 1:
             # Estimate how many samples fit in memory, by a line through the peaks.
             fixed_bytes, item_bytes = fit_line(list(peaks_bytes.items()))
             total = torch.cuda.get_device_properties(context.device).total_memory
-            most = max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
-        steps = tuple(own_s.items())
+            most_items = max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
+        steps = tuple(emulated_s.items())
         fixed_s, item_s = fit_line(steps)
+        speed = DeviceSpeed(
+            fixed_s=fixed_s, items_per_s=1 / item_s, most_items=most_items, steps=steps
+        )
+        ratios = [full_speed_s[items] / step_s for items, step_s in steps]
         return SpeedProbe(
-            speed=DeviceSpeed(
-                fixed_s=fixed_s, items_per_s=1 / item_s, most_items=most, steps=steps
-            ),
-            equal_s=full_s[self.step.equal_items],
-            slow_ratio=statistics.median(full_s[n] / s for n, s in steps) if is_slow else None,
+            speed=speed,
+            equal_s=full_speed_s[self.step.equal_items],
+            slow_ratio=statistics.median(ratios) if is_slowed else None,
         )
 
     def time_alone(self, items: int, context: Context) -> TimedStep:
@@ -316,17 +325,22 @@ class StepProber:
             # The previous block tells how many steps fit into the budget of the next block.
             step_ns = block_ns(_TRIAL_STEPS)
             for budget_ns in (_WARMUP_NS, _TIMED_NS):
-                own_ns = [round(step_ns)]
-                # Ranks that communicate must run the same number of steps.
-                (longest_ns,) = own_ns if is_alone else max_over_ranks(own_ns, device)
-                fits = budget_ns // max(1, longest_ns)
-                step_ns = block_ns(min(_MOST_STEPS, max(_FEWEST_STEPS, fits)))
+                longest_ns = round(step_ns)
+                if not is_alone:  # ranks that communicate must run the same number of steps
+                    (longest_ns,) = max_over_ranks([longest_ns], device)
+                fitting = budget_ns // max(1, longest_ns)
+                step_ns = block_ns(min(_MOST_STEPS, max(_FEWEST_STEPS, fitting)))
             if device.type == "cuda":
                 peak_bytes = torch.cuda.max_memory_allocated(device)
         return TimedStep(step_s=step_ns / NS_PER_S, peak_bytes=peak_bytes)
 
     def _time_exchange(self, members: Sequence[bool], equal_s: Sequence[float]) -> float:
-        """Return the seconds that communication adds to a step of equal shares. Collective."""
+        """Return the seconds that communication adds to a step of equal shares. Collective.
+
+        Args:
+            members: whether each rank has a share.
+            equal_s: each rank's seconds of such a step without communication.
+        """
         if sum(members) < 2:
             return 0.0
         step = self.step

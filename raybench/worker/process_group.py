@@ -40,7 +40,7 @@ from raybench.workloads.scripts.running import TIMES_OF_COLLECTIVES
 
 # The driver's deadline ends a point, so torch's deadline comes a minute later.
 _TIMEOUT_MARGIN_S = 60.0
-# Endless: the store counts milliseconds in 32 bits.
+# Practically endless; the store counts milliseconds in 32 bits, so it takes no longer time.
 _LONG = timedelta(days=7)
 _LOOK_S = 0.02
 # The destructor of gloo's group waits for its threads without releasing the GIL. A thread whose
@@ -49,7 +49,7 @@ _GLOO_QUIET_S = 0.05
 _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
 # The values of a group's abort key.
 _BROKEN, _LEFT = "broken", "left"
-# A communicator of a thousand ranks may log this much; the rest is not read.
+# A communicator of a thousand ranks may log this much; later bytes are not read.
 _MOST_LOG_BYTES = 4 * MIB
 _CONNECTIONS, _CHOICES = "INIT,NET", "TUNING"
 _c10d: Any = dist.distributed_c10d
@@ -69,11 +69,17 @@ class ProcessGroup:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._is_nccl = device, device.type == "cuda"
-        self._group: GroupSpec | None = None
-        self._ours: dist.ProcessGroup | None = None
+        # The group that this rank has joined or is joining; None: no group.
+        self._joined: GroupSpec | None = None
+        # torch's process group of the joined group; None until it is formed.
+        self._torch_group: dist.ProcessGroup | None = None
+        # A client of the store in which the ranks of the joined group meet.
         self._store: TCPStore | None = None
-        self._ended: set[GroupSpec | None] = set()
-        self._broken: GroupSpec | None = None
+        # All groups that this rank has left, for any reason. It cannot join them again.
+        self._left_groups: set[GroupSpec | None] = set()
+        # The last group that another rank or the driver has broken.
+        self._broken_group: GroupSpec | None = None
+        # Held while a group is formed, left or broken: another thread may break it meanwhile.
         self._lock = threading.Lock()
         self.nccl_file = NcclFile()
 
@@ -92,12 +98,12 @@ class ProcessGroup:
             GroupGoneError: this rank has left the group, or a rank or the driver has ended it.
         """
         set_torchrun_variables(rank_info, group)
-        if group in self._ended or self.is_broken(group):
+        if group in self._left_groups or self.is_broken(group):
             raise GroupGoneError("it was ended")
-        if group == self._group:
+        if group == self._joined:
             return
-        if self._group is not None:
-            self._take_down(self._group)  # the driver has given it up
+        if self._joined is not None:
+            self._take_down(self._joined)  # the driver does not use this group any more
         if group is not None:
             with self.nccl_file.record() if self._is_nccl else nullcontext():
                 self._form(group, task, rank_info)
@@ -109,7 +115,7 @@ class ProcessGroup:
         for which the host never waited, as in DDP, stay until NCCL's watchdog has seen that they
         have ended, and then until the next collective.
         """
-        if self._is_nccl and self._group is not None:
+        if self._is_nccl and self._joined is not None:
             for _ in range(_FREE_TRIES):  # counted, not timed: all ranks must stop together
                 if not any_rank(held_bytes() > 0, self._device):
                     return
@@ -117,13 +123,13 @@ class ProcessGroup:
 
     def is_broken(self, group: GroupSpec | None) -> bool:
         """Return whether another rank or the driver has broken this group."""
-        return group is not None and group == self._broken
+        return group is not None and group == self._broken_group
 
     def _form(self, group: GroupSpec, task: Task, rank_info: RankInfo) -> None:
         """Meet all ranks in the store and make the group torch's default group."""
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
-        self._group, self._store = group, store
+        self._joined, self._store = group, store
         self._watch_for_end(group)
         # Poll, because a rank that waits inside torch cannot be stopped. On a timeout `store.wait`
         # would also log warnings and look up host names, which takes seconds without DNS.
@@ -146,10 +152,10 @@ class ProcessGroup:
                 timeout=timeout,
             )
         with self._lock:
-            if self._group != group:  # ended when there was nothing yet to take down
+            if self._joined != group:  # ended when there was nothing yet to take down
                 self._end()
                 raise GroupGoneError("it was ended while it was formed")
-            self._ours = dist.group.WORLD
+            self._torch_group = dist.group.WORLD
         align_ranks(self._device)
 
     def leave(self) -> None:
@@ -167,20 +173,22 @@ class ProcessGroup:
         collectives return garbage without an error. With gloo the collectives of the peers raise as
         soon as no workload holds the group.
         """
-        group = self._group
+        group = self._joined
         if group is None:
             return True
         done: list[bool] = []
-        held = [self._ours]
+        # Keep torch's group alive until its threads are quiet, because its destructor would wait
+        # for them with the GIL.
+        held_groups = [self._torch_group]
 
         def end() -> None:
             self._take_down(group)
-            gc.collect()  # what held the group may be part of a cycle
+            gc.collect()  # a workload that holds the group may be part of a cycle
             if self._is_nccl:
                 torch.cuda.synchronize(self._device)
             else:
                 time.sleep(_GLOO_QUIET_S)
-            held.clear()
+            held_groups.clear()
             done.append(True)
 
         thread = threading.Thread(target=end, daemon=True)
@@ -190,7 +198,7 @@ class ProcessGroup:
 
     def check(self, workload: str) -> None:
         """Raise UsageError if the workload has destroyed the process group: its ranks ran alone."""
-        if self._group is not None and dist.group.WORLD is not self._ours:
+        if self._joined is not None and dist.group.WORLD is not self._torch_group:
             raise UsageError(
                 f"workload {workload} destroyed the process group, which is raybench's and kept "
                 "for the next points; leave dist.destroy_process_group() out of it"
@@ -202,7 +210,9 @@ class ProcessGroup:
         At world size 1 a workload may have made a default group, which would keep the next point
         from forming its own.
         """
-        for group in reversed([group for group in _world.pg_names if group is not self._ours]):
+        others = [group for group in _world.pg_names if group is not self._torch_group]
+        for group in reversed(others):
+            # A default group takes all other groups with it, so look again.
             if group in _world.pg_map:
                 dist.destroy_process_group(group)
 
@@ -218,9 +228,10 @@ class ProcessGroup:
             except dist.DistError:
                 return  # the store is gone, and with it all signals
             with self._lock:
-                if not is_broken or group != self._group:
-                    return  # this thread woke late, after its group was replaced
-                self._broken = group
+                # A group of another spec means that this thread woke late.
+                if not is_broken or group != self._joined:
+                    return
+                self._broken_group = group
             if self._is_nccl:  # gloo needs no abort: its collectives raise when a peer has gone
                 self._take_down(group)
 
@@ -229,9 +240,9 @@ class ProcessGroup:
     def _take_down(self, group: GroupSpec) -> None:
         """End the group on this rank, from any thread, and make the other ranks end it."""
         with self._lock:
-            if self._store is None or self._group != group:
+            if self._store is None or self._joined != group:
                 return
-            self._tell_others(_BROKEN)  # first, so that all ranks take down at the same time
+            self._tell_others(_BROKEN)  # first, so that all ranks end the group at the same time
             self._end()
             self._forget()
 
@@ -242,13 +253,15 @@ class ProcessGroup:
             end()
 
     def _forget(self) -> None:
-        self._ended.add(self._group)
-        self._group = self._ours = self._store = None
+        """Note that this rank has no group any more."""
+        self._left_groups.add(self._joined)
+        self._joined = self._torch_group = self._store = None
 
     def _tell_others(self, value: str) -> None:
-        if self._store is not None and self._group is not None:
+        """Set the abort key of the joined group, which wakes the threads of all ranks."""
+        if self._store is not None and self._joined is not None:
             with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
-                self._store.set(_abort_key(self._group), value)
+                self._store.set(_abort_key(self._joined), value)
 
 
 def break_group(store: TCPStore, group: GroupSpec) -> None:
@@ -309,19 +322,19 @@ def choose_interface(address: str) -> None:
 
 
 def _find_read_again() -> Callable[[], object] | None:
-    """Return a function that makes NCCL read the variables of its log again; None if it cannot."""
+    """Return a function that makes NCCL read its log's variables again; None if NCCL lacks it."""
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         # NCCL has this function for its own tests; some builds lack it.
-        forget, count = library.ncclResetDebugInit, library.ncclCommCount
+        reset_log, count_ranks = library.ncclResetDebugInit, library.ncclCommCount
     except (OSError, AttributeError):
         return None
 
     def read_again() -> None:
-        forget()
-        # NCCL reads the variables when it writes a line of the log. A call without a communicator
-        # writes one.
-        count(None, ctypes.byref(ctypes.c_int()))
+        reset_log()
+        # NCCL reads the variables when it writes a line of the log, so make an invalid call, which
+        # writes a line.
+        count_ranks(None, ctypes.byref(ctypes.c_int()))
 
     return read_again
 
@@ -332,9 +345,12 @@ class NcclFile:
     def __init__(
         self, find_read_again: Callable[[], Callable[[], object] | None] = _find_read_again
     ) -> None:
+        # Descriptor of the file; None until it is needed.
         self._file: int | None = None
-        self._begin = 0
-        self._known: frozenset[str] = frozenset()
+        # Where the lines of the current group begin in the file.
+        self._log_begin = 0
+        # Transports whose lines NCCL has deleted since `record`.
+        self._earlier_routes: frozenset[str] = frozenset()
         self._find_read_again = find_read_again
 
     @contextmanager
@@ -342,39 +358,39 @@ class NcclFile:
         """Make NCCL log the connections of the group that is formed in the `with` block.
 
         The group must communicate in the block, and NCCL must not be used before the first block.
-        What a workload starts does not get the variables of the log.
+        Child processes of a workload do not get the variables of the log.
         """
-        self._known = frozenset()
+        self._earlier_routes = frozenset()
         if self._file is None and os.environ.get("NCCL_DEBUG"):
             yield
             return
         if self._file is None:
             # A file in memory leaves nothing behind, however the process ends.
             self._file = os.memfd_create("raybench-nccl")
-        self._begin = os.fstat(self._file).st_size
-        # NCCL may not have read the variables as long as it has written nothing.
-        with set_variables({} if self._begin else _variables(self._file, _CONNECTIONS)):
+        self._log_begin = os.fstat(self._file).st_size
+        # NCCL keeps the variables that it has read. If it has written a line, it has read them.
+        with set_variables({} if self._log_begin else _variables(self._file, _CONNECTIONS)):
             yield
 
     def routes(self) -> tuple[str, ...]:
         """Return this rank's transports since `record`, such as `P2P/CUMEM`; () if unknown."""
         if self._file is None:
             return ()
-        log = parse(_read(self._file, self._begin))
-        return tuple(sorted(self._known.union(route.words for route in log.routes)))
+        log = parse(_read(self._file, self._log_begin))
+        return tuple(sorted(self._earlier_routes.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
         """Run a step; return what NCCL ran in it, as `AllReduce 4 B: RING LL, 2 channels`.
 
-        Only groups in which this rank is the first are listed. () if NCCL's log cannot be read.
-        Raises the error of the step.
+        Only groups in which this rank is the first are listed. Return () if NCCL's log cannot be
+        read. Raise the error of the step.
         """
         read_again = self._find_read_again() if self._file is not None else None
         if self._file is None or read_again is None:
             step()
             return ()
-        # NCCL truncates the first file when it opens it again.
-        self._known, self._begin = frozenset(self.routes()), 0
+        # NCCL truncates the file when it opens it again, so keep the transports read so far.
+        self._earlier_routes, self._log_begin = frozenset(self.routes()), 0
         file = os.memfd_create("raybench-nccl-choices")
         try:
             with set_variables(_variables(file, _CHOICES)):

@@ -1,8 +1,8 @@
 """The state of a worker's process between two points: settings are restored, leftovers are named.
 
-Restored is what built-in workloads change and what training scripts commonly change. TF32 and the
-random number generators are missing here, because `apply_precision` and `seed_all` set them before
-each build. A user's class can change anything else, so another class gets new processes.
+This restores the settings that built-in workloads and training scripts commonly change. TF32 and
+the random number generators are missing here, because `apply_precision` and `seed_all` set them
+before each build. A user's class can change anything else, so another class gets new processes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from torch.utils.data._utils import signal_handling
 
 from raybench.conversion import MIB
 
+# How long threads or child processes may take to end.
 _GRACE_S = 0.5
 _POLL_S = 0.01
-_SHOWN = 3
+_MOST_NAMES = 3
 # torch's allocator reserves small blocks in segments of 2 MiB.
 _SMALL_SEGMENT_BYTES = 2 * MIB
 _ATTRIBUTES = {
@@ -59,7 +60,7 @@ _CRASHES = {
     signal.SIGTRAP,
 }
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-# torch._dynamo has loaded them all.
+# torch._dynamo has loaded all of these modules.
 _COMPILER_CONFIGS = (
     "torch._dynamo.config",
     "torch._functorch.config",
@@ -79,7 +80,7 @@ class ProcessSetting(NamedTuple):
 
 
 def process_settings() -> Iterator[ProcessSetting]:
-    """Yield what `ProcessState.restore` restores, in its order."""
+    """Yield the settings that `ProcessState.restore` restores, in the order of restoring."""
     cuda, has_cache = backends.cuda, torch.is_autocast_cache_enabled
     deterministic = torch.get_deterministic_debug_mode
     yield from (
@@ -157,9 +158,10 @@ def _signal_mask() -> set[int]:
 
 
 def _set_signal_mask(before: set[int]) -> None:
-    """Block exactly these signals in this thread; discard other pending signals."""
+    """Block exactly these signals in this thread."""
+    # A pending signal that is unblocked would arrive now. Ignoring a signal discards it.
     for number in signal.sigpending() - before:
-        handler = signal.signal(number, signal.SIG_IGN)  # discards the signal
+        handler = signal.signal(number, signal.SIG_IGN)
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -220,8 +222,8 @@ class ProcessState:
     def restore(self) -> tuple[str, ...]:
         """Restore settings and forget compiled code; return what the workload left behind.
 
-        Call this on the thread of the workload, after it was closed and dropped. Waits at most 0.5
-        s each for threads and for child processes to end.
+        Call this on the thread of the workload, after the workload was closed and dropped. Waits up
+        to 0.5 s for threads to end, then up to 0.5 s for child processes.
 
         Returns:
             A noun phrase for each leftover: a setting that cannot be restored, threads, processes,
@@ -230,38 +232,29 @@ class ProcessState:
         _forget_compiled_code()
         # Collect first: a context manager that the collector ends restores its own settings.
         gc.collect()
-        left = []
+        leftovers = []
         for setting, before in self._before:
-            if setting.read() != before:  # writing some of them costs time, or warns
+            if setting.read() != before:  # write only then: some writes cost time, or warn
                 with suppress(OSError, RuntimeError, TypeError, ValueError):
                     setting.write(before)
                 if setting.read() != before:
-                    left.append(f"a changed {setting.name}")
-        # The first progress bar of tqdm starts a thread, also in torch.compile.
-        bars: Any = sys.modules.get("tqdm.std")
-        if bars is not None and (monitor := bars.tqdm.monitor) is not None:
-            monitor.exit()
-            bars.tqdm.monitor = None  # the next bar starts another
-        kinds: dict[tuple[str, str], Callable[[], set[Any]]] = {
-            ("running thread", "running threads"): lambda: _threads() - self._threads,
-            ("child process", "child processes"): lambda: _children() - self._children,
-        }
-        for (singular, plural), remaining in kinds.items():
-            deadline_s = time.monotonic() + _GRACE_S
-            while (running := remaining()) and time.monotonic() < deadline_s:
-                time.sleep(_POLL_S)
-            if names := sorted(map(_name, running)):
-                shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-                left.append(f"{len(names)} {singular if len(names) == 1 else plural} ({shown})")
+                    leftovers.append(f"a changed {setting.name}")
+        _end_monitor_of_tqdm()
+        leftovers += _describe_remaining(
+            "running thread", "running threads", lambda: _threads() - self._threads
+        )
+        leftovers += _describe_remaining(
+            "child process", "child processes", lambda: _children() - self._children
+        )
         if held_bytes := self.held_bytes():
-            left.append(f"{held_bytes / MIB:,.0f} MiB of device memory")
-        return tuple(left)
+            leftovers.append(f"{held_bytes / MIB:,.0f} MiB of device memory")
+        return tuple(leftovers)
 
     def held_bytes(self) -> int:
         """Return the bytes that torch reserves beyond the construction of this object.
 
-        Waits for the device and frees cached memory first. 0 on a CPU, and up to 2 MiB count as 0.
-        Raises the error of a failed device.
+        Waits for the device and frees cached memory first. Up to 2 MiB count as 0; on a CPU the
+        result is 0. Raises the error of a failed device.
         """
         held_bytes = self._release_memory() - self._reserved_bytes
         return held_bytes if held_bytes > _SMALL_SEGMENT_BYTES else 0
@@ -275,6 +268,26 @@ class ProcessState:
         torch.cuda.empty_cache()
         # Reserved, not allocated: the next workload cannot use the pool of a living CUDA graph.
         return torch.cuda.memory_reserved(self._device)
+
+
+def _end_monitor_of_tqdm() -> None:
+    """End the thread that the first progress bar of tqdm starts, also in torch.compile."""
+    bars: Any = sys.modules.get("tqdm.std")
+    if bars is not None and (monitor := bars.tqdm.monitor) is not None:
+        monitor.exit()
+        bars.tqdm.monitor = None  # the next bar starts another monitor
+
+
+def _describe_remaining(
+    singular: str, plural: str, remaining: Callable[[], set[Any]]
+) -> Iterator[str]:
+    """Wait 0.5 s for threads or processes to end; yield a phrase that names those that run on."""
+    deadline_s = time.monotonic() + _GRACE_S
+    while (running := remaining()) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    if names := sorted(map(_name, running)):
+        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+        yield f"{len(names)} {singular if len(names) == 1 else plural} ({shown})"
 
 
 def _forget_compiled_code() -> None:
@@ -335,12 +348,12 @@ def _children() -> set[int]:
     return children
 
 
-def _name(left: threading.Thread | int) -> str:
+def _name(leftover: threading.Thread | int) -> str:
     """Return the name of a thread or a process; "ended" for a process that has ended."""
-    if isinstance(left, threading.Thread):
-        return left.name
+    if isinstance(leftover, threading.Thread):
+        return leftover.name
     try:
         # The name of a process may be any bytes.
-        return os.fsencode(psutil.Process(left).name()).decode(errors="replace")
+        return os.fsencode(psutil.Process(leftover).name()).decode(errors="replace")
     except psutil.Error:
         return "ended"

@@ -164,8 +164,9 @@ class Worker:
             answer = _explain_variables(_failure(error, rank_info), task.point)
             is_gone, has_ended = isinstance(error, GroupGoneError), self._has_ended()
         if is_gone or self._group.is_broken(group):
-            # The answer may be garbage. A script that has ended may be why the other ranks failed.
+            # Replace the answer: after another rank has failed, this rank may measure garbage.
             cause, message = Cause.PEER_FAILED, "another rank failed"
+            # The other ranks may have failed because this rank's script ended.
             if has_ended:
                 cause, message = Cause.SCRIPT_ENDED, "the script ended by itself before the others"
             rank, reusable = rank_info.rank, answer.worker_reusable
@@ -173,7 +174,8 @@ class Worker:
         if isinstance(answer, Failure) and not (
             answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
         ):
-            return replace(answer, worker_reusable=False)  # cleaning up may wait for lost peers
+            # Do not clean up: it may wait for lost peers.
+            return replace(answer, worker_reusable=False)
         return self._clean_up(answer, rank_info)
 
     def _has_ended(self) -> bool:
@@ -183,13 +185,13 @@ class Worker:
         """Restore the process; if the workload left something behind, it cannot be reused."""
         try:
             self._group.drop_others()
-            left = self._state.restore()
+            leftovers = self._state.restore()
         except Exception as error:
             return replace(_failure(error, rank_info), worker_reusable=False)
-        if not left:
+        if not leftovers:
             return answer
         if isinstance(answer, Measurement):
-            doubt = Doubt(kind=DoubtKind.LEFT_BEHIND, subject=" and ".join(left))
+            doubt = Doubt(kind=DoubtKind.LEFT_BEHIND, subject=" and ".join(leftovers))
             answer = replace(answer, doubts=(*answer.doubts, doubt))
         return replace(answer, worker_reusable=False)
 
@@ -200,9 +202,9 @@ class Worker:
         # All precisions before the first point: between two points the products would heat the
         # device, and its clocks would be limited in the second point.
         precisions = dict.fromkeys((*task.precisions, task.point.precision))
-        new = [precision for precision in precisions if precision not in self._gemm_tflops]
-        self._gemm_tflops |= tflops_sustained(self._device, new)
-        if new:
+        untimed = [precision for precision in precisions if precision not in self._gemm_tflops]
+        self._gemm_tflops |= tflops_sustained(self._device, untimed)
+        if untimed:
             self._note_rest()
 
     def _enter_device(self) -> None:
@@ -224,6 +226,7 @@ class Worker:
             _freeze()
             # Hash now: the file may change after it is loaded.
             self._code[workload] = code_here(task.code) if task.code else None
+        # Check that this process has the variables and the code that the driver expects.
         for name, value in task.worker_environment.items():
             if os.environ.get(name) != value:
                 raise UsageError(f"env: this process was not started with {name}={value}")
@@ -295,7 +298,7 @@ class Worker:
         workload_class: Any = as_workload(registry.load_workload(point.workload))
 
         def make(context: Context, params: Parameters) -> Workload:
-            # All repeats begin alike.
+            # Every repeat begins with the same precision and random numbers.
             apply_precision(point.precision)
             state.seed_all(task.seed)
             workload: Workload = workload_class(context, **params)
@@ -328,8 +331,8 @@ class Worker:
             return Counted(flops=None, method="none: a collective is no arithmetic")
         if part.kind is None:
             return Counted(flops=None, method="unknown: operations of a script are not counted")
-        # A workload may communicate while it is counted, so its ranks must either all count or all
-        # remember. Therefore the group belongs to the key.
+        # A workload may communicate while it is counted, so either all its ranks must count or all
+        # must use an earlier count. Therefore the group belongs to the key.
         key = (group, part.kind)
         if key not in self._flops:
             workload_class = as_workload(registry.load_workload(part.kind.workload))
@@ -337,7 +340,7 @@ class Worker:
         return self._flops[key]
 
     def _note_rest(self) -> None:
-        """Note the counters of the device whenever its clocks may have been limited."""
+        """Read the device's counters; keep the last reading if no clock was limited since."""
         now, last = self._counters.read(), self._rested
         if now is None or last is None or now.limited_s != last.limited_s:
             self._rested = now
@@ -352,20 +355,20 @@ def preload() -> None:
 
 
 def _freeze() -> None:
-    # A garbage collection then takes 0.1 ms instead of 130 ms.
+    # Later garbage collections skip the objects of today, and take 0.1 ms instead of 130 ms.
     gc.collect()
     gc.freeze()
 
 
 def _with_method(breakdown: Breakdown | None, method: str) -> Breakdown | None:
-    """Add how floating-point operations were counted."""
+    """Return the breakdown with the method by which floating-point operations were counted."""
     if breakdown is None:
         return None
     return replace(breakdown, methods={**breakdown.methods, "flops_per_step": method})
 
 
 def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
-    """Return the failure as text: an exception may not survive pickling, and it holds memory."""
+    """Return the error as texts: an exception may not survive pickling, and it holds memory."""
     is_out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and mentions(error, *OUT_OF_MEMORY_PHRASES)
     )
@@ -378,8 +381,8 @@ def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
         error_type=type(cause).__name__,
         message=message_of(error) + (f", at {location}" if location else ""),
         detail=traceback_of(error),
-        # A device error breaks the CUDA context. If torch's allocator has no memory left, the
-        # context is intact.
+        # A device error breaks the CUDA context, so the process is lost. If torch's allocator has
+        # no memory left, the context is intact.
         worker_reusable=isinstance(error, torch.OutOfMemoryError)
         or not (isinstance(error, torch.AcceleratorError) or mentions(error, "CUDA error")),
     )

@@ -67,33 +67,36 @@ class PartTimes:
 
 
 class Regions:
-    """Times the named parts of a step on the device, in instrumented steps only.
-
-    * are_used: whether the step has entered a region outside of compiled code and of `timed_by`.
-    * compiled: names of regions inside code for torch.compile, which are not timed.
-    """
+    """Times the named parts of a step on the device, in instrumented steps only."""
 
     def __init__(self) -> None:
         from torch.compiler import assume_constant_result, is_compiling
 
+        # Whether an untimed step has entered a region. If no step has, the breakdown does not run
+        # steps with timed regions.
         self.are_used = False
+        # Names of regions inside code for torch.compile, which are not timed.
         self.compiled = compiled = set[str]()
         self._is_compiling = is_compiling
-        # The compiler calls this during compilation only.
-        self._leave_out = assume_constant_result(  # type: ignore[no-untyped-call]
+        # The compiler calls this while it compiles; the compiled code does not contain the call.
+        self._note_compiled = assume_constant_result(  # type: ignore[no-untyped-call]
             lambda name: compiled.add(name)
         )
+        # The argument of the current `timed_by`.
         self._time: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """Return a context that times its block as this region, if inside `timed_by`."""
+        # torch.compile is tracing this call: compiled code cannot time a region.
         if self._is_compiling():
-            self._leave_out(name)
-        elif self._time is None:
+            self._note_compiled(name)
+            return _UNTIMED
+        # An ordinary step: only note that there are regions to time later.
+        if self._time is None:
             self.are_used = True
-        else:
-            return self._time(name)
-        return _UNTIMED
+            return _UNTIMED
+        # An instrumented step.
+        return self._time(name)
 
     @contextmanager
     def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
@@ -108,16 +111,17 @@ class Regions:
 _UNTIMED = nullcontext()
 
 
-# A communication hook of DistributedDataParallel: (process group, None for all ranks; bucket).
+# A communication hook of DistributedDataParallel. Its arguments are the process group, or None for
+# all ranks, and a bucket of gradients.
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
 
 class DdpOptions(TypedDict, total=False):
     """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
 
-    They have torch's names and defaults. They have no effect with one rank, and a model that
-    dp_shard, cp or tp divides refuses them. A new field becomes a setting of each workload that
-    takes them.
+    The options have torch's names and defaults. They have no effect with one rank, and a model that
+    dp_shard, cp or tp divides refuses them. A new field becomes a setting of each workload with
+    these options.
     """
 
     bucket_cap_mb: Annotated[
@@ -154,9 +158,9 @@ class _Wrapped:
 
     # Arguments of DistributedDataParallel.
     options: Mapping[str, Any]
-    # With static_graph: `no_sync` was entered.
+    # With static_graph: whether `no_sync` was entered, so that the first backward pass has begun.
     has_begun: bool = False
-    # `set_comm_hook` registered a hook.
+    # Whether `set_comm_hook` registered a hook.
     has_our_hook: bool = False
 
 
@@ -174,6 +178,7 @@ class Replicas:
         if count_compiled_frames() > self._compiled_before:
             return NotMeasured.COMPILED
         for ddp, wrapped in self.wrapped.items():
+            # DDP accepts only one hook, which the workload may have registered.
             if len(ddp._comm_hooks) > wrapped.has_our_hook:
                 return NotMeasured.OWN_HOOK
         return None
@@ -228,12 +233,13 @@ class Context(Execution):
     # is only built to count the operations of one step: world_size is 1, precision is fp32, there
     # is no data, and nothing must be communicated or compiled.
     device: torch.device
-    # This process among the `world_size` processes that train together, from 0.
+    # Index of this process, from 0, among the `world_size` processes that train together.
     rank: int
     world_size: int
-    # This process among the processes of its node, from 0.
+    # Index of this process, from 0, among the processes of its node.
     local_rank: int
-    # Items of one forward pass on this device, or on the ranks that share items; 1 if not given.
+    # Items of one forward pass on this device, or on the ranks that share items. It is 1 if the job
+    # gives no batch size.
     batch_size: int
     # Equal on all ranks; add the rank if ranks must draw different data.
     seed: int = 0
@@ -253,10 +259,10 @@ class Context(Execution):
     process_group: ProcessGroup | None = None
 
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Return the model wrapped by DistributedDataParallel, or itself with one rank and on meta.
+        """Return the model wrapped by DistributedDataParallel; with one rank or on meta itself.
 
         Call this on all ranks, with the model on the device. comm_ms and wait_ms are measured only
-        for models wrapped here or with `Workload.set_comm_hook`.
+        for models that are wrapped here, and for workloads with `set_comm_hook`.
 
         Args:
             model: the model to train.
@@ -269,14 +275,14 @@ class Context(Execution):
 
         # Omit defaults: an explicit `bucket_cap_mb` would also hold for the first bucket, which
         # has 1 MiB by default.
-        usual = option_defaults(DdpOptions).items()
-        settings = {
+        defaults = option_defaults(DdpOptions).items()
+        arguments = {
             "device_ids": [self.device] if self.device.type == "cuda" else None,
             "process_group": self.process_group,
-            **{name: value for name, value in options.items() if (name, value) not in usual},
+            **{name: value for name, value in options.items() if (name, value) not in defaults},
         }
-        ddp = DistributedDataParallel(model, **settings)
-        self.replicas.wrapped[ddp] = _Wrapped(options=settings)
+        ddp = DistributedDataParallel(model, **arguments)
+        self.replicas.wrapped[ddp] = _Wrapped(options=arguments)
         return ddp
 
     @contextmanager
@@ -291,8 +297,8 @@ class Context(Execution):
         """
         from torch.nn.parallel import DistributedDataParallel
 
-        model = getattr(model, "_orig_mod", model)  # what torch.compile was given
-        # Check for the method: importing FSDP's class takes half a second.
+        model = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
+        # FSDP2. Check for the method, because importing FSDP's class takes half a second.
         if hasattr(model, "set_requires_gradient_sync"):
             model.set_requires_gradient_sync(False)
             try:
@@ -300,22 +306,23 @@ class Context(Execution):
             finally:
                 model.set_requires_gradient_sync(True)
             return
-        is_kept = isinstance(model, DistributedDataParallel)
+
+        skips_reduction = isinstance(model, DistributedDataParallel)
         wrapped = self.replicas.wrapped.get(model)
         # With static_graph the first backward pass records the graph and must reduce. Under no_sync
         # it fails, or later passes reduce nothing (pytorch#143580, pytorch#187732).
         if wrapped is not None and wrapped.options.get("static_graph") and not wrapped.has_begun:
-            wrapped.has_begun, is_kept = True, False
-        with model.no_sync() if is_kept else nullcontext():
+            wrapped.has_begun, skips_reduction = True, False
+        with model.no_sync() if skips_reduction else nullcontext():
             yield
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """Return a context that times what its block issues to the device, as the region `name`.
 
-        Call it for each block. Regions are timed in a few steps after the timed ones; on a CPU the
-        host's clock times them. In other steps, in compiled code, with cuda_graph and without
-        breakdown they do nothing. Times of one name add up in a step; an outer region includes its
-        inner regions.
+        Call this for each block. Regions are timed in a few steps after the timed steps; on a CPU
+        the host's clock times them. In other steps, in compiled code, with cuda_graph and without
+        breakdown regions do nothing. The times of one name add up in a step, and an outer region
+        includes its inner regions.
         """
         return self.regions.region(name)
 
@@ -330,8 +337,8 @@ class Context(Execution):
     def autocast(self) -> AbstractContextManager[object]:
         """Return a context for a forward pass and its loss: autocast, or a context without effect.
 
-        Autocast uses float16 for fp16, and bfloat16 for bf16 and float8. There is none for fp32,
-        tf32 and the meta device.
+        Autocast uses float16 for fp16, and bfloat16 for bf16 and float8. There is no autocast for
+        fp32, tf32 and the meta device.
         """
         import torch
 
@@ -348,7 +355,7 @@ class Context(Execution):
         import torch
 
         is_fp16 = self.precision is Precision.FP16 and self.device.type != "meta"
-        # The largest interval that the scaler's int32 counter cannot reach.
+        # The scaler's int32 counter cannot reach this interval, so the scale never grows.
         return torch.amp.GradScaler(self.device.type, growth_interval=2**31, enabled=is_fp16)
 
 
@@ -407,10 +414,10 @@ class Workload(ABC):
     templates: ClassVar[tuple[str, ...]] = ()
     # Packages that only the workers need, and how to install each; `plan` warns if one is missing.
     packages: ClassVar[Mapping[str, str]] = {}
-    # What items_per_step counts, in the plural.
+    # Plural noun for what items_per_step counts.
     items: ClassVar[str] = "samples"
-    # What a run answers by default: the first answer that compares a setting that varies in the
-    # run, or that names no setting. Without such an answer, the speed-up.
+    # What reports show first. The first answer counts that compares a setting which varies in the
+    # run, or that names no setting. Without such an answer reports show the speed-up.
     answers: ClassVar[tuple[Answer, ...]] = ()
     # Additional columns. After the timed steps each rank's value is read from the attribute with
     # the metric's name; None: unknown.
@@ -432,9 +439,9 @@ class Workload(ABC):
     # The module that is trained or run; `--profile` times its layers.
     model: nn.Module | None = None
     # Define this if gradients are reduced without `Context.ddp`. It is called on all ranks, several
-    # times, after the timed steps. Then gradients must be reduced by `hook(state, bucket)`,
-    # a communication hook of DistributedDataParallel; after `set_comm_hook(None)` by all_reduce.
-    # `state` is the process group; None: all ranks.
+    # times, after the timed steps. After `set_comm_hook(hook)` each bucket of gradients must be
+    # reduced by `hook(group, bucket)`, a communication hook of DistributedDataParallel whose group
+    # is None for all ranks. After `set_comm_hook(None)` buckets must be reduced by all_reduce.
     set_comm_hook: Callable[[CommHook | None], None] | None = None
     # Returns the largest relative error of a step's gradients. The reference is the gradient of one
     # process over the samples of all ranks. Called between timed phases, on all ranks that train.
@@ -455,7 +462,7 @@ class Workload(ABC):
         """
 
     def close(self) -> None:  # noqa: B027
-        """End processes and threads; called once, also after an error past `__init__`."""
+        """End processes and threads; called once, also if a step or a check has raised."""
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
@@ -477,17 +484,17 @@ class Workload(ABC):
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
-        """Return a rank's peak device memory in bytes, or None, if `why_not` has no objection."""
+        """Return a rank's peak device memory in bytes; None if unknown. Called after `why_not`."""
         return None
 
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
-        """Return what a built-in workload ran, for reports; "" if its name says enough."""
+        """Return a phrase for reports that says what a built-in workload ran; may be empty."""
         return cls.title
 
     @classmethod
     def preset_words(cls, params: Mapping[str, str]) -> str:
-        """Return the preset as reports name it, with what another parameter changes about it."""
+        """Return the preset's name for reports, with parameters that change its model."""
         return params.get("preset", "")
 
     @classmethod
@@ -523,7 +530,7 @@ def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
     """Return the number of parameters of a built-in workload's model; None if it is unknown.
 
     Args:
-        kind: the workload.
+        kind: name of the workload in the job file.
         params: all its parameters as text.
     """
     built_in = builtin_class(kind)
@@ -533,7 +540,7 @@ def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
 def apply_precision(precision: Precision) -> None:
     """Set torch's TF32 switches in this process: on for tf32, off for other precisions.
 
-    | mode | fp32 matmul, convolution and RNN outside autocast | `Context.autocast` |
+    | precision | fp32 matmul, convolution and RNN outside autocast | `Context.autocast` |
     |---|---|---|
     | fp32 | IEEE single precision | none |
     | tf32 | TF32 | none |
@@ -609,11 +616,12 @@ _DECLARED = (
     "flops_per_step",
     "model_flops_per_step",
 )
-_WHOLE = ("items_per_step", "message_bytes", "memory_bytes")
+# Attributes that stay integers.
+_INTEGERS = ("items_per_step", "message_bytes", "memory_bytes")
 # Upper bound; it stays finite after dividing by the shortest step.
-_MOST = 1e30
+_LARGEST_VALUE = 1e30
 # Larger integers are not exact as doubles.
-_MOST_EXACT = 2**53
+_LARGEST_EXACT = 2**53
 
 
 def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
@@ -625,11 +633,11 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
     declared: dict[str, int | float | None] = {}
     for name in _DECLARED:
         value = getattr(workload, name)
-        number = _plain(value)
-        if value is not None and (number is None or not 0 <= number <= _MOST):
+        number = _as_number(value)
+        if value is not None and (number is None or not 0 <= number <= _LARGEST_VALUE):
             raise _not_a_number(workload, name, 0, value)
-        is_whole = name in _WHOLE and (number or 0) <= _MOST_EXACT
-        declared[name] = number if number is None or is_whole else float(number)
+        stays_integer = name in _INTEGERS and (number or 0) <= _LARGEST_EXACT
+        declared[name] = number if number is None or stays_integer else float(number)
     return declared
 
 
@@ -643,21 +651,21 @@ def own_metrics(workload: Workload) -> dict[Metric, float]:
     for metric in declared_entries(type(workload), "metrics", "name", "over_step"):
         if (value := getattr(workload, metric.name, None)) is None:
             continue
-        number = _plain(value)
-        if number is None or abs(number) > _MOST:
-            raise _not_a_number(workload, metric.name, -_MOST, value)
+        number = _as_number(value)
+        if number is None or abs(number) > _LARGEST_VALUE:
+            raise _not_a_number(workload, metric.name, -_LARGEST_VALUE, value)
         values[metric] = float(number)
     return values
 
 
 def _not_a_number(workload: Workload, name: str, least: float, value: object) -> UsageError:
     return UsageError(
-        f"workload {type(workload).__name__}: {name} must be a number from {least:g} to {_MOST:g}, "
-        f"given {quote(value)}"
+        f"workload {type(workload).__name__}: {name} must be a number from {least:g} to "
+        f"{_LARGEST_VALUE:g}, given {quote(value)}"
     )
 
 
-def _plain(value: object) -> int | float | None:
+def _as_number(value: object) -> int | float | None:
     """Return a real number as int or float; None for NaN, infinity, bool and other objects."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None

@@ -124,8 +124,8 @@ def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
 def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
     """Return the FLOPs of training on `tokens` tokens, as FlopCounterMode counts them on meta.
 
-    Matrix products and attention to the whole sequence count; token embedding and recomputation do
-    not.
+    Matrix products count, and attention to the whole sequence. The token embedding and
+    recomputation do not count.
     """
     products = shape.layers * shape._block_weights + shape.vocabulary * shape.width
     return tokens * (6.0 * products + _attention_flops(shape, seq_len))
@@ -188,7 +188,7 @@ class LayoutOptions(DdpOptions, total=False):
         Field(
             default="fp32",
             description="Type of the weights that the optimizer updates, their gradients and its "
-            "state; bf16 needs precision bf16.",
+            "state; bf16 needs precision bf16 or float8.",
         ),
     ]
     fused_optimizer: Annotated[
@@ -201,7 +201,8 @@ class LayoutOptions(DdpOptions, total=False):
 class Layout:
     """The degrees by which ranks divide a training; their product is the number of ranks.
 
-    Consecutive ranks form a tp group, consecutive tp groups a cp group, and those a dp_shard group.
+    Consecutive ranks form a tp group, consecutive tp groups form a cp group, and consecutive cp
+    groups form a dp_shard group.
     """
 
     dp_replicate: int = 1
@@ -213,8 +214,8 @@ class Layout:
     def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
         """Return the layout of `world_size` ranks.
 
-        A dp_shard of -1, or else a missing dp_replicate, becomes what the other degrees leave of
-        world_size, at least 1. The product may differ from world_size.
+        A dp_shard of -1 becomes world_size divided by the other degrees, rounded down, but at least
+        1. So does a missing dp_replicate. The product of all degrees may differ from world_size.
 
         Args:
             world_size: number of ranks.
@@ -224,9 +225,9 @@ class Layout:
         replicate = options.get("dp_replicate")
         if shard == -1:  # as in torchtitan
             shard = world_size // ((replicate or 1) * cp * tp)
-        shard = max(1, shard)  # `why_not_divided` refuses 0
-        rest = max(1, world_size // (shard * cp * tp))
-        return cls(dp_replicate=replicate or rest, dp_shard=shard, cp=cp, tp=tp)
+        shard = max(1, shard)  # `why_not_divided` refuses a dp_shard of 0
+        most_copies = max(1, world_size // (shard * cp * tp))
+        return cls(dp_replicate=replicate or most_copies, dp_shard=shard, cp=cp, tp=tp)
 
     @property
     def ranks_per_batch(self) -> int:
@@ -240,7 +241,7 @@ class Layout:
 
     @property
     def is_divided(self) -> bool:
-        """Whether a rank has only a part of the model or of a sequence."""
+        """Whether each rank has only a part of the model or of a sequence."""
         return self.dp_shard * self.cp * self.tp > 1
 
     def batch_of(self, rank: int) -> int:
@@ -248,17 +249,21 @@ class Layout:
         return rank // self.ranks_per_batch
 
     def cp_index(self, rank: int) -> int:
-        """Return the index of a rank in its cp group, from 0."""
+        """Return the index, from 0, of a rank in its cp group."""
         return rank // self.tp % self.cp
 
 
 def why_not_divided(settings: Mapping[str, Any]) -> str | None:
     """Return why a training of `transformer` cannot be divided this way; None if it can.
 
-    The product of the degrees must be world_size. A divided model excludes fp16, cuda_graph, uneven
-    shares and DDP's options; tp excludes float8. cp and tp need a Llama; tp must divide its heads,
-    and 2 x cp x tp (tp if cp is 1) its seq_len. float8 needs torchao, and optimizer_dtype bf16
-    needs precision bf16 or float8, also on one rank.
+    Training on one rank must follow these rules, too:
+
+    * The product of the degrees must be world_size.
+    * optimizer_dtype bf16 needs precision bf16 or float8.
+    * float8 needs torchao, and tp must be 1.
+    * A divided model excludes fp16, cuda_graph, uneven shares and DDP's options.
+    * tp and cp need a Llama. tp must divide its heads, and seq_len must be a multiple of tp, or
+      with cp of 2 x cp x tp.
 
     Args:
         settings: all settings of the point, with defaults.
@@ -276,7 +281,7 @@ def why_not_divided(settings: Mapping[str, Any]) -> str | None:
             "dp_replicate to have what is left"
         )
     if settings.get("optimizer_dtype") == "bf16" and precision not in ("bf16", "float8"):
-        return f"optimizer_dtype: bf16 needs precision bf16, given {precision}"
+        return f"optimizer_dtype: bf16 needs precision bf16 or float8, given {precision}"
     if precision == Precision.FLOAT8:
         if find_spec("torchao") is None:
             return f"precision float8 needs torchao, or take bf16; {how_to_install('float8')}"
@@ -290,8 +295,8 @@ def why_not_divided(settings: Mapping[str, Any]) -> str | None:
             return f"{divided} is not captured in a CUDA graph; take cuda_graph: false"
         if settings.get("shares", EQUAL) != EQUAL or settings.get("slow_ratio", 1) < 1:
             return f"{divided} is divided evenly; leave out shares and slow_ratio"
-        for name, usual in option_defaults(DdpOptions).items():
-            if settings.get(name, usual) != usual:
+        for name, default in option_defaults(DdpOptions).items():
+            if settings.get(name, default) != default:
                 given = str(settings[name]).lower()
                 return f"{divided} has no DistributedDataParallel; leave out {name}, given {given}"
     if layout.ranks_per_batch > 1:
@@ -309,7 +314,7 @@ def _why_not_shared(preset: str, seq_len: int, layout: Layout) -> str | None:
             f"tp {layout.tp} must divide the {shape.heads} heads and {shape.kv_heads} heads of "
             f"keys of {preset}"
         )
-    # With cp each rank has two parts of a sequence.
+    # With cp each rank has two parts of a sequence: see `language_models._take_part`.
     parts = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
     if seq_len % parts:
         return (
@@ -357,17 +362,17 @@ class DitShape:
         # Time, guidance and pooled text have a second layer each.
         outside = inputs * width + (3 * width**2 + 8 * width)
         outside += 2 * width**2 + 2 * width + self.channels * (width + 1)
-        return round(self._of(scope, double_block, single_block, outside))
+        return round(self._cost_of(scope, double_block, single_block, outside))
 
     def flops(self, scope: str, *, text: int, image: int) -> float:
         """Return the FLOPs of products and attention in one forward pass for one image.
 
-        A multiply-add is two.
+        A multiply-add counts as two.
 
         Args:
-            scope: a block, or anything else for the whole model.
-            text: text tokens of all ranks.
-            image: image tokens of all ranks.
+            scope: double_block or single_block; any other text means the whole model.
+            text: number of text tokens on all ranks.
+            image: number of image tokens on all ranks.
         """
         width, tokens = self.width, text + image
         # For each token: query, key, value, output, and both layers of the MLP.
@@ -376,9 +381,9 @@ class DitShape:
         embeddings += 2 * self.frequencies + self.pooled_width + 3 * width
         outside = 2 * width * (embeddings + 2 * width + image * self.channels)
         # Add the modulation of two streams, or of one.
-        return self._of(scope, block + 24 * width**2, block + 6 * width**2, outside)
+        return self._cost_of(scope, block + 24 * width**2, block + 6 * width**2, outside)
 
-    def _of(self, scope: str | None, double: float, single: float, outside: float) -> float:
+    def _cost_of(self, scope: str | None, double: float, single: float, outside: float) -> float:
         """Return the cost of a block if `scope` is a block, otherwise of the whole model."""
         whole = self.double_blocks * double + self.single_blocks * single + outside
         return {"double_block": double, "single_block": single}.get(scope or "", whole)

@@ -79,7 +79,7 @@ def job(world_size: int = 4, precision: str = "bf16", **workload: Any) -> str:
         ({"preset": "llama-3b", "tp": 4, "seq_len": 30}, "a multiple of 4, given 30"),
         ({"preset": "124m", "tp": 2}, "preset 124m is divided by dp_shard alone"),
         ({"dp_shard": 4, "precision": "fp16"}, "is not trained in fp16"),
-        ({"optimizer_dtype": "bf16", "precision": "fp32"}, "bf16 needs precision bf16, given fp32"),
+        ({"optimizer_dtype": "bf16", "precision": "fp32"}, "precision bf16 or float8, given fp32"),
         ({"dp_shard": 2, "mode": "inference"}, "trains nothing, so dp_shard must be left out"),
         ({"cp": 4, "seq_len": 20}, "into 8 parts: seq_len must be a multiple of 8, given 20"),
         ({"dp_shard": 0}, "dp_shard must be at least 1"),
