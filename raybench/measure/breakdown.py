@@ -138,9 +138,7 @@ class _Instrumented:
         """Return the durations of samples in ms per step. Collective.
 
         Args:
-            loop: runs the `extent.inner` steps of a sample.
             samples: number of timed samples; two untimed samples run before them.
-            around: context in which the samples run.
         """
         align_ranks(self.context.device)
         with around():
@@ -236,7 +234,6 @@ def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> Wall
     """Return the median ms until a step returns and until its work is done, by the host's clock.
 
     Args:
-        step: runs one step.
         steps: number of steps, above 0; each begins on an idle device.
         wait: blocks until the device is idle.
     """
@@ -355,8 +352,6 @@ def _time_local_steps(
     """Return local_ms, device_ms and optimizer_ms, by steps without communication. Collective.
 
     Args:
-        instrumented: the workload.
-        step: runs one step without communication.
         local_method: what such a step is, for `methods`.
         around: context of each block of steps; the ranks must not communicate in it.
     """
@@ -445,11 +440,8 @@ def time_queued_steps(
     queues only about 1000 launches.
 
     Args:
-        step: runs one step.
         optimizer: notes each of the `steps`.
-        local_ms: duration of the step.
         steps: number of steps, above 0.
-        around: context of each block of steps.
 
     Returns:
         None on all ranks if a rank would have to be held back for more than a second.

@@ -108,7 +108,6 @@ class BucketMarks(_StepMarks[_Bucket]):
 
         Args:
             state: the process group; any other value means all ranks.
-            bucket: gradients of DDP.
         """
         gradients = bucket.buffer()
         group = state if isinstance(state, dist.ProcessGroup) else None
@@ -292,7 +291,7 @@ class ScriptMarks:
             model.register_comm_hook(None, self._hook)
 
     def keep_gradients(self) -> None:
-        """Stop averaging gradients. Collective: every rank must call it."""
+        """Stop averaging gradients. Collective."""
         self._is_reduced = False
 
     def end_step(self) -> None:
@@ -328,7 +327,6 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     Collective if the steps communicate.
 
     Args:
-        step: runs one step.
         device: CUDA device with index; its peak counters are reset.
 
     Returns:

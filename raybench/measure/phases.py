@@ -103,16 +103,11 @@ class _PointRun:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def agree(self, decide: Callable[[], int]) -> int:
-        """Run `decide` on rank 0 and broadcast the result. Collective: every rank must call it."""
+        """Run `decide` on rank 0 and broadcast the result. Collective."""
         return broadcast_from_rank_0(decide, self.context.device)
 
     def time_block(self, step: Step, iterations: int, *, lead_in: int = 0) -> Samples:
         """Time a block of iterations on this rank. Collective: all ranks start together.
-
-        Args:
-            step: one iteration.
-            iterations: number of timed iterations.
-            lead_in: number of untimed iterations before them.
 
         Raises:
             StepsEndedError: a script has ended in the block.
@@ -356,7 +351,7 @@ def _time(
 
     while count := run.agree(lambda: policy.next_timed(progress())):
         if count == RESTART:
-            # The timed samples become warm-up, so forget all that was noted with them.
+            # The timed samples become warm-up, so forget their readings and times.
             drifted += timed
             timed.clear()
             readings.clear()
@@ -472,7 +467,7 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
 
 
 def _attempt(name: str, explain: Callable[[], T], run: _PointRun, avoided_by: str) -> T | None:
-    """Return the result of `explain`; if it fails in a point of one rank, add a doubt to the run.
+    """Return the result of `explain`; if it fails on a single rank, return None and add a doubt.
 
     With several ranks the error is raised, because other ranks may wait in a collective. Its note
     says that the setting `avoided_by` leaves this part out.

@@ -62,7 +62,6 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
 
     Args:
         workload: its `model` may have modules to time.
-        context: context of this rank.
         steps: number of steps in the trace, above 0.
     """
     if context.world_size > 1 and (set_hook := hook_setter(workload, context)) is not None:
@@ -104,8 +103,6 @@ def module_times(
 
     Args:
         model: the modules, in the order of `named_modules`.
-        step: runs one step.
-        device: device of the model.
         steps: number of steps, above 0.
     """
     watch = _ModuleWatch(model, device)
@@ -328,8 +325,6 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
 
     Args:
         workload_class: result of `as_workload`.
-        params: parameters of the class.
-        context: context of this rank.
     """
     on_meta = replace(
         context,

@@ -105,7 +105,7 @@ class ScriptTimer(MemoryUse):
     def restart(self) -> None:
         """Count all iterations so far as warm-up; forget the peak of allocated memory.
 
-        From now on the same optimizer ends all iterations.
+        The same optimizer ends all later iterations.
         """
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self.script.forget_memory()
@@ -123,14 +123,13 @@ def _cut(samples: Samples, start: int, end: int) -> Samples:
 
 
 def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> Breakdown:
-    """Time the parts of a script's steps. Collective: every rank must call it, once.
+    """Time the parts of a script's steps. Collective, once.
 
     If a part cannot be timed on some rank, the breakdown contains only the reason. It never has
     memory, traffic, regions, device_ms and wall. DDP reduces no gradients afterwards.
 
     Args:
         timer: timer of the script, after the timed steps.
-        context: context of this rank.
         extent: only `steps` is used.
 
     Raises:

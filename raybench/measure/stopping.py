@@ -117,8 +117,8 @@ class StoppingPolicy:
     ) -> int:
         """Return the number of iterations of the next warm-up block; 0 ends the warm-up.
 
-        A block takes at most 5 s or has one iteration. If the job fixes the count of iterations,
-        exactly that many run.
+        A block takes at most 5 s or has one iteration. If the job fixes the number of
+        iterations, that many run.
 
         Args:
             step_ns: durations of the iterations so far. The first, cold iteration is ignored.

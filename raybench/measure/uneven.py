@@ -60,14 +60,12 @@ def share_out(
     group: object,
     probes: dict[object, GroupProbe],
 ) -> WorkloadPart:
-    """Return this rank's part of an uneven step. Collective: every rank must call it.
+    """Return this rank's part of an uneven step. Collective.
 
     A process group that is formed here stays.
 
     Args:
-        make: builds the workload.
         context: this rank among all ranks, without emulation.
-        point: the point to run.
         group: a hashable name of the ranks and their devices.
         probes: probes of earlier points, equal on all ranks; a new probe is added.
 
@@ -230,7 +228,7 @@ class StepProber:
                 gc.collect()
 
     def probe_group(self) -> GroupProbe:
-        """Probe the devices and the gradient exchange. Collective: every rank must call it.
+        """Probe the devices and the gradient exchange. Collective.
 
         If the job emulates slow devices, the first ranks are the fast ones; if not,
         `stats.shares.fast_devices` decides. A process group of the fast ranks stays.
@@ -258,7 +256,7 @@ class StepProber:
 
     def _probe(self) -> SpeedProbe:
         """Time steps of several sizes on this rank; sizes that do not fit in memory are skipped."""
-        # By number of samples: seconds without and with emulation, and peak memory.
+        # Seconds without and with emulation, and peak memory, by number of samples.
         full_speed_s: dict[int, float] = {}
         emulated_s: dict[int, float] = {}
         peaks_bytes: dict[int, int] = {}

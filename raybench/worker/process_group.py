@@ -91,7 +91,6 @@ class ProcessGroup:
 
         Args:
             task: torch's time limit is a minute longer than the limit of this task.
-            rank_info: this rank.
             group: None for a point of one rank, which needs no group.
 
         Raises:

@@ -60,7 +60,7 @@ _CRASHES = {
     signal.SIGTRAP,
 }
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-# torch._dynamo has loaded all of these modules.
+# torch._dynamo has loaded all four modules.
 _COMPILER_CONFIGS = (
     "torch._dynamo.config",
     "torch._functorch.config",
@@ -281,7 +281,7 @@ def _end_monitor_of_tqdm() -> None:
 def _describe_remaining(
     singular: str, plural: str, remaining: Callable[[], set[Any]]
 ) -> Iterator[str]:
-    """Wait 0.5 s for threads or processes to end; yield a phrase that names those that run on."""
+    """Wait up to 0.5 s for threads or processes to end; yield a phrase if some still run."""
     deadline_s = time.monotonic() + _GRACE_S
     while (running := remaining()) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)

@@ -108,7 +108,6 @@ class Worker:
         """Return the device of this worker with its host and versions; call it before `run`.
 
         Args:
-            node_id: id of the node in Ray.
             address: address of the node in Ray, at which the ranks of scripts meet.
         """
         self._enter_device()

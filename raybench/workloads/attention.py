@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 
 Kernel = Literal["flash", "efficient", "cudnn", "math"]
 KernelOrAuto = Literal["auto", "flash", "efficient", "cudnn", "math"]
+# The output of attention over some of the keys, and the log-sum-exp by which parts are merged.
 Part: TypeAlias = tuple[Tensor, Tensor]
 
 
-def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
-    """Return the kernel that is asked for; for auto the kernel that torch chooses.
+def choose_kernel(setting: KernelOrAuto, tokens: Tensor) -> Kernel:
+    """Return the kernel of the setting; for auto the kernel that torch chooses.
 
     Args:
-        asked: the setting of the job.
+        setting: the setting `attention` of the job.
         tokens: example of query, key and value, (1, heads, tokens, head width); its values are
             ignored.
 
@@ -44,14 +45,14 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
         UsageError: efficient or cudnn on a CPU.
         RuntimeError: torch finds no kernel for auto.
     """
-    if asked == "auto":
+    if setting == "auto":
         choice = SDPBackend(torch._fused_sdp_choice(tokens, tokens, tokens))
         return cast("Kernel", choice.name.lower().removesuffix("_attention"))
-    _check_device(asked, tokens.device)
-    return asked
+    _check_device(setting, tokens.device)
+    return setting
 
 
-def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
+def use_kernel(setting: KernelOrAuto, device: torch.device) -> None:
     """Make torch's attention use this kernel in this process from now on; auto changes nothing.
 
     Functions that were compiled earlier keep their kernel. Attention raises RuntimeError later if
@@ -63,19 +64,19 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
     if device.type == "meta":
         return
     switches, names = torch.backends.cuda, ("flash", "mem_efficient", "cudnn", "math")
-    if asked != "auto":
-        _check_device(asked, device)
+    if setting != "auto":
+        _check_device(setting, device)
         for name in names:
-            getattr(switches, f"enable_{name}_sdp")(name.removeprefix("mem_") == asked)
-    # Otherwise torch.compile loads code that was compiled for another kernel from its cache on disk
-    # (pytorch#185449).
+            getattr(switches, f"enable_{name}_sdp")(name.removeprefix("mem_") == setting)
+    # Make the kernels part of the key of compiled code. Otherwise torch.compile loads code that was
+    # compiled for another kernel from its cache on disk (pytorch#185449).
     enabled = [name for name in names if getattr(switches, f"{name}_sdp_enabled")()]
     torch.compiler.config.cache_key_tag = f"{enabled} of {torch._C._get_sdp_priority_order()}"
 
 
-def _check_device(asked: Kernel, device: torch.device) -> None:
-    if device.type == "cpu" and asked in ("efficient", "cudnn"):
-        raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
+def _check_device(kernel: Kernel, device: torch.device) -> None:
+    if device.type == "cpu" and kernel in ("efficient", "cudnn"):
+        raise UsageError(f"attention {kernel} is for CUDA devices; on a CPU take flash or math")
 
 
 def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Part:
@@ -89,9 +90,8 @@ def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) ->
         value: like `key`.
 
     Returns:
-        The output like `query`, and the natural log-sum-exp (1, heads, queries) of each query in
-            fp32
-        (fp64 for fp64), without gradient.
+        The output, with the shape of `query`, and the natural log-sum-exp of each query, (1, heads,
+            queries), in fp32 (fp64 for fp64) and without gradient.
 
     Raises:
         UsageError: kernel math.
@@ -122,11 +122,11 @@ def merge(parts: Iterable[Part]) -> Tensor:
     Args:
         parts: at least one result of `attention_part`, for the same queries and different keys.
     """
-    remaining = iter(parts)
-    out, logsumexp = next(remaining)
-    dtype = out.dtype
-    merged = out.to(torch.promote_types(dtype, torch.float32))
-    for part, part_logsumexp in remaining:
+    later_parts = iter(parts)
+    first, logsumexp = next(later_parts)
+    dtype = first.dtype
+    merged = first.to(torch.promote_types(dtype, torch.float32))
+    for part, part_logsumexp in later_parts:
         # The new part's share of the sum of both: exp(b) / (exp(a) + exp(b)).
         share = torch.sigmoid(part_logsumexp - logsumexp).unsqueeze(-1)
         merged = torch.lerp(merged, part.to(merged.dtype), share.to(merged.dtype))
@@ -141,13 +141,14 @@ RingKind = Literal["p2p", "allgather"]
 class SequenceParallel:
     """How a sequence is divided over ranks, and the groups in which they communicate.
 
-    A group is None if it is torch's default group or has one rank. No gradients pass between ranks.
+    No gradients pass between ranks.
     """
 
     rank: int
     # Numbers of ranks in the two groups of this rank.
     ulysses: int
     ring: int
+    # None for torch's default group, and for a group of one rank.
     ulysses_group: ProcessGroup | None
     ring_group: ProcessGroup | None
     # Whether keys and values travel round the ring (p2p) or are gathered.
@@ -155,11 +156,11 @@ class SequenceParallel:
 
     @property
     def degree(self) -> int:
-        """Number of ranks over which the sequence is divided."""
+        """The number of ranks over which the sequence is divided."""
         return self.ulysses * self.ring
 
     def shard(self, tokens: Tensor) -> Tensor:
-        """Return this rank's part of the tokens, a view; `degree` must divide dimension 0."""
+        """Return a view of this rank's part of the tokens; `degree` must divide dimension 0."""
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:
@@ -170,8 +171,8 @@ class SequenceParallel:
         """Return attention, not causal, of this rank's queries over all ranks' tokens. Collective.
 
         Query, key, value and output are (tokens of this rank, heads, head width), with the same
-        number of tokens on each rank; `ulysses` must divide the heads. Raises as `attention_part`;
-        math raises only for a ring with p2p.
+        number of tokens on each rank; `ulysses` must divide the heads. Raises like
+        `attention_part`, but kernel math raises only for a ring with p2p.
         """
         query, key, value = map(self._to_heads, (query, key, value))
         if self.ring > 1 and self.ring_kind == "p2p":
@@ -187,14 +188,14 @@ class SequenceParallel:
             out = attend_whole(kernel, query, key, value)
         if self.ulysses == 1:
             return out
-        # Return to all heads of this rank's tokens.
+        # Exchange some heads of all tokens for all heads of this rank's tokens.
         sent = torch.unflatten(out, 0, (self.ulysses, -1))
         # Dimension 0 is the sender.
         received = _all_to_all(sent, self.ulysses_group).transpose(0, 1)
         return received.reshape(received.shape[0], -1, out.shape[-1])
 
     def _to_heads(self, tokens: Tensor) -> Tensor:
-        """Return (tokens of the ulysses group, this rank's heads, head width)."""
+        """Exchange all heads of this rank's tokens for some heads of the ulysses group's tokens."""
         degree = self.ulysses
         if degree == 1:
             return tokens
@@ -213,14 +214,14 @@ class SequenceParallel:
         following, preceding = ((self.rank + step * self.ulysses) % self.degree for step in (1, -1))
         current = key.contiguous(), value.contiguous()
         for _ in range(self.ring - 1):
-            coming = torch.empty_like(current[0]), torch.empty_like(current[1])
+            arriving = torch.empty_like(current[0]), torch.empty_like(current[1])
             sends = [dist.P2POp(dist.isend, tensor, following, group) for tensor in current]
-            receives = [dist.P2POp(dist.irecv, tensor, preceding, group) for tensor in coming]
+            receives = [dist.P2POp(dist.irecv, tensor, preceding, group) for tensor in arriving]
             works = dist.batch_isend_irecv([*sends, *receives])
             yield current
             for work in works:
                 work.wait()
-            current = coming
+            current = arriving
         yield current
 
 
@@ -234,17 +235,17 @@ def form_groups(
     world_size = ulysses * ring
     rows = [list(range(first, first + ulysses)) for first in range(0, world_size, ulysses)]
     columns = [list(range(first, world_size, ulysses)) for first in range(ulysses)]
-    mine: list[ProcessGroup | None] = []
+    local_groups: list[ProcessGroup | None] = []
     for groups in (rows, columns):
-        # No group is needed for all ranks, which have the default group, or for one rank.
+        # All ranks have the default group, and a single rank needs no group.
         is_needless = len(groups) == 1 or len(groups[0]) == 1
-        mine.append(None if is_needless else dist.new_subgroups_by_enumeration(groups)[0])  # type: ignore[no-untyped-call]
+        local_groups.append(None if is_needless else dist.new_subgroups_by_enumeration(groups)[0])  # type: ignore[no-untyped-call]
     return SequenceParallel(
         rank=rank,
         ulysses=ulysses,
         ring=ring,
-        ulysses_group=mine[0],
-        ring_group=mine[1],
+        ulysses_group=local_groups[0],
+        ring_group=local_groups[1],
         ring_kind=ring_kind,
     )
 
@@ -267,9 +268,9 @@ def _all_gather(part: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
 
 
 def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return attention, not causal, by this kernel; on meta by math.
+    """Return attention, not causal, by this kernel; on meta by kernel math.
 
-    All tensors are (tokens, heads, head width). Raises RuntimeError as `attention_part`.
+    All tensors are (tokens, heads, head width). Raises RuntimeError like `attention_part`.
     """
     query, key, value = map(_as_batch, (query, key, value))
     if kernel == "math" or query.device.type == "meta":

@@ -265,7 +265,6 @@ class Context(Execution):
         for models that are wrapped here, and for workloads with `set_comm_hook`.
 
         Args:
-            model: the model to train.
             options: arguments of DistributedDataParallel. device_ids and process_group default to
                 the context's; bucket_cap_mb=25 counts as not given.
         """
@@ -582,7 +581,6 @@ def precision_doubts(precision: Precision, device: torch.device) -> Iterator[Dou
     """Yield doubts about the arithmetic of this process: emulated, or changed by the workload.
 
     Args:
-        precision: precision of the point.
         device: a CPU or the current GPU.
     """
     import torch

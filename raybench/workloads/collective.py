@@ -47,13 +47,15 @@ ElementType = Annotated[
     Field(description="Type of the elements."),
 ]
 
-# Each of n ranks already has 1 / n of the message. gather and scatter only occur in steps.
+# Operations that move only (n - 1) / n of the message, because each of n ranks has 1 / n of it.
+# gather and scatter are no workloads, but a training step may contain them.
 _IN_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 # Period of the payload, in elements. A prime, so that data shifted by a multiple of any usual size
 # is detected.
 _PERIOD = 1_048_573
+# Distance in the period between the messages of consecutive ranks.
 _RANK_STRIDE = 7919
-_LARGEST = 100
+_LARGEST_NUMBER = 100
 
 
 def busbw_factor(kind: str, world_size: int) -> float:
@@ -85,9 +87,9 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
             groups.append(tuple(range(ranks[0], min(ranks[1], world_size) + 1)))
         else:
             raise UsageError(f"{rule}, given {text!r}")
-    named = [rank for group in groups for rank in group]
+    all_ranks = [rank for group in groups for rank in group]
     too_small = min(map(len, groups)) < 2
-    if too_small or len(set(named)) < len(named) or max(named) >= world_size:
+    if too_small or len(set(all_ranks)) < len(all_ranks) or max(all_ranks) >= world_size:
         raise UsageError(
             f"{rule}, of 2 ranks at least, below world_size {world_size}, given {text!r}"
         )
@@ -116,11 +118,11 @@ class Payload:
     ) -> None:
         import torch
 
-        # The largest integer up to which all integers are exact in the type.
+        # All integers up to this number are exact in the type.
         exact = (
             round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
         )
-        bound = max(1, min(_LARGEST, exact // world_size))
+        bound = max(1, min(_LARGEST_NUMBER, exact // world_size))
         # Draw on the host: CUDA's random numbers depend on the model of the device.
         generator = torch.Generator().manual_seed(seed)
         values = torch.randint(-bound, bound, (_PERIOD,), generator=generator, dtype=torch.int32)
@@ -144,7 +146,7 @@ class Payload:
         Args:
             received: 1-d, of the payload's dtype and device.
             ranks: the sum of the messages of these ranks is expected.
-            start: position of the first received element in the messages.
+            start: index in the messages at which `received` begins.
         """
         import torch
 
@@ -167,7 +169,8 @@ class Payload:
 class Collective(Workload):
     """Does one collective operation: latency of small messages, bandwidth of large ones.
 
-    all_reduce and broadcast are in place, as torch has them; others are not. Reductions are sums.
+    all_reduce and broadcast are in place, as in torch; other operations are not. Reductions are
+    sums.
     """
 
     title = "Collectives"
@@ -198,11 +201,12 @@ class Collective(Workload):
             # Every rank must make every group. The group of all ranks exists already.
             if len(groups[0]) < context.world_size:
                 group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])  # type: ignore[no-untyped-call]
-            mine = next((ranks for ranks in groups if context.rank in ranks), None)
-            is_idle = mine is None
+            local_ranks = next((ranks for ranks in groups if context.rank in ranks), None)
+            is_idle = local_ranks is None
             # An idle rank declares the numbers of the first group.
-            self._index = mine.index(context.rank) if mine else 0
-            size = len(mine or groups[0])
+            self._index = local_ranks.index(context.rank) if local_ranks else 0
+            size = len(local_ranks or groups[0])
+
         element: torch.dtype = getattr(torch, dtype)
         shares = size if operation in _IN_SHARES else 1
         unit = element.itemsize * shares
@@ -213,6 +217,7 @@ class Collective(Workload):
                 f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
                 f"{divisor}; give a multiple of {unit}"
             )
+
         self.message_bytes = size_bytes
         self.busbw_factor = busbw_factor(operation, size)
         self._operation, self._rank, self._size = operation, context.rank, size
@@ -238,15 +243,16 @@ class Collective(Workload):
         The output is wrong before the first step and after each check, except at the root of a
         broadcast.
         """
-        if self._operation == "all_reduce":  # in place, so the last step has reduced old results
+        if self._operation == "all_reduce":
+            # The operation is in place, so the last step has reduced old results. Reduce messages.
             self._fill()
             self.step()
         position = 0
         for ranks, start, length in self._expected:
             received = self.output[position : position + length]
-            wrong = self._payload.first_mismatch(received, ranks, start)
-            if wrong is not None:
-                index, value, expected = wrong
+            mismatch = self._payload.first_mismatch(received, ranks, start)
+            if mismatch is not None:
+                index, value, expected = mismatch
                 raise WrongResultError(
                     f"rank {self._rank}: {self._operation} of {self.message_bytes} bytes left a "
                     f"wrong payload: element {position + index} of "
@@ -256,7 +262,7 @@ class Collective(Workload):
         self._fill()
 
     def _fill(self) -> None:
-        """Fill the input with this rank's message, and the output with one that no rank sends."""
+        """Fill the output with a message that no rank sends, and the input with this rank's."""
         self._payload.fill(self.output, self._size)
         if self._operation != "broadcast" or self._index == 0:
             self._payload.fill(self.input, self._index)
@@ -265,8 +271,8 @@ class Collective(Workload):
 class GroupedCollective(Collective):
     """Does one collective operation in groups of ranks, all at the same time.
 
-    With one group of all ranks it is `collective`. Bandwidths are of one group; where sizes differ,
-    busbw is by that of rank 0's group, or of the first if rank 0 waits.
+    With one group of all ranks it is `collective`. Bandwidths are of one group. If groups differ in
+    size, rank 0's group determines busbw, or the first group if rank 0 waits.
     """
 
     def __init__(
@@ -309,8 +315,8 @@ def _prepare(
     Input and output are 1-d; an operation in place has the same tensor for both. `whole` holds the
     whole message, and `index` is this rank's index in its group.
 
-    The expected output is a list of (ranks, start, length): the next `length` elements of the
-    output are the sum of the messages of `ranks` from element `start` on.
+    The expected output is a list of (ranks, start, length). In the order of the list, `length`
+    elements of the output must be the sum of the messages of `ranks` from element `start` on.
     """
     import torch
     import torch.distributed as dist
@@ -351,9 +357,9 @@ def _prepare(
 
 
 def exchange(operations: list[dist.P2POp]) -> None:
-    """Issue these sends and receives together, of one group; the peers must call the matching ones.
+    """Issue sends and receives of one group together; the peers must issue the matching ones.
 
-    The current stream waits for them, with gloo the host.
+    With NCCL the current stream waits for them, with gloo the host.
     """
     import torch.distributed as dist
 

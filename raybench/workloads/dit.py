@@ -23,8 +23,9 @@ _PIXELS = 16
 class Dit(Workload):
     """Runs the transformer of Flux.1 on one image, whose tokens are divided over the ranks.
 
-    Without gradients, with random weights in the type of the precision (bf16 is stored, not
-    autocast). All ranks finish an item, one pass, together; a step of scope loop has several.
+    There are no gradients. Weights are random and stored in the type of the precision, without
+    autocast. An item is one forward pass, which all ranks finish together; a step of scope loop has
+    several items.
     """
 
     title = "Diffusion transformer"
@@ -113,14 +114,15 @@ class Dit(Workload):
         """
         from raybench.workloads.dit_model import TOLERANCES, difference_to_whole
 
-        who, precision = f"rank {self._context.rank}: dit", self._context.precision
-        error, allowed = difference_to_whole(self._steps), TOLERANCES[precision]  # collective
+        subject = f"rank {self._context.rank}: dit in {self._context.precision}"
+        # Before anything is raised, because this is collective.
+        error, allowed = difference_to_whole(self._steps), TOLERANCES[self._context.precision]
         if self.output is not None and not bool(self.output.isfinite().all()):
-            raise WrongResultError(f"{who} in {precision} left an output that is not finite")
+            raise WrongResultError(f"{subject} left an output that is not finite")
         # Not `error > allowed`, so that NaN fails, too.
         if not error <= allowed:
             raise WrongResultError(
-                f"{who} in {precision}, divided over {self._context.world_size} ranks, differs "
+                f"{subject}, divided over {self._context.world_size} ranks, differs "
                 f"from the whole by {error:.2g} of it; rounding explains {allowed:g}"
             )
 
@@ -163,7 +165,7 @@ class Dit(Workload):
 
 
 def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[int, int]:
-    """Return ulysses and ring; a missing degree follows from the other, and ulysses comes first."""
+    """Return ulysses and ring; if both are missing, ulysses is world_size."""
     if ulysses is None:
         ring = ring or 1
         return max(1, world_size // ring), ring

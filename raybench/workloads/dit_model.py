@@ -32,7 +32,7 @@ from raybench.workloads.shapes import DitShape
 from raybench.workloads.training import compile_blocks
 
 Scope = Literal["double_block", "single_block", "forward", "loop"]
-# Query, key and value (tokens, heads, head) to the output, of the same shape.
+# Attention: maps query, key and value, (tokens, heads, head width), to an output of this shape.
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 _EPSILON = 1e-6
@@ -56,7 +56,7 @@ class Rotation(NamedTuple):
 
 
 class _Head(nn.Module):
-    """Normalisation of query and key, head by head."""
+    """Splits query, key and value into heads; normalises each head of query and key."""
 
     def __init__(self, shape: DitShape) -> None:
         super().__init__()
@@ -126,17 +126,16 @@ class DoubleBlock(nn.Module):
             sine: sines of Rotation.
         """
         active, rotation = functional.silu(time), Rotation(cosine, sine)
-        of_text = self.text.modulation(active).chunk(6, dim=-1)
-        of_image = self.image.modulation(active).chunk(6, dim=-1)
-        streams = zip(
-            self.text.begin(text, *of_text[:2]), self.image.begin(image, *of_image[:2]), strict=True
-        )
-        query, key, value = (torch.cat(both) for both in streams)
+        text_modulation = self.text.modulation(active).chunk(6, dim=-1)
+        image_modulation = self.image.modulation(active).chunk(6, dim=-1)
+        of_text = self.text.begin(text, *text_modulation[:2])
+        of_image = self.image.begin(image, *image_modulation[:2])
+        query, key, value = (torch.cat(pair) for pair in zip(of_text, of_image, strict=True))
         mixed = self._attend(rotation(query), rotation(key), value)
-        of_text_mixed, of_image_mixed = mixed[: text.shape[0]], mixed[text.shape[0] :]
+        text_mixed, image_mixed = mixed[: text.shape[0]], mixed[text.shape[0] :]
         return (
-            self.text.end(text, of_text_mixed, of_text[2:]),
-            self.image.end(image, of_image_mixed, of_image[2:]),
+            self.text.end(text, text_mixed, text_modulation[2:]),
+            self.image.end(image, image_mixed, image_modulation[2:]),
         )
 
 
@@ -197,7 +196,7 @@ class DitModel(nn.Module):
     ) -> Tensor:
         """Return the velocity of each image token, (image tokens, channels).
 
-        If ranks divide the tokens, all tensors of tokens are of this rank only.
+        If ranks divide the tokens, image, text and rotation have only this rank's tokens.
 
         Args:
             image: noisy image, (image tokens, channels).
@@ -205,7 +204,7 @@ class DitModel(nn.Module):
             text: (text tokens, text width).
             pooled: (1, pooled width).
             guidance: (1, 1).
-            rotation: of the text tokens, then of the image tokens.
+            rotation: rotation of the text tokens, then of the image tokens.
         """
         embedded: Tensor = (
             self.time_in(_sinusoids(time, self._frequencies))
@@ -224,7 +223,10 @@ class DitModel(nn.Module):
 
 
 def _sinusoids(time: Tensor, count: int) -> Tensor:
-    """Return 1000 x time (1, 1) as cosines, then sines, of growing periods, (1, even count)."""
+    """Return cosines, then sines, of 1000 x time with growing periods.
+
+    `time` is (1, 1) and the result (1, count), with an even count.
+    """
     wide = torch.promote_types(time.dtype, torch.float32)
     indices = torch.arange(count // 2, dtype=wide, device=time.device)
     rates = torch.exp(-math.log(_LONGEST_PERIOD) * indices / (count // 2))
@@ -237,7 +239,7 @@ def rotation(
 ) -> Rotation:
     """Return the rotation of text tokens, all at the origin, then of image tokens, row by row.
 
-    It has the device of `like`, and fp64 if `like` has fp64, else fp32.
+    The result is on the device of `like`, in fp64 if `like` is fp64, otherwise in fp32.
     """
     wide = torch.promote_types(like.dtype, torch.float32)
     grid = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns))
@@ -260,7 +262,7 @@ def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 _NUMBERS = count()
-_KNOWN: WeakValueDictionary[int, AttentionOperator] = WeakValueDictionary()
+_OPERATORS: WeakValueDictionary[int, AttentionOperator] = WeakValueDictionary()
 
 
 class AttentionOperator:
@@ -273,7 +275,7 @@ class AttentionOperator:
     def __init__(self, attend: Attend) -> None:
         self.attend = attend
         self._number = next(_NUMBERS)
-        _KNOWN[self._number] = self
+        _OPERATORS[self._number] = self
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return attention's output; all tensors are (tokens, heads, head width)."""
@@ -284,7 +286,7 @@ class AttentionOperator:
 @torch.library.custom_op("raybench::attend_over_ranks", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
     """Return the contiguous result of the function with this number."""
-    return _KNOWN[number].attend(query, key, value).contiguous()
+    return _OPERATORS[number].attend(query, key, value).contiguous()
 
 
 @_attend.register_fake
@@ -308,9 +310,10 @@ class Steps:
     attention: KernelOrAuto
     parallel: SequenceParallel
     compile: bool = False
-    # Value of the parameters of norms. Other parameters are normal random numbers.
+    # Value of the parameters of norms.
     norm: float = 1.0
-    # Their standard deviation is gain / sqrt(inputs of the layer); 0.02 if gain is 0.
+    # Other parameters are normal random numbers with standard deviation gain / sqrt(inputs of the
+    # layer), or 0.02 if gain is 0.
     gain: float = 0.0
 
     def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
@@ -320,12 +323,12 @@ class Steps:
         after a forward pass; or the whole image after `steps` Euler steps from noise.
         """
         shape, parallel, pixels = self.shape, self.parallel, self.rows * self.columns
-        generator = None  # the meta device has no numbers
+        generator = None  # the meta device has no random numbers
         if self.device.type != "meta":
             generator = torch.Generator(self.device).manual_seed(self.seed)
         options: Any = {"device": self.device, "dtype": self.dtype}
         draw = partial(torch.randn, generator=generator, **options)
-        whole = rotation(
+        all_angles = rotation(
             shape,
             text_tokens=self.text_tokens,
             rows=self.rows,
@@ -334,10 +337,11 @@ class Steps:
         )
         # The rotation of this rank's tokens, text first.
         shards = []
-        for angles in whole:
+        for angles in all_angles:
             text, image = angles[: self.text_tokens], angles[self.text_tokens :]
             shards.append(torch.cat((parallel.shard(text), parallel.shard(image))))
-        turned = Rotation(*shards)
+        local_rotation = Rotation(*shards)
+
         if scope in ("double_block", "single_block"):
             kind = DoubleBlock if scope == "double_block" else SingleBlock
             block = self._make_module(kind, generator)
@@ -345,16 +349,17 @@ class Steps:
             image = parallel.shard(draw(pixels, shape.width))
             time = draw(1, shape.width)
             if scope == "double_block":
-                return lambda: torch.cat(block(text, image, time, *turned))
+                return lambda: torch.cat(block(text, image, time, *local_rotation))
             joint = torch.cat((text, image))
-            return lambda: block(joint, time, *turned)
+            return lambda: block(joint, time, *local_rotation)
+
         model = self._make_module(DitModel, generator)
         noise = draw(pixels, shape.channels)
         text = parallel.shard(draw(self.text_tokens, shape.text_width))
         pooled, guidance = draw(1, shape.pooled_width), torch.full((1, 1), 3.5, **options)
 
         def predict(image: Tensor, time: Tensor) -> Tensor:
-            velocity = model(parallel.shard(image), time, text, pooled, guidance, turned)
+            velocity = model(parallel.shard(image), time, text, pooled, guidance, local_rotation)
             return parallel.gather(velocity)
 
         if scope == "forward":
@@ -387,7 +392,7 @@ class Steps:
         if self.parallel.degree > 1:
             attend = partial(self.parallel.attend, self._kernel)
             attend = AttentionOperator(attend) if self.compile else attend
-        # Make the weights in their final place and type, to need no more memory.
+        # Make the weights in their final place and type, so that no copies need memory.
         with torch.device("meta"):
             module = kind(self.shape, attend).to(self.dtype)
         module = module.to_empty(device=self.device).requires_grad_(False)

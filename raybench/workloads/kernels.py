@@ -38,8 +38,8 @@ class Gemm(Workload):
     """Multiplies two matrices, (m, k) by (k, n), on each device: TFLOP/s.
 
     precision is the number format: fp32 (IEEE) and tf32 multiply float32 tensors, fp16 and bf16
-    tensors of that type, without autocast. With world_size > 1 each device does so at the same
-    time, without communication.
+    multiply tensors of that type, without autocast. With world_size > 1 all devices multiply at the
+    same time, without communication.
     """
 
     title = "Matrix products"
@@ -76,8 +76,8 @@ class Gemm(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last product is wrong by more than rounding.
 
-        64 random rows and columns are compared with float64, the same each time. The product is NaN
-        before the first step and after each check.
+        64 random rows and 64 random columns, the same each time, are compared with float64. The
+        product is NaN before the first step and after each check.
         """
         import torch
 
@@ -101,8 +101,8 @@ class Gemm(Workload):
 class SameBits(Workload):
     """Multiplies the same two matrices on each device, and digests the bits of the product.
 
-    Devices of one model with the same libraries give the same bits; one that does not computes
-    something wrong now and then. Nothing is raised: what differs is said by the metrics.
+    Devices of one model with the same libraries compute the same bits, so a device that differs
+    sometimes computes wrong results. Differences raise no error; the metrics show them.
     """
 
     takes_batch_size = False
@@ -153,6 +153,7 @@ class SameBits(Workload):
         """
         import torch
 
+        # Move each row by half of the rows, multiply, and move the rows of the product back.
         half = len(self._first) // 2
         moved = torch.matmul(self._first.roll(half, 0), self._second).roll(-half, 0)
         self.misplaced_products += not torch.equal(moved, self.product)
@@ -173,9 +174,9 @@ def digest_of(tensor: Tensor) -> int:
 class Launch(Workload):
     """Adds 1 to one number on each device: what the launch of a kernel costs.
 
-    wait: false: launches queue up, and a step is the time between two of them. wait: true: each
-    step waits for its result, and is the time from a launch until the host knows it is done. With
-    world_size > 1 each device does so at the same time, without communication.
+    wait: false: launches queue up, and a step is the time between two launches. wait: true: each
+    step waits for its result, and is the time from a launch until the host knows the result. With
+    world_size > 1 all devices do this at the same time, without communication.
     """
 
     takes_batch_size = takes_precision = False
@@ -197,7 +198,8 @@ class Launch(Workload):
         self.number = torch.zeros(1, dtype=torch.int64, device=context.device)
         self._wait = torch.cuda.synchronize if wait and context.device.type == "cuda" else None
         self._rank = context.rank
-        self._counts = not context.cuda_graph
+        # Whether each step runs `step`, so that the host counts it.
+        self._is_counted = not context.cuda_graph
         self._steps = 0
 
     def step(self) -> None:
@@ -213,7 +215,7 @@ class Launch(Workload):
         With cuda_graph this never raises, because the host does not count replayed steps.
         """
         number = int(self.number)
-        if self._counts and number != self._steps:
+        if self._is_counted and number != self._steps:
             raise WrongResultError(
                 f"rank {self._rank}: {self._steps} additions of 1 came to {number}"
             )
@@ -222,7 +224,7 @@ class Launch(Workload):
 Operation = Literal["copy", "scale", "add", "triad"]
 Direction = Literal["h2d", "d2h", "both"]
 
-_SCALAR = 3.0  # STREAM's own
+_SCALAR = 3.0  # as in STREAM
 # Sentinel: no source of a copy has this value.
 _NOT_SENT = -1
 _CHECKED_AT_A_TIME = 2**24
@@ -235,10 +237,10 @@ _ARRAY_BYTES = {"cuda": GIB, "cpu": 32 * MIB}
 class Memory(Workload):
     """Copies, scales or adds arrays as STREAM does, on each device: memory bandwidth.
 
-    copy: c = a. scale: c = 3 a. add: c = a + b. triad: c = a + 3 b. One kernel a step, without
-    temporary arrays. Counted are the bytes read and written, 2 arrays for copy and scale, 3 for
-    add and triad (J. D. McCalpin, https://www.cs.virginia.edu/stream/ref.html). With
-    world_size > 1 each device does so at the same time, without communication.
+    copy: c = a. scale: c = 3 a. add: c = a + b. triad: c = a + 3 b. A step is one kernel without
+    temporary arrays. The bytes read and written count: 2 arrays for copy and scale, 3 for add and
+    triad (J. D. McCalpin, https://www.cs.virginia.edu/stream/ref.html). With world_size > 1 all
+    devices do this at the same time, without communication.
     """
 
     title = "Memory kernels"
@@ -270,13 +272,13 @@ class Memory(Workload):
                 f"workload memory: size_bytes {size_bytes} does not divide into elements of "
                 f"{element.itemsize} bytes; give a multiple of {element.itemsize}"
             )
-        count = 2 if operation in ("copy", "scale") else 3
+        array_count = 2 if operation in ("copy", "scale") else 3
         like: Any = {"generator": context.generator(), "dtype": element, "device": context.device}
         length = size_bytes // element.itemsize
-        self.inputs = [torch.randn(length, **like) for _ in range(count - 1)]
+        self.inputs = [torch.randn(length, **like) for _ in range(array_count - 1)]
         self.output = torch.full_like(self.inputs[0], math.nan)
         self._operation, self._rank = operation, context.rank
-        self.memory_bytes = count * size_bytes
+        self.memory_bytes = array_count * size_bytes
 
     def step(self) -> None:
         """Issue the operation once."""
@@ -305,12 +307,13 @@ class Memory(Workload):
         for start in range(0, len(self.output), _CHECKED_AT_A_TIME):
             output, *inputs = (array[start : start + _CHECKED_AT_A_TIME] for array in arrays)
             *summands, scaled = [array.double() for array in inputs]
+            # Rounding is relative to the size of the operands, which may cancel in their sum.
             exact = scaled * factor
-            size = exact.abs()
+            operands = exact.abs()
             for array in summands:
-                exact, size = exact + array, size + array.abs()
+                exact, operands = exact + array, operands + array.abs()
             # Negated, so that NaN fails, too.
-            is_wrong = ~((output.double() - exact).abs() <= size * eps)
+            is_wrong = ~((output.double() - exact).abs() <= operands * eps)
             if bool(is_wrong.any()):
                 index = int(is_wrong.nonzero()[0])
                 raise WrongResultError(
@@ -323,8 +326,8 @@ class Memory(Workload):
 def memory_gb_s(context: Context) -> float | None:
     """Return the device's memory bandwidth in GB/s (1e9 bytes), by 0.1 s of `memory`'s triad.
 
-    None on the meta device. It needs 3 GiB on a GPU and may raise torch.OutOfMemoryError. On a CPU
-    the arrays have 32 MiB each, so a larger cache holds them.
+    The result is None on the meta device. A GPU needs 3 GiB of memory; without them this raises
+    torch.OutOfMemoryError. On a CPU the arrays have 32 MiB each, so a larger cache holds them.
     """
     import torch
     from torch.utils.benchmark import Timer
@@ -335,19 +338,19 @@ def memory_gb_s(context: Context) -> float | None:
     triad = Memory(context, size_bytes=size_bytes)
     timer = Timer("step()", globals={"step": triad.step}, num_threads=torch.get_num_threads())
     step_s = timer.blocked_autorange(min_run_time=0.1).median
-    moved = triad.memory_bytes
+    moved_bytes = triad.memory_bytes
     # Free the arrays, which the timer also holds: the calling workload needs the memory.
     del triad, timer
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
-    return moved / step_s / BYTES_PER_GB
+    return moved_bytes / step_s / BYTES_PER_GB
 
 
 class HostCopy(Workload):
     """Copies to the device, from it, or both ways at once: bandwidth of the link to the host.
 
-    Counted are the bytes that cross the link; both ways are twice size_bytes. On a CPU worker,
-    which has no such link, it copies within the host's memory.
+    The bytes that cross the link count; both ways are twice size_bytes. A CPU worker has no such
+    link and copies within the host's memory.
     """
 
     takes_batch_size = takes_precision = False
@@ -381,6 +384,7 @@ class HostCopy(Workload):
         self.memory_bytes = len(ways) * size_bytes
         on_gpu = context.device.type == "cuda"
         host = "cpu" if on_gpu else context.device
+        # Fill each source with numbers that differ from its target.
         for way in ways:
             at_host = torch.empty(
                 size_bytes // 8, dtype=torch.int64, device=host, pin_memory=pinned and on_gpu

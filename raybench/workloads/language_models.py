@@ -34,9 +34,10 @@ from raybench.workloads.training import compile_blocks, compute_dtype
 
 # The type of `Context.region`.
 Region: TypeAlias = Callable[[str], AbstractContextManager[None]]
-# Cosines and sines by position: (positions, head width / 2), fp32 unless the model was cast.
+# Cosines and sines by position, each (positions, head width / 2); fp32 unless the model was cast.
 Rotation: TypeAlias = tuple[Tensor, Tensor]
-# Attention of query (batch, heads, length, head), keys and values (batch, kv heads, length, head).
+# Attention of a query (batch, heads, length, head width) to keys and values (batch, kv heads,
+# length, head width).
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Gives each mesh new names: torch caches the groups of a mesh by its ranks and names, and the
@@ -59,7 +60,8 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.d
 class KeyValueCache:
     """A KV cache of static size, of all layers or of one layer."""
 
-    # ([layers,] 2, batch, heads of keys, maximum of tokens, head width).
+    # (layers, 2, batch, kv heads, room, head width); for one layer without the first dimension. The
+    # 2 are keys and values, and room is the maximum of tokens.
     memory: Tensor
     # Index of the next token, equal in all sequences; the owner of the cache advances it.
     position: int = 0
@@ -71,35 +73,34 @@ class KeyValueCache:
         """Return an empty cache of all layers, for at most `room` tokens per sequence.
 
         Args:
-            shape: sizes of the model.
-            batch_size: number of sequences.
             room: maximum of tokens per sequence.
-            like: dtype of the model's keys, and device, as for torch.empty.
+            like: arguments of torch.empty: dtype of the model's keys, and device.
         """
         heads = (shape.kv_heads, room, shape.head_width)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_layer(self, layer: int) -> KeyValueCache:
-        """Return a cache of one layer (from 0), with a view of the memory."""
+        """Return the cache of one layer, from 0, with a view of the memory."""
         return KeyValueCache(self.memory[layer], self.position)
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values at `position` of a cache of one layer; return all so far.
+        """Write keys and values of new tokens into a cache of one layer; return all so far.
 
-        `position` stays. Only at position 0 may there be several new tokens.
+        This does not change `position`. Several new tokens are allowed only at position 0.
 
         Args:
-            new: (2, batch, heads, length, head).
+            new: (2, batch, kv heads, length, head width).
 
         Returns:
-            Keys and values, views of the cache, each (batch, heads, position + length, head).
+            Keys and values, views of the cache, each (batch, kv heads, position + length, head
+                width).
         """
         length = new.shape[3]
         # Several tokens after earlier ones would need a mask.
         assert length == 1 or self.position == 0, "several tokens only begin a sequence"
         end = self.position + length
         assert end <= self.memory.shape[3], "the cache is full"  # torch would not raise
-        # One copy for keys and values: in decoding each kernel counts.
+        # One copy for keys and values, because in decoding each kernel takes noticeable time.
         self.memory[:, :, :, self.position : end] = new
         keys, values = self.memory[:, :, :, :end]
         return keys, values
@@ -124,7 +125,6 @@ class LanguageModel(nn.Module):
         """Make the model on torch's default device.
 
         Args:
-            shape: sizes of the model.
             seq_len: maximum of tokens per sequence.
             checkpointing: which activations of each block are recomputed.
             region: `Context.region`.
@@ -143,7 +143,7 @@ class LanguageModel(nn.Module):
         # A tied output layer needs no memory, not even for a moment.
         device = "meta" if shape.is_tied else None
         self.output = nn.Linear(shape.width, shape.vocabulary, bias=False, device=device)
-        # Name of the table of which a token reads only one row.
+        # Name of the table from which a token reads only one row. A tied table is read as a whole.
         self.looked_up = "positions" if shape.is_tied else "tokens.weight"
         if isinstance(shape, LlamaShape):
             # Angles by which pairs of numbers are rotated (Su et al. 2021).
@@ -172,16 +172,17 @@ class LanguageModel(nn.Module):
                 be 1 unless `position` is 0. With a cache only the last logits are returned.
         """
         begin, length = 0 if cache is None else cache.position, tokens.shape[1]
-        here = slice(begin, begin + length)
+        new_positions = slice(begin, begin + length)
         rotation: Rotation | None = None
         with self._region("embedding"):
             x = self.tokens(tokens)
             if self.positions is None:
-                rotation = self.get_buffer("cosines")[here], self.get_buffer("sines")[here]
+                cosines, sines = self.get_buffer("cosines"), self.get_buffer("sines")
+                rotation = cosines[new_positions], sines[new_positions]
             else:
-                # A slice of the parameter would cost additional kernels.
+                # Slice only if necessary, because a slice of a parameter costs additional kernels.
                 is_whole = length == len(self.positions)
-                x = x + (self.positions if is_whole else self.positions[here])
+                x = x + (self.positions if is_whole else self.positions[new_positions])
         for layer, block in enumerate(self.blocks):
             x = block(x, rotation, None if cache is None else cache.of_layer(layer))
         if cache is not None:
@@ -215,7 +216,7 @@ class Block(nn.Module):
         Args:
             x: (batch, length, width).
             rotation: rotation of these tokens; None for GPT-2.
-            cache: cache of this layer; None: no earlier tokens.
+            cache: cache of this layer; None if there are no earlier tokens.
         """
         # Checkpoint inside the block: compiled code then recomputes only what gradients need.
         if self._checkpointing == "none":
@@ -243,20 +244,22 @@ def _keep_costly_parts() -> Any:
 
     They save the outputs of attention and of every second matrix product, as torchtitan does.
     """
-    # Products so far in the forward pass and in the recomputation, which has the same order.
-    seen = {False: 0, True: 0}
+    # Products so far in the forward pass (False) and in the recomputation (True), which has the
+    # same order.
+    product_counts = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
         is_product = operator in _PRODUCTS
-        seen[context.is_recompute] += is_product
-        is_kept = operator in _ATTENTION or (is_product and seen[context.is_recompute] % 2)
+        product_counts[context.is_recompute] += is_product
+        is_odd = product_counts[context.is_recompute] % 2 == 1
+        is_kept = operator in _ATTENTION or (is_product and is_odd)
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
 
 
 class Attention(nn.Module):
-    """Causal self-attention in which heads / kv_heads queries share a key and a value."""
+    """Causal self-attention in which heads / kv_heads heads of queries share a head of keys."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -393,14 +396,12 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
     """Replace linear layers inside the model by float8 layers, in place; not on meta.
 
-    They keep the parameters, not the hooks. Each tensor is scaled by its largest number (torchao's
-    recipe `tensorwise`). A step raises RuntimeError if widths or tokens of a pass are no multiples
-    of 16.
+    The new layers keep the parameters, but not the hooks. Each tensor is scaled by its largest
+    number (torchao's recipe `tensorwise`). A step raises RuntimeError unless all widths, and the
+    number of tokens of a pass, are multiples of 16.
 
     Args:
-        model: the model.
-        device: its device.
-        emulate: multiply numbers rounded to float8 in fp32, on any device.
+        emulate: round numbers to float8 and multiply them in fp32, on any device.
 
     Raises:
         UsageError: torchao is missing, or the device cannot multiply float8.
@@ -435,23 +436,22 @@ def divide(
 ) -> nn.Module:
     """Divide the model over the ranks, in place, and return what training calls. Collective.
 
-    The result takes whole sequences (with cp of exactly seq_len) and returns the logits of
-    `sequence_part`; divide their mean loss by tp. A divided model needs no autocast. Call this
-    before the optimizer is made.
+    The result takes whole sequences and returns the logits of `sequence_part`. With cp sequences
+    must have exactly seq_len tokens. The caller must divide the mean loss by tp. A divided model
+    needs no autocast. Call this before the optimizer is made.
 
     Args:
         model: on the device, of type optimizer_dtype.
-        context: what the workload is built with.
         layout: how the ranks divide the model; `Context.ddp` is used if it divides nothing.
         options: all of LayoutOptions, which `why_not_divided` must accept.
-        compiles: whether blocks are compiled.
     """
     device = context.device
     if not layout.is_divided:
         if compiles:
             compile_blocks(model, Block)
         return context.ddp(model, **{name: options[name] for name in DdpOptions.__annotations__})
-    # The type of gathered weights; gradients are then reduced in fp32.
+    # FSDP casts weights to this type when it gathers them, and then reduces gradients in fp32. With
+    # None it does not cast.
     gathered_dtype = None
     if context.precision.dtype != "float32" and options["optimizer_dtype"] != "bf16":
         gathered_dtype = compute_dtype(context)
@@ -477,18 +477,19 @@ def divide(
 
 
 def _divide_sequences(model: LanguageModel, device: torch.device, layout: Layout) -> None:
-    """Let each rank of `cp` compute its tokens. Collective."""
+    """Make each rank of a cp group compute only its part of the tokens. Collective."""
     cp_mesh, (_, context_name, _) = _make_mesh(
         device, batch=layout.dp_replicate * layout.dp_shard, context=layout.cp, tensor=layout.tp
     )
     index = layout.cp_index(cp_mesh.get_rank())
+    # Take this rank's part of the positions and of all inputs.
     for name in ("cosines", "sines"):
         part = _take_part(model.get_buffer(name), 0, layout.cp, index)
         model.register_buffer(name, part, persistent=False)
     model.register_forward_pre_hook(
         lambda _, inputs: (_take_part(inputs[0], 1, layout.cp, index), *inputs[1:])
     )
-    # FlashAttention needs Ampere, and the job may ask for another kernel.
+    # FlashAttention needs Ampere or later, and the job may select another kernel.
     has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     attention = _ContextParallel(
         degree=layout.cp,
@@ -510,23 +511,23 @@ def _shard(
     policy = MixedPrecisionPolicy(
         param_dtype=gathered_dtype,
         reduce_dtype=None if gathered_dtype is None else torch.float32,
-        # A model's inputs are tokens; positions stay in fp32.
+        # Inputs are tokens, which are integers, and positions, which must stay in fp32.
         cast_forward_inputs=False,
     )
-    how: dict[str, Any] = {"mesh": data, "mp_policy": policy}
+    arguments: dict[str, Any] = {"mesh": data, "mp_policy": policy}
     for block in model.blocks:
-        fully_shard(block, reshard_after_forward=reshard, **how)
+        fully_shard(block, reshard_after_forward=reshard, **arguments)
     if model.output.weight is not model.tokens.weight:
-        fully_shard(model.tokens, reshard_after_forward=reshard, **how)
+        fully_shard(model.tokens, reshard_after_forward=reshard, **arguments)
         # The backward pass begins with these layers, so they stay gathered.
-        fully_shard([model.norm, model.output], reshard_after_forward=False, **how)
-    fully_shard(model, reshard_after_forward=False, **how)
+        fully_shard([model.norm, model.output], reshard_after_forward=False, **arguments)
+    fully_shard(model, reshard_after_forward=False, **arguments)
 
 
 def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
     """Return this rank's columns of `tokens`, (batch, seq_len), in the order of its logits.
 
-    There are seq_len / (cp x tp) columns. `rank` counts all ranks.
+    There are seq_len / (cp x tp) columns. `rank` is the rank among all ranks.
     """
     part = _take_part(tokens, 1, layout.cp, layout.cp_index(rank))
     return part.chunk(layout.tp, dim=1)[rank % layout.tp]
@@ -534,8 +535,8 @@ def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
 
 def _make_mesh(device: torch.device, **degrees: int) -> tuple[DeviceMesh, tuple[str, ...]]:
     """Return a mesh of all ranks with these dimensions, and their new names. Collective."""
-    # The default group has no device id, so torch makes new groups. Split groups would crash after
-    # a second init_process_group (pytorch#192109).
+    # torch makes new groups for the mesh, because the default group has no device id. Otherwise it
+    # would split groups, which crashes after a second init_process_group (pytorch#192109).
     number = next(_MESHES)
     names = tuple(f"{name}_{number}" for name in degrees)
     sizes = tuple(degrees.values())
@@ -598,8 +599,9 @@ def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
 def _take_part(whole: Tensor, dim: int, degree: int, index: int) -> Tensor:
     """Return the tokens of one of `degree` ranks that divide `whole` along `dim`.
 
-    The tokens are cut into 2 x degree chunks. A rank gets the chunks `index` from the begin and
-    `index` from the end, so that causal attention costs the same on all ranks.
+    The tokens are cut into 2 x degree chunks. A rank gets one early and one late chunk: number
+    `index` counted from the begin, and number `index` counted from the end. Thus causal attention
+    costs the same on all ranks.
     """
     if degree == 1:
         return whole
@@ -621,25 +623,27 @@ class _ContextParallel:
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal attention of this rank's queries over the keys of all ranks. Collective.
 
-        All tensors are (batch, heads, tokens of `_take_part`, head); keys may have fewer heads.
+        All tensors are (batch, heads, tokens of `_take_part`, head width). Keys and values may have
+        fewer heads than the queries.
         """
         keys, values = self._gather(key), self._gather(value)
-        shared = query.shape[1] // key.shape[1]
+        heads_per_key = query.shape[1] // key.shape[1]
         early, late = query.chunk(2, dim=2)
         parts: list[Tensor] = []
         for chunk, number in ((early, self.index), (late, 2 * self.degree - 1 - self.index)):
             length = chunk.shape[2]
             end = (number + 1) * length
-            key = keys[:, :, :end].repeat_interleave(shared, dim=1)
-            value = values[:, :, :end].repeat_interleave(shared, dim=1)
-            # The mask of torch's `causal_lower_right`: the last query attends to all keys. With
-            # this object itself, torch.compile would not compile the block.
+            # The last query of the chunk attends to all these keys.
+            key = keys[:, :, :end].repeat_interleave(heads_per_key, dim=1)
+            value = values[:, :, :end].repeat_interleave(heads_per_key, dim=1)
             if self.takes_flash and chunk.dtype in (torch.float16, torch.bfloat16):
                 flash = torch.ops.aten._scaled_dot_product_flash_attention
                 parts.append(flash(chunk, key, value, dropout_p=0.0, is_causal=True)[0])
                 continue
-            seen = torch.ones(length, end, dtype=torch.bool, device=chunk.device)
-            mask = seen.tril(diagonal=end - length)
+            # The mask of torch's `causal_lower_right`. With that object itself, torch.compile would
+            # not compile the block.
+            ones = torch.ones(length, end, dtype=torch.bool, device=chunk.device)
+            mask = ones.tril(diagonal=end - length)
             parts.append(functional.scaled_dot_product_attention(chunk, key, value, attn_mask=mask))
         return torch.cat(parts, dim=2)
 
@@ -649,5 +653,6 @@ class _ContextParallel:
             part.contiguous(), gather_dim=2, group=self.group
         )
         chunks = gathered.chunk(2 * self.degree, dim=2)
-        # Each rank has an early chunk and a late chunk.
+        # Rank by rank, each with its early chunk and its late chunk: first all early chunks in
+        # order, then the late chunks, the last rank first.
         return torch.cat([*chunks[::2], *chunks[::-2]], dim=2)

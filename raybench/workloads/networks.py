@@ -110,7 +110,7 @@ class Mlp(Model):
 
 
 def linear_stack(hidden: int, layers: int) -> nn.Module:
-    """Return linear layers of hidden x hidden with ReLU between them, on the default device."""
+    """Return linear layers of hidden x hidden with ReLU between them, on torch's default device."""
     from torch import nn
 
     pairs = ((nn.Linear(hidden, hidden), nn.ReLU()) for _ in range(layers))
@@ -124,9 +124,9 @@ FEATURES = 1024
 class Linear(Model):
     """Trains or runs nn.Linear(1024, 1) on random rows with MSE and Adam: Python and launch cost.
 
-    Its batch size in the published test is 64. data: device: every rank has `rows` rows of its
-    own on the device, and batches are slices. data: dataloader: `rows` rows in host memory, in
-    shuffled order, through a torch DataLoader; the time spent waiting for it is the part `data`.
+    The published test has batch size 64. data: device: every rank has its own `rows` rows on the
+    device, and batches are slices. data: dataloader: a torch DataLoader shuffles `rows` rows in
+    host memory; the time spent waiting for it is the part `data`.
     """
 
     items = "rows"
@@ -172,18 +172,18 @@ class Linear(Model):
 
         # On the meta device there is nothing to load.
         on_device = data == "device" or context.device.type == "meta"
-        # For a loader all ranks need the same data set, as from a file.
-        shared = torch.Generator().manual_seed(context.seed)
-        generator = context.generator() if on_device else shared
+        # Loaders of all ranks need the same data set, as if they read a file, so the seed is equal.
+        same_everywhere = torch.Generator().manual_seed(context.seed)
+        generator = context.generator() if on_device else same_everywhere
         options: Any = {"generator": generator, "device": context.device if on_device else "cpu"}
         inputs, targets = torch.randn(rows, FEATURES, **options), torch.randn(rows, 1, **options)
         is_shared = not on_device and distributed_sampler and context.world_size > 1
-        own_rows = rows // context.world_size if is_shared else rows
-        if context.batch_size > own_rows:
+        rows_per_rank = rows // context.world_size if is_shared else rows
+        if context.batch_size > rows_per_rank:
             why = f"{rows} rows over {context.world_size} ranks" if is_shared else "all of them"
             raise UsageError(
-                f"workload linear: batch_size {context.batch_size} is more than the {own_rows} "
-                f"rows that each rank has ({why}); lower batch_size or raise rows"
+                f"workload linear: batch_size {context.batch_size} is more than the "
+                f"{rows_per_rank} rows that each rank has ({why}); lower batch_size or raise rows"
             )
         if on_device:
             batches = slices(inputs, targets, context.batch_size)
@@ -204,8 +204,9 @@ class Linear(Model):
             Recipe(loss=functional.mse_loss, grad_accumulation=grad_accumulation, compile=compile),
         )
         if not on_device:
-            # Only a loader has a data set for all ranks, so only then there are epochs.
-            self.epoch_s = own_rows / self.items_per_step
+            # Steps per epoch, which the metric multiplies by the duration of a step. With data:
+            # device there is no common data set, so there are no epochs.
+            self.epoch_s = rows_per_rank / self.items_per_step
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
@@ -215,10 +216,10 @@ class Linear(Model):
                 "cuda_graph: true needs data: device; a graph replays its steps without the "
                 "DataLoader"
             )
-        of_loader = {"num_workers": 0, "pin_memory": False, "distributed_sampler": True}
-        for name, usual in of_loader.items():
+        loader_defaults = {"num_workers": 0, "pin_memory": False, "distributed_sampler": True}
+        for name, default in loader_defaults.items():
             # The option would have no effect, so two points would be the same.
-            if settings["data"] == "device" and settings[name] != usual:
+            if settings["data"] == "device" and settings[name] != default:
                 return f"{name} needs data: dataloader; leave it out where data is device"
         return super().why_not(settings)
 
@@ -239,14 +240,12 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Return an endless iterator over full batches on the device, from a shuffling DataLoader.
 
-    An epoch drops left-over rows. The wait for a batch adds to the part `data` of `context.parts`.
-    The processes of the loader start now and end when the iterator is closed or dropped. A rank
-    with fewer rows than a batch gets RuntimeError.
+    An epoch drops left-over rows. Waiting for a batch adds to the part `data` of `context.parts`.
+    The processes of the loader start now and end when the iterator is closed or dropped. The
+    iterator raises RuntimeError on a rank with fewer rows than a batch.
 
     Args:
-        context: what the workload is built with.
         inputs: rows in host memory, equal on all ranks.
-        targets: rows in host memory.
         num_workers: number of processes; 0 loads in this process.
         pin_memory: copy batches from pinned memory.
         distributed_sampler: divide the rows over the ranks; otherwise each rank gets all rows.
@@ -306,15 +305,15 @@ def load_batches(
 
 
 _CLASSES = 1000
-# Number of parameters, and of outputs of all convolutions for an image of 224 x 224 pixels.
+# Number of parameters, and number of outputs of all convolutions for an image of 224 x 224 pixels.
 _SIZES = {"resnet18": (11_689_512, 2_483_712), "resnet50": (25_557_032, 11_113_984)}
 
 
 class ResNet(Model):
     """Trains or runs a residual network of torchvision on random images; one item is one image.
 
-    Its weights are random, from the seed. What its normalisation layers know of the data is that
-    of the first batch, as after training: else the outputs of so many layers would explode.
+    The weights are random, from the seed. Normalisation layers get the statistics of the first
+    batch, as after training. Without them the outputs of so many layers would explode.
     """
 
     items = "images"
@@ -368,7 +367,7 @@ class ResNet(Model):
         if device.type != "meta":
             with self.inference():
                 logits = _logits(self.model, inputs[: context.batch_size])
-            # The largest difference from fp32, relative to the largest logit in fp32.
+            # The largest difference from fp32, divided by the largest logit in fp32.
             exact = self.__dict__.pop("_exact")
             self.output_error = float((logits - exact).abs().max() / exact.abs().max())
 
@@ -467,7 +466,7 @@ class Smoke(Workload):
         self.items_per_step = rows
 
     def step(self) -> None:
-        """Do one training step. Collective: every rank must call it."""
+        """Do one training step. Collective."""
         self._optimizer.zero_grad(set_to_none=True)
         with self._context.autocast():
             loss = self._loss(self._replica(self._inputs), self._labels)
@@ -492,9 +491,10 @@ class Smoke(Workload):
         digests = [digest] * world_size
         if world_size > 1:
             dist.all_gather_object(digests, digest)
-        usual, count = Counter(digests).most_common(1)[0]
-        if digest != usual or 2 * count <= world_size:
-            raise (WrongResultError if 2 * count > world_size else NoMajorityError)(
+        common_digest, count = Counter(digests).most_common(1)[0]
+        has_majority = 2 * count > world_size
+        if digest != common_digest or not has_majority:
+            raise (WrongResultError if has_majority else NoMajorityError)(
                 f"rank {rank}: its gradients differ from those of "
                 f"{world_size - digests.count(digest)} other ranks after the same step"
             )

@@ -49,13 +49,13 @@ def turns(world_size: int) -> int:
 
 
 def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
-    """Return the disjoint pairs of one turn (from 0), sorted, the lower rank first (round-robin).
+    """Return the disjoint pairs of one turn of a round-robin, sorted, the lower rank first.
 
-    With an odd number of ranks one rank has no partner.
+    Turns count from 0. With an odd number of ranks one rank has no partner.
     """
     even = world_size + world_size % 2
     circle = [even - 1, *((turn + step) % (even - 1) for step in range(even - 1))]
-    # The circle method: the first rank stays, and each rank meets the rank opposite.
+    # The circle method: the first place is fixed, the others rotate, and opposite ranks are a pair.
     opposite = ((circle[index], circle[-index]) for index in range(1, even // 2))
     pairs = [(circle[0], circle[even // 2]), *opposite]
     return tuple(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < world_size))
@@ -88,9 +88,10 @@ def pairs_text(pairs: Iterable[Pair]) -> str:
 class Pairs(Workload):
     """Moves a message within each pair of devices: latency and bandwidth of the paths between two.
 
-    All pairs of a turn do so at the same time; the others wait. transport: send uses NCCL, or gloo
-    on CPUs; copy is a copy between the memories of two GPUs of one host, which the process of the
-    lower rank issues. Counted is what moves in a step: both and round_trip move size_bytes twice.
+    All pairs of a turn move messages at the same time; other ranks wait. transport: send uses NCCL,
+    or gloo on CPUs; copy is a copy between the memories of two GPUs of one host, which the process
+    of the lower rank issues. Bandwidth counts all bytes that move in a step: both and round_trip
+    move size_bytes twice.
     """
 
     takes_batch_size = takes_precision = False
@@ -162,16 +163,16 @@ class Pairs(Workload):
     def step(self) -> None:
         """Issue the pair's messages once; on a GPU the current stream waits for them, not the host.
 
-        With transport send both ranks of a pair must call this, with copy the lower rank.
+        With transport send both ranks of a pair must call this; with copy only the lower rank must.
         """
         self._issue()
 
     def check(self) -> None:
         """Raise WrongResultError, which names the pair, if the last message has wrong bytes.
 
-        Each receiver checks, with transport copy the lower rank. The message is wrong before the
-        first step and after each check. With copy, wait for both devices before and after this
-        call.
+        The receiver checks the message; with transport copy the lower rank does. The message is
+        wrong before the first step and after each check. With copy, wait for both devices before
+        and after this call.
         """
         import torch
 
@@ -202,18 +203,22 @@ class Pairs(Workload):
                 "forward or backward"
             )
         # Node and device of each rank.
-        homes: list[Any] = [None] * context.world_size
-        dist.all_gather_object(homes, (os.environ.get("GROUP_RANK", ""), context.device.index))
-        apart = [(low, high) for low, high in pairs if homes[low][0] != homes[high][0]]
-        if apart:
+        locations: list[Any] = [None] * context.world_size
+        dist.all_gather_object(locations, (os.environ.get("GROUP_RANK", ""), context.device.index))
+        nodes = [node for node, _ in locations]
+        apart = next(((low, high) for low, high in pairs if nodes[low] != nodes[high]), None)
+        if apart is not None:
             raise UsageError(
-                f"workload pairs: ranks {apart[0][0]} and {apart[0][1]} are on two hosts, and "
+                f"workload pairs: ranks {apart[0]} and {apart[1]} are on two hosts, and "
                 "transport copy is within one; name the pairs of one host in partners, or give "
                 "transport: send"
             )
         if self.pair is None or context.rank != self.pair[0]:
             return
-        pair, here, there = self.pair, context.device, torch.device("cuda", homes[self.pair[1]][1])
+
+        # On the lower rank: this device, and the device of the higher rank.
+        _, peer_index = locations[self.pair[1]]
+        pair, here, there = self.pair, context.device, torch.device("cuda", peer_index)
         is_forward = self._direction == "forward"
         sender, receiver = pair if is_forward else pair[::-1]
         source = _message(sender, size_bytes, here if is_forward else there)
@@ -253,16 +258,16 @@ def _message(sender: int, size_bytes: int, device: torch.device) -> Tensor:
 
 
 class TransportProbe(Workload):
-    """Lets the ranks do one collective in other processes, and prints what NCCL or gloo tell of it.
+    """Runs one collective in other processes, and prints the transports that NCCL or gloo use.
 
-    NCCL tells which way its bytes go once, when a communicator is made, and to a process that was
-    started with NCCL_DEBUG. So that no line is written while something is timed, each worker runs a
-    process of `main`, whose lines are in the output of its rank. Raises RuntimeError with the last
-    line of its stderr when a process fails, and TimeoutExpired after 90 s.
+    NCCL logs its transports once, when a communicator is made, and only in a process that was
+    started with NCCL_DEBUG. Each worker runs `main` in such a process, so that nothing is logged
+    while something is timed, and prints its output. If a process fails, this raises RuntimeError
+    with the last line of its stderr; after 90 s it raises TimeoutExpired.
     """
 
     takes_batch_size = False
-    # Declare communication, so that no operations are counted.
+    # Declare a collective, so that no floating-point operations are counted.
     message_bytes = 4
     busbw_factor = 1.0
 
@@ -286,7 +291,8 @@ class TransportProbe(Workload):
 
 
 _TIMEOUT = timedelta(seconds=60)
-# An all_to_all connects all pairs. With more ranks only a ring or a tree connects some pairs.
+# Up to this number of ranks an all_to_all connects all pairs. With more ranks only the all_reduce
+# runs, which connects some pairs.
 _MOST_IN_ALL_PAIRS = 64
 _TRANSPORT = re.compile(
     r" via |NET/|Using network|NVLS multicast|nvls channels|nNodes|NCCL version|GPU Direct"
@@ -300,7 +306,7 @@ def main() -> None:
     """Run the collective; print lines of the host, then gloo's connections or NCCL's transports.
 
     The arguments of the program are the device (cuda for LOCAL_RANK's device, cuda:N or cpu) and a
-    name for the keys in the store, equal on all ranks and used once. The exit code is 0.
+    prefix for keys in the store, which is equal on all ranks and used once. The exit code is 0.
 
     Raises:
         KeyError: torchrun's variables are missing.
@@ -309,7 +315,7 @@ def main() -> None:
     device, name = [*sys.argv[1:], "transport"][:2]
     with TemporaryDirectory(prefix="raybench-nccl-") as folder:
         log = Path(folder) / "nccl.log"
-        # Set before NCCL is loaded, which reads them once.
+        # NCCL reads these variables once, so set them before NCCL is loaded.
         os.environ |= {
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,P2P,SHM,NVLS",
@@ -330,10 +336,10 @@ def main() -> None:
 
 
 def _communicate(device_name: str, name: str) -> list[str]:
-    """Let all ranks reduce a number and, on GPUs, each pair exchange one; return lines to print.
+    """Reduce a number over all ranks and, on GPUs, connect each pair; return lines to print.
 
-    On CPUs there is a line for each TCP connection of this process, except to the store: interface,
-    this address, peer's address.
+    On CPUs there is a line for each TCP connection of this process, except to the store. It has the
+    interface, this address and the peer's address.
     """
     import torch
     import torch.distributed as dist

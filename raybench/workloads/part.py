@@ -23,7 +23,7 @@ class BuildWorkload(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKind:
-    """What decides how many operations a step has."""
+    """The settings on which the number of operations of a step depends."""
 
     workload: str
     params: tuple[tuple[str, Scalar], ...]
@@ -33,7 +33,7 @@ class StepKind:
 
 
 class PartFailedError(Exception):
-    """The step cannot run, and `failure` says why; its rank is 0 on every rank."""
+    """The step cannot run, and `failure` says why. The caller must set the rank of the failure."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -41,7 +41,7 @@ class PartFailedError(Exception):
 
 
 class Part(Protocol):
-    """This rank's part of the step of a point, as a worker knows it."""
+    """This rank's part of the step of a point."""
 
     @property
     def context(self) -> Context:
@@ -72,7 +72,7 @@ class Part(Protocol):
         """The ids of processes that were started for the step and have ended."""
 
     def build(self) -> Workload:
-        """Return a new workload. Collective: every rank must call it."""
+        """Return a new workload. Collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +97,9 @@ class WorkloadPart:
 
     @property
     def ended_processes(self) -> frozenset[int]:
-        """None are started."""
+        """An empty set: no processes are started for the step."""
         return frozenset()
 
     def build(self) -> Workload:
-        """Return a new workload. Collective: every rank must call it."""
+        """Return a new workload. Collective."""
         return self.make(self.context, dict(self.kind.params))

@@ -218,7 +218,6 @@ class Layout:
         1. So does a missing dp_replicate. The product of all degrees may differ from world_size.
 
         Args:
-            world_size: number of ranks.
             options: degrees by name; other keys are ignored.
         """
         tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)

@@ -65,9 +65,9 @@ OUTPUT_ERROR = Metric(
 )
 
 # Far below half an ulp of a weight (1e-9 at 0.01), so the weights stay constant, and all steps
-# compute with similar numbers. With a usual rate a model memorises its few rows and gradients
-# vanish. After about 650 steps Adam's first moments are then subnormal, which GPUs divide more
-# slowly. Not 0, because Adam in a CUDA graph divides by the rate.
+# compute with similar numbers. With a usual rate a model would memorise its few rows, so gradients
+# would vanish. After about 650 steps Adam's first moments would be subnormal, and GPUs divide such
+# numbers more slowly. Not 0, because Adam in a CUDA graph divides by the rate.
 LEARNING_RATE = 1e-12
 
 # Parameters that only training uses.
@@ -75,8 +75,8 @@ _ONLY_FOR_TRAINING = {
     *("optimizer", "grad_accumulation", "activation_checkpointing"),
     *LayoutOptions.__annotations__,
 }
-# A larger relative difference of gradients is not rounding. Below fp32 the limit is looser, because
-# the weights of losses are rounded to the format of the losses.
+# Rounding does not explain a larger relative difference of gradients. In other precisions than fp32
+# the limit is looser, because the weights of losses are rounded to the format of the losses.
 _FP32_TOLERANCE, _LOOSE_TOLERANCE = 1e-4, 0.03
 # cuBLAS and cuBLASLt use 32 MiB each on Hopper.
 _WORKSPACES_BYTES = 64 * MIB
@@ -93,11 +93,12 @@ class Recipe:
     grad_accumulation: int = 1
     # Compile the model as a whole, with DDP around it.
     compile: bool = False
-    # Divides the model over the ranks, in place, and returns what is called; None: `Context.ddp`.
+    # Divides the model over the ranks, in place, and returns the module that training calls. None:
+    # `Context.ddp`.
     divide: Callable[[Any], nn.Module] | None = None
-    # The optimizer updates all weights in one kernel.
+    # Whether the optimizer updates all weights in one kernel.
     is_fused: bool = False
-    # The weights already have the type of the precision, so there is no autocast.
+    # Whether the weights already have the type of the precision, so that there is no autocast.
     is_cast: bool = False
 
 
@@ -113,9 +114,9 @@ class Model(Workload):
         Answer(metric="throughput", over=("shares", "slow_ratio")),
     )
     items_per_step: float
-    # The bare model.
+    # The model itself.
     model: nn.Module
-    # What training calls, for example the model under DistributedDataParallel.
+    # The module that training calls, for example the model under DistributedDataParallel.
     replica: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -130,8 +131,8 @@ class Model(Workload):
             if settings.get("cast_weights"):
                 return "cast_weights: true needs mode: inference"
             return None
-        for name, usual in _training_defaults(cls).items():
-            if settings.get(name, usual) != usual:
+        for name, default in _training_defaults(cls).items():
+            if settings.get(name, default) != default:
                 return f"mode: inference trains nothing, so {name} must be left out"
         is_single = Precision(str(settings["precision"])).dtype == "float32"
         if settings.get("cast_weights") and is_single:
@@ -154,9 +155,6 @@ class Model(Workload):
         """Prepare the steps: call `train`, or `load` and `run_forward` for inference.
 
         Args:
-            mode: whether to train.
-            context: what the workload is built with.
-            make_model: returns a new model, as for `train`.
             batches: endless batches of this rank; inference ignores the targets.
             recipe: how to train; inference uses only `compile`.
             cast_weights: as for `load`; not used for training.
@@ -178,11 +176,9 @@ class Model(Workload):
         """Make the model, divide it over the ranks, and make `step` train it. Collective.
 
         Args:
-            context: what the workload is built with.
             make_model: returns a new model; called with the device as torch's default device, and
                 with the same seed on all ranks.
             batches: endless batches of this rank, of `context.batch_size` items.
-            recipe: how to train.
 
         Raises:
             UsageError: cuda_graph in precision fp16.
@@ -228,8 +224,6 @@ class Model(Workload):
         """Make the model for inference, equal on all ranks; `run_forward` must follow.
 
         Args:
-            context: what the workload is built with.
-            make_model: returns a new model, as for `train`.
             cast_weights: store the weights as `compute_dtype` and use no autocast; inputs that are
                 not integers must have this type.
         """
@@ -278,9 +272,10 @@ class Model(Workload):
         """Return the largest relative error of a step's gradients over all parameters. Collective.
 
         The reference is the gradient of one process over the samples of all ranks, with the
-        BatchNorm statistics of each batch. The error is the norm of the difference over the norm of
-        the reference; not finite if a gradient is not finite. Uses a step's batches and clears
-        `.grad`. The attribute is None after `load` and for a model that dp_shard, cp or tp divides.
+        BatchNorm statistics of each batch. The error is the norm of the difference divided by the
+        norm of the reference; it is not finite if a gradient is not finite. This uses the batches
+        of a step and clears `.grad`. The attribute is None after `load` and for a model that
+        dp_shard, cp or tp divides.
         """
         import torch
         from torch import distributed as dist
@@ -292,21 +287,22 @@ class Model(Workload):
             assert parameter.grad is not None, "a step leaves a gradient on each parameter"
             gradients.append(parameter.grad.double())
         self.optimizer.zero_grad(set_to_none=True)
-        # The gradients of the mean loss over the samples of all ranks, in float64.
+
+        # The reference, in float64: the sum over the samples of all ranks, divided by their number.
         sums = [torch.zeros_like(gradient) for gradient in gradients]
         for inputs, targets in batches:
             alone = self._gradients_alone(inputs, targets)
             for total, gradient in zip(sums, alone, strict=True):
                 total.add_(gradient, alpha=len(inputs))
-        items = float(sum(len(inputs) for inputs, _ in batches))
-        count = torch.tensor(items, dtype=torch.float64, device=self._context.device)
+        local_count = float(sum(len(inputs) for inputs, _ in batches))
+        count = torch.tensor(local_count, dtype=torch.float64, device=self._context.device)
         if self._context.world_size > 1:
             for value in (count, *sums):
                 dist.all_reduce(value, group=self._context.process_group)
-        errors = [
-            (got - total / count).norm() / (total / count).norm().clamp(min=1e-300)
-            for got, total in zip(gradients, sums, strict=True)
-        ]
+        errors = []
+        for gradient, total in zip(gradients, sums, strict=True):
+            reference = total / count
+            errors.append((gradient - reference).norm() / reference.norm().clamp(min=1e-300))
         return float(torch.stack(errors).max())  # not Python's `max`, which may lose a NaN
 
     def close(self) -> None:
@@ -316,17 +312,18 @@ class Model(Workload):
     def _accumulate(self, batches: Iterator[Batch]) -> None:
         """Add up the gradients of a step in `.grad`; the last pass reduces them over the ranks."""
         context = self._context
-        # Emulate a slower device: repeat part of the work without result. Few passes, because each
-        # pass has a fixed cost. Not on meta, where operations are counted.
-        rows = round(context.extra_work * context.batch_size * self._passes)
-        while rows > 0 and context.device.type != "meta":
+        # Emulate a slower device: repeat part of the work, and drop the result. Use few passes,
+        # because each pass has a fixed cost. On meta operations are counted, so repeat nothing.
+        extra_rows = round(context.extra_work * context.batch_size * self._passes)
+        while extra_rows > 0 and context.device.type != "meta":
             inputs, targets = next(self._batches)
-            self._gradients_alone(inputs[:rows], targets[:rows])
-            rows -= context.batch_size
+            self._gradients_alone(inputs[:extra_rows], targets[:extra_rows])
+            extra_rows -= context.batch_size
+
         divisor = self._passes / context.loss_weight
-        for to_go in reversed(range(self._passes)):
+        for later_passes in reversed(range(self._passes)):
             inputs, targets = next(batches)
-            with context.no_sync(self.replica) if to_go else nullcontext():
+            with context.no_sync(self.replica) if later_passes else nullcontext():
                 # Without a variable, so that the graph is freed before the next pass.
                 self._scaled_loss(self._forward, inputs, targets, divisor).backward()  # type: ignore[no-untyped-call]
 
@@ -341,7 +338,7 @@ class Model(Workload):
         return scaled
 
     def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients of the samples' mean loss, without `.grad`."""
+        """Return the gradients of the samples' mean loss on this rank; leave `.grad` unchanged."""
         import torch
 
         loss = self._scaled_loss(self._forward_alone, inputs, targets)
@@ -353,7 +350,6 @@ def gradient_doubt(error: float | None, precision: Precision) -> Doubt | None:
 
     Args:
         error: relative difference; NaN is a doubt, None is unknown.
-        precision: precision of the point.
     """
     limit = _FP32_TOLERANCE if precision is Precision.FP32 else _LOOSE_TOLERANCE
     if error is None or error <= limit:
@@ -375,9 +371,9 @@ def _training_defaults(workload_class: type[Model]) -> Mapping[str, Scalar | Non
 class StepBytes:
     """What a training step needs beside weights, gradients and optimizer, in bytes on a rank."""
 
-    # Saved by a forward pass for its backward pass.
+    # Activations that a forward pass saves for its backward pass.
     saved: float
-    # Needed in addition at the loss.
+    # Temporary tensors while the loss is computed.
     at_loss: float = 0.0
     # Activations of a block that is recomputed.
     recomputed: float = 0.0
@@ -397,7 +393,7 @@ def estimate_step(
         settings: all settings of the point.
         step: what the step needs beside weights, gradients and optimizer.
         parameters: number of parameters of the whole model.
-        ranks: number of ranks over which they are sharded.
+        ranks: number of ranks over which the parameters are sharded.
 
     Returns:
         None for inference, CUDA graphs, and unequal shares or speeds.
@@ -413,9 +409,10 @@ def estimate_step(
     # Adam's update of all weights at once makes temporaries as large as the weights.
     temporaries = weights if is_adam and not settings.get("fused_optimizer") else 0.0
     earlier_passes = gradients if settings["grad_accumulation"] > 1 else 0.0
-    peak = max(
-        step.saved + step.at_loss + earlier_passes, gradients + max(step.recomputed, temporaries)
-    )
+    backward_begin = step.saved + step.at_loss + earlier_passes
+    backward_end_or_optimizer = gradients + max(step.recomputed, temporaries)
+    peak = max(backward_begin, backward_end_or_optimizer)
+    # Adam keeps two moments of each weight.
     return weights * (3 if is_adam else 1) + buckets + peak + step.data + _WORKSPACES_BYTES
 
 
@@ -437,9 +434,10 @@ def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
 
 
 def compute_dtype(context: Context) -> torch.dtype:
-    """Return the type of inputs of matrix products: float16 for fp16, bfloat16 for bf16 and float8.
+    """Return the type of inputs of matrix products.
 
-    float32 for fp32 and tf32, and on the meta device, which has no autocast.
+    float16 for fp16, bfloat16 for bf16 and float8, float32 for fp32 and tf32. On the meta device,
+    which has no autocast, always float32.
     """
     import torch
 
@@ -460,14 +458,9 @@ def compile_blocks(
 ) -> None:
     """Make all modules of the given classes compile themselves at their first call, in place.
 
-    They compile once per class and input shape. Values that differ between blocks must be arguments
-    of `forward`: an attribute is a constant of the compiled code, so the next block would be
-    compiled again. Must not be called on meta.
-
-    Args:
-        model: the model with the blocks.
-        kinds: classes of blocks.
-        options: options of torch.compile.
+    A class of blocks is compiled once per input shape. Values that differ between blocks must be
+    arguments of `forward`: an attribute is a constant of the compiled code, so the next block would
+    be compiled again. This must not be called on meta.
     """
     for module in model.modules():
         if isinstance(module, kinds):

@@ -56,7 +56,8 @@ Preset = Annotated[
     ],
     Field(description="Model, by its number of parameters: GPT-2's shapes or Llama 3's."),
 ]  # fmt: skip
-_WORDS: dict[bool | Checkpointing, Checkpointing] = {
+# The values of activation_checkpointing by their short and long forms.
+_CHECKPOINTING: dict[bool | Checkpointing, Checkpointing] = {
     **{False: "none", "none": "none", "selective": "selective", True: "full", "full": "full"}
 }
 # Number of tokens whose logits are compared: they need little memory.
@@ -80,8 +81,8 @@ class Transformer(Model):
     """Trains or runs a language model on random tokens, GPT-2 or Llama; one item is one sequence.
 
     phase: prefill. A step reads whole prompts of seq_len tokens, fills the cache of keys and
-    values, and computes the logits of the next token. phase: decode. A step computes one token of
-    each sequence, at the end of seq_len tokens that are in the cache, the same in every step.
+    values, and computes the logits of the next token. phase: decode. The cache has seq_len tokens
+    of each sequence, and every step computes the same next token.
     """
 
     takes_float8 = True
@@ -196,7 +197,7 @@ class Transformer(Model):
             return
         training = _Training(
             seq_len=seq_len,
-            checkpointing=_WORDS[activation_checkpointing],
+            checkpointing=_CHECKPOINTING[activation_checkpointing],
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile,
@@ -207,7 +208,7 @@ class Transformer(Model):
     def check(self) -> None:
         """Set `output_error`: largest difference of logits from fp32 / largest logit in fp32.
 
-        Only the first 256 tokens of a sequence are compared. The error stays unset in inference, in
+        Only the first 256 tokens of a sequence are compared. The error is not set in inference, in
         float8, and if the model is divided, compiled by block or stored in bf16.
         """
         if self._compared is None:
@@ -269,25 +270,26 @@ class Transformer(Model):
         shape = replace(shape, layers=settings.get("layers") or shape.layers)
         layout = Layout.make(settings["world_size"], settings)
         parameters, number = shape.parameter_count(settings["seq_len"]), product_bytes(settings)
-        # Autocast adds in fp32 and copies weights, unless they are stored or gathered in 16 bits.
+        # Autocast keeps residuals in fp32 and copies weights. There is no autocast if weights are
+        # stored or gathered in 16 bits.
         is_stored = settings["optimizer_dtype"] == "bf16"
         is_autocast = number == 2 and not is_stored and not layout.is_divided
         residual = 4 if is_autocast else number
         is_compiled = bool(settings["compile"])
         tokens = float(settings["batch_size"] * settings["seq_len"]) / layout.ranks_per_batch
         if isinstance(shape, LlamaShape):
-            # Query, key, value, output of attention, inputs of products, and SwiGLU, of which
-            # compiled code recomputes two of four parts.
+            # Query, key, value, output of attention, inputs of products, and four parts of SwiGLU.
+            # Compiled code recomputes two of the four parts.
             heads = 2 * (shape.heads + shape.kv_heads) * shape.head_width
             in_block = heads + 2 * shape.width + (2 if is_compiled else 4) * shape.hidden
         else:
             # Query, key, value, output of attention, inputs of products, both sides of GELU.
             in_block = 14 * shape.width
-        # Bytes per token that a block's backward pass reads, and bytes that are kept until then.
+        # Bytes per token: read by a block's backward pass, and kept from its forward pass.
         needed = 2 * residual * shape.width + number * in_block
         kept = {"none": needed, "selective": needed / 2, "full": residual * shape.width}
         step = StepBytes(
-            saved=shape.layers * tokens * kept[_WORDS[settings["activation_checkpointing"]]]
+            saved=shape.layers * tokens * kept[_CHECKPOINTING[settings["activation_checkpointing"]]]
             + (2.0 * parameters if is_autocast else 0.0),
             # The logits or their gradient. Uncompiled code also keeps softmax and its gradient in
             # fp32.
@@ -314,7 +316,7 @@ class Transformer(Model):
         is_counted = context.device.type == "meta"
         is_float8 = context.precision is Precision.FLOAT8
         layout = Layout() if is_counted else Layout.make(context.world_size, options)
-        # Whether weights are stored in the type in which they are used.
+        # Whether weights are stored in the type of the precision, so that there is no autocast.
         is_stored = options["optimizer_dtype"] == "bf16"
         is_by_block = training.compile and (layout.is_divided or isinstance(shape, LlamaShape))
         compiles_blocks = is_by_block and not is_counted
@@ -354,7 +356,7 @@ class Transformer(Model):
             is_fused=options["fused_optimizer"],
             is_cast=is_stored or layout.is_divided,
         )
-        # Both contiguous, as from a loader.
+        # Make both contiguous, as a loader would.
         batches = slices(text[:, :-1].contiguous(), text[:, 1:].contiguous(), context.batch_size)
         self.train(context, make_model, batches, recipe)
         if layout.is_divided:  # one rank cannot compute the whole model for a comparison
@@ -380,7 +382,7 @@ class Transformer(Model):
         """Prepare inference: a pass over whole sequences, or a phase with a KV cache.
 
         Decoding stays at one position, so that every step computes the same. `length` is the number
-        of tokens of a sequence, in phase decode without the new token.
+        of tokens of a sequence; in phase decode it does not include the new token.
         """
         from raybench.workloads.language_models import Block, KeyValueCache, LanguageModel
 
@@ -403,15 +405,15 @@ class Transformer(Model):
             shape, batch_size=batch_size, room=room, dtype=compute_dtype(context), device=device
         )
         if is_decode:
-            # Fill the cache sequence by sequence: all together may need too much memory.
+            # Fill the cache sequence by sequence: a batch of prompts may need too much memory.
             if device.type != "meta":
                 with self.inference():
                     for index, prompt in enumerate(tokens[:, :length]):
                         memory = cache.memory[:, :, index : index + 1]
                         self.model(prompt[None], KeyValueCache(memory))
             cache.position = length
-            # A step must read the cache and all weights, except a table of which a token reads only
-            # one row. A tied output layer reads its whole table.
+            # A step must read the cache and all weights, except the table from which a token
+            # reads only one row.
             parameters = self.model.named_parameters()
             weights = sum(p.nbytes for name, p in parameters if name != self.model.looked_up)
             self.memory_bytes = weights + cache.memory.nbytes
@@ -421,8 +423,8 @@ class Transformer(Model):
                 )
             tokens = tokens[:, length:].contiguous()
         if compile and device.type != "meta":
-            # Otherwise Inductor uses cuBLAS for products with one row, and several kernels for the
-            # norm of one row.
+            # In decoding products and norms have one row. Without these options Inductor uses
+            # cuBLAS for the products, and several kernels for a norm.
             options = {"coordinate_descent_tuning": True, "split_reductions": False}
             compile_blocks(self.model, Block, options=options if is_decode else None)
         self.run_forward(lambda: self.model(tokens, cache))

@@ -19,9 +19,9 @@ from raybench.job.point import BY_ACCUMULATION, Point, SlowBy
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.part import Parameters
 
-# A batch is a multiple of a power of two, which is at most this share of an equal batch: on an H200
-# a step of 1025 rows takes 19 % longer than a step of 1024 (tf32, mlp).
-_GRAIN = 1 / 64
+# Batches are multiples of a power of two, because on an H200 a step of 1025 rows takes 19 % longer
+# than a step of 1024 (tf32, mlp). The power of two is at most this share of an equal batch.
+_LARGEST_UNIT = 1 / 64
 
 
 class Idle(Workload):
@@ -76,38 +76,38 @@ class DividedStep:
 
     @property
     def equal_items(self) -> int:
-        """Samples of a rank with an equal share, over all its forward passes."""
+        """The samples of a rank with an equal share, in all its forward passes."""
         return (self.point.batch_size or 1) * self.point.grad_accumulation
 
     @property
     def unit(self) -> int:
-        """Every share is a multiple of this number of samples.
-
-        It is batch_size for shares by accumulation. For other shares it is grad_accumulation times
-        the largest power of two that divides batch_size and is at most a 64th of it.
-        """
+        """The number of samples that divides every share."""
         batch_size = self.point.batch_size or 1
         if self.point.shares == BY_ACCUMULATION:
             return batch_size
-        largest = 2 ** int(math.log2(max(1, _GRAIN * batch_size)))
-        return self.point.grad_accumulation * math.gcd(batch_size, largest)
+        # In each forward pass: the largest power of two that divides batch_size and is at most a
+        # 64th of it.
+        largest_power = 2 ** int(math.log2(max(1, _LARGEST_UNIT * batch_size)))
+        return self.point.grad_accumulation * math.gcd(batch_size, largest_power)
 
     def size(self, items: int) -> tuple[int, Parameters]:
         """Return batch size and parameters of a step of `items` samples, in equal passes."""
         params = self.point.params
+        # A larger share has more passes if shares are by accumulation, otherwise larger batches.
         if self.point.shares != BY_ACCUMULATION:
             return items // self.point.grad_accumulation, params
         return self.unit, {**params, "grad_accumulation": items // self.unit}
 
     def context_among(self, shares: Sequence[int]) -> Context:
-        """Return the context for this rank's share. Collective: every rank must call it.
+        """Return the context for this rank's share. Collective.
 
-        Rank and world size count the ranks that have a share. These ranks get a new process group,
-        which stays, if they are at least two and not all.
+        Rank and world size count only the ranks that have a share. If at least two, but not all
+        ranks have one, they get a new process group, which stays.
 
         Args:
             shares: samples of each rank. A rank with 0 samples can only build an `Idle`.
         """
+        # The ranks that have a share.
         ranks = [rank for rank, items in enumerate(shares) if items]
         group = dist.new_group(ranks) if 1 < len(ranks) < len(shares) else None
         rank = self.context.rank

@@ -36,7 +36,7 @@ _RESPONDER = Path(__file__).parents[2] / "hangs" / "responder.py"
 _PR_SET_PDEATHSIG = 1
 # Not from raybench.conversion: nothing of raybench is loaded in the script's process.
 _NS_PER_MS = 1_000_000
-# What the parent keeps of a text.
+# The parent keeps only this much of a text, and of a traceback.
 _CHARACTERS = 20_000
 _FRAMES = 100
 
@@ -71,7 +71,10 @@ class _OptimizerHook(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of torch.optim.optimizer; None for other modules."""
+        """Return the spec of torch.optim.optimizer with a loader that adds the hook.
+
+        Return None for other modules, which are then imported as usual.
+        """
         if name != "torch.optim.optimizer":
             return None
         sys.meta_path.remove(self)
@@ -96,6 +99,7 @@ class _Clock:
         on_gpu = device is not None and device.type == "cuda"
         self.cuda: Any = sys.modules["torch"].cuda if on_gpu else None
         self.name = "cuda" if self.cuda else "host"
+        # The host's time of each mark.
         self._marks_ns: list[int] = []
 
     def begin(self, iterations: int) -> None:
@@ -115,9 +119,9 @@ class _Clock:
             self._events.append(event)
 
     def take(self, origin_ns: int) -> dict[str, Any]:
-        """Wait for the device; return starts, durations and peaks of memory, and forget the marks.
+        """Wait for the device; return starts, durations and peaks of memory; forget the marks.
 
-        Starts count from `origin_ns`. Peaks are in bytes, None on a CPU.
+        Starts count from `origin_ns`. Peaks are in bytes; on a CPU they are None.
         """
         marks_ns, self._marks_ns = self._marks_ns, []
         step_ns = host_ns = [end - start for start, end in pairwise(marks_ns)]
@@ -125,13 +129,13 @@ class _Clock:
             self.cuda.synchronize(self.device)
             pairs = pairwise(self._events)
             step_ns = [round(start.elapsed_time(end) * _NS_PER_MS) for start, end in pairs]
-        peaks = self.cuda
+        cuda = self.cuda
         return {
             "start_ns": [mark - origin_ns for mark in marks_ns[:-1]],
             "step_ns": step_ns,
             "host_ns": host_ns,
-            "allocated_bytes": peaks and peaks.max_memory_allocated(self.device),
-            "reserved_bytes": peaks and peaks.max_memory_reserved(self.device),
+            "allocated_bytes": cuda.max_memory_allocated(self.device) if cuda else None,
+            "reserved_bytes": cuda.max_memory_reserved(self.device) if cuda else None,
         }
 
 
@@ -197,7 +201,7 @@ class _Steps:
         return {**samples, "parts": self._marks.take(count) if self._marks else {}}
 
     def _obey(self, clock: _Clock) -> None:
-        """Do what the parent asks, until it asks for steps."""
+        """Do what the parent asks, until the parent asks for steps."""
         while True:
             message = self._channel.receive()
             match message["do"]:
@@ -212,7 +216,7 @@ class _Steps:
                     if clock.cuda:
                         clock.cuda.reset_peak_memory_stats(clock.device)
                 case "mark_parts":
-                    # Until the steps are timed, nothing of raybench may be loaded.
+                    # Load raybench only now: it must not be there while steps are timed.
                     sys.path.append(str(Path(__file__).parents[3]))
                     why_not, problem = "", ""
                     try:
@@ -220,12 +224,12 @@ class _Steps:
                         self._marks = import_module(message["module"]).ScriptMarks(device)
                         if message["has_peers"]:
                             why_not = self._marks.hook_gradients() or ""
-                    except Exception as error:  # not fatal: the samples exist already
+                    except Exception as error:  # not fatal: the steps were timed before
                         self._marks = None
                         why_not, problem = "not_beside_script", repr(error)
                     self._channel.send(why_not=why_not, error=problem)
-                case "time_gradients" | "keep_gradients" as how:
-                    getattr(self._marks, how)()
+                case "time_gradients" | "keep_gradients" as method:
+                    getattr(self._marks, method)()
                 case "end":
                     os._exit(0)
 

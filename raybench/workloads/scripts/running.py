@@ -90,8 +90,7 @@ class ScriptPart:
         """Prepare the part; `build` starts the script.
 
         Args:
-            context: passed on to the script.
-            task: the point.
+            task: the point with the script.
             serve_store: starts the TCP store of the script's ranks; called on rank 0 only.
             is_aborted: tells whether another rank has failed.
             deadline_s: time limit by `time.monotonic`.
@@ -100,6 +99,7 @@ class ScriptPart:
         self._serve_store, self._is_aborted = serve_store, is_aborted
         self._deadline_s = deadline_s
         self._script: RunningScript | None = None
+        # Ids of the script's processes, which `RunningScript.close` adds.
         self._ended: set[int] = set()
 
     @property
@@ -113,7 +113,7 @@ class ScriptPart:
         return frozenset(self._ended)
 
     def build(self) -> Workload:
-        """Start the script. Collective: every rank must call it. Raises as `RunningScript`."""
+        """Start the script. Collective. Raises as `RunningScript`."""
         self._script = RunningScript(
             self.context,
             self._task,
@@ -209,10 +209,10 @@ class RunningScript(Workload):
         self.run_steps(1)
 
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
-        """Run `lead_in` untimed iterations, then return the times of `iterations` more.
+        """Run `lead_in` untimed iterations, then time `iterations` more; return their times.
 
-        The times have fewer iterations, or none, if the script ends in this block. Starts count
-        from the start of the script's process.
+        If the script ends in this block, fewer iterations or none are returned. Starts count from
+        the start of the script's process.
 
         Raises:
             ScriptEndedError: the script had ended before.
@@ -224,22 +224,22 @@ class RunningScript(Workload):
         self._send(do="steps", iterations=iterations, lead_in=lead_in)
         self._is_held = False
         try:
-            taken = self._receive()["samples"]
+            samples = self._receive()["samples"]
         except ScriptEndedError:
             return Samples()
         self._is_held = not self.has_ended
-        self.peaks = taken["allocated_bytes"], taken["reserved_bytes"]
-        self.parts = taken["parts"]
+        self.peaks = samples["allocated_bytes"], samples["reserved_bytes"]
+        self.parts = samples["parts"]
         return Samples(
-            start_ns=tuple(taken["start_ns"]),
-            step_ns=tuple(taken["step_ns"]),
-            host_ns=tuple(taken["host_ns"]),
+            start_ns=tuple(samples["start_ns"]),
+            step_ns=tuple(samples["step_ns"]),
+            host_ns=tuple(samples["host_ns"]),
         )
 
     def forget_memory(self) -> None:
         """Make the script reset its memory peaks before its next step, without waiting.
 
-        Later the optimizer whose step ends an iteration stays the same.
+        The same optimizer ends all later iterations.
         """
         self._send(do="forget_memory")
 
@@ -269,16 +269,18 @@ class RunningScript(Workload):
 
     def close(self) -> None:
         """End the script within 2 s, with its process group and its descendants; call this once."""
-        started: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):  # first, while descendants still have their parents
-            started = psutil.Process(self._process.pid).children(recursive=True)
-        self._ended.update([self._process.pid, *(process.pid for process in started)])
+        # Find the descendants first, while they still have their parents.
+        descendants: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            descendants = psutil.Process(self._process.pid).children(recursive=True)
+        self._ended.update([self._process.pid, *(process.pid for process in descendants)])
         self._send(do="end")
+        # Only a script that waits for the next request can answer this one.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S if self._is_held else 0.0)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        for process in started:
+        for process in descendants:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait()
@@ -286,7 +288,7 @@ class RunningScript(Workload):
         os.close(self._handle)
 
     def doubts(self, context: Context) -> Iterator[Doubt]:
-        """Yield doubts if the host times a GPU's steps, and if not all ranks joined."""
+        """Yield a doubt if the host times a GPU's steps, and another if not all ranks joined."""
         if context.device.type == "cuda" and self.facts["clock"] == "host":
             yield Doubt(kind=DoubtKind.HOST_CLOCK)
         ranks = self.facts["ranks"]
@@ -294,22 +296,24 @@ class RunningScript(Workload):
             yield Doubt(kind=DoubtKind.MISSING_RANKS, value=ranks, limit=context.world_size)
 
     def _send(self, **message: Any) -> None:
-        # `_receive` notices that the process has ended.
+        # If the process has ended, `_receive` notices it.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def _receive(self) -> dict[str, Any]:
-        """Return the next message; an end or a failure of the script raises, as in `run_steps`."""
+        """Return the next message; if the script has ended or failed, do as `_end_of`."""
         sources = self._socket.fileno(), self._handle
         while b"\n" not in self._read:
-            # After the deadline leave the script alone, so that the driver sees which rank hangs.
-            over_s = time.monotonic() - self._deadline_s
-            if not 0 <= over_s < _NAME_S and self._is_aborted():
+            # After the deadline leave the script alone while the driver looks for the hanging rank.
+            overtime_s = time.monotonic() - self._deadline_s
+            if not 0 <= overtime_s < _NAME_S and self._is_aborted():
                 raise ScriptAbortedError
             ready, _, _ = select.select(sources, [], [], 0.05)
             if not ready:
                 continue
-            read = b""  # after an end: children of the script may keep its socket open
+            # If only the handle is ready, the script has ended, although its children may keep the
+            # socket open.
+            read = b""
             if sources[0] in ready:
                 with suppress(ConnectionResetError):
                     read = self._socket.recv(MIB)
@@ -326,7 +330,15 @@ class RunningScript(Workload):
         raise ScriptFailedError(_failure_of(message["raised"]))
 
     def _end_of(self, ended: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the last samples as a message, or raise; `ended` describes the end."""
+        """Return the last samples as a message if the script ended in a block; otherwise raise.
+
+        Args:
+            ended: exit code (`code`), last samples, and names of the optimizers that have stepped.
+
+        Raises:
+            ScriptEndedError: the script ended without a failure, and without samples.
+            ScriptFailedError: the script failed, or ended before its first step.
+        """
         self.has_ended = True
         code = ended["code"]
         cause = Cause.NO_STEPS
@@ -375,7 +387,7 @@ def _failure_of(raised: Mapping[str, Any]) -> Failure:
 
 
 def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str, str]:
-    """Return the variables of torchrun that this worker lacks or has differently. Collective."""
+    """Return torchrun's variables that this worker lacks or that differ here. Collective."""
     import torch.distributed as dist
 
     device = ""
@@ -384,18 +396,23 @@ def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str
         device = visible.split(",")[index].strip() if visible else str(index)
     node_rank = int(os.environ["GROUP_RANK"])
     served = (store.host, store.port) if store else None
-    # LOCAL_RANK counts along CUDA_VISIBLE_DEVICES, so all ranks of a node list their devices.
+    # LOCAL_RANK is an index into CUDA_VISIBLE_DEVICES, so this variable lists the devices of all
+    # ranks of the node.
     local = node_rank, context.local_rank, device, served
     ranks: list[Any] = [local]
     if context.world_size > 1:
         ranks = [None] * context.world_size
         dist.all_gather_object(ranks, local)
     ((address, port),) = (served for *_, served in ranks if served)
-    here = sorted(rank[:3] for rank in ranks if rank[0] == node_rank)
+    nodes = {node for node, *_ in ranks}
+    # Local rank and device of each rank of this node.
+    local_devices = sorted(
+        (local_rank, device) for node, local_rank, device, _ in ranks if node == node_rank
+    )
     variables = {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        "GROUP_WORLD_SIZE": str(len({rank[0] for rank in ranks})),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
         "ROLE_NAME": "default",
         "ROLE_RANK": os.environ["RANK"],
         "ROLE_WORLD_SIZE": os.environ["WORLD_SIZE"],
@@ -406,5 +423,5 @@ def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     if device:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(name for *_, name in here)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for _, device in local_devices)
     return variables
