@@ -367,10 +367,10 @@ def _time_local_steps(
     # Run half of the local steps before the queued steps and half after them: a host that is slow
     # now may be fast then.
     if context.device.type == "cuda":
-        before = _time_until_precise(instrumented, loop, around)
-        loop_ms = extent.inner * statistics.median(chain(*before))
+        early_ms = _time_until_precise(instrumented, loop, around)
+        loop_ms = extent.inner * statistics.median(chain(*early_ms))
         device_ms = time_queued_steps(loop, optimizer, loop_ms, extent.steps, around)
-        after = [instrumented.time_block(loop, len(block), around) for block in before]
+        late_ms = [instrumented.time_block(loop, len(block), around) for block in early_ms]
         if device_ms is not None:
             methods |= _QUEUED
         else:
@@ -382,8 +382,10 @@ def _time_local_steps(
             optimizer.end_step()
 
         with optimizer.watching():
-            before = _time_until_precise(instrumented, marked_loop, around)
-            after = [instrumented.time_block(marked_loop, len(block), around) for block in before]
+            early_ms = _time_until_precise(instrumented, marked_loop, around)
+            late_ms = [
+                instrumented.time_block(marked_loop, len(block), around) for block in early_ms
+            ]
         methods |= {
             "compute_ms": "local step less data_ms and optimizer_ms",
             "optimizer_ms": "host clock around Optimizer.step",
@@ -397,7 +399,7 @@ def _time_local_steps(
         methods.pop("optimizer_ms", None)
         not_measured["optimizer_ms"] = NotMeasured.NO_OPTIMIZER
     return Breakdown(
-        local_ms=tuple(map(tuple, (*before, *after))),
+        local_ms=tuple(map(tuple, (*early_ms, *late_ms))),
         device_ms=None if device_ms is None else device_ms / extent.inner,
         optimizer_ms=optimizer_ms,
         methods=methods,

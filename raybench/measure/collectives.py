@@ -101,9 +101,9 @@ def _replace(library: torch.library.Library, name: str, handler: Handler) -> Non
     names, returned = [argument.name for argument in schema.arguments], len(schema.returns)
 
     def kernel(*values: Any) -> Any:
-        given = dict(zip(names, values, strict=False))
-        group = ProcessGroup.unbox(given["process_group"])
-        kind, message_bytes, copies = _READERS[name](given, group.size(), group.rank())
+        arguments = dict(zip(names, values, strict=False))
+        group = ProcessGroup.unbox(arguments["process_group"])
+        kind, message_bytes, copies = _READERS[name](arguments, group.size(), group.rank())
         call = CollectiveCall(
             kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies
         )
@@ -151,13 +151,13 @@ def _replace_functions() -> Iterator[None]:
         ),
     }
     # Read `vars`, because getattr of a class would return unbound functions.
-    before = {(owner, name): vars(owner)[name] for owner, name in replacements}
+    originals = {(owner, name): vars(owner)[name] for owner, name in replacements}
     try:
         for (owner, name), function in replacements.items():
             setattr(owner, name, function)
         yield
     finally:
-        for (owner, name), function in before.items():
+        for (owner, name), function in originals.items():
             setattr(owner, name, function)
 
 
@@ -181,17 +181,17 @@ class LocalCopies:
     multiplies NaN draws less power, so its clocks rise.
     """
 
-    def __init__(self, seen: list[CollectiveCall] | None = None) -> None:
-        """Make the handler; `seen` collects each call without its tensors."""
+    def __init__(self, calls: list[CollectiveCall] | None = None) -> None:
+        """Make the handler; `calls` collects each call without its tensors."""
         # Random numbers by shape, type and device.
         self._drawn: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
-        self._seen = seen
+        self._calls = calls
 
     def __call__(self, collective: CollectiveCall) -> Work:
         """Write the outputs of a collective, and return complete work."""
-        if self._seen is not None:
+        if self._calls is not None:
             # Do not keep the tensors: the step needs their memory.
-            self._seen.append(replace(collective, copies=()))
+            self._calls.append(replace(collective, copies=()))
         with torch.no_grad():
             for output, source in collective.copies:
                 self._fill(output, self._random(output) if source is None else source)
@@ -238,9 +238,9 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.indices().nbytes + t.values().nbytes if t.is_sparse else t.nbytes for t in tensors)
 
 
-def _in_place(kind: str, given: _Arguments) -> _Effect:
+def _in_place(kind: str, arguments: _Arguments) -> _Effect:
     # DDP needs coalesced tensors.
-    copies = [(t, t.coalesce() if t.is_sparse else t) for t in given["tensors"]]
+    copies = [(t, t.coalesce() if t.is_sparse else t) for t in arguments["tensors"]]
     return kind, _bytes(source for _, source in copies), copies
 
 
@@ -262,8 +262,8 @@ def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
     return whole.reshape(-1).chunk(ranks)
 
 
-def _scatter(given: _Arguments, ranks: int, rank: int) -> _Effect:
-    outputs, lists = given["output_tensors"], given["input_tensors"]
+def _scatter(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
+    outputs, lists = arguments["output_tensors"], arguments["input_tensors"]
     # Only the sending rank has inputs.
     sources = [inputs[rank] for inputs in lists] or [None] * len(outputs)
     return "scatter", ranks * _bytes(outputs), list(zip(outputs, sources, strict=True))

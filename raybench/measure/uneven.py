@@ -85,8 +85,8 @@ def share_out(
 
     # Check the gradients of the chosen shares. A rank without a share computes none, so all ranks
     # use the error that the rank with the largest share found.
-    context, params = step.context_among(shares), step.size(shares[rank])[1]
-    with prober.build(context, params, shares[rank]) as workload:
+    share_context, params = step.context_among(shares), step.size(shares[rank]).params
+    with prober.build(share_context, params, shares[rank]) as workload:
         check = workload.gradient_error
         local_error = None if check is None else float(check())
         gradient_error = gather_objects(local_error)[shares.index(max(shares))]
@@ -117,7 +117,7 @@ def share_out(
     )
     return WorkloadPart(
         make=make if share.items else _make_idle,
-        context=context,
+        context=share_context,
         kind=kind,
         share=share,
         doubts=tuple(_doubts(step, share, has_batch_norm=is_normalized)),
@@ -137,17 +137,17 @@ def _choose_shares(prober: StepProber, group_probe: GroupProbe) -> tuple[Shares,
         alone_s = prober.time_alone(items, step.context).step_s if items else 0.0
         return tuple(gather_objects(alone_s))
 
-    kind, batch = step.point.shares, step.equal_items * len(group_probe.probes)
+    kind, all_items = step.point.shares, step.equal_items * len(group_probe.probes)
     speeds = [probe.speed for probe in group_probe.probes]
     if kind in (BY_SPEED, BY_ACCUMULATION):
         try:
-            return balance(speeds, batch, step.unit, time_each_alone)
+            return balance(speeds, all_items, step.unit, time_each_alone)
         except ValueError as error:
             raise UsageError(f"shares: {kind}: {error}") from error
     if kind == EQUAL:
-        shares = equal_shares(len(group_probe.probes), batch, step.unit)
+        shares = equal_shares(len(group_probe.probes), all_items, step.unit)
     elif kind == FAST:
-        shares = fast_shares(group_probe.are_fast, batch, step.unit)
+        shares = fast_shares(group_probe.are_fast, all_items, step.unit)
     else:
         shares = tuple(map(int, kind.split("/")))
     return shares, time_each_alone(shares)
@@ -345,7 +345,7 @@ class StepProber:
         shares = [step.equal_items * is_member for is_member in members]
         context = replace(step.context_among(shares), extra_work=0.0, sms=None)
         items = shares[step.context.rank]
-        timed = self._time(context, step.size(step.equal_items)[1], items)
+        timed = self._time(context, step.size(step.equal_items).params, items)
         alone_s = [s for s, is_member in zip(equal_s, members, strict=True) if is_member]
         slowest_s = float(max(gather_objects(timed.step_s if items else 0.0)))
         return max(0.0, slowest_s - max(alone_s))

@@ -138,19 +138,22 @@ class Pairs(Workload):
             self._prepare_copy(context, pairs, size_bytes)
         if transport == "copy" or self.pair is None:
             return
+
         rank, device = context.rank, context.device
-        is_first = rank == self.pair[0]
-        peer = self.pair[1] if is_first else self.pair[0]
+        low, high = self.pair
+        is_low = rank == low
+        peer = high if is_low else low
         outgoing = _message(rank, size_bytes, device)
         incoming = torch.full_like(outgoing, -1)
         send = dist.P2POp(dist.isend, outgoing, peer)
         receive = dist.P2POp(dist.irecv, incoming, peer)
-        sends = is_first == (self._direction == "forward")
+        # With direction forward the lower rank sends, with backward the higher rank.
+        sends = is_low == (self._direction == "forward")
         batches = [[send if sends else receive]]
         if self._direction == "both":
             batches = [[send, receive]]
         elif self._direction == "round_trip":
-            batches = [[send], [receive]] if is_first else [[receive], [send]]
+            batches = [[send], [receive]] if is_low else [[receive], [send]]
 
         def issue() -> None:
             for operations in batches:

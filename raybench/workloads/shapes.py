@@ -296,8 +296,8 @@ def why_not_divided(settings: Mapping[str, Any]) -> str | None:
             return f"{divided} is divided evenly; leave out shares and slow_ratio"
         for name, default in option_defaults(DdpOptions).items():
             if settings.get(name, default) != default:
-                given = str(settings[name]).lower()
-                return f"{divided} has no DistributedDataParallel; leave out {name}, given {given}"
+                value = str(settings[name]).lower()
+                return f"{divided} has no DistributedDataParallel; leave out {name}, given {value}"
     if layout.ranks_per_batch > 1:
         return _why_not_shared(settings["preset"], settings["seq_len"], layout)
     return None

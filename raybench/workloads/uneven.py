@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -61,6 +62,13 @@ def has_batch_norm(workload: Workload) -> bool:
     )
 
 
+class StepSize(NamedTuple):
+    """How a workload is built for a number of samples."""
+
+    batch_size: int
+    params: Parameters
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DividedStep:
     """The step of a point whose samples are divided over the ranks in shares."""
@@ -90,13 +98,13 @@ class DividedStep:
         largest_power = 2 ** int(math.log2(max(1, _LARGEST_UNIT * batch_size)))
         return self.point.grad_accumulation * math.gcd(batch_size, largest_power)
 
-    def size(self, items: int) -> tuple[int, Parameters]:
+    def size(self, items: int) -> StepSize:
         """Return batch size and parameters of a step of `items` samples, in equal passes."""
         params = self.point.params
         # A larger share has more passes if shares are by accumulation, otherwise larger batches.
         if self.point.shares != BY_ACCUMULATION:
-            return items // self.point.grad_accumulation, params
-        return self.unit, {**params, "grad_accumulation": items // self.unit}
+            return StepSize(items // self.point.grad_accumulation, params)
+        return StepSize(self.unit, {**params, "grad_accumulation": items // self.unit})
 
     def context_among(self, shares: Sequence[int]) -> Context:
         """Return the context for this rank's share. Collective.
@@ -115,7 +123,7 @@ class DividedStep:
             return replace(self.context_at_full_speed, world_size=len(ranks))
         return replace(
             self.context,
-            batch_size=self.size(shares[rank])[0],
+            batch_size=self.size(shares[rank]).batch_size,
             rank=ranks.index(rank),
             world_size=len(ranks),
             process_group=group,
