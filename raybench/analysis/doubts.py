@@ -80,6 +80,9 @@ def _shown_doubts(row: ScaledRow) -> Iterator[Doubt]:
     if row.throughput is None:
         # No table shows the parts of such steps.
         shown_elsewhere.add(DoubtKind.NO_BREAKDOWN)
+    if any(doubt.kind is DoubtKind.SCRIPT_ENDED for doubt in row.doubts or ()):
+        # The end of the script, and no time limit, ended the timing.
+        shown_elsewhere |= {DoubtKind.SHORT, DoubtKind.FEW_SAMPLES}
     for doubt in row.doubts or ():
         if doubt.kind not in shown_elsewhere:
             yield doubt

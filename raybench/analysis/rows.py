@@ -81,7 +81,7 @@ class ScaledRow(PointRow):
             "",
             "throughput divided by that of the baseline point",
             heading="speed-up",
-            meaning="{items}/s divided by those of the baseline ({baseline}){of_rounds}",
+            meaning="{items}/s divided by those of the baseline ({baseline}){alike}{of_rounds}",
             format="ratio",
         ),
     ] = None

@@ -259,6 +259,7 @@ def _metric_meanings(keys: Set[str]) -> Iterator[str]:
         if not keys.isdisjoint((metric.name, metric.title.lower(), metric.heading.lower())):
             meaning = (metric.meaning or metric.description).replace("{ranks}", "ranks")
             meaning = meaning.replace("{baseline}", "the baseline point").replace("{of_rounds}", "")
+            meaning = meaning.replace("{alike}", ", with the other settings alike")
             meaning = meaning.replace("{items}", "items").removesuffix(".")
             shown = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""

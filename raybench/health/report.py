@@ -14,7 +14,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from raybench.analysis.references import MeasuredValue, Standing
+from raybench.analysis.references import MeasuredValue, Standing, count_within
 from raybench.health.cases import Case, cases_of
 from raybench.health.readings import FREE_MEMORY
 from raybench.health.references import grade_text
@@ -257,7 +257,8 @@ class HealthReport(Document):
         models = Counter(device.name for device in self.devices)
         has_peers = max(models.values(), default=0) > 1
         standings = [one for graded in self.grades.values() for one in graded]
-        yield words.basis(has_peers=has_peers, has_references=bool(standings))
+        wide = count_within(standings).wide
+        yield words.basis(has_peers=has_peers, references=len(standings), wide=wide)
         is_own = any(one.is_own for one in standings)
         yield words.blind_spot(has_peers=has_peers, has_references=bool(standings), is_own=is_own)
 
@@ -441,7 +442,7 @@ def _short_names(subjects: Iterable[Subject], places: Mapping[str, DevicePlace])
     short = None
     if is_short:
         short = words.short_names([[places[uuid] for uuid in one.uuids] for one in subjects])
-    return short or [one.name for one in subjects]
+    return short or [f"{'node ' * (one.kind == 'node')}{one.name}" for one in subjects]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

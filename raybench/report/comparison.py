@@ -450,8 +450,9 @@ _SEEN = "the slowdown of this point alone that such runs find in 95 % of cases"
 _EXPLANATION = (
     "For each side, the mean of its runs is compared. samples/s are computed from the mean step; "
     "a workload without samples is compared by steps/s. Slower and faster: the change is larger "
-    "than {0}, and chance alone is an unlikely cause. If nothing changed, about 2 of 100 such "
-    "comparisons would call a point slower by mistake, and about 2 would call a point faster. "
+    "than {0}, and chance alone is an unlikely cause. If nothing changed, in about 2 of 100 "
+    "such comparisons of all points, some point would be called slower by mistake, and in about 2 "
+    "some point would be called faster. "
     "Same: the change lies within ±{0}, at 95 % certainty. Undecided: none of these is certain."
 )
 

@@ -166,10 +166,10 @@ def _doubt(
         return MessageGroup(who=who, text=text, count=group.count, advice=advice)
     text, where = doubt_words(group.worst, group.row), ""
     who = _who(group.count, max(group.count, sum(row.status is Status.OK for row in rows)))
-    if (more := len(group.subjects) - 1) > 0:
-        text += f" (and {counted(more, 'similar case')})"
-    elif names and group.count == 1 and len(rows) > 1:
+    if names and group.count == 1 and len(rows) > 1:
         who = short_name(group.row, names, ranks)
     elif names and group.count > 1 and group.worst.value is not None:
-        who += f", worst at {short_name(group.row, names, ranks)}"
+        who += f"; at the worst ({short_name(group.row, names, ranks)})"
+    elif names and len(group.subjects) > 1:
+        who += f"; for example at {short_name(group.row, names, ranks)}"
     return MessageGroup(who=who, text=text, count=group.count, where=where, advice=advice)

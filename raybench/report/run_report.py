@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from raybench.analysis.answer import Next, RunAnswer, as_data
+from raybench.analysis.answer import Gains, Next, RunAnswer, SpeedUps, as_data
 from raybench.analysis.doubts import busy_group
 from raybench.analysis.run_data import RunData
 from raybench.records.doubts import DoubtKind, Harm
@@ -176,7 +176,9 @@ class RunReport(Document):
             sentences.append(words.plain_meaning(table.plain))
         if table and table.has_wide:
             rounds = [row.rounds for row in self.data.ok_rows]
-            sentences.append(words.wide_meaning(DoubtKind.WIDE.mark, rounds))
+            is_ratio = isinstance(self.answer.leading, SpeedUps | Gains)
+            mark = DoubtKind.WIDE.mark
+            sentences.append(words.wide_meaning(mark, rounds, is_ratio=is_ratio))
         return sentences
 
     def _answer(self) -> Iterator[Block]:

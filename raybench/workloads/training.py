@@ -60,7 +60,7 @@ CastWeights = Annotated[
 OUTPUT_ERROR = Metric(
     name="output_error",
     heading="output error",
-    description="largest error against fp32 / largest fp32 output",
+    description="largest error against fp32 divided by the largest fp32 output",
     over_ranks="max",
 )
 

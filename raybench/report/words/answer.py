@@ -72,9 +72,9 @@ _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 def point_and_round(rows: Iterable[ScaledRow]) -> str:
     """Return what a point and a round are. rows: the ok points; empty if unknown."""
     are_new = [row.new_processes for row in rows]
-    how = ", after a new start"
+    how = ". Each round starts new processes"
     if are_new:
-        how = ". Each round begins with new processes, which its points share"
+        how = ". Each round starts new processes. All points of a round use them"
     if are_new and all(are_new):
         how = ", each in new processes"
     return _POINT_AND_ROUND.format(how)
@@ -232,19 +232,24 @@ def _widest(answer: RunAnswer, known: Sequence[tuple[float, ScaledRow]]) -> str:
     facts += f"; widest at {at}" if at else ""
     if half >= 1:
         where = f" at {at}" if at else ""
-        return f"The {noun} is known to no better than ±100 %{where} ({facts.split(';')[0]})."
+        return f"The {noun} is uncertain by more than ±100 %{where} ({facts.split(';')[0]})."
     return f"{which} {noun} is known to {formatting.interval_words(half)}{better} ({facts})."
 
 
-def wide_meaning(mark: str, rounds: Iterable[int | None]) -> str:
+def wide_meaning(mark: str, rounds: Iterable[int | None], *, is_ratio: bool) -> str:
     """Return the legend of the mark of wide values in the table of the answer.
 
-    rounds: of the points of the table.
+    Args:
+        rounds: of the points of the table.
+        is_ratio: the values are compared with a baseline.
     """
+    of_step = "of the step time within one round"
+    if is_ratio:
+        of_step = "of the step time (here or at the baseline) within one round"
     counts = {count or 1 for count in rounds}
-    over = "over the rounds" if min(counts) > 1 else "within one round"
+    over = "of the value over the rounds" if min(counts) > 1 else of_step
     if len(counts) > 1 and min(counts) == 1:
-        over = "within one round or over the rounds"
+        over = f"{of_step}, or of the value over the rounds,"
     return f"{mark} = wide: the 95 % interval {over} exceeds ±{share_words(WIDE)}."
 
 
@@ -367,8 +372,6 @@ def main_loss(loss: MainLoss, devices: str) -> list[str]:
     if loss.losing < loss.points:
         which += " that surely lose time"
     sentences = [_LOST_TIME, f"In {which}, the largest part of the lost time is {cause}."]
-    if others := loss.losing - loss.count - len(loss.unknown):
-        sentences.append(f"In {counted(others, 'other point')}, another cause is larger.")
     if loss.unknown:
         sentences.append(f"The cause is unknown at {counted(len(loss.unknown), 'point')}.")
     return sentences
@@ -517,7 +520,7 @@ def _where_won(answer: RunAnswer, won: Sequence[RankedCase], count: int) -> str:
     names = answer.case_settings
     if len(names) != 1 or len(won) > _MOST_NAMED:
         # Cases with a single point have no winner.
-        compared = " with several points" if count < len(answer.cases) else ""
+        compared = " that can be compared" if count < len(answer.cases) else ""
         return f" {cases_words(len(won), count, names)}{compared}"
     *others, last = [case_name(answer, case) for case in won]
     return f" with {', '.join(others)} and {last}" if others else f" with {last}"

@@ -16,7 +16,7 @@ CAUSES = {
     "lost_wait": "slow rank",
     "lost_data": "waiting for data",
     "lost_host": "host gap",
-    "lost_unexplained": "unexplained",
+    "lost_unexplained": "other time",
 }
 # What takes the lost time, as the end of a sentence.
 LOST_TO = {
@@ -27,12 +27,14 @@ LOST_TO = {
     "lost_host": "waiting for the host",
     "lost_unexplained": "unexplained",
 }
+# Said where a point has an optimizer, and so gradients.
+_COMPUTE_OF_TRAINING = "Computation, DDP's copies of gradients included, takes longer than ideal."
 _MEANINGS = {
     "lost_comm": "Computation does not hide this communication.",
-    "lost_compute": "Computation, DDP's copies of gradients included, takes longer than ideal.",
+    "lost_compute": "Computation takes longer than ideal.",
     "lost_wait": "The other ranks wait for the slowest rank of a step.",
-    "lost_data": "The host waits for the next batch.",
-    "lost_host": "The device waits for the host.",
+    "lost_data": "The host waits longer for the next batch than at the baseline.",
+    "lost_host": "The device waits longer for the host than at the baseline.",
     "lost_unexplained": "The rest of the step beyond ideal scaling. It includes rare slow steps, "
     "which lengthen only the mean step.",
 }
@@ -52,6 +54,9 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
     """
     if not any(map(has_causes, rows)):
         return
+    meanings = dict(_MEANINGS)
+    if any(row.optimizer_ms is not None for row in rows):
+        meanings["lost_compute"] = _COMPUTE_OF_TRAINING
     noise = max(_LEAST_SHOWN, *(step_uncertainty(row) or 0.0 for row in rows))
     small: list[float] = []
     has_gain = is_any_told = False
@@ -65,15 +70,16 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
             continue
         is_any_told = True
         has_gain = has_gain or (low <= -MIN_LOSS and name != "lost_unexplained")
-        yield CAUSES[name], f"{share_words(low, high, 1)}. {_MEANINGS[name]}"
+        yield CAUSES[name], f"{share_words(low, high, 1)}. {meanings[name]}"
     if has_gain:
         yield "note", "A value below 0 means that the part takes less time than in ideal scaling."
     most = max(small, default=0.0)
     if most >= _LEAST_TOLD:
         if most > _MOST_NOISE:
-            size = share_words(noise, digits=1)
-            text = f"No cause can be named, because the noise (up to {size}) exceeds each share."
+            text = "No cause can be named: the step times of the rounds differ more than each "
+            text += "cause explains."
             if is_any_told:
+                size = share_words(noise, digits=1)
                 text = f"Each share is smaller than the noise (up to {size})."
         else:
             text = f"Each is at most {share_words(most, digits=1)}, which may be noise."

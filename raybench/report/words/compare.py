@@ -251,7 +251,7 @@ def missing_points(counts: PointCounts, settings: Sequence[str]) -> list[str]:
     sentence = f"{', '.join(first)} and {last}." if first else f"{last}."
     if counts.compared:
         total = counts.compared + sum(parts.values())
-        sentence = f"{counts.compared} of {counted(total, 'point')} can be compared: {sentence}"
+        sentence = f"{counts.compared} of {counted(total, 'point')} can be compared. {sentence}"
     if not settings:
         return [sentence]
     lone = counted(counts.only_base + counts.only_new, "point")

@@ -26,10 +26,7 @@ MARKS = {
     "c": ("crowded", "CPU workers share cores"),
     "n": ("not alone", "other work used the same devices or nodes"),
     "q": ("quick", "the point was timed for a moment only"),
-    "b": (
-        "no breakdown",
-        "the parts (on a GPU without data wait) exceed the step by more than 10 %",
-    ),
+    "b": ("no breakdown", "the sum of the parts exceeds the step by more than 10 %"),
 }
 # What value, limit and subject of each kind are.
 MEANINGS = {
@@ -137,7 +134,7 @@ def busy_words(group: DoubtGroup, points: int) -> str:
 
 _LIKELIEST = {
     "efficiency": "Measure again: the baseline may be slowed. "
-    "Otherwise check that all counted steps ran.",
+    "If the value stays, check that each timed step runs.",
     "items": "Samples are counted that no iteration finished: check items_per_step.",
     "iterations": "Iterations are counted that did not run.",
     "mfu_pct": "Check flops_per_step and the precision, or the peak is that of another device.",
@@ -354,15 +351,23 @@ def _quick(doubt: Doubt, _row: PointRow) -> str:
     )
 
 
-def _short(doubt: Doubt, _row: PointRow) -> str:
+def _is_ended_script(row: PointRow) -> bool:
+    return any(one.kind is DoubtKind.SCRIPT_ENDED for one in row.doubts or ())
+
+
+def _short(doubt: Doubt, row: PointRow) -> str:
+    if _is_ended_script(row):
+        return f"{doubt.value:.2g} s of the {doubt.limit:g} s that the job asks for were timed"
     return (
         f"max_seconds ended the timing after {doubt.value:.2g} s of the {doubt.limit:g} s that the "
         "job asks for"
     )
 
 
-def _few_samples(doubt: Doubt, _row: PointRow) -> str:
+def _few_samples(doubt: Doubt, row: PointRow) -> str:
     limit = f"{doubt.limit:.0f} planned steps"
+    if _is_ended_script(row):
+        return f"only {doubt.value:.0f} of {limit} were timed"
     return f"only {doubt.value:.0f} of {limit} fitted into the time limit"
 
 

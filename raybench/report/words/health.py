@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from raybench.analysis.references import NARROW
 from raybench.conversion import GIB
 from raybench.records.device import DeviceKind
 from raybench.records.devices import Action, DevicePlace, Finding, Verdict
@@ -20,7 +21,7 @@ from raybench.records.judgement import (
     ReasonKind,
     ValueRange,
 )
-from raybench.report.formatting import counted, number, some, span
+from raybench.report.formatting import counted, number, share_words, some, span
 
 
 def question(kind: DeviceKind) -> str:
@@ -29,13 +30,23 @@ def question(kind: DeviceKind) -> str:
     return f"Which {devices} are slower than they should be?"
 
 
-def basis(*, has_peers: bool, has_references: bool) -> str:
-    """Return with what the values of a check are compared; "" if with nothing."""
-    own = "devices are compared with each other in this run" if has_peers else ""
-    if not has_references:
-        return f"Certainty: {own}." if own else ""
-    more = f"{own}, and with reference values" if own else "values are compared with references"
-    return f"Certainty: {more}."
+def basis(*, has_peers: bool, references: int, wide: int) -> str:
+    """Return with what the values of a check are compared; "" if with nothing.
+
+    Args:
+        references: values that have a reference.
+        wide: values whose reference has too wide a range.
+    """
+    sentences = ["devices are compared with each other in this run."] if has_peers else []
+    if references:
+        values = (
+            f"{counted(references, 'value')} {'has' if references == 1 else 'have'} a reference"
+        )
+        if wide:
+            values += f"; {wide} of them cannot be judged by the reference, because its normal "
+            values += f"range is wider than ±{share_words(NARROW)}"
+        sentences.append(f"{values}.")
+    return f"Certainty: {' '.join(sentences)}" if sentences else ""
 
 
 def blind_spot(*, has_peers: bool, has_references: bool, is_own: bool) -> str:
@@ -53,12 +64,15 @@ _TESTS = {
     "memory ": "memory 500 MB: a = b + 3 c with arrays of 500 MB",
     "launch and wait": "launch and wait: start a kernel and wait for its end",
     "launch": "launch: start a kernel",
-    "same bits": "same bits 2048: a product that must be the same on all devices of a model, "
-    "bit for bit",
+    "same bits": "same bits 2048: a product that must be the same on all devices of one "
+    "device model, bit for bit",
     "h2d": "h2d: host to device",
     "d2h": "d2h: device to host",
     "both": "both: both directions at the same time",
     "smoke": "smoke 784-256-10: a training step with DDP of a small network with these widths",
+    "step compute": "step compute: computation in a step",
+    "step wait": "step wait: waiting for the slowest device",
+    "step communication": "step communication: communication in a step",
 }
 
 

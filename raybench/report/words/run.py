@@ -169,13 +169,15 @@ def meaning_of_marks(letters: Iterable[str]) -> str:
 
 
 def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
-    """Return ranks, baseline ("" without one) and items in words, for `metric_column`."""
+    """Return what `metric_column` puts into meanings; baseline is "" without one."""
     baseline = formatting.words_of_settings(data.run.baseline, data.ranks)
     of_rounds = "; computed in each round, then averaged"
+    has_others = bool(set(data.settings) - set(data.run.baseline or ()))
     return {
         "ranks": data.ranks,
         "baseline": baseline,
         "items": asked.items,
+        "alike": ", with the other settings alike" if has_others else "",
         "of_rounds": of_rounds if any(row.rounds > 1 for row in data.rows) else "",
     }
 

@@ -49,6 +49,13 @@ def test_worst_is_farthest_from_the_limit():
     assert (group.worst.value, group.row.point_id) == (0.5, "p1")
 
 
+def test_no_time_limit_beside_an_ended_script():
+    short = Doubt(kind=DoubtKind.SHORT, value=0.02, limit=1.0)
+    ended = Doubt(kind=DoubtKind.SCRIPT_ENDED, value=10.0, limit=9.0)
+    (group,) = merge_doubts(rows_of((short, ended)))
+    assert group.worst == ended
+
+
 def test_other_subjects_are_other_groups():
     slow = [(Doubt(kind=DoubtKind.SLOW_RANK, value=0.1, subject=f"rank {n}"),) for n in (1, 2, 1)]
     first, second = merge_doubts(rows_of(*slow))

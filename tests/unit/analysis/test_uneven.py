@@ -144,9 +144,7 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_de
         " The fastest division is undecided in 1 of 2 combinations of slow_ratio and world_size."
     )
     both = in_rounds([*fleet(0.9), *fleet(0.5)])
-    best = (
-        "shares=by_speed is the fastest for all 2 values of slow_ratio. With 1 of 3 GPUs slowed "
-    )
+    best = "shares=by_speed is the fastest for all 2 values of slow_ratio. With 1 of 3 GPUs slowed "
     best += "to 49 % speed, it is up to 23.1 % (±"
     assert lead_of_fleets(both, "GPUs").startswith(best)
     assert verdict(both[0]).startswith("by_speed is best. It is ")

@@ -65,7 +65,7 @@ def test_neighbour_is_told_before_host_bound(command, tmp_path, other_sweep):
     told = " ".join(command("report", "run-a", "--full").out.partition("Doubts\n")[2].split())
     first, _, second = told.partition("all 2 points")
     assert first.startswith("batch 8 other work used the same devices: run other-1 of ")
-    assert second.startswith(", worst at batch 8 the device waits for the host during 50 %")
+    assert second.startswith("; at the worst (batch 8) the device waits for the host during 50 %")
     # Half of the points had a neighbour, so one sentence stands for all doubts.
     short = " ".join(command("report", "run-a").out.split())
     assert (

@@ -60,7 +60,7 @@ def test_every_command_that_shows_a_point_says_what_of_it_cannot_be(command, tmp
     said = "an efficiency of 800 % (speed-up 16.00 on 2 devices) cannot be true"
     report = " ".join(command("report", "run-old", results=root).out.split())
     assert "1 point has numbers that cannot be true." in report
-    assert f"2 GPUs: {said}. Measure again: the baseline may be slowed. Else check that" in report
+    assert f"2 GPUs: {said}. Measure again: the baseline may be slowed. If the value" in report
     for args in (
         ("show", "run-old", points[1].point_id),
         ("compare", *RUNS),

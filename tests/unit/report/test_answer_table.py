@@ -166,7 +166,7 @@ def test_wide_values_have_their_mark():
     table = answer_table(answer)
     assert table.table.texts[1][1:] == ("w 101.9%", "23.6%")
     assert RunReport(answer=answer).findings[0] == (
-        "w = wide: the 95 % interval within one round exceeds ±10 %."
+        "w = wide: the 95 % interval of the step time within one round exceeds ±10 %."
     )
 
 

@@ -245,6 +245,8 @@ def test_ended_script_gets_no_time_advice(kind):
     ended = Doubt(kind=DoubtKind.SCRIPT_ENDED, value=20.0)
     row = replace(ROW, workload="script", doubts=(doubt, ended))
     assert doubt_advice(doubt, row) == ""
+    assert "limit" not in doubt_words(doubt, row)
+    assert "max_seconds" not in doubt_words(doubt, row)
     assert doubt_advice(ended, row) == "Let the script make more steps."
 
 

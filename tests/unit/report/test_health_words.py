@@ -119,3 +119,16 @@ def test_what_is_expected_names_peers_then_the_past():
 )
 def test_a_command_as_typed(command, text):
     assert words.command(command) == text
+
+
+def test_certainty_counts_values_with_references():
+    own = "devices are compared with each other in this run."
+    assert words.basis(has_peers=False, references=0, wide=0) == ""
+    assert words.basis(has_peers=True, references=0, wide=0) == f"Certainty: {own}"
+    assert words.basis(has_peers=True, references=2, wide=0) == (
+        f"Certainty: {own} 2 values have a reference."
+    )
+    assert words.basis(has_peers=False, references=2, wide=1) == (
+        "Certainty: 2 values have a reference; 1 of them cannot be judged by the reference, because "
+        "its normal range is wider than ±10 %."
+    )

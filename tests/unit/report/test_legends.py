@@ -105,7 +105,7 @@ def test_causes_within_noise_are_one_line(run, most):
 def test_only_named_causes_below_zero_are_explained():
     data = load_run_data(EXAMPLES, "ddp_linear-20261122-231903-de3c")
     found = dict(causes_of([row for row in data.rows if row.speed_up and row.world_size == 2]))
-    assert found["unexplained"].startswith("-14.4 to 4.3 %. ")
+    assert found["other time"].startswith("-14.4 to 4.3 %. ")
     assert "note" not in found
     data = load_run_data(NOISY, "ddp_scaling-20261129-162012-b1f2")
     found = dict(causes_of([row for row in data.rows if row.speed_up and row.world_size == 2]))
@@ -119,7 +119,8 @@ def test_only_named_causes_below_zero_are_explained():
 def test_metric_of_a_workload_is_explained_as_declared_today():
     table = tables_of("resnet50_amp-20261122-204651-f6b6")[0]
     assert (
-        dict(table.legend())["output error"] == "Largest error against fp32 / largest fp32 output."
+        dict(table.legend())["output error"]
+        == "Largest error against fp32 divided by the largest fp32 output."
     )
 
 

@@ -87,7 +87,7 @@ def test_exposed_communication_is_one_quantity(command, tmp_path):
     told = "68 % of the lost time is communication that computation does not hide."
     assert told in words(text)
     assert "exposed communication 15.0 %." in words(text)
-    assert "unexplained 7.0 %." in words(text)
+    assert "other time 7.0 %." in words(text)
     titles = line_of(text, "where the step goes", "GPUs")
     assert titles[-5:] == ["exposed", "comm", "unexplained", "slow", "rank"]
     assert line_of(text, "where the step goes", " *2 ")[-3:] == ["1.50", "0.700", "0"]

@@ -569,7 +569,7 @@ def test_intervals_as_wide_as_their_values_are_not_written_as_thousands_of_perce
     ]
     text = " ".join(report_text(make_summary(records), width=200).split())
     assert "±>100%" in text
-    assert "speed-up is known to no better than ±100 %" in text
+    assert "speed-up is uncertain by more than ±100 %" in text
 
 
 @pytest.mark.parametrize(
