@@ -72,7 +72,7 @@ _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 def point_and_round(rows: Iterable[ScaledRow]) -> str:
     """Return what a point and a round are. rows: the ok points; empty if unknown."""
     are_new = [row.new_processes for row in rows]
-    how = ". Each round starts new processes"
+    how = ", in new processes"
     if are_new:
         how = ". Each round starts new processes. All points of a round use them"
     if are_new and all(are_new):

@@ -129,6 +129,6 @@ def test_certainty_counts_values_with_references():
         f"Certainty: {own} 2 values have a reference."
     )
     assert words.basis(has_peers=False, references=2, wide=1) == (
-        "Certainty: 2 values have a reference; 1 of them cannot be judged by the reference, because "
-        "its normal range is wider than ±10 %."
+        "Certainty: 2 values have a reference; 1 of them cannot be judged by the reference, "
+        "because its normal range is wider than ±10 %."
     )
