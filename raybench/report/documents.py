@@ -2,8 +2,8 @@
 
 The report of a run, a comparison, a history and predictions are documents. To add a kind, inherit
 from `Document` and give it to `format_document`, which writes it for a terminal, as Markdown or as
-JSON. Blocks hold text from the results as it is: the functions here that write a format, and the
-templates of html/, make it harmless. Nothing here loads pandas.
+JSON. Blocks hold texts from the results unescaped: the functions that write a format, and the
+templates of html/, escape them. Nothing here loads pandas.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WIDTH = 80
-# What Markdown or HTML could take for markup, anywhere in a line.
+# Characters that may be markup of Markdown or HTML.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
 _BACKTICKS = re.compile(r"`+")
 _TONES = {"strong": "**{}**", "good": "**{}**", "alarm": "> **{}**"}
@@ -51,88 +51,80 @@ Tone = Literal["plain", "strong", "aside", "advice", "alarm", "good"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A paragraph.
-
-    is_apart: a blank line comes before it. is_whole: it is never folded, so that a path or a
-    command in it can be copied. Blanks of its text are kept, but not in Markdown.
-    """
+    """A paragraph. Its blanks are kept, except in Markdown."""
 
     text: str
     tone: Tone = "plain"
+    # Preceded by a blank line.
     is_apart: bool = False
+    # Never folded, so that a path or a command can be copied.
     is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Names with a text for each, under a title (which may be empty).
+    """Names with a text for each, under a title."""
 
-    is_quoted: the texts come from results, so Markdown shows them as code; a terminal aligns the
-    names to the left. otherwise: what is shown where there are no lines.
-    """
-
+    # May be empty.
     title: str = ""
     lines: Sequence[tuple[str, str]]
+    # The texts come from results: Markdown shows them as code, terminals align names to the left.
     is_quoted: bool = False
+    # Shown where there are no lines.
     otherwise: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A cell of a table.
-
-    text: as it is shown. sort: the value that a page sorts by, where the text is no plain number.
-    hint: what a page shows when the cell is pointed at. tone: other than plain, the colour of its
-    row on a terminal.
-    """
+    """A cell of a table."""
 
     text: str
+    # The value by which a page sorts, where the text is not a plain number.
     sort: str = ""
+    # The tooltip on a page.
     hint: str = ""
+    # Except for plain, the colour of the row on a terminal.
     tone: Tone = "plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
-    """A column of a table.
+    """A column of a table."""
 
-    title: its head, with the unit where the title of the table does not name it. meaning: sentences
-    without the first capital and the last full stop, for legends and for the hint of the head.
-    is_text: aligned to the left. is_setting: it tells
-    which point a row is about; pages can filter by it, and it stays where no row has a value.
-    min_chars: terminals may fold its cells to this width; None: they are never folded. drop: where
-    a table is too wide, the column with the lowest number is left out first; None: never.
-    """
-
+    # The head, with the unit where the title of the table does not name it.
     title: str
+    # Sentences without the first capital and the last full stop, for legends and tooltips.
     meaning: str = ""
+    # Aligned to the left.
     is_text: bool = False
+    # Tells which point a row is about: pages can filter by it, and it is kept without any value.
     is_setting: bool = False
+    # Terminals may fold its cells to this width; None: never.
     min_chars: int | None = None
+    # Where a table is too wide, the lowest number is left out first; None: never.
     drop: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells; a cell that is nothing but a text may be a plain string.
-
-    subject: the workload of its points, or what else all rows are about. kind: what the table
-    shows, and the unit of its columns. note: sentences that a reader needs beside the meanings of
-    the columns. narrower: what a terminal shows instead if this table does not fit its width.
-    summands: heads of the columns that add up to the step.
-    """
+    """Rows of cells; a cell with only a text may be a plain string."""
 
     columns: tuple[TableColumn, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
+    # What all rows are about, such as the workload of the points.
     subject: str = ""
+    # What the table shows, and the unit of its columns.
     kind: str = ""
+    # Sentences that a reader needs beside the meanings of the columns.
     note: str = ""
+    # A terminal shows this instead if the table does not fit its width.
     narrower: Table | None = None
+    # Heads of the columns that add up to the step.
     summands: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """Return subject and kind: `mlp: where the step goes, ms`; "" if both are empty."""
+        """Return subject and kind, as in `mlp: where the step goes, ms`."""
         return ": ".join(filter(None, (self.subject, self.kind)))
 
     @property
@@ -146,13 +138,15 @@ class Table:
         return tuple(tuple(map(text_of, row)) for row in self.rows)
 
     def legend(self) -> list[tuple[str, str]]:
-        """Return each column that has a meaning with it, then ("", note) if there is a note."""
-        meanings = [(one.title, sentence(one.meaning)) for one in self.columns if one.meaning]
+        """Return (head, meaning) of the columns that have a meaning, then ("", note) if any."""
+        meanings = [
+            (column.title, sentence(column.meaning)) for column in self.columns if column.meaning
+        ]
         note = " ".join(filter(None, (self.note, self._sum_note())))
         return [*meanings, *([("", note)] if note else [])]
 
     def _sum_note(self) -> str:
-        """Return which columns add up to the step; "" if a terminal left one of them out."""
+        """Return which columns add up to the step; "" if a terminal left any of them out."""
         if len(self.summands) < 2 or not set(self.summands) <= set(self.titles):
             return ""
         *others, last = self.summands
@@ -161,9 +155,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legend:
-    """Explains the columns of all tables before it, below each table, and each column once.
+    """Makes the tables before it explain their columns, each column once.
 
-    A terminal names here the columns that it left out; these are not explained.
+    Terminals name the columns here that they left out.
     """
 
 
@@ -173,7 +167,7 @@ ColumnOf = tuple[TableColumn, Callable[[T], str | Cell]]
 
 
 def column(title: str, cell: Callable[[T], str | Cell], **facts: Any) -> ColumnOf[T]:
-    """Return (Column, cell) for `make_table`. cell: makes a row's cell. facts: fields of Column."""
+    """Return a column for `make_table`; `cell` makes the cell of a row."""
     return TableColumn(title=title, **facts), cell
 
 
@@ -190,17 +184,17 @@ def make_table(
     kind: str = "",
     note: str = "",
 ) -> Table:
-    """Return a table: one row for each of `rows`, a column for each of `columns` (see `column`).
-
-    Columns without a filled cell are left out, but for settings; without columns it has no rows.
-    """
-    filled = [(column, [cell(row) for row in rows]) for column, cell in columns]
-    kept = [
-        (column, cells) for column, cells in filled if column.is_setting or any(map(text_of, cells))
-    ]
+    """Return a table; columns without a filled cell are left out, except settings."""
+    kept = []
+    cells_of_columns = []
+    for column, cell in columns:
+        cells = [cell(row) for row in rows]
+        if column.is_setting or any(map(text_of, cells)):
+            kept.append(column)
+            cells_of_columns.append(cells)
     return Table(
-        columns=tuple(column for column, _ in kept),
-        rows=tuple(zip(*(cells for _, cells in kept), strict=True)),
+        columns=tuple(kept),
+        rows=tuple(zip(*cells_of_columns, strict=True)),
         subject=subject,
         kind=kind,
         note=note,
@@ -208,7 +202,7 @@ def make_table(
 
 
 def legends(tables: Iterable[Table]) -> Iterator[list[tuple[str, str]]]:
-    """Yield the legend of each table, without what an earlier legend has."""
+    """Yield the legend of each table, without the entries of earlier legends."""
     said: set[tuple[str, str]] = set()
     for table in tables:
         new = [entry for entry in table.legend() if entry not in said]
@@ -217,7 +211,7 @@ def legends(tables: Iterable[Table]) -> Iterator[list[tuple[str, str]]]:
 
 
 def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
-    """Yield each of `legends` as a paragraph, in which each text follows its head and a colon."""
+    """Yield each of `legends` as a paragraph."""
     for legend in filter(None, legends(tables)):
         yield " ".join(": ".join(filter(None, entry)) for entry in legend)
 
@@ -225,10 +219,14 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
 def metric_column(
     metric: Metric, unit: Unit, words: dict[str, str], drop: int | None
 ) -> TableColumn:
-    """Return the column of a metric. unit: of times. drop: as of `TableColumn`.
+    """Return the column of a metric.
 
-    words: name -> text that replaces {name} in its meaning; a {name} without a text stays there.
-    With a text for "items", as "samples", the column of the throughput has the title "samples/s".
+    Args:
+        metric: the metric.
+        unit: of times.
+        words: placeholder -> its text in the meaning of the metric. "items", as "samples", also
+            names the throughput: "samples/s".
+        drop: see `TableColumn`.
     """
     meaning = metric.meaning or metric.description
     for name, word in words.items():
@@ -243,11 +241,11 @@ def metric_column(
 
 
 class Document(ABC):
-    """What can be shown in every format. To be inherited from."""
+    """What can be shown in every format."""
 
     @property
     def title(self) -> str:
-        """Return the heading: the answer, or what the document is about; "" where it has none."""
+        """Return the heading, which may be empty."""
         return ""
 
     @property
@@ -257,11 +255,11 @@ class Document(ABC):
 
     @abstractmethod
     def blocks(self) -> Iterable[Block]:
-        """Return what follows the title, in order."""
+        """Return the blocks below the title."""
 
     @abstractmethod
     def members(self) -> Mapping[str, Any]:
-        """Return the members of its JSON object, as `format_object` takes them."""
+        """Return the members of the JSON object."""
 
 
 def format_document(
@@ -269,7 +267,11 @@ def format_document(
 ) -> str:
     """Return the document as text that ends in a line break.
 
-    kind: "json", "md" or "terminal". width, color: as of `render_text`, for "terminal" alone.
+    Args:
+        document: the document.
+        kind: "json", "md" or "terminal".
+        width: of the terminal.
+        color: of the terminal.
     """
     if kind == "json":
         return format_object(**document.members())
@@ -297,78 +299,83 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
             case Table():
                 if block.title:
                     yield "### " + escape(block.title)
-                aligned = [":---" if column.is_text else "---:" for column in block.columns]
-                head, *rows = (
-                    [escape(text_of(cell)) for cell in row] for row in (block.titles, *block.rows)
-                )
-                yield "\n".join(f"| {' | '.join(row)} |" for row in (head, aligned, *rows))
+                yield "\n".join(_markdown_rows(block))
                 legend = next(of_tables, [])
                 items = [f"* {escape(head)}: {escape(text)}" for head, text in legend if head]
                 notes = [escape(text) for head, text in legend if not head]
                 yield from filter(None, ["\n".join(items), *notes])
 
 
+def _markdown_rows(table: Table) -> Iterator[str]:
+    aligned = [":---" if column.is_text else "---:" for column in table.columns]
+    yield f"| {' | '.join(map(escape, table.titles))} |"
+    yield f"| {' | '.join(aligned)} |"
+    for row in table.texts:
+        yield f"| {' | '.join(map(escape, row))} |"
+
+
 def _explained(blocks: Sequence[Block]) -> list[Table]:
     """Return the tables that a `Legend` follows."""
-    last = max((at for at, block in enumerate(blocks) if isinstance(block, Legend)), default=0)
+    legends_at = [index for index, block in enumerate(blocks) if isinstance(block, Legend)]
+    last = max(legends_at, default=0)
     return [block for block in blocks[:last] if isinstance(block, Table)]
 
 
 def escape(text: str) -> str:
-    """Return the text on one line (see `plain`), escaped for the inside of a line of Markdown."""
+    """Return the text on one line, escaped for Markdown."""
     return _SPECIAL.sub(r"\\\1", plain(text))
 
 
 def code(text: str) -> str:
-    """Return the text on one line as a code span of Markdown; not for tables: | ends a cell."""
-    one_line = plain(text)
-    longest = max((len(run) for run in _BACKTICKS.findall(one_line)), default=0)
+    """Return the text on one line as a code span of Markdown; not in tables, where | ends a cell."""
+    line = plain(text)
+    longest = max((len(run) for run in _BACKTICKS.findall(line)), default=0)
     fence = "`" * (longest + 1)
-    pad = " " if not one_line or one_line != one_line.strip("`") else ""
-    return f"{fence}{pad}{one_line}{pad}{fence}"
+    pad = " " if not line or line != line.strip("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
 
 
 def format_object(**members: Any) -> str:
-    """Return a JSON object of `schema_version` and the members, as text that ends in a line break.
+    """Return a JSON object of `schema_version` and the members, in ASCII with a line break.
 
-    Values are as of `jsonable`, not rounded; TypeError for one that JSON cannot hold, as a set. It
-    is ASCII: nothing controls a terminal.
+    Raises:
+        TypeError: JSON cannot hold a value, such as a set.
     """
     content = jsonable({"schema_version": SCHEMA_VERSION, **members})
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return column -> value for each row of a table, with None for cells of NaN, NaT and NA.
+    """Return column -> value for each row of a frame, with None for NaN, NaT and NA.
 
-    Columns of the name of an integer column of `TABLES` have integers, also if nulls made floats.
+    Integer columns of `TABLES` stay integers, although pandas stores nulls as floats.
     """
     from raybench.results.tables import TABLES  # loads numpy, which no table of text needs
 
-    integers = {one.name for one in chain(*TABLES.values()) if one.kind == "int64"}
-    known = frame.astype(object).where(frame.notna(), None)
-    return [
-        {
-            str(name): int(value) if name in integers and isinstance(value, float) else value
-            for name, value in row.items()
-        }
-        for row in known.to_dict("records")
-    ]
+    integers = {column.name for column in chain(*TABLES.values()) if column.kind == "int64"}
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    for row in rows:
+        for name in integers.intersection(row):
+            if isinstance(row[name], float):
+                row[name] = int(row[name])
+    return [{str(name): value for name, value in row.items()} for row in rows]
 
 
 def jsonable(value: Any) -> Any:
     """Return the value as JSON can hold it.
 
-    NaN, NaT and infinities become None, datetimes (not numpy's) ISO 8601, arrays and tuples lists,
-    numbers of numpy plain ones, keys text, a StrEnum or IntEnum its value, a dataclass an object of
-    its fields. All else stays as it is, but NA of pandas raises TypeError (see `records`).
+    NaN, NaT and infinities become None, datetimes ISO 8601, arrays and tuples lists, enums their
+    values, and dataclasses objects.
+
+    Raises:
+        TypeError: the value contains NA of pandas; `records` removes it.
     """
     if isinstance(value, str | bool | int) or value is None:
         return value.value if isinstance(value, Enum) else value
     if isinstance(value, Mapping):
         return {str(name): jsonable(item) for name, item in value.items()}
     if is_dataclass(value):
-        return {one.name: jsonable(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: jsonable(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
     if hasattr(value, "tolist"):
@@ -380,7 +387,7 @@ def jsonable(value: Any) -> Any:
 
 # Longer lines of prose are hard to read; tables may be wider.
 _PROSE_WIDTH = 100
-# Where names take more than this share of the width, their texts stand below them.
+# Where names are wider than this share of the width, texts are placed below the names.
 _WIDEST_NAMES = 0.45
 _GAP = 2
 _STYLES: dict[Tone, str] = {
@@ -394,25 +401,27 @@ _STYLES: dict[Tone, str] = {
 
 
 def render_text(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) -> str:
-    """Return the blocks as text that ends in a line break, folded to `width`, or 100 if less.
+    """Return the blocks as text, folded to `width` but at most 100 characters.
 
-    Without colour it has no escape sequence. Lines with `is_whole` and tables may be wider.
+    Tables, and lines with `is_whole`, may be wider. Without colour there are no escape sequences.
     """
     return render_parts(_parts(blocks, width), width, color)
 
 
 def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Return what rich draws, ending in a line break; without colour no line ends in blanks.
+    """Return the output of rich as text that ends in a line break.
 
-    All but a Text with `no_wrap` and a table with `min_width` is at most `width` and 100 wide.
-    parts: rich reads a str as its markup and keeps escape sequences: give Text of `one_line`.
+    Args:
+        parts: pass Text of `one_line`: rich reads a str as markup and keeps escape sequences.
+        width: at most 100 are used, except for Text with `no_wrap` and tables with `min_width`.
+        color: whether there are escape sequences.
     """
     target = io.StringIO()
     console = Console(
         file=target,
         width=width,
         force_terminal=color,
-        force_jupyter=False,  # in a notebook it would show the text, and leave none to return
+        force_jupyter=False,  # in a notebook rich would display the text instead
         color_system="standard" if color else None,
         highlight=False,
         legacy_windows=False,
@@ -426,25 +435,25 @@ def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> st
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
-# A number is never folded from its unit.
+# A line is never folded between a number and its unit.
 _UNIT = re.compile(r"(?<=[\d.]) (?=(%|ms|µs|s|GiB|MiB|GB/s|x)(?![\w/]))")
-# A character without a meaning, in place of such a blank: rich folds at every blank of Unicode.
+# A private character replaces such a blank, because rich folds at every blank of Unicode.
 _BOUND = "\ue000"
 
 
 def _prose(text: str) -> str:
-    """Return a text on one line in which numbers are bound to their units."""
+    """Return a text on one line that is never folded between a number and its unit."""
     return _UNIT.sub(_BOUND, one_line(text))
 
 
 def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
-    """Yield what rich draws of each block, and blank lines between them."""
+    """Yield what rich draws for each block, with blank lines between the blocks."""
     blocks = list(blocks)
     explained = [fit(table, width) for table in _explained(blocks)]
     of_tables = legends(fitted for fitted, _ in explained)
     pending = iter(explained)
-    for place, block in enumerate(blocks):
-        if place and not isinstance(block, Legend) and getattr(block, "is_apart", True):
+    for index, block in enumerate(blocks):
+        if index and not isinstance(block, Legend) and getattr(block, "is_apart", True):
             yield Text("")
         match block:
             case Line():
@@ -460,8 +469,8 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
                 if legend := next(of_tables, []):
                     yield from (Text(""), *_legend(legend))
             case Legend():
-                every = (title for _, titles in explained for title in titles)
-                if hidden := dict.fromkeys(every):
+                hidden = dict.fromkeys(chain.from_iterable(titles for _, titles in explained))
+                if hidden:
                     left_out = (
                         f"Left out to fit {width} columns: {', '.join(hidden)}. A wider terminal "
                         "or `--format md` shows them."
@@ -470,7 +479,7 @@ def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
 
 
 def _legend(legend: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
-    """Yield the heads of columns beside their meanings, then the note below them."""
+    """Yield the heads of columns beside their meanings, then the note."""
     heads = RichTable.grid(padding=(0, _GAP, 0, 0))
     heads.add_column(no_wrap=True)
     heads.add_column(overflow="fold")
@@ -487,7 +496,7 @@ def _titled(title: str) -> list[Text]:
 
 
 def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
-    """Yield the title, then texts beside their names, or below them where names are long."""
+    """Yield the title, then texts beside their names, or below long names."""
     yield from _titled(block.title)
     lines = [(one_line(name), _prose(text)) for name, text in block.lines]
     longest = max((cell_len(name) for name, _ in lines), default=0)
@@ -507,19 +516,20 @@ def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[str]]:
-    """Return the table made to fit `width`, and the titles of the columns left out.
+    """Fit a table to `width`, and return it with the titles of the columns left out.
 
-    Columns with a `drop` are left out, the lowest first; if that is not enough, `narrower` is made
-    to fit instead, and the titles are of its columns alone. The result may still be too wide.
+    Columns with the lowest `drop` go first; if the table is still too wide, `narrower` is fitted
+    instead. The result may still be too wide.
     """
     left_out = []
-    droppable = [one for one in table.columns if one.drop is not None]
-    for column in sorted(droppable, key=lambda one: one.drop or 0):
+    droppable = [column for column in table.columns if column.drop is not None]
+    for column in sorted(droppable, key=lambda column: column.drop or 0):
         if _min_width(table) <= width:
             break
-        at = table.columns.index(column)
-        rows = tuple((*row[:at], *row[at + 1 :]) for row in table.rows)
-        table = replace(table, columns=(*table.columns[:at], *table.columns[at + 1 :]), rows=rows)
+        index = table.columns.index(column)
+        columns = (*table.columns[:index], *table.columns[index + 1 :])
+        rows = tuple((*row[:index], *row[index + 1 :]) for row in table.rows)
+        table = replace(table, columns=columns, rows=rows)
         left_out.append(column.title)
     if table.narrower is not None and _min_width(table) > width:
         return fit(table.narrower, width)
@@ -527,12 +537,12 @@ def fit(table: Table, width: int) -> tuple[Table, list[str]]:
 
 
 def _min_width(table: Table) -> int:
-    """Return the least width of a table in columns of the terminal, with its gaps."""
+    """Return the least width of a table in characters, with its gaps."""
     return sum(_min_widths(table)) + _GAP * (len(table.columns) - 1)
 
 
 def _min_widths(table: Table) -> list[int]:
-    """Return the least width of each column: its longest cell, or less where it may be folded."""
+    """Return the least width of each column: its longest cell, or less where cells may fold."""
     cells = zip(*table.texts, strict=True) if table.rows else [()] * len(table.columns)
     widths = []
     for column, texts in zip(table.columns, cells, strict=True):
@@ -544,11 +554,7 @@ def _min_widths(table: Table) -> list[int]:
 
 
 def _head(column: TableColumn, texts: Iterable[str]) -> list[str]:
-    """Return the lines of a column's head.
-
-    The head of a setting is folded between its words, `activation_` and `checkpointing`, where it
-    is wider than all cells.
-    """
+    """Return the lines of a head; a foldable head is split between words, as in `world_` `size`."""
     title = one_line(column.title)
     if column.min_chars is None:
         return [title]
@@ -562,9 +568,9 @@ def _head(column: TableColumn, texts: Iterable[str]) -> list[str]:
 
 
 def _grid(table: Table, width: int) -> RichTable:
-    """Return rich's table; where it is too wide for `width`, with one blank between its columns.
+    """Return the table of rich, with one blank between columns if it is too wide for `width`.
 
-    Where that cannot fit either, the terminal wraps its lines and cuts no figure.
+    A table that is still too wide is not cut: the terminal wraps its lines.
     """
     least = _min_widths(table)
     gap = _GAP if _min_width(table) <= width else 1
@@ -588,14 +594,25 @@ def _grid(table: Table, width: int) -> RichTable:
             min_width=size,
         )
 
-    # Rows that are never folded are drawn as one: it looks the same and is several times as fast.
     def look(row: tuple[str | Cell, ...]) -> tuple[str, bool]:
+        """Return the style of a row, and whether its cells need no folding."""
         tones = (cell.tone for cell in row if isinstance(cell, Cell) and cell.tone != "plain")
         fits = all(cell_len(text_of(c)) <= size for c, size in zip(row, least, strict=True))
         return _STYLES[next(tones, "plain")], fits
 
-    for (style, is_short), rows in groupby(table.rows, look):
-        for block in [list(rows)] if is_short else [[row] for row in rows]:
-            lines = zip(*([one_line(text_of(cell)) for cell in row] for row in block), strict=True)
-            grid.add_row(*(Text("\n".join(texts)) for texts in lines), style=style)
+    for (style, fits), group in groupby(table.rows, look):
+        rows = list(group)
+        # Rows that need no folding are drawn as one row, which looks the same and is much faster.
+        for block in [rows] if fits else [[row] for row in rows]:
+            joined = [Text("\n".join(lines)) for lines in _lines_of_columns(block)]
+            grid.add_row(*joined, style=style)
     return grid
+
+
+def _lines_of_columns(rows: Sequence[tuple[str | Cell, ...]]) -> list[list[str]]:
+    """Return the texts of the cells of each column."""
+    lines: list[list[str]] = [[] for _ in rows[0]]
+    for row in rows:
+        for column, cell in zip(lines, row, strict=True):
+            column.append(one_line(text_of(cell)))
+    return lines

@@ -30,14 +30,14 @@ from raybench.results.tables import Run, column_units
 if TYPE_CHECKING:
     from raybench.analysis.run_data import RunData
 
-# Numbers that say which point it is, not what was measured.
+# Numbers that identify a point; other numbers were measured.
 _NOT_FIGURES = {
     *("attempt", "round", "error_rank", "world_size", "node_count", *EXECUTION, "batch_size"),
     *("global_batch_size", "batch", "grad_accumulation", "series", "is_baseline"),
 }
-# In CSV these have a column for each of their keys.
+# In CSV each key of these maps has a column.
 _MAPS = ("params", "workload_metrics")
-# What a spreadsheet takes for a formula, unless a quote is before it; a number is none.
+# A spreadsheet reads such a text as a formula, unless a quote precedes it.
 # https://owasp.org/www-community/attacks/CSV_Injection
 _BEGINS_FORMULA = ("=", "+", "-", "@", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -45,59 +45,57 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedPoint:
-    """A point by its latest attempts, its rounds as one.
+    """A point by its latest attempts, over all rounds."""
 
-    row: its columns as JSON can hold them. settings: as `defining_settings`, the same in every run
-    of the job. name: the settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
-    figures: what was measured and derived, as numbers: yes is 1, null is left out, and a metric
-    that the workload declares itself has its own name, unless a column has it. is_failure: running
-    out of memory is none in a search for the largest batch. was_not_run: skipped or cancelled.
-    error, doubts, why (no speed-up): on one line each, empty without one.
-    """
-
+    # The columns as JSON can hold them.
     row: dict[str, Any]
+    # `defining_settings`, which are the same in every run of the job.
     settings: dict[str, str]
+    # The settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
     name: str
+    # Measured and derived numbers, also of the workload's own metrics; a boolean is 0 or 1.
     figures: dict[str, int | float]
+    # Running out of memory is not a failure in a search for the largest batch.
     is_failure: bool
+    # Skipped or cancelled.
     was_not_run: bool
     error: str
     doubts: str
+    # Why there is no speed-up.
     why: str
 
 
 def exported_points(data: RunData) -> list[ExportedPoint]:
-    """Return the points of a run, their rounds as one, in the order of `data.rows`."""
+    """Return the points of a run in the order of `data.rows`."""
     points = []
     for scaled in data.rows:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)
         named = {name: value for name, value in settings.items() if name != "workload"}
-        found = {**(row["workload_metrics"] or {}), **row}
+        figures = {}
+        # A column goes before a metric of the workload with the same name.
+        for name, value in {**(row["workload_metrics"] or {}), **row}.items():
+            if isinstance(value, int | float) and name not in _NOT_FIGURES:
+                figures[name] = int(value) if isinstance(value, bool) else value
+        doubts = [plain(doubt_words(doubt, scaled)) for doubt in scaled.doubts or ()]
         is_answer = row["status"] == "oom" and data.is_batch_search
         points.append(
             ExportedPoint(
                 row=row,
                 settings=settings,
                 name=f"{settings['workload']} {formatting.settings(named)}",
-                figures={
-                    name: int(value) if isinstance(value, bool) else value
-                    for name, value in found.items()
-                    if isinstance(value, int | float) and name not in _NOT_FIGURES
-                },
+                figures=figures,
                 is_failure=row["status"] in FAILURES and not is_answer,
                 was_not_run=row["status"] in NOT_RUN,
                 error=plain(failure_of_row(scaled)),
                 why=not_compared_words(scaled.why) if scaled.why else "",
-                doubts="; ".join(
-                    plain(doubt_words(doubt, scaled)) for doubt in scaled.doubts or ()
-                ),
+                doubts="; ".join(doubts),
             )
         )
     return points
 
 
 def facts_of_run(data: RunData) -> dict[str, str]:
-    """Return name -> text of a run: machine, git_commit if known, version.NAME and tag.NAME."""
+    """Return the machine, git commit, versions and tags of a run."""
     run = data.run
     return {
         "machine": machine(data),
@@ -108,29 +106,32 @@ def facts_of_run(data: RunData) -> dict[str, str]:
 
 
 def export_csv(data: RunData) -> str:
-    """Return names, then a row per point: the columns of `points` and what the report derives.
+    """Return CSV with a row per point: the columns of `points` and derived columns.
 
-    A parameter of the workload is a column `params.NAME`, a metric of its own a column
-    `workload_metrics.NAME`; other maps are JSON (`workload_headings` is left out), a list is joined
-    by "; ", null is empty, a boolean `true` or `false`. A cell may have line breaks; all else that
-    is unprintable is `�`. A text that a spreadsheet would take for a formula begins with `'`.
+    Parameters are columns `params.NAME`, metrics of the workload `workload_metrics.NAME`. Other
+    maps are JSON, lists are joined by "; ", null is empty. Unprintable characters become `�`, and a
+    text that a spreadsheet would read as a formula begins with `'`.
     """
     rows = []
     more: set[str] = set()
     for point in exported_points(data):
-        maps = ((one, point.row[one] or {}) for one in _MAPS)
-        own = {f"{one}.{name}": value for one, held in maps for name, value in held.items()}
-        rows.append(point.row | own | {"doubts": point.doubts, "why": point.why})
-        more |= own.keys()
+        cells = {}
+        for column in _MAPS:
+            for name, value in (point.row[column] or {}).items():
+                cells[f"{column}.{name}"] = value
+        rows.append(point.row | cells | {"doubts": point.doubts, "why": point.why})
+        more |= cells.keys()
     left_out = (*_MAPS, "workload_headings")
     names = [field.name for field in fields(ScaledRow) if field.name not in left_out]
     return csv_text([*names, *sorted(more)], rows)
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return CSV: the names, then their values in each row, written as `export_csv` says.
+    """Return CSV with these columns; `export_csv` says how values are written.
 
-    rows: name -> value as of `jsonable`; one that a row lacks is empty, others are left out.
+    Args:
+        names: of the columns.
+        rows: name -> value as `jsonable` returns it; missing values are empty cells.
     """
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
@@ -140,29 +141,29 @@ def csv_text(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """Return a value as a cell that no spreadsheet takes for a formula; a number as it is."""
+    """Return a value as a cell that no spreadsheet reads as a formula."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
         return json.dumps(value)
     if isinstance(value, list | tuple):
-        value = "; ".join("" if one is None else str(one) for one in value)
+        value = "; ".join("" if item is None else str(item) for item in value)
     if not isinstance(value, str):
         return value
-    # Somebody will look at it in a terminal.
+    # Control characters could change a terminal that shows the file.
     lines = "\n".join(map(printable, value.splitlines()))
     is_formula = lines.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(lines)
     return f"'{lines}" if is_formula else lines
 
 
 def export_github(data: RunData) -> str:
-    """Return a JSON list: the median step in ms of ok points, ± half its 95 % interval if known.
+    """Return a JSON list of median steps in ms for `customSmallerIsBetter` of the action.
 
-    For the action `benchmark-action/github-action-benchmark`, which draws them over the commits of
-    a repository and warns when one is worse; its tool is `customSmallerIsBetter`. A name holds the
-    job and `defining_settings` of the point, so that it is the same in every run of the job.
-    Raises ResultsError where no point is ok: the action takes no empty list.
+    The name of a point is the same in every run of the job.
     https://github.com/benchmark-action/github-action-benchmark#examples
+
+    Raises:
+        ResultsError: no point is ok; the action refuses an empty list.
     """
     run = data.run
     entries = []
@@ -189,8 +190,7 @@ def export_github(data: RunData) -> str:
 def export_json(data: RunData) -> str:
     """Return a JSON object of schema_version, run, devices, units and points.
 
-    points: one each, its rounds as one, with all columns and what the report derives. units: column
-    of the table `points` -> unit, "" for none; what is derived is not in it.
+    `points` have all columns and the derived ones; `units` has only the columns of the table.
     """
     return format_object(
         run=asdict(data.run),
@@ -202,40 +202,39 @@ def export_json(data: RunData) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JUnitCase:
-    """A test case; one that is ok shows no message. All text is made harmless when it is written.
-
-    outcome: `output` is a case that passed with something to say. kind, text: of an error or
-    failure, its type and the lines below its message. seconds: None where nobody knows.
-    """
+    """A test case of JUnit; texts are escaped when they are written."""
 
     group: str
     name: str
     properties: Mapping[str, object]
+    # `output` is a case that passed and has a message; `ok` has none.
     outcome: Literal["ok", "output", "failure", "error", "skipped"] = "ok"
+    # The type of an error or failure.
     kind: str = ""
     message: str = ""
+    # Below the message of an error or failure.
     text: str = ""
+    # None where unknown.
     seconds: float | None = None
 
 
 def export_junit(data: RunData) -> str:
-    """Return one suite as XML. A point that failed is an error, one that was not run is skipped.
+    """Return one suite as XML, in which failed points are errors and others not run are skipped.
 
-    Its id and figures are its properties (`raybench.units("points")` has most units); `time` is the
-    seconds of its last ok round, or its worst one if none is ok; 0 if unknown. In a search for the
-    largest batch a point without enough memory passes, and its output says so.
+    Properties are the id and the figures of a point (`raybench.units("points")` has most units).
+    In a search for the largest batch, a point that ran out of memory passes, with an output.
     """
     run, cases = data.run, []
     for point in exported_points(data):
         row = point.row
         reason = point.error or formatting.STATUS_WORDS[row["status"]]
-        ended: Literal["ok", "output"] = "ok" if row["status"] == "ok" else "output"
+        passed: Literal["ok", "output"] = "ok" if row["status"] == "ok" else "output"
         cases.append(
             JUnitCase(
                 group=run.job_name,
                 name=point.name,
                 properties={"point_id": row["point_id"], **point.figures},
-                outcome="error" if point.is_failure else "skipped" if point.was_not_run else ended,
+                outcome="error" if point.is_failure else "skipped" if point.was_not_run else passed,
                 kind=row["error_type"] or row["status"],
                 message=reason,
                 text=row["error_detail"] or reason,
@@ -248,23 +247,26 @@ def export_junit(data: RunData) -> str:
 def junit_text(
     name: str, run: Run, properties: Mapping[str, object], cases: Sequence[JUnitCase]
 ) -> str:
-    """Return the XML of one suite with these cases in their order, and their counts.
+    """Return the XML of one suite, in the common form of Jenkins and GitLab; no standard exists.
 
-    The form is what the readers of Jenkins and GitLab have in common; there is no standard.
-    name, properties: of the suite; its start (in UTC) and host are those of `run`, its time the sum
-    of the known seconds, left out without any. Properties are written by `plain`: None is "None".
     https://github.com/testmoapp/junitxml
+
+    Args:
+        name: of the suite.
+        run: gives start (in UTC) and host.
+        properties: of the suite.
+        cases: in their order.
     """
     outcomes = [case.outcome for case in cases]
-    known = [case.seconds for case in cases if case.seconds is not None]
+    seconds = [case.seconds for case in cases if case.seconds is not None]
     counts = {
         "name": plain(name),
         "tests": str(len(cases)),
         "failures": str(outcomes.count("failure")),
         "errors": str(outcomes.count("error")),
         "skipped": str(outcomes.count("skipped")),
-        **({"time": f"{sum(known):.3f}"} if known else {}),
-        # Without an offset, as the schema of Ant's reports has it: UTC.
+        **({"time": f"{sum(seconds):.3f}"} if seconds else {}),
+        # UTC without an offset, as the schema of Ant's reports requires.
         "timestamp": run.started_at.replace(tzinfo=None).isoformat(timespec="seconds"),
         "hostname": plain(run.host),
     }
@@ -289,7 +291,6 @@ def junit_text(
 
 
 def _add_properties(parent: ET.Element, values: Mapping[str, object]) -> None:
-    """Append an element `properties` with these names and values."""
     holder = ET.SubElement(parent, "properties")
     for name, value in values.items():
         ET.SubElement(holder, "property", {"name": plain(name), "value": plain(value)})

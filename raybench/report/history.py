@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -55,14 +56,11 @@ _CHANGE = "from the level before, in the first run of a new level"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History(Document):
-    """The step times of points over several runs: a document (see `raybench.report.documents`).
+    """The step times of points over several runs."""
 
-    rows: as `raybench.analysis.compare.history` gives them, one or more.
-    causes: (point_id, run_id of the run with the step) -> what changed since the run before; for a
-    step that has no entry, `blocks` says that nothing changed.
-    """
-
+    # One or more, as `raybench.analysis.compare.history` returns them.
     rows: Sequence[HistoryRow]
+    # (point_id, run_id of a lasting change) -> changes since the run before, if any.
     causes: Mapping[tuple[str, str], Sequence[Change]]
 
     @property
@@ -76,9 +74,8 @@ class History(Document):
     def blocks(self) -> Iterator[Block]:
         """Yield a table of points for each workload, counts of what is left out, and changes.
 
-        The tables have at most 40 points in all, those with lasting changes first, and none that
-        one run alone has. A point counts once for each machine. A single point has bars and a table
-        of its runs.
+        The tables have at most 40 points of several runs, points with lasting changes first. A
+        single point has bars and a table of its runs.
         """
         series = _series(self.rows)
         if len(series) == 1:
@@ -97,36 +94,45 @@ class History(Document):
                 verb = "was" if lone == 1 else "were"
                 text = f"{counted(lone, 'point')} {verb} measured in one run only."
                 yield Line(text=text, is_apart=True)
+        if steps := self._lasting_changes(series):
+            yield Listing(title="Lasting changes of the step time", lines=steps, is_quoted=True)
+        yield Legend()
+
+    def _lasting_changes(self, series: Sequence[Series]) -> list[tuple[str, str]]:
+        """Return each lasting change, with its run and what changed since the run before."""
         steps = []
-        for row in (row for rows in series for row in rows if row.step is not None):
-            changes = self.causes.get((row.point_id, row.run_id), ())
-            phrases = [
-                f"{fact_name(one.fact)} {before_and_now(one, _MAX_CHARS)}" for one in changes
-            ]
+        for row in chain.from_iterable(series):
+            if row.step is None:
+                continue
+            phrases = []
+            for change in self.causes.get((row.point_id, row.run_id), ()):
+                phrases.append(f"{fact_name(change.fact)} {before_and_now(change, _MAX_CHARS)}")
             where = some(phrases, _MAX_CHANGES) or NO_CAUSE
             point = f"{row.point_id} " if len(series) > 1 else ""
             text = f"{formatting.when(row.started_at)}, {row.run_id}: {where}"
             steps.append((f"{point}{percent(row.step)}", text))
-        if steps:
-            yield Listing(title="Lasting changes of the step time", lines=steps, is_quoted=True)
-        yield Legend()
+        return steps
 
     def members(self) -> Mapping[str, Any]:
         """Return `points`: HISTORY_COLUMNS, machine, level_ms and step of each of `rows`."""
-        names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
-        return {"points": [{name: getattr(row, name) for name in names} for row in self.rows]}
+        points = []
+        for row in self.rows:
+            names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
+            points.append({name: getattr(row, name) for name in names})
+        return {"points": points}
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a bar for each of the last 24 values, on a log scale from the least to the largest.
+    """Return a bar for each of the last 24 values, on a log scale that spans at least 5 %.
 
-    The scale spans 5 % at least. values: one or more, all above 0.
+    Args:
+        values: at least one, all above 0.
     """
     logs = np.log(np.asarray(values[-_MAX_BARS:], dtype=np.float64))
     span = max(float(np.ptp(logs)), _MIN_RANGE)
     low = (logs.max() + logs.min() - span) / 2
-    places = np.clip(((logs - low) / span * len(_BARS)).astype(int), 0, len(_BARS) - 1)
-    return "".join(_BARS[place] for place in places)
+    heights = np.clip(((logs - low) / span * len(_BARS)).astype(int), 0, len(_BARS) - 1)
+    return "".join(_BARS[height] for height in heights)
 
 
 def _bars(rows: Series) -> str:
@@ -135,18 +141,15 @@ def _bars(rows: Series) -> str:
 
 
 def _series(rows: Sequence[HistoryRow]) -> list[Series]:
-    """Return the rows of each point and machine; those with a step come first."""
-    found: dict[tuple[str, int], Series] = {}
+    """Return the rows of each point and machine; points with a lasting change come first."""
+    series: dict[tuple[str, int], Series] = {}
     for row in rows:
-        found.setdefault((row.point_id, row.machine), []).append(row)
-    return sorted(found.values(), key=lambda rows: all(row.step is None for row in rows))
+        series.setdefault((row.point_id, row.machine), []).append(row)
+    return sorted(series.values(), key=lambda rows: all(row.step is None for row in rows))
 
 
 def _table_of_points(series: Sequence[Series]) -> Table:
-    """Return a row for each point of one workload; its change is from its first level to its last.
-
-    A point on several machines has a row for each.
-    """
+    """Return a row for each point and machine of one workload."""
     latest = [rows[-1] for rows in series]
     names = varying(latest, params_first=True)
     of_machine = ("device_name", "node_count")
@@ -197,22 +200,22 @@ def _table_of_runs(rows: Series) -> Table:
 
 
 def history_figure(rows: Sequence[HistoryRow]) -> Figure:
-    """Return a panel for each point and machine, of its step times over the time of the runs.
+    """Return a panel for each point and machine: step times over the time of the runs.
 
-    Those with a step come first, and 40 at most are drawn. Those that one run alone has are left
-    out, unless all are such. rows: of `raybench.analysis.compare.history`; without any, no panels.
+    At most 40 panels are drawn, points with lasting changes first. Points of a single run are left
+    out, unless there are no others.
     """
     has_models = len({row.device_name for row in rows}) > 1
     has_node_counts = len({row.node_count for row in rows}) > 1
     names = dict(zip((row.point_id for row in rows), point_names(rows), strict=True))
     panels, every = [], _series(rows)
-    series = [one for one in every if len(one) > 1] or every
-    for one in series[:_MOST_POINTS]:
-        row, name = one[-1], names[one[-1].point_id]
+    series = [members for members in every if len(members) > 1] or every
+    for members in series[:_MOST_POINTS]:
+        row, name = members[-1], names[members[-1].point_id]
         labels = [name if len(name) <= _LABEL_CHARS else row.point_id]
         labels += [plain(row.device_name)] * has_models
         labels += [counted(row.node_count or 1, "node")] * has_node_counts
-        panels.append(_history_panel(", ".join(labels), one))
+        panels.append(_history_panel(", ".join(labels), members))
     note = "Dashed line: the level of the step time. Vertical line: a lasting change."
     if hidden := len(series[_MOST_POINTS:]):
         verb = "is" if hidden == 1 else "are"
@@ -223,14 +226,14 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
 
 
 def _history_panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
-    """Return the step times of one point as marks, their levels dashed, a rule at each step."""
+    """Draw the step times of one point, dashed levels, and a vertical line at each change."""
     marks: list[Mark] = []
     for row in rows:
         when, step_ms = row.started_at, row.step_ms_p50 or 0.0
         tip = f"{point}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(step_ms)}"
         level = {"level": round(row.level_ms, 6), "is_step": row.step is not None}
-        place = {"x": when.isoformat(), "y": round(step_ms, 6), "line": point}
-        marks.append({**place, **level, "tip": tip})
+        mark = {"x": when.isoformat(), "y": round(step_ms, 6), "line": point}
+        marks.append({**mark, **level, "tip": tip})
     x: Spec = {
         "type": "temporal",
         "title": "UTC",

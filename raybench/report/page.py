@@ -1,8 +1,7 @@
-"""Reports as pages, of a run or a comparison: each needs nothing beside itself, and asks nobody.
+"""Reports of a run or a comparison as pages, which load nothing from elsewhere.
 
-The policy of a page (Content-Security-Policy) allows the one style and the one script that are in
-it, by their hashes, and nothing else: should a text from the results ever come through as markup,
-it can still neither run nor fetch. The templates escape all that is not a chart drawn here.
+The Content-Security-Policy of a page allows its own style and script by their hashes, and nothing
+else: a text from the results that escapes the templates can neither run nor fetch anything.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from raybench.records.metrics import Metric
 from raybench.report import formatting
 from raybench.report.charts import ChartData, in_order, main_figure, other_figures, why_no_figure
 from raybench.report.charts.comparison import change_figures
-from raybench.report.charts.grammar import Panel, draw
+from raybench.report.charts.grammar import Figure, Panel, draw
 from raybench.report.charts.lines import speed_up_words
 from raybench.report.comparison import Comparison
 from raybench.report.documents import (
@@ -63,10 +62,10 @@ from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
 from raybench.version import __version__
 
-# Software that a reader asks for first; the rest is in the environment.
+# The first screen has these versions; the environment has all.
 _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
 _HINT_CHARS = 300
-# The height of a screen below the head of the page; that of axes, legend and title of a panel.
+# The height of a screen below the head of the page, and of axes, legend and title of a panel.
 _SCREEN_PX, _AROUND_PX = 640, 100
 _SIGN = re.compile(r"([=_])(?=\w)")
 _PERCENT = re.compile(r"(\d) %")
@@ -74,51 +73,55 @@ _QUOTED = re.compile(r"`([^`]+)`")
 
 
 def format_page(data: ChartData) -> str:
-    """Return the page of a run as HTML, with its `main_figure` and `other_figures`, if any."""
-    answer, found = data.answer, data.answer.data
-    report, run = RunReport(answer=answer), found.run
+    """Return the page of a run as HTML."""
+    answer, run_data = data.answer, data.answer.data
+    report, run = RunReport(answer=answer), run_data.run
     points = _point_table(in_order(data.rows), answer)
     first = main_figure(data)
     facts = {
         "run": run.run_id,
         "started": formatting.when(run.started_at),
         "took": formatting.course(run),
-        "points": of_run.counts(found),
-        "machine": of_run.machine(found),
+        "points": of_run.counts(run_data),
+        "machine": of_run.machine(run_data),
         "cluster": run.cluster,
         "driver ran on": run.host,
         "command": " ".join(run.argv),
-        "versions": formatting.versions(found.versions),
+        "versions": formatting.versions(run_data.versions),
         "git commit": run.git_commit or "",
         "variables": formatting.settings(run.environment),
         "tags": formatting.settings(run.tags),
-        "in all points": of_run.in_all_points(found),
+        "in all points": of_run.in_all_points(run_data),
         "job file's SHA-256": run.job_sha256,
-        "nodes lost": ", ".join(found.lost_nodes),
+        "nodes lost": ", ".join(run_data.lost_nodes),
     }
+    versions = []
+    for name, label in _VERSIONS.items():
+        if name in run_data.versions:
+            versions.append((label, run_data.versions[name]))
+    meanings = []
+    for column in points.columns:
+        if column.meaning:
+            meanings.append((column.title, _capital(column.meaning)))
     return render_template(
         "page.html",
-        counts=of_run.counts(found),
-        course=of_run.course(found),
+        counts=of_run.counts(run_data),
+        course=of_run.course(run_data),
         more_rounds=words.more_rounds(answer.more_rounds) if answer.more_rounds else "",
         report=report,
         run=run,
         title=run.job_name,
-        versions=[
-            (label, found.versions[name])
-            for name, label in _VERSIONS.items()
-            if name in found.versions
-        ],
-        facts_line=of_run.facts(found),
-        trained=of_run.model(found),
+        versions=versions,
+        facts_line=of_run.facts(run_data),
+        trained=of_run.model(run_data),
         layout=_layout(first.panels) if first else "",
         first=first,
-        why_none=why_no_figure(found),
+        why_none=why_no_figure(run_data),
         figures=other_figures(data, first),
         points=points,
-        meanings=[(one.title, _capital(one.meaning)) for one in points.columns if one.meaning],
-        # The points have a table of their own, which can be sorted.
-        sections_with_tables=[one for one in report.tables if one[0].anchor != "points"],
+        meanings=meanings,
+        # The page has its own table of the points, which can be sorted.
+        sections_with_tables=[table for table in report.tables if table[0].anchor != "points"],
         facts=[(name, text) for name, text in facts.items() if text],
         devices=device_table(data.devices),
         job_lines=formatting.plain_lines(run.job_text),
@@ -126,7 +129,7 @@ def format_page(data: ChartData) -> str:
 
 
 def _layout(panels: Sequence[Panel]) -> str:
-    """Return the class of the first screen: how wide the column of its charts is."""
+    """Return the CSS class of the first screen, by the width of its charts."""
     if len(panels) == 1:
         return "single"
     height = sum(panel.height + _AROUND_PX for panel in panels)
@@ -135,9 +138,9 @@ def _layout(panels: Sequence[Panel]) -> str:
 
 def format_comparison(comparison: Comparison) -> str:
     """Return the page of a comparison as HTML, with a bar for each of the 36 largest changes."""
-    found = list(replace(comparison, is_short=False).blocks())
-    lines = [one for one in found if isinstance(one, Line)]
-    tables = [one for one in found if isinstance(one, Table)]
+    blocks = list(replace(comparison, is_short=False).blocks())
+    lines = [block for block in blocks if isinstance(block, Line)]
+    tables = [block for block in blocks if isinstance(block, Table)]
     runs = [line for line in lines if line.text in comparison.runs]
     return render_template(
         "comparison.html",
@@ -148,7 +151,7 @@ def format_comparison(comparison: Comparison) -> str:
         lines=[line for line in lines if line not in runs and line.text != comparison.answer[0]],
         environment=environment(comparison.changes),
         notes=legend_paragraphs(tables),
-        listings=[one for one in found if isinstance(one, Listing)],
+        listings=[block for block in blocks if isinstance(block, Listing)],
         tables=tables,
         figures=change_figures(comparison),
         version=__version__,
@@ -156,50 +159,65 @@ def format_comparison(comparison: Comparison) -> str:
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Return the HTML of a template of html/, with the style, script and policy of all pages.
+    """Return the HTML of a template, with the style, script and policy of all pages.
 
-    template: its file name there. values: the other names that it uses, written on one line and
-    escaped, but for Markup; a missing one raises jinja2's UndefinedError.
+    Args:
+        template: the name of a file in html/.
+        values: the other names that the template uses; they are escaped, except Markup.
     """
     environment = Environment(
         loader=FunctionLoader(_asset),
         autoescape=True,
         undefined=StrictUndefined,
-        # No text turns the direction of writing.
-        finalize=lambda one: one if isinstance(one, Markup) else formatting.one_line(str(one)),
+        finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {
-        # The name of a chart for screen readers has the figure's title.
-        "draw": lambda panel, figure: Markup(
-            draw(panel, ": ".join(filter(None, (figure.title, panel.title))))
-        ),
-        # With how many columns of text a table begins, at most 9: page.css knows so many.
-        "texts": lambda table: min(len([*takewhile(lambda one: one.is_text, table.columns)]), 9),
+        "draw": _drawn,
+        "texts": _leading_texts,
         "breaks": _with_breaks,
         "capital": _capital,
         "code": _with_code,
     }
     style, script = _asset("page.css"), _asset("page.js")
-    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()) for one in (style, script)]
-    of_style, of_script = (f"'sha256-{one.decode()}'" for one in hashes)
     policy = (
-        f"default-src 'none'; style-src {of_style}; script-src {of_script}; "
+        f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
     shared = {"policy": Markup(policy), "style": Markup(style), "script": Markup(script)}
     return environment.get_template(template).render(**shared, **values)
 
 
+def _source(text: str) -> str:
+    """Return the hash by which a policy allows a style or a script."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest())
+    return f"'sha256-{digest.decode()}'"
+
+
+def _finalized(value: Any) -> str:
+    """Remove control characters, such as those that reverse the direction of writing."""
+    return value if isinstance(value, Markup) else formatting.one_line(str(value))
+
+
+def _drawn(panel: Panel, figure: Figure) -> Markup:
+    """Draw a panel; its name for screen readers includes the title of the figure."""
+    return Markup(draw(panel, ": ".join(filter(None, (figure.title, panel.title)))))
+
+
+def _leading_texts(table: Table) -> int:
+    """Return with how many columns of text a table begins: at most 9, the limit of page.css."""
+    return min(len([*takewhile(lambda column: column.is_text, table.columns)]), 9)
+
+
 def _with_code(text: str) -> Markup:
-    """Return a text in which what is between backticks is code; a number stays with its `%`."""
+    """Return a text with code between backticks, never folded between a number and `%`."""
     quoted = _QUOTED.sub(r"<code>\1</code>", str(escape(formatting.one_line(text))))
     return Markup(_PERCENT.sub("\\1\u00a0%", quoted))
 
 
 def _with_breaks(text: str, most: int = 0) -> Markup:
-    """Return a text whose words of more than `most` characters may be folded after `=` or `_`."""
+    """Return a text in which words longer than `most` may be folded after `=` or `_`."""
     words = (
         _SIGN.sub(r"\1<wbr>", str(escape(word))) if len(word) > most else escape(word)
         for word in formatting.one_line(text).split(" ")
@@ -208,12 +226,12 @@ def _with_breaks(text: str, most: int = 0) -> Markup:
 
 
 def _capital(text: str) -> str:
-    """Return a sentence of a text that has neither capital nor full stop."""
+    """Add a capital and a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def _asset(name: str) -> str:
-    """Return the text of a file of the folder html/."""
+    """Return the text of a file in html/."""
     return resources.files("raybench.report").joinpath("html", name).read_text(encoding="utf-8")
 
 
@@ -234,10 +252,7 @@ _HEADS = {
 
 
 def device_table(devices: pd.DataFrame) -> Table:
-    """Return the table of devices, sorted by host and index, without columns empty for all.
-
-    devices: the run's rows of the table `devices`, of which it shows 12 columns; may be empty.
-    """
+    """Return the table of devices, sorted by host and index, without empty columns."""
     used = [name for name in _HEADS if name in devices]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
 
@@ -256,7 +271,7 @@ def device_table(devices: pd.DataFrame) -> Table:
 
 
 def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
-    """Return a line per point, with hints and with values to sort by; rows: in their order."""
+    """Return a row per point, with tooltips and values to sort by."""
     data = answer.data
     metrics = dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(rows)))
     column_words = of_run.of_columns(data, answer.asked)
@@ -285,12 +300,12 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
 
 
 def _with_sort(value: float | None, write: Callable[[float], str], digits: int) -> Cell:
-    """Return a cell that is sorted by these digits of its value; an empty one where it is None."""
+    """Return a cell that is sorted by its value; an empty cell for None."""
     return Cell(text="") if value is None else Cell(text=write(value), sort=f"{value:.{digits}g}")
 
 
 def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnOf[ScaledRow]:
-    """Return the column of a setting; sizes are sorted by their bytes. ranks: for `world_size`."""
+    """Return the column of a setting; sizes are sorted by their bytes."""
     [(column, text)] = setting_columns(rows, [name], ranks)
 
     def cell(row: ScaledRow) -> Cell:
@@ -302,10 +317,7 @@ def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnO
 
 
 def _step(row: ScaledRow) -> Cell:
-    """Return the step time of a point; of one that is not ok its status, with the error as hint.
-
-    The hint has 300 characters at most.
-    """
+    """Return the step time of a point, or its status with the error as tooltip."""
     if row.status == "ok":
         return _with_sort(row.step_ms_p50, formatting.duration, 6)
     hint = shorten(failure_of_row(row), _HINT_CHARS)
@@ -313,7 +325,7 @@ def _step(row: ScaledRow) -> Cell:
 
 
 def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]:
-    """Return the column of a metric; shares and speed-ups are sorted by more digits than shown."""
+    """Return the column of a metric; shares and speed-ups are sorted by unrounded values."""
     whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
     def cell(row: ScaledRow) -> Cell:

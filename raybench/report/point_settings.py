@@ -1,13 +1,14 @@
-"""The settings that tell points from each other, as columns and as names. Pure.
+"""The settings that distinguish points, as columns and as names. Pure.
 
-Points of one workload have a column for each setting that varies. Those of several workloads, as
-of a health check, differ in most settings: one column holds all of them.
+Points of one workload have a column for each setting that varies. Points of several workloads, as
+in a health check, differ in most settings, so one column holds all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from raybench.analysis.rows import (
@@ -20,7 +21,7 @@ from raybench.analysis.rows import (
     varying,
 )
 from raybench.report import formatting
-from raybench.report.documents import SETTING_CHARS, ColumnOf, TableColumn
+from raybench.report.documents import SETTING_CHARS, ColumnOf, TableColumn, text_of
 from raybench.workloads.base import builtin_class
 
 _WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
@@ -39,10 +40,12 @@ class _Row(HasSettings, Protocol):
 
 
 def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
-    """Return `used_settings` in short, as `FSDP 2, full checkpointing`.
+    """Return the used settings in short, as `FSDP 2, full checkpointing`; `plain` without any.
 
-    True is `compiled`, `checkpointing` or the name. `plain` if nothing is left; "" for no names.
-    ranks: as for `settings_words`.
+    Args:
+        row: the point.
+        names: of the settings; without names the result is empty.
+        ranks: `GPUs` or `workers`.
     """
     words = []
     for name, value in used_settings(row, names).items():
@@ -61,15 +64,15 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
 
 def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
-    """Return known settings as `fp32, batch 64, 4 GPUs, hidden=8`, or "". ranks: plural, `GPUs`."""
-    given = known_settings(row, names)
-    if "preset" in given:
-        given["preset"] = _preset_words(row)
-    return formatting.words_of_settings(given, ranks)
+    """Return settings as `fp32, batch 64, 4 GPUs, hidden=8`; `ranks` is `GPUs` or `workers`."""
+    settings = known_settings(row, names)
+    if "preset" in settings:
+        settings["preset"] = _preset_words(row)
+    return formatting.words_of_settings(settings, ranks)
 
 
 def _preset_words(row: HasSettings) -> str:
-    """Return a model's preset with what other parameters change of it: `175b (8 layers)`."""
+    """Return the preset of a model with the parameters that change it: `175b (8 layers)`."""
     built_in = builtin_class(str(setting_of(row, "workload")))
     return built_in.preset_words(row.params) if built_in else row.params["preset"]
 
@@ -84,51 +87,67 @@ def setting_text(row: HasSettings, name: str) -> str:
 def setting_columns(
     rows: Sequence[_Row], names: Sequence[str] | None = None, ranks: str = ""
 ) -> list[ColumnOf[Any]]:
-    """Return a column for each setting in which the rows differ, the parameters first; or [].
+    """Return a column for each setting in which the rows differ, the parameters first.
 
-    For rows of several workloads there are two: the workload, and the settings that vary in it.
-    names: these settings instead, in this order. ranks: the head of world_size; "" for its name.
+    Rows of several workloads have two columns: the workload, and its settings.
+
+    Args:
+        rows: the points.
+        names: the settings to show instead, in this order.
+        ranks: the head of world_size; "" for its name.
     """
     if names is None and _are_of_several(rows):
-        of_workload = {
-            workload: varying([row for row in rows if row.workload == workload], params_first=True)
-            for workload in {row.workload for row in rows}
-        }
-
-        def own(row: _Row) -> str:
-            names = of_workload[row.workload]
-            texts = {formatting.heading(name): setting_text(row, name) for name in names}
-            return formatting.settings({name: text for name, text in texts.items() if text})
-
-        # A workload is never folded.
-        workload = TableColumn(title="workload", is_text=True, is_setting=True)
-        others = replace(workload, title="settings", min_chars=SETTING_CHARS)
-        return [(workload, lambda row: str(row.workload)), (others, own)]
-    chosen = varying(rows, params_first=True) if names is None else names
-    return [
-        (
-            TableColumn(
-                title=ranks if ranks and name == "world_size" else formatting.heading(name),
-                is_text=not is_numeric(rows, name),
-                is_setting=True,
-                # A preset is short, and hard to read in two lines.
-                min_chars=None if name == "preset" else SETTING_CHARS,
-            ),
-            lambda row, name=name: setting_text(row, name),  # type: ignore[misc]
+        return _columns_of_workloads(rows)
+    columns: list[ColumnOf[Any]] = []
+    for name in varying(rows, params_first=True) if names is None else names:
+        head = TableColumn(
+            title=ranks if ranks and name == "world_size" else formatting.heading(name),
+            is_text=not is_numeric(rows, name),
+            is_setting=True,
+            # A preset is short, and hard to read in two lines.
+            min_chars=None if name == "preset" else SETTING_CHARS,
         )
-        for name in chosen
-    ]
+        columns.append((head, partial(_cell, name=name)))
+    return columns
+
+
+def _cell(row: HasSettings, name: str) -> str:
+    return setting_text(row, name)
+
+
+def _columns_of_workloads(rows: Sequence[_Row]) -> list[ColumnOf[Any]]:
+    rows_of: dict[str, list[_Row]] = {}
+    for row in rows:
+        rows_of.setdefault(row.workload, []).append(row)
+    names_of = {
+        workload: varying(members, params_first=True) for workload, members in rows_of.items()
+    }
+
+    def settings(row: _Row) -> str:
+        texts = {}
+        for name in names_of[row.workload]:
+            if text := setting_text(row, name):
+                texts[formatting.heading(name)] = text
+        return formatting.settings(texts)
+
+    # A workload is never folded.
+    workload = TableColumn(title="workload", is_text=True, is_setting=True)
+    others = replace(workload, title="settings", min_chars=SETTING_CHARS)
+    return [(workload, lambda row: str(row.workload)), (others, settings)]
 
 
 def point_names(rows: Sequence[_Row]) -> list[str]:
-    """Return for each row the settings that vary, `k=256` or `gemm k=256`; its id if none does."""
+    """Return the settings of each row that vary, `k=256` or `gemm k=256`, or its id."""
     columns = setting_columns(rows)
-    if _are_of_several(rows):
-        return [" ".join(filter(None, (str(cell(row)) for _, cell in columns))) for row in rows]
-    return [
-        formatting.settings({column.title: cell(row) for column, cell in columns}) or row.point_id
-        for row in rows
-    ]
+    has_workloads = _are_of_several(rows)
+    names = []
+    for row in rows:
+        texts = {column.title: text_of(cell(row)) for column, cell in columns}
+        if has_workloads:
+            names.append(" ".join(filter(None, texts.values())))
+        else:
+            names.append(formatting.settings(texts) or row.point_id)
+    return names
 
 
 def _are_of_several(rows: Sequence[_Row]) -> bool:

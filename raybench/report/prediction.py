@@ -17,6 +17,7 @@ from raybench.report.documents import (
     Legend,
     Line,
     Listing,
+    Table,
     TableColumn,
     make_table,
 )
@@ -40,88 +41,54 @@ _CHECKED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast(Document):
-    """The predictions of a run: a document (see `raybench.report.documents`).
-
-    predictions (one or more), left_out: as of `predict`. devices_per_node: most on a node.
-    """
+    """The predictions of a run."""
 
     run: Run
+    # At least one.
     predictions: Sequence[Prediction]
+    # The most devices on a node.
     devices_per_node: int
     left_out: Sequence[NotPredicted] = ()
 
     @property
     def _rank(self) -> str:
-        """Return what a device is called, `GPU` or `worker`."""
+        """Return `GPU` or `worker`."""
         is_gpu = self.predictions[0].measured.device_type == "cuda"
         return "GPU" if is_gpu else "worker"
 
     @property
     def title(self) -> str:
-        """Return the run's `formatting.title` and the model of the first prediction's devices."""
+        """Return the id of the run and the device model."""
         measured = self.predictions[0].measured
         return f"{formatting.title(self.run)}, {measured.device_name}"
 
     @property
     def _assumptions(self) -> str:
         """Return the assumptions of the predictions, as a paragraph."""
-        worlds = {one.measured.world_size for one in self.predictions}
+        worlds = {prediction.measured.world_size for prediction in self.predictions}
         measured = span(*(counted(world, self._rank) for world in sorted(worlds)))
         return words.assumptions(self._rank, measured, counted(self.devices_per_node, self._rank))
 
     def blocks(self) -> Iterator[Block]:
         """Yield the answer for the most devices, a table of all, notes, what is not predicted."""
-        found = self.predictions
-        most = max(one.world_size for one in found)
-        largest = [one for one in found if one.world_size == most]
-        worlds = sorted({one.base_world for one in largest})
+        most = max(prediction.world_size for prediction in self.predictions)
+        largest = [item for item in self.predictions if item.world_size == most]
+        worlds = sorted({prediction.base_world for prediction in largest})
         base = " or ".join(counted(world, self._rank) for world in worlds)
-        efficiencies = [one.efficiency for one in largest]
-        ends = dict.fromkeys(
-            f"{100 * share:.1f}" for share in (min(efficiencies), max(efficiencies))
-        )
-        answer = words.answer(counted(most, self._rank), f"{' to '.join(ends)} %", base)
+        shares = [prediction.efficiency for prediction in largest]
+        ends = span(f"{100 * min(shares):.1f}", f"{100 * max(shares):.1f}")
+        answer = words.answer(counted(most, self._rank), f"{ends} %", base)
         yield Line(text=answer, tone="strong")
-        widest = max(one.half_interval for one in largest)
+        widest = max(prediction.half_interval for prediction in largest)
         yield Line(text=words.precision_of_steps(widest, len(largest)))
-
-        def point(one: Prediction) -> PointRow:
-            return replace(one.measured, world_size=one.world_size)
-
-        rows = list(map(point, found))
-        names = varying(rows, always=("precision", "world_size"), params_first=True)
-        settings = setting_columns(rows, names)
-        columns: list[ColumnOf[Prediction]] = [
-            *((column, lambda one, cell=cell: cell(point(one))) for column, cell in settings),
-            (
-                TableColumn(title="step ms", meaning="the predicted step time"),
-                lambda one: formatting.number(one.step_ms),
-            ),
-            (TableColumn(title="±", meaning=_HALF), lambda one: f"{one.half_interval:.0%}"),
-            (
-                TableColumn(title="from", meaning="the lower end of the 95 % interval, in ms"),
-                lambda one: formatting.number(one.step_ms_low),
-            ),
-            (
-                TableColumn(title="to", meaning="the upper end of the 95 % interval, in ms"),
-                lambda one: formatting.number(one.step_ms_high),
-            ),
-            (
-                TableColumn(title="exposed comm", meaning=_COMM),
-                lambda one: formatting.number(one.comm_exposed_ms),
-            ),
-            (
-                TableColumn(title="efficiency", meaning=_EFFICIENCY.format(base=base)),
-                lambda one: formatting.percent(one.efficiency),
-            ),
-        ]
-        yield make_table(found, columns, note=_CHECKED)
+        yield self._table(base)
         yield Legend()
         texts = [self._assumptions, words.interval(ERROR_OF_A_DOUBLING)]
-        highest = max(one.measured_efficiency for one in found)
+        highest = max(prediction.measured_efficiency for prediction in self.predictions)
         if highest > 1:
             texts.append(words.beyond_ideal(highest))
-        if bound := {one.measured.point_id for one in found if one.measured.host_bound}:
+        measured = [prediction.measured for prediction in self.predictions]
+        if bound := {row.point_id for row in measured if row.host_bound}:
             texts.append(words.host_bound(len(bound)))
         yield from (Line(text=text, tone="aside", is_apart=True) for text in texts)
         if self.left_out:
@@ -129,28 +96,63 @@ class Forecast(Document):
             lines = [(counted(count, "series"), why) for why, count in reasons]
             yield Listing(title="Not predicted", lines=lines, is_quoted=True)
 
-    def members(self) -> Mapping[str, Any]:
-        """Return the members of the JSON object.
+    def _table(self, base: str) -> Table:
+        """Return a row per prediction; `base` names the points that efficiency is relative to."""
+        rows = [_point(prediction) for prediction in self.predictions]
+        names = varying(rows, always=("precision", "world_size"), params_first=True)
+        settings = setting_columns(rows, names)
+        columns: list[ColumnOf[Prediction]] = [
+            *((column, lambda item, cell=cell: cell(_point(item))) for column, cell in settings),
+            (
+                TableColumn(title="step ms", meaning="the predicted step time"),
+                lambda item: formatting.number(item.step_ms),
+            ),
+            (TableColumn(title="±", meaning=_HALF), lambda item: f"{item.half_interval:.0%}"),
+            (
+                TableColumn(title="from", meaning="the lower end of the 95 % interval, in ms"),
+                lambda item: formatting.number(item.step_ms_low),
+            ),
+            (
+                TableColumn(title="to", meaning="the upper end of the 95 % interval, in ms"),
+                lambda item: formatting.number(item.step_ms_high),
+            ),
+            (
+                TableColumn(title="exposed comm", meaning=_COMM),
+                lambda item: formatting.number(item.comm_exposed_ms),
+            ),
+            (
+                TableColumn(title="efficiency", meaning=_EFFICIENCY.format(base=base)),
+                lambda item: formatting.percent(item.efficiency),
+            ),
+        ]
+        return make_table(self.predictions, columns, note=_CHECKED)
 
-        run, assumptions, left_out (each `NotPredicted` with its text), predictions: settings and id
-        of the measured point, measured_world_size and baseline_world_size, and what is predicted at
-        its world_size.
+    def members(self) -> Mapping[str, Any]:
+        """Return the run, the assumptions, what is left out and why, and the predictions.
+
+        A prediction has id and settings of the measured point, and values at its `world_size`.
         """
+        predictions = []
+        for prediction in self.predictions:
+            measured = prediction.measured
+            members = {name: getattr(measured, name) for name in _OF_POINT}
+            members["measured_world_size"] = measured.world_size
+            members["baseline_world_size"] = prediction.base_world
+            members["world_size"] = prediction.world_size
+            members |= {name: getattr(prediction, name) for name in _PREDICTED}
+            predictions.append(members)
+        left_out = [{**asdict(item), "text": not_predicted(item)} for item in self.left_out]
         return {
             "run": asdict(self.run),
             "assumptions": self._assumptions,
-            "left_out": [{**asdict(one), "text": not_predicted(one)} for one in self.left_out],
-            "predictions": [
-                {
-                    **{name: getattr(one.measured, name) for name in _OF_POINT},
-                    "measured_world_size": one.measured.world_size,
-                    "baseline_world_size": one.base_world,
-                    "world_size": one.world_size,
-                    **{name: getattr(one, name) for name in _PREDICTED},
-                }
-                for one in self.predictions
-            ],
+            "left_out": left_out,
+            "predictions": predictions,
         }
+
+
+def _point(prediction: Prediction) -> PointRow:
+    """Return the measured point with the predicted world size."""
+    return replace(prediction.measured, world_size=prediction.world_size)
 
 
 _OF_POINT = ("point_id", "workload", "params", *EXECUTION, "batch_size", "device_name")

@@ -1,6 +1,6 @@
-"""What `list`, `show` and `advise` print: runs, the points of a run, all of one point, advice.
+"""What `list` and `show` print: runs, the points of a run, and everything about one point.
 
-The import loads no pandas, nor do lists of runs and points; a point and advice do.
+Importing this module, and lists of runs and points, load no pandas.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from raybench.results.tables import RegionRow
 
 
-# A model has hundreds of modules; the table `modules` holds the rest.
+# A model has hundreds of modules; the table `modules` has all.
 _MAX_MODULES = 20
-# Columns of a point that are not among its facts, because a block of their own shows them.
+# Columns of a point that separate blocks show.
 _APART = (
     *("methods", "not_measured", "doubts", "error_detail", "workload_metrics"),
     "workload_headings",
@@ -60,18 +60,16 @@ _APART = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunList(Document):
-    """Runs, the newest last: a document (see `raybench.report.documents`).
-
-    machines: run_id -> what it was measured on. leads: run_id -> what it found, for a paragraph per
-    run; None for a table with a line per run. Runs may be missing in both; JSON has neither.
-    """
+    """Runs, the newest last."""
 
     runs: Sequence[Run]
+    # run_id -> its devices. Runs may be missing.
     machines: Mapping[str, str]
+    # run_id -> what the run found, for a paragraph per run; None for a table with a line per run.
     leads: Mapping[str, str] | None = None
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a table or, if `leads` is not None, a listing per run; no counts while it runs."""
+        """Yield a table, or with `leads` a listing per run."""
 
         def count(title: str, name: str) -> ColumnOf[Run]:
             def cell(run: Run) -> str:
@@ -80,7 +78,7 @@ class RunList(Document):
             return column(title, cell)
 
         def took(run: Run) -> str:
-            # Compact: at 80 columns the run_id needs the room.
+            # Short, because a table of 80 characters needs the room for the run_id.
             time = formatting.run_time(run)
             return time.replace(" min", "m").replace(" h", "h").replace(" s", "s")
 
@@ -105,8 +103,8 @@ class RunList(Document):
         for run in self.runs:
             end = run.status.value
             if run.status is not RunStatus.RUNNING:
-                done = f"{run.points_ok} ok, {run.points_failed} failed, {run.points_skipped}"
-                end += f" after {formatting.run_time(run)}; {done} skipped"
+                counts = f"{run.points_ok} ok, {run.points_failed} failed, {run.points_skipped}"
+                end += f" after {formatting.run_time(run)}; {counts} skipped"
             phrases = (
                 f"{formatting.when(run.started_at)}, {end}",
                 self.machines.get(run.run_id, ""),
@@ -117,29 +115,32 @@ class RunList(Document):
             yield Listing(title=run.run_id, lines=lines, is_quoted=True)
 
     def members(self) -> Mapping[str, Any]:
-        """Return the members of the JSON object: runs, the oldest first."""
+        """Return the runs."""
         return {"runs": self.runs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointList(Document):
-    """A run's points as of `latest_trials`, one row per round or control of each: a document."""
+    """The `latest_trials` of a run: a row per point, round and control."""
 
     run_id: str
     points: Sequence[PointRow]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a table of the settings that vary and what was measured, or a line for no points.
+        """Yield a table of the settings that vary and what was measured.
 
-        Where it is too wide, it is shown without further metrics, then without reasons of failures,
-        without the rate, and without a status that is ok everywhere.
+        A table that is too wide loses further metrics, then reasons of failures, then the rate, and
+        then the status if all points are ok.
         """
         if not self.points:
             yield Line(text="No point has been finished yet.")
             return
         rows, unit = self.points, formatting.unit_of(self.points)
-        found = [m for m in MAIN_RATES if any(getattr(row, m.name) is not None for row in rows)]
-        rates = [*found, *workload_metrics(rows)]
+        rates = []
+        for metric in MAIN_RATES:
+            if any(getattr(row, metric.name) is not None for row in rows):
+                rates.append(metric)
+        rates += workload_metrics(rows)
         extras = [*rates[1:], BY_NAME["step_ms_p99"], BY_NAME["peak_mem_allocated_bytes"]]
         count = len(extras)
 
@@ -155,7 +156,7 @@ class PointList(Document):
             column("status", lambda r: formatting.STATUS_WORDS[r.status], is_text=True, drop=drop),
             column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
             *(of_metric(metric, count + 2, formatting.MILLISECONDS) for metric in rates[:1]),
-            *(of_metric(metric, count - place, unit) for place, metric in enumerate(extras)),
+            *(of_metric(metric, count - index, unit) for index, metric in enumerate(extras)),
             column(
                 "reason",
                 lambda row: shorten_middle(failure_of_row(row), 80),
@@ -167,12 +168,12 @@ class PointList(Document):
         yield make_table(rows, columns)
 
     def members(self) -> Mapping[str, Any]:
-        """Return the members of the JSON object: run_id and points, with all columns."""
+        """Return the run_id, and the points with all columns."""
         return {"run_id": self.run_id, "points": self.points}
 
 
 def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
-    """Return the column of rounds, which says where a point is a control; [] for one round."""
+    """Return the column of rounds, which also marks controls; [] for one round."""
 
     def cell(row: PointRow) -> str:
         number = f"{row.round:.0f}" if row.round is not None else ""
@@ -184,33 +185,34 @@ def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointDetails(Document):
-    """Everything about a point over all rounds: a document (see `raybench.report.documents`).
+    """Everything about a point over all rounds."""
 
-    row: of `points`, its rounds as one row (`mean_of_rounds`). rounds: how many are ok, or 1.
-    step_ms_interval: 95 % interval of the step over the rounds; its ends are None where unknown.
-    is_precision_unknown: a script ran whose job sets no precision: ignore the one in its row.
-    attempts: all of them, in order, with controls. ranks, modules, regions: by `rank_steps`,
-    `slowest_modules` and `slowest_regions`; empty where no step was timed, modules were not
-    profiled or the step names no regions. traces: paths. wrote_logs: whether there is text of its
-    ranks. standings: figures of the point beside their references.
-    """
-
+    # `mean_of_rounds`.
     row: PointRow
+    # How many rounds are ok, or 1.
     rounds: int = 1
+    # 95 % intervals over the rounds; None where unknown.
     step_ms_interval: tuple[float | None, float | None] = (None, None)
-    # As `step_ms_interval`, of the row's samples/s.
     throughput_interval: tuple[float | None, float | None] = (None, None)
+    # A script whose job sets no precision: the precision in `row` is meaningless.
     is_precision_unknown: bool = False
+    # Of `rank_steps`.
     ranks: pd.DataFrame
+    # Of `slowest_modules`; empty if not profiled.
     modules: pd.DataFrame
+    # Paths.
     traces: Sequence[str]
+    # Whether `raybench show --logs` has texts of its ranks.
     wrote_logs: bool = False
+    # All attempts in order, with controls.
     attempts: Sequence[PointRow] = ()
+    # Of `slowest_regions`; empty if the step names no regions.
     regions: Sequence[RegionRow] = ()
+    # Its values beside their references.
     standings: Sequence[Standing] = ()
 
     def members(self) -> Mapping[str, Any]:
-        """Return point (`row`), ranks, modules, regions, traces, attempts, references; no more."""
+        """Return the point, ranks, modules, regions, traces, attempts and references."""
         return {
             "point": self.row,
             "ranks": records(self.ranks),
@@ -218,15 +220,33 @@ class PointDetails(Document):
             "regions": self.regions,
             "traces": self.traces,
             "attempts": self.attempts,
-            "references": [one.members for one in self.standings],
+            "references": [standing.members for standing in self.standings],
         }
 
     def blocks(self) -> Iterator[Block]:
-        """Yield step, facts, error, references, attempts, methods, tables, a hint at logs, traces.
+        """Yield step, facts, error, references, attempts, methods, tables, logs and traces."""
+        yield from self._step()
+        yield Listing(lines=list(self._facts()), is_quoted=True)
+        yield from self._error()
+        if self.standings:
+            lines = [
+                (standing.entry.metric, standing_text(standing)) for standing in self.standings
+            ]
+            yield Listing(title="Compared with reference values of this device model", lines=lines)
+        if len(self.attempts) > 1:
+            yield self._table_of_attempts()
+        if lines := list(self._methods()):
+            yield Listing(title="How each was measured", lines=lines, is_quoted=True)
+        yield from self._tables()
+        yield Legend()
+        if self.wrote_logs:
+            yield Line(text="What its ranks wrote: the same command with --logs", is_apart=True)
+        if self.traces:
+            yield Line(text="Traces, for ui.perfetto.dev", tone="strong", is_apart=True)
+            yield from (Line(text=path, is_whole=True) for path in self.traces)
 
-        Left out is what is empty, the step of a single round, and a single attempt. Of the error
-        the last 15 lines are shown, of the modules the first 20.
-        """
+    def _step(self) -> Iterator[Line]:
+        """Yield step time and rate over several rounds, with their intervals."""
         row, (low, high) = self.row, self.step_ms_interval
         if self.rounds > 1 and row.step_ms_p50:
             text = (
@@ -250,44 +270,42 @@ class PointDetails(Document):
                     f"took {step} ms (parts_step_ms)."
                 )
             yield Line(text=text)
-        yield Listing(lines=list(self._facts()), is_quoted=True)
-        if row.error_detail and (lines := plain_lines(row.error_detail)):
-            last = lines[-15:]  # which say most; `--json` has all of it
-            cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
-            yield Line(text=f"error_detail{cut}", tone="strong", is_apart=True)
-            yield from (Line(text=text) for text in last)
-        if self.standings:
-            found = [(one.entry.metric, standing_text(one)) for one in self.standings]
-            yield Listing(title="Compared with reference values of this device model", lines=found)
-        if len(self.attempts) > 1:
-            unit = formatting.unit_of(self.attempts)
-            columns: list[ColumnOf[PointRow]] = [
-                column("attempt", lambda row: str(row.attempt), is_text=True),
-                *_round_column(self.attempts),
-                column("status", lambda row: formatting.STATUS_WORDS[row.status], is_text=True),
-                column("started, UTC", lambda row: f"{row.started_at:%F %T}", is_text=True),
-                column("took s", lambda row: formatting.number(row.duration_s, 3)),
-                column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
-                column("reason", failure_of_row, is_text=True, min_chars=SETTING_CHARS),
-            ]
-            yield make_table(self.attempts, columns, kind="Attempts")
-        missing = (row.not_measured or {}).items()
-        methods = dict(row.methods or {})
-        methods |= {name: not_measured_words(why) for name, why in missing}
-        if methods:
-            told = zip(methods.items(), ["", *methods.values()], strict=False)
-            found = [(name, "the same" if text == last else text) for (name, text), last in told]
-            yield Listing(title="How each was measured", lines=found, is_quoted=True)
-        yield from self._tables()
-        yield Legend()
-        if self.wrote_logs:
-            yield Line(text="What its ranks wrote: the same command with --logs", is_apart=True)
-        if self.traces:
-            yield Line(text="Traces, for ui.perfetto.dev", tone="strong", is_apart=True)
-            yield from (Line(text=path, is_whole=True) for path in self.traces)
+
+    def _error(self) -> Iterator[Line]:
+        """Yield the last 15 lines of the error, which say most; JSON has all."""
+        lines = plain_lines(self.row.error_detail or "")
+        if not lines:
+            return
+        last = lines[-15:]
+        cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
+        yield Line(text=f"error_detail{cut}", tone="strong", is_apart=True)
+        yield from (Line(text=text) for text in last)
+
+    def _table_of_attempts(self) -> Table:
+        unit = formatting.unit_of(self.attempts)
+        columns: list[ColumnOf[PointRow]] = [
+            column("attempt", lambda row: str(row.attempt), is_text=True),
+            *_round_column(self.attempts),
+            column("status", lambda row: formatting.STATUS_WORDS[row.status], is_text=True),
+            column("started, UTC", lambda row: f"{row.started_at:%F %T}", is_text=True),
+            column("took s", lambda row: formatting.number(row.duration_s, 3)),
+            column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
+            column("reason", failure_of_row, is_text=True, min_chars=SETTING_CHARS),
+        ]
+        return make_table(self.attempts, columns, kind="Attempts")
+
+    def _methods(self) -> Iterator[tuple[str, str]]:
+        """Yield how each column was measured, or why it was not."""
+        methods = dict(self.row.methods or {})
+        for name, why in (self.row.not_measured or {}).items():
+            methods[name] = not_measured_words(why)
+        last = ""
+        for name, text in methods.items():
+            yield name, "the same" if text == last else text
+            last = text
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """Yield each column that holds a value, with its text, then the workload's own metrics."""
+        """Yield each column that has a value, then the metrics of the workload."""
         unit_of = column_units("points")
         for name, value in vars(self.row).items():
             text = _value(value, unit_of.get(name, ""))
@@ -301,7 +319,7 @@ class PointDetails(Document):
             yield metric.title, formatting.metric(metric, value_of(self.row, metric))
 
     def _tables(self) -> Iterator[Table]:
-        """Yield the tables of ranks, of regions and of modules that are not empty."""
+        """Yield the tables of ranks, of regions and of modules."""
         from raybench.report.sections import ranks_of_point, region_columns  # loads pandas
 
         unit = formatting.unit_of([self.row])
@@ -322,7 +340,7 @@ class PointDetails(Document):
 
 
 def _table_of_frame(frame: pd.DataFrame, kind: str) -> Table:
-    """Return a table with the columns of a frame, named without underscores."""
+    """Return a frame as a table, whose heads have no underscores."""
 
     def of_name(name: str) -> ColumnOf[Mapping[Any, Any]]:
         is_text = name in ("module", "kind")
@@ -334,9 +352,9 @@ def _table_of_frame(frame: pd.DataFrame, kind: str) -> Table:
 
 
 def _value(value: Any, unit: str) -> str:
-    """Return a cell and its unit; empty for null and for an empty list or map."""
+    """Return a value with its unit as text; null, empty lists and empty maps are empty."""
     if isinstance(value, Mapping):
-        return formatting.settings({name: _in_few_digits(one) for name, one in value.items()})
+        return formatting.settings({name: _in_few_digits(item) for name, item in value.items()})
     if isinstance(value, list | tuple):
         return "; ".join(str(_in_few_digits(item)) for item in value)
     if not formatting.has_value(value):
@@ -351,15 +369,15 @@ def _value(value: Any, unit: str) -> str:
 
 
 def _in_few_digits(value: Any) -> Any:
-    """Return a float as text of four digits, empty for NaN; all else as it is."""
+    """Return a float with four digits, "" for NaN, and any other value unchanged."""
     return formatting.number(value) if isinstance(value, float) else value
 
 
 def format_logs(logs: Sequence[RankLog]) -> str:
-    """Return what ranks wrote, made printable, under a heading per attempt and rank; "" for none.
+    """Return the output of ranks under a heading per attempt; ranks with the same text share one.
 
-    Ranks of an attempt with the same text share one. The text ends in a line break. logs: those of
-    an attempt follow each other, as from `reader.logs`.
+    Args:
+        logs: sorted by attempt, as `reader.logs` returns them.
     """
     blocks = []
     for (point_id, attempt), of_attempt in groupby(logs, lambda log: (log.point_id, log.attempt)):

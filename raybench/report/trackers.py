@@ -1,7 +1,7 @@
-"""A run to a tracker of experiments, after the fact and by the tracker's own library.
+"""Uploads of a finished run to a tracker of experiments, by the library of the tracker.
 
-To add a tracker, write a function of the data that uploads, and list it in `TRACKERS`. Their
-libraries are imported only there. Figures are in the units of `raybench.units("points")`.
+To add a tracker, write a function that uploads the data, and list it in `TRACKERS`. Figures are in
+the units of `raybench.units("points")`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raybench.analysis.run_data import RunData
 
 _RUN_TAG = "raybench.run_id"
-# For W&B: the machine that exports is not the one that was measured.
+# W&B must not record the machine that exports, which is not the machine that was measured.
 _QUIET = {
     **{"silent": True, "console": "off", "disable_git": True, "disable_code": True},
     **{"x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False},
@@ -27,14 +27,15 @@ _QUIET = {
 
 
 def upload_to_mlflow(data: RunData) -> str:
-    """Write an MLflow run for the run, and one below it for each point; return a line about them.
+    """Write an MLflow run for the run, with a child run for each point; return a line about them.
 
-    They go to the server that MLFLOW_TRACKING_URI names, else to mlflow's default, into the
-    experiment MLFLOW_EXPERIMENT_NAME, else the job's name. Settings become params, figures metrics.
-    Sets MLFLOW_DISABLE_TELEMETRY if unset. Raises UsageError where mlflow is not installed or
-    reports an error, or the experiment has the run already. What it has written stays.
+    The experiment is MLFLOW_EXPERIMENT_NAME, by default the name of the job. Settings become
+    params, figures become metrics. After an error, the runs written so far stay.
+
+    Raises:
+        UsageError: mlflow is not installed or fails, or the experiment has the run already.
     """
-    # Else mlflow reports its use to its makers; nothing here is sent where nobody asked for it.
+    # By default mlflow sends usage data to its makers, which nobody asked for.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         from mlflow import MlflowClient
@@ -44,16 +45,11 @@ def upload_to_mlflow(data: RunData) -> str:
         raise UsageError(missing) from error
     try:
         return _write_to_mlflow(MlflowClient(), data)
-    except (MlflowException, ModuleNotFoundError, OSError) as error:  # its stores raise the last
+    except (MlflowException, ModuleNotFoundError, OSError) as error:  # stores raise OSError
         raise UsageError(f"--to mlflow: {plain(error)}") from error
 
 
 def _write_to_mlflow(client: Any, data: RunData) -> str:
-    """Return a line about a run and its points, after writing them.
-
-    The experiment is created where there is none. Raises UsageError, before any run is written,
-    where it has the run already.
-    """
     from mlflow.entities import Metric, Param
 
     def since_1970_ms(time: datetime) -> int:
@@ -61,16 +57,19 @@ def _write_to_mlflow(client: Any, data: RunData) -> str:
 
     run, points = data.run, exported_points(data)
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.job_name
-    found = client.get_experiment_by_name(experiment)
-    of = str(found.experiment_id if found else client.create_experiment(experiment))
-    if known := client.search_runs([of], f"tags.`{_RUN_TAG}` = '{run.run_id}'", max_results=1):
+    existing = client.get_experiment_by_name(experiment)
+    experiment_id = str(
+        existing.experiment_id if existing else client.create_experiment(experiment)
+    )
+    is_run = f"tags.`{_RUN_TAG}` = '{run.run_id}'"
+    if earlier := client.search_runs([experiment_id], is_run, max_results=1):
         raise UsageError(
             f"--to mlflow: experiment {experiment} has {run.run_id} already; delete its MLflow "
-            f"runs first, such as {known[0].info.run_id}"
+            f"runs first, such as {earlier[0].info.run_id}"
         )
     tags = {_RUN_TAG: run.run_id, "cluster": run.cluster, **facts_of_run(data)}
     begun_ms = since_1970_ms(run.started_at)
-    parent = client.create_run(of, begun_ms, tags, run.run_id).info.run_id
+    parent = client.create_run(experiment_id, begun_ms, tags, run.run_id).info.run_id
     for point in points:
         row = point.row
         begun_ms = since_1970_ms(datetime.fromisoformat(row["started_at"]))
@@ -83,7 +82,7 @@ def _write_to_mlflow(client: Any, data: RunData) -> str:
             "error": point.error,
             "doubts": point.doubts,
         }
-        created = client.create_run(of, begun_ms, tags, point.name).info.run_id
+        created = client.create_run(experiment_id, begun_ms, tags, point.name).info.run_id
         client.log_batch(
             created,
             metrics=[Metric(name, value, ended_ms, 0) for name, value in point.figures.items()],
@@ -98,14 +97,15 @@ def _write_to_mlflow(client: Any, data: RunData) -> str:
 
 
 def upload_to_wandb(data: RunData) -> str:
-    """Write a W&B run for each point, all in a group of the run's id; return a line about them.
+    """Write a W&B run for each point, in a group named by the run id; return a line about them.
 
-    The project is WANDB_PROJECT, by default the job's name; with WANDB_MODE=offline all stays below
-    WANDB_DIR until `wandb sync`. Settings become config, figures the summary. A second upload
-    writes the same runs again. Sets WANDB_ERROR_REPORTING if unset. Raises UsageError where wandb
-    is not installed or reports an error, as of a WANDB_MODE that it does not know.
+    The project is WANDB_PROJECT, by default the name of the job. Settings become config, figures
+    become the summary. A second upload updates the same runs.
+
+    Raises:
+        UsageError: wandb is not installed or fails.
     """
-    # Else wandb reports its crashes to its makers; nothing here is sent where nobody asked for it.
+    # By default wandb sends crash reports to its makers, which nobody asked for.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
         import wandb
@@ -122,7 +122,7 @@ def upload_to_wandb(data: RunData) -> str:
             written = wandb.init(
                 project=project,
                 group=run.run_id,
-                # Always the same, so that a second upload resumes the run instead of adding one.
+                # A constant id, so that a second upload resumes the run.
                 id=f"{run.run_id}-{row['point_id']}",
                 resume="allow",
                 name=point.name,
@@ -134,7 +134,7 @@ def upload_to_wandb(data: RunData) -> str:
             ended |= {"error": point.error, "doubts": point.doubts}
             written.summary.update(point.figures | ended)
             written.finish(exit_code=int(point.is_failure))
-    except (wandb.Error, ValueError) as error:  # pydantic's for its variables is the second
+    except (wandb.Error, ValueError) as error:  # ValueError: pydantic refuses a WANDB_ variable
         raise UsageError(f"--to wandb: {plain(error)}") from error
     return f"Weights & Biases project {project}, group {run.run_id}: {counted(len(points), 'run')}"
 
