@@ -51,9 +51,9 @@ from raybench.report.documents import (
 from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, number, sentence, some
 from raybench.report.page import device_table, render_template
-from raybench.report.show import Advice, estimate_gains
 from raybench.report.words import health as words
 from raybench.report.words.references import HOW_TO_MAKE
+from raybench.report.words.shares import estimated_gains
 from raybench.results.columns import to_row
 from raybench.results.tables import TABLES, Run
 from raybench.stats.outliers import BAD_RATIO
@@ -94,6 +94,16 @@ _SHAPES = {
 }
 # The axis of times reaches at least from and to these.
 _LEAST_DOMAIN = (0.9, 1.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to do about a device."""
+
+    about: str
+    text: str
+    # The tests that it rests on.
+    rows: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
@@ -239,7 +249,7 @@ class HealthReport(Document):
             text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
             times = [one.ratio for one in case.findings if one.ratio and one.stage == "alone"]
             if times and count > 1:
-                gains = estimate_gains([1.0] * (count - 1) + [1 / max(times)], 0.0)
+                gains = estimated_gains([1.0] * (count - 1) + [1 / max(times)], 0.0)
                 text = "; ".join(filter(None, (text, gains)))
             tests = tuple(dict.fromkeys(finding.test for finding in case.findings))
             advice.append(Advice(about="devices", text=text, rows=tests))

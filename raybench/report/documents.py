@@ -327,7 +327,7 @@ def escape(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return the text on one line as a code span of Markdown; not in tables, where | ends a cell."""
+    """Return the text on one line as a code span of Markdown; in tables | would end a cell."""
     line = plain(text)
     longest = max((len(run) for run in _BACKTICKS.findall(line)), default=0)
     fence = "`" * (longest + 1)

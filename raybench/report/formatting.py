@@ -1,4 +1,4 @@
-"""Numbers, statuses, settings and commands in words, everywhere the same; texts made printable."""
+"""Numbers, statuses, settings and commands as text, the same everywhere; printable texts."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
     from raybench.results.tables import Run
 
 
-# All that `str.splitlines` takes for the end of a line, and tabs.
+# The line breaks of `str.splitlines`, and tabs.
 _BREAKS = re.compile("[\t\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
 
 def one_line(text: str) -> str:
-    """Return the text on one line, `printable`; line breaks and tabs in a row become one blank."""
+    """Return the text printable and on one line; line breaks and tabs become blanks."""
     return text if text.isprintable() else printable(_BREAKS.sub(" ", text))
 
 
 def plain_lines(text: str) -> list[str]:
-    """Return the lines of a text, `printable`, tabs as blanks; blanks at the end of a line go."""
+    """Return the printable lines of a text, without blanks at their ends."""
     return [printable(line.expandtabs()).rstrip() for line in text.splitlines()]
 
 
 def shorten(text: str, most: int) -> str:
-    """Return at most `most` characters (1 or more) of a text; the last is `…` where it was cut."""
+    """Cut a text to `most` characters; `…` replaces its end."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def shorten_middle(text: str, most: int) -> str:
-    """Return at most `most` characters (3 or more) of a text; `…` stands for a part before its end.
+    """Cut a text to `most` characters (3 or more); `…` replaces its middle.
 
-    What to do about a failure stands at the end of its text.
+    The end of the text of a failure says what to do.
     """
     start = (most - 1) // 3
     return text if len(text) <= most else f"{text[:start]}…{text[start + 1 - most :]}"
 
 
 def counted(count: int, noun: str) -> str:
-    """Return `1 point`, `4 points` for a noun without the s."""
+    """Return `1 point` or `4 points`; `noun` is singular."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def span(*texts: str) -> str:
-    """Return texts in the order given, as `57.2% to 87.0%`; equal ones once; "" for none."""
+    """Return `57.2% to 87.0%`, or a single text where both are equal."""
     return " to ".join(dict.fromkeys(texts))
 
 
@@ -69,7 +69,7 @@ def share_words(low: float, high: float | None = None, digits: int = 0) -> str:
 
 
 def interval_words(share: float) -> str:
-    """Return half of an interval, a share of its middle, for a sentence: `±2.9 %`."""
+    """Return half of an interval, relative to its middle, for a sentence: `±2.9 %`."""
     if share >= 1:
         return "more than ±100 %"
     return f"±{100 * share:.{1 if share >= 0.01 else 2}f} %"
@@ -82,9 +82,10 @@ STATUS_WORDS = {status.value: status.label for status in Status}
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of time, and how many of it make a millisecond."""
+    """A unit of time."""
 
     name: str
+    # How many units are a millisecond.
     per_ms: float
 
 
@@ -93,81 +94,82 @@ MICROSECONDS = Unit("µs", 1000.0)
 
 
 def has_value(value: T | None) -> TypeGuard[T]:
-    """Return whether a value is known: not None, NaN or NaT. Not for NA of pandas or arrays."""
+    """Return whether a value is not None, NaN or NaT. NA of pandas and arrays raise an error."""
     return value is not None and value == value
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number as 1,234 or 5.000, nearer to 0 than 0.00001 as 3.11e-08; "" for None and NaN.
+    """Return a number as 1,234, 5.000 or 3.11e-08; "" for None and NaN.
 
-    digits: significant ones, but all before the point and at most six decimals; 0 is `0`.
+    Args:
+        value: the number.
+        digits: significant digits; all digits before the point are kept, and at most six after.
     """
     if not has_value(value):
         return ""
     if value == 0 or math.isinf(value):
         return f"{value:z.0f}"
-    if abs(value) < 1e-5:  # six decimals would show one digit, or none
+    if abs(value) < 1e-5:  # six decimals would show at most one digit
         return f"{value:.2e}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 6)}f}"
 
 
 def step_time(row: PointRow) -> str:
-    """Return the step time of a point as `9.635 µs`, then ` ±1.2%` if known; "" for None."""
+    """Return the step time of a point as `9.635 µs ±1.2%`; "" for None."""
     value = row.step_ms_p50
     return f"{duration(value)}{_precision(row)}" if value is not None else ""
 
 
 def duration(time_ms: float) -> str:
-    """Return a time with its unit, as `9.635 µs`: in µs below 0.1 ms, else in ms."""
+    """Return a time as `9.635 µs`: in µs below 0.1 ms, otherwise in ms."""
     return f"{number(time_ms * 1000)} µs" if is_short(time_ms) else f"{number(time_ms)} ms"
 
 
 def step_in(unit: Unit, row: PointRow) -> str:
-    """Return `step_time` in `unit`, which is not named: `9.635 ±1.2%`; "" for None."""
+    """Return the step time in `unit` as `9.635 ±1.2%`; "" for None."""
     return f"{time_in(unit, row.step_ms_p50)}{_precision(row)}"
 
 
 def time_in(unit: Unit, time_ms: float | None) -> str:
-    """Return a time in `unit`, without its name; "" for None."""
+    """Return a time in `unit` as a number; "" for None."""
     return number(time_ms * unit.per_ms) if has_value(time_ms) else ""
 
 
 def unit_of(rows: Iterable[PointRow]) -> Unit:
-    """Return the unit for all step times of the points: µs if one is below 0.1 ms, else ms."""
+    """Return the unit of all step times of the points: µs if any is below 0.1 ms."""
     return unit_of_times(row.step_ms_p50 for row in rows)
 
 
 def unit_of_times(times_ms: Iterable[float | None]) -> Unit:
-    """Return the unit for all these times: µs if one is below 0.1 ms, else ms."""
+    """Return µs if any of the times is below 0.1 ms, otherwise ms."""
     return MICROSECONDS if any(map(is_short, times_ms)) else MILLISECONDS
 
 
 def is_short(time_ms: float | None) -> bool:
-    """Return whether a time reads better in µs: below 0.1 ms; False for None."""
+    """Return whether a time is below 0.1 ms; False for None."""
     return time_ms is not None and time_ms < 0.1
 
 
 def step_uncertainty(row: PointRow) -> float | None:
-    """Return half of the step's 95 % interval as a share; None unless a ScaledRow of 2+ rounds."""
+    """Return half of the 95 % interval of the step as a share; None for fewer than two rounds."""
     low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
     value = row.step_ms_p50
     return None if low is None or high is None or not value else (high - low) / 2 / value
 
 
 def _precision(row: PointRow) -> str:
-    """Write ` ±1.2%` of the step time; empty where its interval is not known."""
     share = step_uncertainty(row)
     return "" if share is None else f" {half_width(share)}"
 
 
 def half_width(share: float) -> str:
-    """Return half of an interval, a share of its middle: `±1.2%`, `±0.85%`; `±>100%` from 1 on."""
+    """Return half of an interval, relative to its middle: `±1.2%`, `±0.85%` or `±>100%`."""
     return "±>100%" if share >= 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
 def part(value_ms: float | None, unit: Unit) -> str:
-    """Return a part of a step in `unit`, unnamed: 0.123, 12.3, 123 or 1,234; "" for None."""
+    """Return a part of a step in `unit`: 0.123, 12.3, 123 or 1,234; "" for None."""
     if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
@@ -175,7 +177,7 @@ def part(value_ms: float | None, unit: Unit) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Return a speed-up, `1.25`, without the x; below 0.1 two significant digits; "" for None."""
+    """Return a speed-up as `1.25`, below 0.1 with two significant digits; "" for None."""
     if not has_value(value):
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
@@ -187,14 +189,14 @@ def percent(value: float | None) -> str:
 
 
 def gib(value: float | None) -> str:
-    """Return bytes in GiB with two decimals, without the unit; "" for None."""
+    """Return bytes in GiB with two decimals; "" for None."""
     return f"{value / GIB:.2f}" if has_value(value) else ""
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Return a value by `shown.format`, no unit but %; "" if unknown. unit: for time and part."""
+    """Return a value by `shown.format`, "" if unknown; `unit` is that of times and parts."""
     if shown.format == "choices":
-        # What NCCL ran, without the collectives and their sizes: RING LL, 8 channels.
+        # The choices of NCCL without collectives and sizes: RING LL, 8 channels.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
     if not has_value(value):
         return ""
@@ -204,7 +206,7 @@ def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
 
 
 def rate(shown: Metric, value: float) -> str:
-    """Return a rate as `    750.0 GB/s busbw`: number (9 characters or more), unit, title."""
+    """Return a rate as `    750.0 GB/s busbw`, with a number of at least 9 characters."""
     noun = shown.title.removesuffix(shown.unit)
     return f"{metric(shown, value):>9} {shown.unit} {noun}".rstrip()
 
@@ -219,15 +221,15 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 
 def amount(count: int) -> str:
-    """Return a number of parameters: 1,025, from 999,500 on in three digits: 134 M, 1.5 B."""
+    """Return a number of parameters: 1,025, 134 M or 1.5 B."""
     for unit, of_unit in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if count >= 0.9995 * of_unit:  # else 999,600,000 would be 1e+03 M
+        if count >= 0.9995 * of_unit:  # otherwise 999,600,000 would be 1e+03 M
             return f"{count / of_unit:.3g} {unit}"
     return f"{count:,}"
 
 
 def size(count: float | None) -> str:
-    """Return bytes in B, KiB up to TiB, in four digits: 1000 B, 4 KiB, 1.5 MiB; "" for None."""
+    """Return bytes with a binary unit: 1000 B, 4 KiB, 1.5 MiB; "" for None."""
     if not has_value(count):
         return ""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -236,22 +238,25 @@ def size(count: float | None) -> str:
 
 
 def setting(name: str, value: Any) -> str:
-    """Return `str(value)`; True as `true`, 4096 or "4096" of `*_bytes` as `4 KiB`, None as ""."""
-    digits = "" if value is None else str(value)
-    if name.endswith("_bytes") and digits.isdecimal():
-        return size(int(digits))
-    return digits.lower() if isinstance(value, bool) else digits
+    """Return a value as text; True as `true`, 4096 of `*_bytes` as `4 KiB`, None as ""."""
+    text = "" if value is None else str(value)
+    if name.endswith("_bytes") and text.isdecimal():
+        return size(int(text))
+    return text.lower() if isinstance(value, bool) else text
 
 
 def heading(name: str) -> str:
-    """Return the name of a setting as the head of a column: without `_bytes`."""
+    """Return the name of a setting without `_bytes`, as the head of a column."""
     return name.removesuffix("_bytes")
 
 
 def setting_words(name: str, value: Any, ranks: str) -> str:
-    """Return a setting with a value for a sentence: `4 GPUs`, `batch 64`, `bf16`, `hidden=8`.
+    """Return a setting for a sentence: `4 GPUs`, `batch 64`, `bf16` or `hidden=8`.
 
-    value: not None. ranks: as for `ranks_words`. A `batch_size` is written as other names are.
+    Args:
+        name: of the setting.
+        value: not None.
+        ranks: `GPUs` or `workers`.
     """
     if name == "world_size":
         return ranks_words(int(value), ranks)
@@ -263,17 +268,17 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
 
 
 def words_of_settings(values: Mapping[str, Any], ranks: str) -> str:
-    """Return settings for a sentence: `bf16, batch 64, 4 GPUs`. ranks: as for `ranks_words`."""
+    """Return settings for a sentence: `bf16, batch 64, 4 GPUs`."""
     return ", ".join(setting_words(name, value, ranks) for name, value in values.items())
 
 
 def ranks_words(count: int, ranks: str) -> str:
-    """Return `1 GPU`, `4 GPUs`. ranks: in the plural, `GPUs` or `workers`."""
+    """Return `1 GPU` or `4 GPUs`; `ranks` is the plural, `GPUs` or `workers`."""
     return counted(count, ranks.removesuffix("s"))
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """Return the first `most` (1 or more) names as `a, b and 3 more`; "" for none."""
+    """Return the first `most` names as `a, b and 3 more`."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -294,12 +299,12 @@ def cases_words(count: int, total: int, names: Sequence[str]) -> str:
 
 
 def when(time: datetime) -> str:
-    """Return a time as `2026-11-26 01:16 UTC`. time: in UTC."""
+    """Return a time in UTC as `2026-11-26 01:16 UTC`."""
     return f"{time:%Y-%m-%d %H:%M} UTC"
 
 
 def run_time(run: Run) -> str:
-    """Return a run's time without pauses, `2 min 3 s`; or `unfinished`; `unknown` if negative."""
+    """Return the time of a run without pauses, `2 min 3 s`, or `unfinished`."""
     if run.finished_at is None:
         return "unfinished"
     total_s = (run.finished_at - run.started_at).total_seconds() - (run.paused_s or 0.0)
@@ -307,7 +312,7 @@ def run_time(run: Run) -> str:
 
 
 def long_time(total_s: float) -> str:
-    """Return seconds, 0 or more, rounded, as `1 h 2 min 3 s`; parts of 0 are left out; or `0 s`."""
+    """Return seconds as `1 h 2 min 3 s`, without parts that are 0."""
     minutes, seconds = divmod(round(total_s), 60)
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (seconds, "s"))
@@ -315,38 +320,40 @@ def long_time(total_s: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text (not empty) with a full stop, a capital if its first word is all letters."""
+    """Return a text with a full stop, and a capital if its first word has only letters."""
     is_word = text.partition(" ")[0].isalpha()
     return (text[:1].upper() + text[1:] if is_word else text).removesuffix(".") + "."
 
 
 def title(run: Run) -> str:
-    """Return the id of a run, after the name of its job where the id does not begin with it."""
+    """Return the id of a run, with the name of the job if the id does not begin with the name."""
     job = "" if run.run_id.startswith(run.job_name) else f"{run.job_name}  "
     return job + run.run_id
 
 
 def course(run: Run) -> str:
-    """Return `took`, after `interrupted after ` if the run was interrupted."""
+    """Return how long a run took, and whether it was interrupted."""
     word = "interrupted after " if run.status == "interrupted" else ""
     return word + took(run)
 
 
 def took(run: Run) -> str:
-    """Return `run_time` and all pauses: `5 min, resumed after 1 h`."""
+    """Return how long a run took, with its pauses: `5 min, resumed after 1 h`."""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
     return run_time(run) + pause
 
 
 def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None) -> str:
-    """Return the devices: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
+    """Return `4 x NVIDIA H200 on 1 node`, or `2 workers on 1 x Intel Xeon (2 cores)`.
 
-    devices: rows of table `devices`, 1 or more. node_count: of GPUs; None or 0 counts node ids.
+    Args:
+        devices: at least one row of the table `devices`.
+        node_count: of GPUs; by default the ids of nodes are counted.
     """
     if all(device["kind"] == "cpu" for device in devices):
-        # The processors of each host once, however many workers are on it.
-        hosts = {(one["host"], one["address"]): one for one in devices}
-        processors = Counter((str(one["name"]), int(one["cpu_count"])) for one in hosts.values())
+        # The processor of a host counts once, whatever the number of its workers.
+        hosts = {(device["host"], device["address"]): device for device in devices}
+        processors = Counter((str(row["name"]), int(row["cpu_count"])) for row in hosts.values())
         text = ", ".join(
             f"{count} x {name} ({counted(cores, 'core')}{' each' * (count > 1)})"
             for (name, cores), count in processors.items()
@@ -362,15 +369,18 @@ def models(devices: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
-def versions(found: Mapping[str, str]) -> str:
+def versions(version_of: Mapping[str, str]) -> str:
     """Return names and versions of software: `torch 2.11, nccl 2.28`."""
-    return ", ".join(f"{name} {version}" for name, version in found.items())
+    return ", ".join(f"{name} {version}" for name, version in version_of.items())
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """Return settings as `name=value` with blanks between; a bool as `true`, all else by `str`."""
-    words = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in values.items()}
-    return " ".join(f"{name}={word}" for name, word in words.items())
+    """Return settings as `name=value` with blanks between; True is `true`."""
+    words = []
+    for name, value in values.items():
+        text = str(value)
+        words.append(f"{name}={text.lower() if isinstance(value, bool) else text}")
+    return " ".join(words)
 
 
 def program() -> str:
@@ -380,7 +390,7 @@ def program() -> str:
 
 
 def name_program(text: str) -> str:
-    """Return a text in which commands in backticks, as `raybench show`, begin with `program()`."""
+    """Make the commands in backticks, as `raybench show`, begin with `program()`."""
     return text.replace("`raybench ", f"`{program()} ")
 
 
@@ -390,5 +400,5 @@ def quoted(*words: str) -> str:
 
 
 def command(*words: str) -> str:
-    """Return `program()` and these words, `quoted`."""
+    """Return a command of raybench, quoted for a shell."""
     return f"{program()} {quoted(*words)}"

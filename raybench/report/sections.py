@@ -177,6 +177,25 @@ def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
     yield make_table(lines, columns, subject=found[0].first.workload, kind="slow devices")
 
 
+@_section("slow-ranks", "Slow ranks")
+def _slow_ranks(answer: RunAnswer) -> Iterator[Listing]:
+    """Yield what other shares would gain where one rank is slow, for each number of ranks."""
+    slowed: dict[int, ScaledRow] = {}
+    for row in answer.data.ok_rows:
+        if row.share_by_rank or not row.local_step_ms_by_rank or not is_slowed_by_one_rank(row):
+            continue
+        other = slowed.get(row.world_size)
+        # The estimate is best for the largest batch, whose fixed costs are relatively small.
+        if other is None or (row.global_batch_size or 0) > (other.global_batch_size or 0):
+            slowed[row.world_size] = row
+    lines = []
+    for row in slowed.values():
+        if text := shares.slow_rank(row, answer.data.ranks):
+            lines.append((f"point {row.point_id}", text))
+    if lines:
+        yield Listing(title="What other shares of the work would gain", lines=lines)
+
+
 @_section("largest", "Largest batches")
 def _largest_batches(answer: RunAnswer) -> Iterator[Listing]:
     """Yield the largest batch of each series."""

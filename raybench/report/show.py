@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from raybench.analysis.rows import BY_NAME, MAIN_RATES, ScaledRow, value_of, workload_metrics
-from raybench.job.point import BY_SPEED, FAST
+from raybench.analysis.rows import BY_NAME, MAIN_RATES, value_of, workload_metrics
 from raybench.records.status import RunStatus
 from raybench.report import formatting
 from raybench.report.documents import (
@@ -34,14 +33,12 @@ from raybench.report.words.doubts import doubt_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_measured_words
 from raybench.report.words.references import standing_text
-from raybench.results.point_row import is_of_first_round, is_slowed_by_one_rank, step_of_parts
+from raybench.results.point_row import is_of_first_round
 from raybench.results.tables import Run, column_units
-from raybench.stats.shares import fast_devices
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.answer import RunAnswer
     from raybench.analysis.references import Standing
     from raybench.records.metrics import Metric
     from raybench.results.point_row import PointRow
@@ -389,104 +386,3 @@ def format_logs(logs: Sequence[RankLog]) -> str:
             lines = [f"== {point_id}, attempt {attempt}, {who}", *plain_lines(text), ""]
             blocks.append("\n".join(lines))
     return "\n".join(blocks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """One piece of advice. about: `shares`, `choice` (of settings) or `devices` (to leave out).
-
-    rows: what it rests on: point_ids, tests of a health check, or "all 4 points that are ok".
-    """
-
-    about: str
-    text: str
-    rows: tuple[str, ...]
-
-
-def advise_run(answer: RunAnswer) -> Iterator[Advice]:
-    """Yield advice on shares and settings by the ok points of a run; may yield nothing.
-
-    First the best shares of each of `fleets`. Then for each number of ranks an estimate of what
-    other shares would gain, if one gains 2 %: by the point with the largest global batch of those
-    without `share_by_rank` in which one rank is slow. Last, without `fleets`, the best settings or
-    the largest batches, if a case is `contested`.
-    """
-    from raybench.report.answer_table import half_widths
-    from raybench.report.words import answer as words
-    from raybench.report.words import shares
-
-    data = answer.data
-    for fleet in data.fleets:
-        text = f"{shares.fleet_name(fleet, data.ranks, data.fleets)}: {shares.verdict(fleet)}"
-        point_ids = tuple(scenario.row.point_id for scenario in fleet.scenarios.values())
-        yield Advice(about="shares", text=text, rows=point_ids)
-    slowed: dict[int, ScaledRow] = {}
-    for row in data.ok_rows:
-        if not row.share_by_rank and row.local_step_ms_by_rank and is_slowed_by_one_rank(row):
-            best = slowed.get(row.world_size, row)
-            slowed[row.world_size] = max(best, row, key=lambda one: one.global_batch_size or 0)
-    for row in slowed.values():
-        local_ms = row.local_step_ms_by_rank or ()
-        slowest_ms = max(local_ms)
-        exchange_ms = max(0.0, (step_of_parts(row) or 0.0) - slowest_ms)
-        if text := estimate_gains([1 / ms for ms in local_ms], exchange_ms / slowest_ms):
-            about = formatting.ranks_words(row.world_size, data.ranks)
-            text = f"Rank {local_ms.index(slowest_ms)} of {about} is slow; {text}"
-            yield Advice(about="shares", text=text, rows=(row.point_id,))
-    if answer.contested and not data.fleets:
-        certainty = words.certainty(answer, half_widths(answer))
-        certainty = f"Certainty: {certainty}" if certainty else ""
-        text = " ".join(filter(None, (words.headline(answer), *words.findings(answer), certainty)))
-        which = f"all {len(data.ok_rows)} points that are ok"
-        yield Advice(about="choice", text=text, rows=(which,))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdviceList(Document):
-    """What a run or a health check advises: a document (see `raybench.report.documents`)."""
-
-    run_id: str
-    advice: Sequence[Advice]
-
-    @property
-    def title(self) -> str:
-        """Return the run's id."""
-        return self.run_id
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield each advice with the rows that it rests on, or a line that there is none."""
-        for one in self.advice:
-            lines = [(one.about, one.text), ("from", ", ".join(one.rows))]
-            yield Listing(lines=lines, is_quoted=True)
-        if not self.advice:
-            yield Line(
-                text="There is nothing to advise: no choice was measured, and no device stands out."
-            )
-
-    def members(self) -> Mapping[str, Any]:
-        """Return the members of the JSON object: run_id and advice (about, text, rows)."""
-        return {"run_id": self.run_id, "advice": self.advice}
-
-
-def estimate_gains(speeds: Sequence[float], exchange: float) -> str:
-    """Return in a clause what shares by speed, and the fast devices alone, gain in throughput.
-
-    It is an upper bound: steps are taken to have no fixed costs. "" if neither gains 2 %.
-
-    Args:
-        speeds: of one device or more, above 0, in any unit.
-        exchange: time of the exchange of gradients divided by that of the slowest device's own
-            step; 0 without one.
-    """
-    are_fast = fast_devices(speeds)
-    fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
-    slowest, count = min(speeds), len(speeds)
-    own = {BY_SPEED: count * slowest / sum(speeds), FAST: count * slowest / (len(fast) * min(fast))}
-    gains = {shares: (1 + exchange) / (step + exchange) - 1 for shares, step in own.items()}
-    if max(gains.values()) < 0.02:  # not worth a change
-        return ""
-    words = " and ".join(f"shares={shares} {gain:+.1%}" for shares, gain in gains.items())
-    return (
-        f"at most, {words} samples/s are gained compared with equal shares (an estimate; "
-        "jobs/uneven_gpus.yaml measures it)"
-    )

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from raybench.analysis.answer import BestShares
-from raybench.analysis.rows import varying
+from raybench.analysis.rows import ScaledRow, varying
 from raybench.analysis.uneven import Gain, UnevenFleet, gain_over
 from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST
 from raybench.report import formatting
 from raybench.report.formatting import cases_words, interval_words, share_words
 from raybench.report.point_settings import settings_words
+from raybench.results.point_row import step_of_parts
+from raybench.stats.shares import fast_devices
+
+# A smaller gain is not worth a change.
+_LEAST_GAIN = 0.02
 
 
 def best_shares(found: BestShares, fleets: Sequence[UnevenFleet], ranks: str) -> list[str]:
@@ -122,3 +127,49 @@ def gain(found: Gain) -> str:
     """Write `+12.3% ±1.0%` for a cell; `+12.3%` without an interval."""
     half = "" if found.half_width is None else f" {formatting.half_width(found.half_width)}"
     return f"{found.gain:+.1%}{half}"
+
+
+def estimated_gains(speeds: Sequence[float], exchange: float) -> str:
+    """Return a clause on what shares by speed, and the fast devices alone, gain in throughput.
+
+    The estimate is an upper bound, because it assumes steps without fixed costs. Empty if neither
+    gains 2 %.
+
+    Args:
+        speeds: of at least one device, above 0, in any unit.
+        exchange: time of the exchange of gradients, relative to the step of the slowest device
+            alone; 0 without an exchange.
+    """
+    are_fast = fast_devices(speeds)
+    fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
+    slowest, count = min(speeds), len(speeds)
+    # Steps relative to the step of the slowest device with equal shares.
+    steps = {
+        BY_SPEED: count * slowest / sum(speeds),
+        FAST: count * slowest / (len(fast) * min(fast)),
+    }
+    gains = {name: (1 + exchange) / (step + exchange) - 1 for name, step in steps.items()}
+    if max(gains.values()) < _LEAST_GAIN:
+        return ""
+    phrases = " and ".join(f"shares={name} {share:+.1%}" for name, share in gains.items())
+    return (
+        f"at most, {phrases} samples/s are gained compared with equal shares (an estimate; "
+        "jobs/uneven_gpus.yaml measures it)"
+    )
+
+
+def slow_rank(row: ScaledRow, ranks: str) -> str:
+    """Return which rank is slow, and what other shares would gain; "" if they gain little.
+
+    Args:
+        row: a point with equal shares that one rank slows down.
+        ranks: `GPUs` or `workers`.
+    """
+    local_ms = row.local_step_ms_by_rank or ()
+    slowest_ms = max(local_ms)
+    exchange_ms = max(0.0, (step_of_parts(row) or 0.0) - slowest_ms)
+    gains = estimated_gains([1 / ms for ms in local_ms], exchange_ms / slowest_ms)
+    if not gains:
+        return ""
+    of_ranks = formatting.ranks_words(row.world_size, ranks)
+    return f"Rank {local_ms.index(slowest_ms)} of {of_ranks} is slow; {gains}"

@@ -47,7 +47,7 @@ from raybench.report.documents import format_document, legend_paragraphs
 from raybench.report.formatting import plain, plain_lines, printable, shorten
 from raybench.report.point_settings import point_names, setting_columns, settings_words
 from raybench.report.run_report import RunReport
-from raybench.report.show import AdviceList, PointDetails, PointList, RunList, advise_run
+from raybench.report.show import PointDetails, PointList, RunList
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.run import counts, machine
 from raybench.results.columns import SCHEMA_VERSION
@@ -264,8 +264,8 @@ def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
     [found] = report_of(tried).answer.largest_batches
     assert (found.batch_size, found.ran_out) == (1472, 1480)
     search = load_run_data(EXAMPLES, "largest_batch")
-    [advice] = advise_run(decide(search))
-    assert advice.text.startswith("The largest batch per device that fits is 192 with ")
+    lead = RunReport(answer=decide(search)).lead
+    assert lead.startswith("The largest batch per device that fits is 192 with ")
     # If all batches up to the maximum fit, no largest one is known.
     cut_short = replace(search, points=[row for row in search.points if row.batch_size <= 64])
     lead = RunReport(answer=decide(cut_short)).lead
@@ -484,25 +484,29 @@ def test_points_of_several_workloads_have_one_column_of_what_is_theirs_and_a_lon
     assert point_names([setting_row("mlp", 64)]) == ["mlp-1"]
 
 
-def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated():
+def gains(report):
+    """The lines of a report on what other shares would gain."""
+    title = "What other shares of the work would gain"
+    return [line for listing in report.listings if listing.title == title for line in listing.lines]
+
+
+def test_slow_rank_gets_an_estimate_of_shares():
     record = make_apart([10.0, 10.0, 10.0, 20.0], 21.0)
     summary = make_summary([record])
     unknown = [replace(row, local_step_ms_by_rank=None) for row in summary.points]
-    assert list(advise_run(decide(replace(summary, points=unknown)))) == []
-    (advice,) = advise_run(decide(summary))
-    # By speed a step takes 4 / 3.5 of the fast ones' own, on them alone 4 / 3.
-    assert advice.text == (
+    assert gains(RunReport(answer=decide(replace(summary, points=unknown)))) == []
+    [(name, text)] = gains(RunReport(answer=decide(summary)))
+    # Relative to a fast device's step, a step takes 4 / 3.5 by speed and 4 / 3 on fast devices.
+    assert text == (
         "Rank 3 of 4 GPUs is slow; at most, shares=by_speed +69.0% and shares=fast +46.5% "
         "samples/s are gained compared with equal shares (an estimate; "
         "jobs/uneven_gpus.yaml measures it)"
     )
-    assert advice.rows == (record.point.point_id,)
+    assert name == f"point {record.point.point_id}"
 
 
-def test_nothing_is_advised_where_all_ranks_are_alike():
-    advice = list(advise_run(report_of([make_apart([10.0, 10.0], 11.0)]).answer))
-    text = format_document(AdviceList(run_id="run-a", advice=advice), "terminal")
-    assert "nothing to advise" in text
+def test_equal_ranks_get_no_estimate_of_shares():
+    assert gains(report_of([make_apart([10.0, 10.0], 11.0)])) == []
 
 
 def test_a_device_that_a_check_found_bad_is_left_out_or_given_less():
