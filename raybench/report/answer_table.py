@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from raybench.analysis.answer import Gains, LargestBatches, SpeedUps, speed_up_half_width
@@ -71,11 +72,11 @@ def answer_values(answer: RunAnswer) -> list[AnswerValue]:
     match answer.leading:
         case NothingMeasured():
             return []
-        case LargestBatches() as found:
-            by_batch = {(str(one.settings), one.batch_size): one for one in found.batches}
+        case LargestBatches() as largest:
+            by_batch = {(str(item.settings), item.batch_size): item for item in largest.batches}
             return [
-                AnswerValue(row=one.row, text=f"{one.batch_size:,}", order=one.batch_size)
-                for one in by_batch.values()
+                AnswerValue(row=item.row, text=f"{item.batch_size:,}", order=item.batch_size)
+                for item in by_batch.values()
             ]
         case SpeedUps():
             rows = with_most_ranks(data.rows)
@@ -85,23 +86,24 @@ def answer_values(answer: RunAnswer) -> list[AnswerValue]:
         case Gains():
             rows = rows_compared(data.rows)
             if len(varying(rows)) < 2:
-                # A single list has room for the baseline, to which the others are compared.
+                # A single list has room for the baseline, with which other points are compared.
                 rows = [row for row in data.ok_rows if row.speed_up is not None]
             return [_speed_up(row) for row in rows]
     if answer.metric is None:
         return []
     unit = formatting.unit_of(data.rows)
     sign = 1 if answer.ranked_by.best == "max" else -1
-    return [
-        AnswerValue(
-            row=one.row,
-            text=formatting.metric(answer.metric, one.value, unit),
-            order=sign * one.value,
-            half_width=one.half_width,
+    values = []
+    for candidate in chain.from_iterable(case.ranked for case in answer.cases):
+        text = formatting.metric(answer.metric, candidate.value, unit)
+        value = AnswerValue(
+            row=candidate.row,
+            text=text,
+            order=sign * candidate.value,
+            half_width=candidate.half_width,
         )
-        for case in answer.cases
-        for one in case.ranked
-    ]
+        values.append(value)
+    return values
 
 
 def _speed_up(row: ScaledRow) -> AnswerValue:
@@ -140,10 +142,11 @@ def answer_table(answer: RunAnswer) -> AnswerTable | None:
 
 def _switches(rows: Iterable[ScaledRow], names: Sequence[str]) -> tuple[str, ...]:
     """Return the settings that are true in some rows."""
-    rows = list(rows)
-    return tuple(
-        name for name in names if any(str(setting_of(row, name)).lower() == "true" for row in rows)
-    )
+    switches = dict.fromkeys(names, False)
+    for row in rows:
+        for name in names:
+            switches[name] |= str(setting_of(row, name)).lower() == "true"
+    return tuple(name for name, is_true in switches.items() if is_true)
 
 
 def _marked(answer: RunAnswer, values: Sequence[AnswerValue]) -> list[AnswerValue]:
@@ -194,16 +197,16 @@ def _list(
         step = formatting.time_in(unit, value.row.step_ms_p50)
         rate = formatting.number(value.row.throughput)
         rows.append((short_name(value.row, names, ranks), value.text, half, step, rate))
-    kept = [
-        place
-        for place, column in enumerate(columns)
-        if any(row[place] for row in rows)
-        and column.title not in {c.title for c in columns[:place]}
-    ]
+    # Columns without a value, and a second column with the same title, are left out.
+    kept: dict[str, int] = {}
+    for index, column in enumerate(columns):
+        if any(row[index] for row in rows):
+            kept.setdefault(column.title, index)
+    cells = []
+    for row in rows:
+        cells.append(tuple(row[index] for index in kept.values()))
     table = Table(
-        columns=tuple(columns[place] for place in kept),
-        rows=tuple(tuple(row[place] for place in kept) for row in rows),
-        kind=heading,
+        columns=tuple(columns[index] for index in kept.values()), rows=tuple(cells), kind=heading
     )
     has_plain = any(short_name(value.row, names, ranks) == "plain" for value in shown)
     return AnswerTable(
@@ -253,7 +256,7 @@ def _crossed(
             layouts.append((cost, table, layout.others))
     if not layouts:
         return None
-    _, table, others = min(layouts, key=lambda found: found[0])
+    _, table, others = min(layouts, key=lambda layout: layout[0])
     plain = _plain(rows, others, answer.data.ranks)
     return AnswerTable(table=table, left_out=0, has_wide=has_wide, plain=plain)
 
@@ -273,10 +276,10 @@ def _is_plain(row: ScaledRow, names: Sequence[str], ranks: str) -> bool:
 def _layout(values: Sequence[AnswerValue], name: str, others: Sequence[str]) -> _Layout:
     cells: dict[tuple[str, ...], dict[str, AnswerValue]] = {}
 
-    def place(value: AnswerValue) -> list[object]:
+    def order(value: AnswerValue) -> list[object]:
         return [setting_order(setting_of(value.row, other)) for other in others]
 
-    for value in sorted(values, key=place):
+    for value in sorted(values, key=order):
         key = tuple(str(setting_of(value.row, other)) for other in others)
         cells.setdefault(key, {})[str(setting_of(value.row, name))] = value
     heads = dict.fromkeys(str(setting_of(value.row, name)) for value in values)
@@ -306,7 +309,7 @@ def _label(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
 
 
 def _head(row: ScaledRow, name: str, ranks: str) -> str:
-    """Return a value as the head of a column: words speak for themselves, numbers have a name."""
+    """Return a value as the head of a column; a number needs the name of its setting."""
     value = setting_of(row, name)
     if str(value).lower() in ("true", "false"):
         return f"{formatting.heading(name)}={str(value).lower()}"
@@ -316,5 +319,5 @@ def _head(row: ScaledRow, name: str, ranks: str) -> str:
 
 def _width(table: Table) -> int:
     lines = [table.titles, *table.texts]
-    widths = (max(len(line[place]) for line in lines) for place in range(len(table.columns)))
-    return sum(widths) + 2 * (len(table.columns) - 1)
+    widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+    return sum(widths) + 2 * (len(widths) - 1)

@@ -101,7 +101,7 @@ class Comparison(Document):
 
     @cached_property
     def rows(self) -> list[ComparedPoint]:
-        """Return points: slower, faster, unclear (each largest change first), same, no verdict."""
+        """Return points: slower, faster, unclear (largest changes first), same, no verdict."""
         return sorted(self.points, key=_urgency)
 
     @cached_property
@@ -111,38 +111,35 @@ class Comparison(Document):
 
     @property
     def verdicts(self) -> Counter[str]:
-        """Return how many of `compared` have each verdict; 0 for one that none has."""
+        """Count the verdicts of `compared`."""
         return Counter(row.verdict for row in self.compared if row.verdict)
 
     @property
     def broken(self) -> list[ComparedPoint]:
-        """Return the points measured in base of which a larger share of the rounds fails in new.
-
-        In the order of `rows`. A point that new does not have is not among them.
-        """
+        """Return the points of both sides that fail in a larger share of the rounds of NEW."""
         return [row for row in self.rows if row.base_runs and row.new_failed > row.base_failed]
 
     @property
     def is_regression(self) -> bool:
-        """Return whether a point is slower in new, or fails more often there (`broken`)."""
+        """Return whether a point is slower, or fails more often, in NEW."""
         return bool(self.verdicts[SLOWER] or self.broken)
 
     @property
     def has_one_run(self) -> bool:
-        """Return whether points are compared, but none with two ok runs a side: all are unclear."""
+        """Return whether no compared point has two ok runs on each side."""
         counts = [min(row.base_runs, row.new_runs) for row in self.compared]
         return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
-        """Return whether a point may be slower by more than `change` (0.1: 10 %) unseen.
+        """Return whether a point may be slower by more than `change` (0.1: 10 %) unnoticed.
 
-        It may be if the interval of its rate allows it or is missing, as where NEW has no rate.
-        What is called slower or is `broken` is seen; points that BASE did not measure do not count.
+        A point may be if its interval allows that or is missing, unless the point is called slower
+        or is `broken`.
         """
         return any(share > change for share in self._unseen())
 
     def _unseen(self) -> list[float]:
-        """Return by which share each point may be slower unseen; infinite without an interval."""
+        """Return by which share each point may be slower unnoticed; inf without an interval."""
         return [
             math.inf if row.ratio_low is None else 1 - row.ratio_low
             for row in self.rows
@@ -151,7 +148,7 @@ class Comparison(Document):
 
     @property
     def obstacles(self) -> tuple[NotDecided, ...]:
-        """Return how devices, else node counts, differ: each difference once."""
+        """Return how devices or node counts differ, each difference once."""
         reasons = (row.why for row in self.compared)
         return tuple(dict.fromkeys(why for why in reasons if why and why.kind.is_obstacle))
 
@@ -194,10 +191,10 @@ class Comparison(Document):
             others = words.other_verdicts(verdicts, len(rows))
             yield f"{others} {words.median_change(self._median_change)}".strip()
         unseen = self._unseen()
-        known = [share for share in unseen if share != math.inf]
-        if (most := max(known, default=0.0)) > _BLIND:
+        finite = [share for share in unseen if share != math.inf]
+        if (most := max(finite, default=0.0)) > _BLIND:
             yield words.not_excluded(most, has_slower=bool(slower))
-        if unknown := len(unseen) - len(known):
+        if unknown := len(unseen) - len(finite):
             yield words.not_judged(unknown)
         if shares := [row.least_seen for row in rows if row.least_seen is not None]:
             yield words.detectable(shares, self.unit)
@@ -216,7 +213,7 @@ class Comparison(Document):
         return [side for side, runs in counts.items() if max(runs) < LEAST_RUNS]
 
     def name(self, row: ComparedPoint) -> str:
-        """Return the settings that tell a point of `compared` apart: `fp32, batch 64, 4 GPUs`."""
+        """Return the distinguishing settings of a compared point: `fp32, batch 64, 4 GPUs`."""
         return short_name(row, self._distinguishing, self.ranks) or row.point_id
 
     @cached_property
@@ -243,11 +240,11 @@ class Comparison(Document):
             pairs = [(counted(count, "point"), text) for text, count in reasons.items()]
             yield Listing(title="Why points are undecided", lines=pairs)
         yield changes_listing("Environment differences", self.changes)
-        parts = [
-            (self.name(row), "; ".join(map(words.point_change, self.beside[row.point_id])))
-            for row in self.compared
-            if abs(_change_of(row)) > self.threshold and self.beside.get(row.point_id)
-        ]
+        parts = []
+        for row in self.compared:
+            changes = self.beside.get(row.point_id)
+            if changes and abs(_change_of(row)) > self.threshold:
+                parts.append((self.name(row), "; ".join(map(words.point_change, changes))))
         if parts:
             title = "Parts of the step with the largest changes"
             yield Listing(title=title, lines=parts, is_quoted=True)
@@ -256,13 +253,14 @@ class Comparison(Document):
         if self.impossible:
             yield Listing(title="Impossible values", lines=self.impossible, is_quoted=True)
         if len(self.base) > 1 or len(self.new) > 1:
-            sides = (("BASE", self.base), ("NEW", self.new))
-            runs = [(side, ", ".join(run.run_id for run in found)) for side, found in sides]
-            yield Listing(title="Runs", lines=runs, is_quoted=True)
+            ids = []
+            for side, runs in (("BASE", self.base), ("NEW", self.new)):
+                ids.append((side, ", ".join(run.run_id for run in runs)))
+            yield Listing(title="Runs", lines=ids, is_quoted=True)
         yield Legend()
 
     def _short(self, lines: Sequence[Line], advice: Sequence[Line]) -> Iterator[Block]:
-        """Yield `lines`, the points that changed most, failures, advice and what to type next."""
+        """Yield `lines`, the points that changed most, failures, advice and the next command."""
         yield from lines
         failed = self._failed()
         if failed:
@@ -274,8 +272,8 @@ class Comparison(Document):
         free -= 2 + len(failed.lines) if failed else 0
         if self.compared:
             yield self._table(max(_LEAST_IN_SHORT, min(_MOST_IN_SHORT, free)))
-        for place, line in enumerate(advice):
-            yield Line(text=line.text, is_apart=place == 0)
+        for index, line in enumerate(advice):
+            yield Line(text=line.text, is_apart=index == 0)
         following = formatting.command("compare", *self.words, *self.options, "--full")
         if len(f"Next: {following}") > WIDTH:
             following = "repeat this command with --full"
@@ -301,8 +299,8 @@ class Comparison(Document):
     def _answer_lines(self) -> Iterator[Line]:
         """Yield the answer, the points of one side alone, and the environment."""
         tone: Tone = "alarm" if self.obstacles or self.is_regression else "strong"
-        for place, text in enumerate(self.answer):
-            first = place == 0
+        for index, text in enumerate(self.answer):
+            first = index == 0
             yield Line(text=text, tone=tone if first else "plain", is_apart=first)
         yield from (Line(text=text) for text in self._one_sided())
         if self.is_short:
@@ -332,17 +330,22 @@ class Comparison(Document):
     @cached_property
     def _lone(self) -> dict[str, list[ComparedPoint]]:
         """Return the points that one side lacks, by this side."""
-        return {side: [r for r in self.rows if _lacks(r) == side] for side in ("new", "base")}
+        lone: dict[str, list[ComparedPoint]] = {"new": [], "base": []}
+        for row in self.rows:
+            if side := _lacks(row):
+                lone[side].append(row)
+        return lone
 
     @cached_property
     def _apart(self) -> list[str]:
         """Return the settings in which the points without a partner differ between the sides."""
-        if not all(self._lone.values()):
+        only_base, only_new = self._lone["new"], self._lone["base"]
+        if not only_base or not only_new:
             return []
         apart = []
-        for name in varying([*self._lone["new"], *self._lone["base"]], params_first=True):
-            values = [{str(setting_of(r, name)) for r in rows} for rows in self._lone.values()]
-            if set.isdisjoint(*values):
+        for name in varying([*only_base, *only_new], params_first=True):
+            base_values = {str(setting_of(row, name)) for row in only_base}
+            if base_values.isdisjoint(str(setting_of(row, name)) for row in only_new):
                 apart.append(name)
         return apart
 
@@ -413,16 +416,13 @@ class Comparison(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object.
 
-        base, new (runs, the newest last), question, answer (a list of sentences), threshold,
-        left_out (a list of run_id and differs_in, a list of facts), comparable (false with
-        obstacles), obstacles (as `why` of a point), changes, verdicts (counts above 0), impossible
-        (list of point and text), points (in the order of `points`, each with `why`, its text in
-        it, and `beside`).
+        Runs are in the order of time. `obstacles` and `why` of a point are a `NotDecided` with its
+        text; `verdicts` are counts above 0.
         """
         points = []
         for row in self.points:
             why = None if row.why is None else _members_of(row.why)
-            beside = [asdict(one) for one in self.beside.get(row.point_id, ())]
+            beside = [asdict(change) for change in self.beside.get(row.point_id, ())]
             points.append({**vars(row), "why": why, "beside": beside})
         return {
             "base": [asdict(run) for run in self.base],
@@ -435,7 +435,7 @@ class Comparison(Document):
             ],
             "comparable": not self.obstacles,
             "obstacles": list(map(_members_of, self.obstacles)),
-            "changes": [asdict(one) for one in self.changes],
+            "changes": [asdict(change) for change in self.changes],
             "verdicts": dict(self.verdicts),
             "impossible": [{"point": name, "text": text} for name, text in self.impossible],
             "points": points,
@@ -459,16 +459,16 @@ _EXPLANATION = (
 
 def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
     """Return a listing of each change, its values cut to 60 characters."""
-    lines = [(fact_name(one.fact), before_and_now(one, _MOST_CHARS)) for one in changes]
+    lines = [(fact_name(change.fact), before_and_now(change, _MOST_CHARS)) for change in changes]
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=words.SAME_AROUND)
 
 
 def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
     """Return the sort key of `Comparison.rows`."""
-    place = _ORDER.index(row.verdict) if row.verdict in _ORDER else len(_ORDER)
+    rank = _ORDER.index(row.verdict) if row.verdict in _ORDER else len(_ORDER)
     has_changed = row.verdict != SAME and row.ratio is not None and row.verdict is not None
     size = -abs(_change_of(row)) if has_changed else 0
-    return (place, size, *(setting_order(setting_of(row, name)) for name in (*_NAMES, "batch")))
+    return (rank, size, *(setting_order(setting_of(row, name)) for name in (*_NAMES, "batch")))
 
 
 def percent(relative: float | None) -> str:
@@ -501,10 +501,10 @@ def _status_words(status: Status | None) -> str:
 
 
 def _lacks(row: ComparedPoint) -> str:
-    """Return the side, `base` or `new`, that has no row of the point; empty where both have."""
+    """Return the side, `base` or `new`, that has no row of the point, or ""."""
     return "base" if row.status_base is None else "new" if row.status_new is None else ""
 
 
 def hidden_line(hidden: int) -> Line:
-    """Return the line that counts unchanged points or figures not shown. hidden: above 0."""
+    """Return the line that counts hidden points without a change."""
     return Line(text=f"and {hidden} more that are the same; `--format json` has all")

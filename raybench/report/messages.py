@@ -42,13 +42,13 @@ class MessageGroup:
 
 
 _MAX_GROUPS = 20
-# Characters of a message: a failure of raybench's own is shorter, and stays whole with its cure.
+# Characters of a message; failures that raybench words itself are shorter than LONG.
 SHORT, LONG = 150, 600
 
 
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
-    """Return lines (points, message) of 20 groups; a last one sums the counts of others."""
-    lines = [(one.who, one.shortened(LONG)) for one in groups[:_MAX_GROUPS]]
+    """Return lines (points, message) of 20 groups; a last line counts the others."""
+    lines = [(group.who, group.shortened(LONG)) for group in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
         lines.append((counted(more, "point"), "`--format json` has the other messages."))
     return Listing(title=title, lines=lines, is_quoted=True)
@@ -61,16 +61,16 @@ def _who(count: int, total: int, noun: str = "point") -> str:
 
 
 def marks(row: ScaledRow) -> str:
-    """Return the letters of MARKS, in its order, that apply to a point; "" for none."""
-    found = {doubt.kind.mark for doubt in row.doubts or ()}
+    """Return the letters of MARKS that apply to a point."""
+    letters = {doubt.kind.mark for doubt in row.doubts or ()}
     if row.throughput is None:
-        # The parts of steps that finish no items are not shown.
-        found.discard(DoubtKind.NO_BREAKDOWN.mark)
-    return "".join(mark for mark in MARKS if mark in found)
+        # Parts are shown only for steps with a throughput.
+        letters.discard(DoubtKind.NO_BREAKDOWN.mark)
+    return "".join(mark for mark in MARKS if mark in letters)
 
 
 def _places(rows: Sequence[PointRow]) -> str:
-    """Write the ranks, hosts and devices of failures; empty where they are not known."""
+    """Return the ranks, hosts and devices of failures, or ""."""
     placed = [row for row in rows if row.error_rank is not None and row.error_host is not None]
     if not placed:
         return ""
@@ -79,24 +79,24 @@ def _places(rows: Sequence[PointRow]) -> str:
     devices = {row.error_device for row in placed}
     if len(ranks) == len(hosts) == len(devices) == 1:
         return f"rank {ranks[0]}, {hosts[0]}, {devices.pop()}"
-    # In each of these points one rank has failed, not always the same one.
+    # One rank failed in each of these points, but not always the same rank.
     *others, last = map(str, ranks)
     many = f"of {ranks[0]} to {last}" if len(ranks) > 4 else f"{', '.join(others)} or {last}"
     who = f"one rank each, {many}," if others else f"rank {last}"
     return f"{who} on {formatting.some(hosts)}"
 
 
-# Failures of these kinds are told once, whatever their messages.
+# Failures of these kinds are one group, whatever their messages.
 _ALIKE = (Status.OOM, Status.SKIPPED, Status.CANCELLED)
 
 
 def failures(
     rows: Sequence[PointRow], ranks: str, *, is_batch_search: bool = False
 ) -> tuple[MessageGroup, ...]:
-    """Return how rows of the table `points` that are not ok ended, and why, as `failed: REASON`.
+    """Return how points that are not ok ended, and why, as `failed: REASON`.
 
     Args:
-        rows: each row counts: of repeated attempts give the last one alone (`latest_trials`).
+        rows: the `latest_trials` of the table `points`; each row counts.
         ranks: `GPUs` or `workers`.
         is_batch_search: the search has measured what fits, so estimates are left out.
     """
@@ -108,7 +108,7 @@ def failures(
             members.setdefault((row.status, row.error_type, message), []).append(row)
     groups = []
     for failed in members.values():
-        first, place = failed[0], _places(failed)
+        first, places = failed[0], _places(failed)
         is_oom = first.status is Status.OOM
         reason = _reason(first)
         if is_oom and is_batch_search:
@@ -120,7 +120,7 @@ def failures(
                 who=counted(len(failed), "point"),
                 text=f"{first.status.label}: {reason}",
                 count=len(failed),
-                where=f"At {place}." if place else "",
+                where=f"At {places}." if places else "",
                 is_oom=is_oom,
             )
         )
@@ -132,7 +132,7 @@ def _reason(row: PointRow) -> str:
 
 
 def not_compared(reasons: Iterable[NotCompared], total: int) -> tuple[MessageGroup, ...]:
-    """Return why points have no speed-up, each reason once. total: of all points."""
+    """Return why points have no speed-up, each reason once; `total` counts all points."""
     counts = Counter(reasons)
     return tuple(
         MessageGroup(who=_who(count, total), text=not_compared_words(why), count=count)

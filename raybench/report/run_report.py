@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from raybench.analysis.answer import Gains, Next, RunAnswer, SpeedUps, as_data
@@ -20,6 +21,7 @@ from raybench.report.sections import SECTIONS, Section
 from raybench.report.words import answer as words
 from raybench.report.words import run as of_run
 from raybench.report.words.doubts import busy_words
+from raybench.results.tables import RegionRow
 
 _MOST_MESSAGES = 3
 _NO_DOUBTS = "No doubts."
@@ -42,9 +44,10 @@ class Caveats:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class RunReport(Document):
-    """A document (`raybench.report.documents`) of a run. is_short: `blocks` is the short form."""
+    """The report of a run."""
 
     answer: RunAnswer
+    # `blocks` yields the first screen only.
     is_short: bool = False
 
     @property
@@ -65,14 +68,14 @@ class RunReport(Document):
 
     @cached_property
     def failures(self) -> tuple[MessageGroup, ...]:
-        """Return how points that are not ok ended, and why: the last attempt in each round."""
+        """Return how points that are not ok ended, and why."""
         return messages.failures(
             self.data.attempts, self.data.ranks, is_batch_search=self.data.is_batch_search
         )
 
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
-        """Return the `why` of ok points without speed-up; of baselines only if no other has one."""
+        """Return why points have no speed-up; baselines only if they alone have none."""
         without = [row for row in self.data.rows if row.why is not None]
         others = [row for row in without if not row.is_baseline] or without
         reasons = (row.why for row in others if row.why is not None)
@@ -86,32 +89,36 @@ class RunReport(Document):
     @cached_property
     def _sections(self) -> list[tuple[Section, list[Listing | Table]]]:
         """Return the sections that apply, each with its listings and tables."""
-        found = ((section, list(section.blocks(self.answer))) for section in SECTIONS)
-        return [(section, blocks) for section, blocks in found if blocks]
+        sections = []
+        for section in SECTIONS:
+            if blocks := list(section.blocks(self.answer)):
+                sections.append((section, blocks))
+        return sections
 
     @property
     def listings(self) -> list[Listing]:
         """Return the lists of findings that apply."""
-        return [one for _, some in self._sections for one in some if isinstance(one, Listing)]
+        blocks = chain.from_iterable(blocks for _, blocks in self._sections)
+        return [block for block in blocks if isinstance(block, Listing)]
 
     @property
     def tables(self) -> list[tuple[Section, list[Table]]]:
         """Return the sections that have tables, each with its tables."""
-        return [
-            (section, found)
-            for section, blocks in self._sections
-            if (found := [block for block in blocks if isinstance(block, Table)])
-        ]
+        sections = []
+        for section, blocks in self._sections:
+            if tables := [block for block in blocks if isinstance(block, Table)]:
+                sections.append((section, tables))
+        return sections
 
     @property
     def messages(self) -> list[Listing]:
-        """Return lists of failed and skipped points, missing speed-ups, doubts; no empty ones."""
-        found = {
+        """Return lists of failed and skipped points, missing speed-ups, and doubts."""
+        groups_of = {
             "Failed and skipped points": self.failures,
             "Points whose speed-up is unknown": self.without_speed_up,
             "Doubts": self.doubts,
         }
-        return [list_messages(title, groups) for title, groups in found.items() if groups]
+        return [list_messages(title, groups) for title, groups in groups_of.items() if groups]
 
     def blocks(self) -> Iterator[Block]:
         """Yield the first screen; in full: the answer, facts, findings, tables and messages."""
@@ -133,10 +140,11 @@ class RunReport(Document):
             formatting.versions(data.versions),
             f"in all points: {shared}" if shared else "",
         )
-        for place, text in enumerate(filter(None, head)):
-            yield Line(text=text, is_apart=place == 0)
+        for index, text in enumerate(filter(None, head)):
+            yield Line(text=text, is_apart=index == 0)
         yield from self.listings
-        yield from (table for _, tables in self.tables for table in tables)
+        for _, tables in self.tables:
+            yield from tables
         yield Legend()
         yield from self.messages
         if data.ok_rows and not self.doubts:
@@ -199,8 +207,12 @@ class RunReport(Document):
         """Return the failures, then the doubts about the answer, that the first screen shows."""
         data, answer = self.data, self.answer
         # In a search, running out of memory is the result.
-        failures = [one for one in self.failures if not (one.is_oom and data.is_batch_search)]
-        shown = [(one.who, one.shortened(SHORT if one.is_oom else LONG)) for one in failures]
+        failures = [
+            failure for failure in self.failures if not (failure.is_oom and data.is_batch_search)
+        ]
+        shown = []
+        for failure in failures:
+            shown.append((failure.who, failure.shortened(SHORT if failure.is_oom else LONG)))
         busy = busy_group(data.doubts, len(data.ok_rows))
         if busy and not answer.concerns(busy.worst.kind):
             busy = None
@@ -229,36 +241,32 @@ class RunReport(Document):
 
     def _caveats(self) -> Iterator[Block]:
         """Yield failures, then at most three doubts, or the sentence that no point has any."""
-        found = self.caveats
-        if found.messages or found.title:
-            tone: Tone = "strong" if found.messages else "plain"
-            yield Line(text=found.title, tone=tone, is_apart=bool(found.messages))
-        for who, text in found.messages:
+        caveats = self.caveats
+        if caveats.messages or caveats.title:
+            tone: Tone = "strong" if caveats.messages else "plain"
+            yield Line(text=caveats.title, tone=tone, is_apart=bool(caveats.messages))
+        for who, text in caveats.messages:
             yield Line(text=": ".join(filter(None, (who, text))))
-        if found.messages and found.left_out > 0:
-            yield Line(text=f"and {counted(found.left_out, 'more doubt')}: --full", tone="aside")
+        if caveats.messages and caveats.left_out > 0:
+            yield Line(text=f"and {counted(caveats.left_out, 'more doubt')}: --full", tone="aside")
 
     def _next(self) -> Iterator[Block]:
-        """Yield the command that brings most, and what the full report has."""
-        found = self.answer.next_command
-        first, *others = words.next_command(found)
+        """Yield the next command, and what the full report has."""
+        following = self.answer.next_command
+        first, *others = words.next_command(following)
         yield Line(text=first, tone="aside", is_apart=True, is_whole=True)
         for text in others:
             yield Line(text=text, tone="aside", is_whole=True)
-        if found.kind is not Next.FULL_REPORT:
+        if following.kind is not Next.FULL_REPORT:
             yield Line(text=_FULL_HAS, tone="aside")
 
     def members(self) -> Mapping[str, Any]:
-        """Return the members of the JSON object.
-
-        run, machine, question, lead, answer (`_answer_members`), lost_nodes, points (`ScaledRow`),
-        largest_batches, failures, doubts, plus_minus (over which rounds intervals are),
-        more_rounds (`MoreRounds` or None), references (`Standing.members`), regions (of the step,
-        by point_id).
-        """
+        """Return the members of the JSON object."""
         data = self.data
         plus_minus = of_run.plus_minus(data)
-        of_region = ("region", "calls", "region_ms", "share_pct")
+        regions: dict[str, list[dict[str, Any]]] = {}
+        for point_id, rows in data.regions.items():
+            regions[point_id] = [_region_members(row) for row in rows]
         return {
             "run": data.run,
             "machine": of_run.machine(data),
@@ -272,11 +280,8 @@ class RunReport(Document):
             "doubts": self._doubt_members(),
             "plus_minus": plus_minus and f"{plus_minus}.",
             "more_rounds": self.answer.more_rounds,
-            "references": [one.members for one in data.standings],
-            "regions": {
-                point_id: [{name: getattr(one, name) for name in of_region} for one in found]
-                for point_id, found in data.regions.items()
-            },
+            "references": [standing.members for standing in data.standings],
+            "regions": regions,
         }
 
     def _doubt_members(self) -> list[dict[str, Any]]:
@@ -294,18 +299,14 @@ class RunReport(Document):
         ]
 
     def _answer_members(self) -> dict[str, Any]:
-        """Return what was asked, and the answer as data.
-
-        kind: of `raybench.analysis.answer.Found`; found: its numbers, settings and verdicts. cases:
-        the points of each case, the best first; value is that of `RunAnswer.ranked_by`.
-        """
+        """Return what was asked, and the answer as data; the best point of a case comes first."""
         answer = self.answer
         cases = []
         for case in answer.cases:
             ranked = []
-            for one in case.ranked:
-                name = words.candidate_name(answer, one)
-                ranked.append({"name": name, **as_data(one)})
+            for candidate in case.ranked:
+                name = words.candidate_name(answer, candidate)
+                ranked.append({"name": name, **as_data(candidate)})
             cases.append(
                 {
                     "name": words.case_name(answer, case),
@@ -323,3 +324,7 @@ class RunReport(Document):
             "ranked_by": answer.ranked_by.metric,
             "cases": cases,
         }
+
+
+def _region_members(row: RegionRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("region", "calls", "region_ms", "share_pct")}

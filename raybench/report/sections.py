@@ -1,14 +1,15 @@
 """The sections of a run's report, in order: tables, and listings beside the findings.
 
-To add a section, add a function with `@_section`: terminal, Markdown and page show it where it
-applies. A table by `_table_of_points` begins with the settings that tell the points apart; points
-stand as in `RunAnswer.ordered`, unless the section says otherwise. Pure.
+To add a section, write a function and list it in SECTIONS: terminal, Markdown and page show it. A
+table by `_table_of_points` begins with the settings that distinguish the points. Points are in the
+order of `RunAnswer.ordered`, unless the section says otherwise. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
@@ -63,6 +64,7 @@ from raybench.results.point_row import (
 
 if TYPE_CHECKING:
     from raybench.analysis.answer import RunAnswer
+    from raybench.analysis.references import Standing
     from raybench.analysis.run_data import RunData
     from raybench.results.tables import RegionRow
 
@@ -72,38 +74,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of the report of a run.
+    """A part of the report of a run."""
 
-    anchor: its id in the page. title: its heading there. blocks: its listings, which stand among
-    the findings, and its tables; none where it does not apply.
-    """
-
+    # Its id in the page.
     anchor: str
+    # Its heading in the page.
     title: str
+    # Returns listings, which are shown among the findings, and tables; may return nothing.
     blocks: Callable[[RunAnswer], Iterable[Listing | Table]]
 
 
-# All sections, in the order in which they are declared.
-SECTIONS: list[Section] = []
-
-
-def _section(
-    anchor: str, title: str
-) -> Callable[[Callable[[RunAnswer], Iterable[Listing | Table]]], None]:
-    """Return a decorator: it adds a function that yields blocks to SECTIONS, and returns None."""
-    return lambda blocks: SECTIONS.append(Section(anchor=anchor, title=title, blocks=blocks))
-
-
-@_section("uneven", "Slow devices")
 def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
     """Yield a verdict for each fleet, then a table of the shares that were compared."""
-    if not answer.data.fleets:
-        return
-    found, ranks = answer.data.fleets, answer.data.ranks
-    verdicts = [(shares.fleet_name(one, ranks, found), shares.verdict(one)) for one in found]
-    yield Listing(title="What to do with the slow devices", lines=verdicts)
-    apart = dict.fromkeys(name for fleet in found for name in shares.apart(fleet, found))
-    settings = setting_columns([fleet.first for fleet in found], list(apart), ranks)
+    fleets, ranks = answer.data.fleets, answer.data.ranks
+    verdicts = [
+        (shares.fleet_name(fleet, ranks, fleets), shares.verdict(fleet)) for fleet in fleets
+    ]
+    if verdicts:
+        yield Listing(title="What to do with the slow devices", lines=verdicts)
+        yield _table_of_shares(answer)
+
+
+def _table_of_shares(answer: RunAnswer) -> Table:
+    """Return a row for each way to share the work of each fleet."""
+    fleets, ranks = answer.data.fleets, answer.data.ranks
+    apart = dict.fromkeys(chain.from_iterable(shares.apart(fleet, fleets) for fleet in fleets))
+    settings = setting_columns([fleet.first for fleet in fleets], list(apart), ranks)
 
     def in_first(
         cell: Callable[[UnevenFleet], str],
@@ -119,10 +115,13 @@ def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
         return "" if step_ms is None else f"{step_ms / line[1].step_ms - 1:+.1%}"
 
     slow = in_first(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}")
-    lines = [(fleet, one) for fleet in found for one in fleet.scenarios.values()]
+    lines = [(fleet, scenario) for fleet in fleets for scenario in fleet.scenarios.values()]
     items = answer.asked.items
     columns: list[ColumnOf[tuple[UnevenFleet, Scenario]]] = [
-        *((one, in_first(lambda f, of=cell: str(of(f.first)))) for one, cell in settings),  # type: ignore[misc]
+        *(
+            (head, in_first(lambda fleet, cell=cell: str(cell(fleet.first))))  # type: ignore[misc]
+            for head, cell in settings
+        ),
         column(
             "speed",
             in_first(lambda fleet: f"{fleet.probe_ratio:.0%}"),
@@ -145,7 +144,7 @@ def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
         ),
         column(
             items,
-            lambda line: "/".join(str(r.items) for r in line[1].ranks),
+            lambda line: "/".join(str(rank.items) for rank in line[1].ranks),
             is_text=True,
             meaning=f"{items} that each rank computes in a step, rank 0 first",
         ),
@@ -174,10 +173,9 @@ def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
             meaning="% of the step in which the fast devices wait for the slow ones",
         ),
     ]
-    yield make_table(lines, columns, subject=found[0].first.workload, kind="slow devices")
+    return make_table(lines, columns, subject=fleets[0].first.workload, kind="slow devices")
 
 
-@_section("slow-ranks", "Slow ranks")
 def _slow_ranks(answer: RunAnswer) -> Iterator[Listing]:
     """Yield what other shares would gain where one rank is slow, for each number of ranks."""
     slowed: dict[int, ScaledRow] = {}
@@ -196,21 +194,17 @@ def _slow_ranks(answer: RunAnswer) -> Iterator[Listing]:
         yield Listing(title="What other shares of the work would gain", lines=lines)
 
 
-@_section("largest", "Largest batches")
 def _largest_batches(answer: RunAnswer) -> Iterator[Listing]:
     """Yield the largest batch of each series."""
-    if isinstance(found := answer.found, LargestBatches):
-        lines = [
-            (
-                words.batch_settings(one, found, answer.data.ranks),
-                f"{one.batch_size:,} {words.what_fits(one)}",
-            )
-            for one in found.batches
-        ]
+    largest = answer.found
+    if isinstance(largest, LargestBatches):
+        lines = []
+        for batch in largest.batches:
+            settings = words.batch_settings(batch, largest, answer.data.ranks)
+            lines.append((settings, f"{batch.batch_size:,} {words.what_fits(batch)}"))
         yield Listing(title="Largest batches", lines=lines)
 
 
-@_section("losses", "What is lost")
 def _losses(answer: RunAnswer) -> Iterator[Listing]:
     """Yield what the steps on the most devices lose to what."""
     data = answer.data
@@ -252,8 +246,14 @@ def _table_of_points(
 ) -> Table:
     """Return a table with a row for each line: the settings of its point, then `columns`.
 
-    lines: (point of the run, item), the items being what `columns` show. kind, note: as of
-    `Table`. Settings are one column `layout` if a degree of parallelism varies.
+    Settings are a single column `layout` if a degree of parallelism varies.
+
+    Args:
+        answer: of the run.
+        lines: (point of the run, item that `columns` show).
+        columns: of the items.
+        kind: see `Table`.
+        note: see `Table`.
     """
     names = answer.table_settings
     if any(name in DEGREES for name in names):
@@ -277,9 +277,9 @@ def step_meaning(data: RunData) -> str:
 
 
 def point_table(answer: RunAnswer) -> Table:
-    """Return the table of the points with their steps, the answer of the run, and other rates.
+    """Return the table of the points with their steps, the metric of the answer, and other rates.
 
-    Where it is too wide, the answer is never left out, and the throughput last.
+    A terminal that is too narrow leaves out the throughput last, and the answer never.
     """
     rows, unit = list(answer.ordered), formatting.unit_of(answer.data.rows)
     data = answer.data
@@ -296,14 +296,14 @@ def point_table(answer: RunAnswer) -> Table:
     ]
     every, shows = data.rows, metrics.SCALING if data.has_throughput else metrics.RATES
     own, first = workload_metrics(every), find_metric(every, answer.asked.metric)
-    # A search is answered by a setting, which has its column already.
+    # The answer of a search is a setting, which has a column already.
     hidden = {"step_ms_p50", "batch_size", "global_batch_size"}
-    # The speed-up and efficiency of 1 of a baseline point alone say nothing.
+    # Speed-up and efficiency are hidden if only baseline points have them, which are 1.
     compared = rows_compared(every)
     hidden |= set() if compared else {"speed_up"}
     hidden |= set() if any(row.efficiency is not None for row in compared) else {"efficiency"}
     first_dropped = [
-        *(one for one in shows.optional if one.name != "throughput"),
+        *(metric for metric in shows.optional if metric.name != "throughput"),
         *reversed(own),
         metrics.BY_NAME["throughput"],
     ]
@@ -339,7 +339,6 @@ def _speed_up(row: ScaledRow) -> str:
     return text if half is None else f"{text} {formatting.half_width(half)}"
 
 
-@_section("points", "All points")
 def _points(answer: RunAnswer) -> Iterator[Table]:
     """Yield the tables of all points: what was measured, where steps go, and their memory."""
     if answer.data.rows:
@@ -349,11 +348,11 @@ def _points(answer: RunAnswer) -> Iterator[Table]:
     unit = formatting.unit_of(answer.data.rows)
     names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
     has_rounds = any(is_of_first_round(row) for row in answer.data.rows)
-    apart = [
-        row
-        for row in answer.ordered
-        if row.why_no_breakdown or any(getattr(row, name) is not None for name in names)
-    ]
+    apart = []
+    for row in answer.ordered:
+        has_parts = any(getattr(row, name) is not None for name in names)
+        if row.why_no_breakdown or has_parts:
+            apart.append(row)
     no_breakdown = DoubtKind.NO_BREAKDOWN.mark
     parts: list[ColumnOf[ScaledRow]] = [
         column(
@@ -377,7 +376,7 @@ def _points(answer: RunAnswer) -> Iterator[Table]:
         (kind, apart, metrics.PARTS, parts, " ".join(notes)),
         ("memory at its peak, GiB", watched, metrics.MEMORY, [], _MEMORY_NOTE),
     ):
-        # Where there is no room, the optional ones are left out first.
+        # A terminal that is too narrow leaves out the optional metrics first.
         order = list(dict.fromkeys([*shows.optional, *shows.metrics]))
         columns = [
             *first,
@@ -423,11 +422,11 @@ def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
     def time(name: str) -> ColumnOf[RankStep]:
         title, meaning = _PARTS_OF_RANK[name]
         return column(
-            title, lambda one: formatting.part(getattr(one, f"{name}_ms"), unit), meaning=meaning
+            title, lambda step: formatting.part(getattr(step, f"{name}_ms"), unit), meaning=meaning
         )
 
     rank: ColumnOf[RankStep] = column(
-        "rank", lambda one: _rank_name(one.rank), meaning=_RANK_MEANING
+        "rank", lambda step: _rank_name(step.rank), meaning=_RANK_MEANING
     )
     return [rank, *map(time, _PARTS_OF_RANK)]
 
@@ -444,16 +443,12 @@ _PARTS_OF_RANK = {
 
 
 def _rank_name(rank: int) -> str:
-    """Return the number of a rank; that of rank 0 has a mark, since scripts time by its clock."""
+    """Return the number of a rank; rank 0 has a mark, because scripts report its time."""
     return str(rank) if rank else "0*"
 
 
-@_section("ranks", "Ranks that differ")
 def _ranks(answer: RunAnswer) -> Iterator[Table]:
-    """Yield a table of the points in which one rank slows the others: a line for each rank.
-
-    Tables of uneven shares show the ranks themselves.
-    """
+    """Yield a table of the points in which one rank slows the others, with a line for each rank."""
     rows = [] if answer.data.fleets else answer.ordered
     slowed = [row for row in rows if row.status == "ok" and is_slowed_by_one_rank(row)]
     if lines := [(row, rank) for row in slowed for rank in ranks_to_show(ranks_of_step(row))]:
@@ -468,15 +463,18 @@ def _ranks_note(is_of_first: bool) -> str:
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
-    """Return a table with a row per rank of one point; None if no part or clock can be shown.
+    """Return a table with a row per rank of one point; None if there is nothing to show.
 
-    Of ranks with a share it has those of `ranks_to_show`; without `ranks_of_step` the first
-    MOST_RANKS. Times are in `unit`. row: of the table `points`.
+    Args:
+        row: of the table `points`.
+        unit: of the times.
     """
-    steps = {one.rank: one for one in ranks_to_show(ranks_of_step(row))}
-    known = (row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ())
-    working = (rank for rank, share in enumerate(row.share_by_rank or known[0]) if share)
-    clocks = dict(zip(working, zip(*known, strict=True), strict=True)) if all(known) else {}
+    steps = {step.rank: step for step in ranks_to_show(ranks_of_step(row))}
+    unsynced, synced = row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ()
+    clocks: dict[int, tuple[float, float]] = {}
+    if unsynced and synced:
+        working = [rank for rank, share in enumerate(row.share_by_rank or unsynced) if share]
+        clocks = dict(zip(working, zip(unsynced, synced, strict=True), strict=True))
     shown = sorted(steps) or sorted(clocks)[:MOST_RANKS]
     if not shown:
         return None
@@ -484,9 +482,9 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     def of_step(shown: ColumnOf[RankStep]) -> ColumnOf[int]:
         return shown[0], lambda rank: shown[1](steps[rank]) if rank in steps else ""
 
-    def of_clock(title: str, place: int, meaning: str) -> ColumnOf[int]:
+    def of_clock(title: str, index: int, meaning: str) -> ColumnOf[int]:
         def cell(rank: int) -> str:
-            return formatting.part(clocks.get(rank, (None, None))[place], unit)
+            return formatting.part(clocks.get(rank, (None, None))[index], unit)
 
         return column(title, cell, meaning=meaning)
 
@@ -504,11 +502,10 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
 _SCOPES_TITLE = "Blocks, forward pass and whole loop"
 
 
-@_section("scopes", _SCOPES_TITLE)
 def _scopes(answer: RunAnswer) -> Iterator[Table]:
-    """Yield a table of the ok points of each workload that differ in their parameter `scope`.
+    """Yield a table of the ok points of each workload whose parameter `scope` differs.
 
-    It says how much of the whole a step runs; the scope with the shortest step comes first.
+    `scope` says how much of the whole a step runs; the scope with the shortest step comes first.
     """
     workloads: dict[str, dict[str, list[ScaledRow]]] = {}
     for row in answer.ordered:
@@ -518,7 +515,7 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
     bases = {row.series: row for row in answer.data.rows if row.is_baseline and row.status == "ok"}
 
     def cold_gain(row: ScaledRow) -> str:
-        # A first step is cold where it found nothing of an earlier point in its processes.
+        # A first step is a cold start only in new processes.
         base = bases.get(row.series)
         if base is None or not (row.new_processes and base.new_processes):
             return ""
@@ -526,9 +523,11 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
         return "" if first is None or cold is None else formatting.ratio(first / cold)
 
     def share_of_step(name: str) -> Callable[[ScaledRow], str]:
-        return lambda row: formatting.percent(
-            None if (part := getattr(row, name)) is None else part / (step_of_parts(row) or 1.0)
-        )
+        def cell(row: ScaledRow) -> str:
+            part = getattr(row, name)
+            return "" if part is None else formatting.percent(part / (step_of_parts(row) or 1.0))
+
+        return cell
 
     baseline = of_run.of_columns(answer.data, answer.asked)["baseline"]
     has_rounds = any(row.rounds > 1 for row in answer.data.rows)
@@ -575,10 +574,14 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
     ]
     kind = f"{_SCOPES_TITLE.lower()}, ms"
     for scopes in workloads.values():
-        ordered = sorted(scopes.values(), key=lambda rows: min(r.step_ms_p50 or 0.0 for r in rows))
+        ordered = sorted(scopes.values(), key=_shortest_step_ms)
         lines = [(row, row) for rows in ordered for row in rows]
         if len(scopes) > 1:
             yield _table_of_points(answer, lines, columns, kind=kind)
+
+
+def _shortest_step_ms(rows: Sequence[ScaledRow]) -> float:
+    return min(row.step_ms_p50 or 0.0 for row in rows)
 
 
 def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
@@ -586,43 +589,46 @@ def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
     return [
         column(
             "region",
-            lambda one: one.region,
+            lambda region: region.region,
             is_text=True,
             min_chars=20,
             meaning="part of the model that the workload labels with context.region()",
         ),
-        column("calls", lambda one: str(one.calls), meaning="how often one step runs the region"),
+        column(
+            "calls", lambda region: str(region.calls), meaning="how often one step runs the region"
+        ),
         column(
             "time",
-            lambda one: formatting.part(one.region_ms, unit),
+            lambda region: formatting.part(region.region_ms, unit),
             meaning="time in one step, on the rank where the region takes longest",
         ),
         column(
             "% of step",
-            lambda one: formatting.percent(one.share_pct / 100),
+            lambda region: formatting.percent(region.share_pct / 100),
             meaning="time of the region in % of that slower step",
         ),
     ]
 
 
-@_section("regions", "Regions of the step")
 def _regions(answer: RunAnswer) -> Iterator[Table]:
     """Yield a table with a line for each region of a point."""
-    found, columns = answer.data.regions, region_columns(formatting.unit_of(answer.data.rows))
-    if lines := [(row, one) for row in answer.ordered for one in found.get(row.point_id, ())]:
-        unit = formatting.unit_of(answer.data.rows)
+    unit = formatting.unit_of(answer.data.rows)
+    columns = region_columns(unit)
+    lines = []
+    for row in answer.ordered:
+        lines += [(row, region) for region in answer.data.regions.get(row.point_id, ())]
+    if lines:
         kind = f"regions, {unit.name} (a separate step with timers, slower than the timed steps)"
         yield _table_of_points(answer, lines, columns, kind=kind)
 
 
 _REFERENCE_TITLE = "Compared with reference values of this device model"
-# So few figures are all shown; of more those outside, and of these the slowest.
+# Up to so many values are all shown; of more values, only the slowest outside their reference.
 _MOST_SHOWN = 4
-# So many points are named in the summary.
+# The summary names up to so many points.
 _MOST_NAMED = 6
 
 
-@_section("references", _REFERENCE_TITLE)
 def _references(answer: RunAnswer) -> Iterator[Listing]:
     """Yield how the figures of the run stand against the references of its devices."""
     if lines := list(reference_lines(answer.data)):
@@ -630,36 +636,55 @@ def _references(answer: RunAnswer) -> Iterator[Listing]:
 
 
 def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
-    """Yield (name, text): how many figures are within their reference, then the slowest outside it.
+    """Yield (name, text): how many values are within their reference, then single values.
 
-    Up to four figures are all shown (`! ` before the name: outside), a single one without a count;
-    of more, four of those outside, and how many others are outside. If no figure has a reference:
-    how to make one. Nothing if no GPU point is ok.
+    `! ` before a name marks a value outside its reference. Without references the text says how to
+    make them. Nothing if no GPU point is ok.
     """
     if not any(row.status == "ok" and row.device_type == "cuda" for row in data.rows):
         return
-    found = sorted(data.standings, key=lambda one: one.share)
-    if not found:
+    standings = sorted(data.standings, key=lambda standing: standing.share)
+    if not standings:
         yield "none", HOW_TO_MAKE
         return
-    rows = data.rows
-    settings = distinguishing_settings(rows)
-    names = {row.point_id: short_name(row, settings, data.ranks) or row.point_id for row in rows}
-    if len(found) > 1:
-        middle = median(one.share for one in counted_standings(found) or found)
-        is_own = any(one.is_own for one in found)
-        # A reference that was made from this run says nothing about it.
-        told = "" if is_own else f" Their median is {formatting.share_words(middle)} of it."
-        listed = list(dict.fromkeys(names[one.measured.point_id] for one in found))
-        which = (
-            f" The points: {'; '.join(listed)}." if _MOST_SHOWN < len(listed) <= _MOST_NAMED else ""
-        )
-        yield "summary", count_within(found) + told + which
-    outside = [one for one in found if not one.is_within]
-    shown = found if len(found) <= _MOST_SHOWN else outside
-    for one in shown[:_MOST_SHOWN]:
-        mark = "" if one.is_within else "! "
-        text = standing_text(one, says_own=len(found) == 1)
-        yield f"{mark}{names[one.measured.point_id]}: {one.entry.unit}", text
+    settings = distinguishing_settings(data.rows)
+    names = {}
+    for row in data.rows:
+        names[row.point_id] = short_name(row, settings, data.ranks) or row.point_id
+    if len(standings) > 1:
+        yield "summary", _summary_of_references(standings, names)
+    outside = [standing for standing in standings if not standing.is_within]
+    shown = standings if len(standings) <= _MOST_SHOWN else outside
+    for standing in shown[:_MOST_SHOWN]:
+        mark = "" if standing.is_within else "! "
+        text = standing_text(standing, says_own=len(standings) == 1)
+        yield f"{mark}{names[standing.measured.point_id]}: {standing.entry.unit}", text
     if (more := len(shown) - _MOST_SHOWN) > 0:
         yield "more", f"{counted(more, 'other value')} outside; `--format json` has all."
+
+
+def _summary_of_references(standings: Sequence[Standing], names: Mapping[str, str]) -> str:
+    """Return how many values are within their reference, and of which points; names: by id."""
+    text = count_within(standings)
+    # A reference that was made from this run says nothing about the run.
+    if not any(standing.is_own for standing in standings):
+        shares = [standing.share for standing in counted_standings(standings) or standings]
+        text += f" Their median is {formatting.share_words(median(shares))} of it."
+    points = list(dict.fromkeys(names[standing.measured.point_id] for standing in standings))
+    if _MOST_SHOWN < len(points) <= _MOST_NAMED:
+        text += f" The points: {'; '.join(points)}."
+    return text
+
+
+# In the order of the report.
+SECTIONS = (
+    Section(anchor="uneven", title="Slow devices", blocks=_uneven),
+    Section(anchor="slow-ranks", title="Slow ranks", blocks=_slow_ranks),
+    Section(anchor="largest", title="Largest batches", blocks=_largest_batches),
+    Section(anchor="losses", title="What is lost", blocks=_losses),
+    Section(anchor="points", title="All points", blocks=_points),
+    Section(anchor="ranks", title="Ranks that differ", blocks=_ranks),
+    Section(anchor="scopes", title=_SCOPES_TITLE, blocks=_scopes),
+    Section(anchor="regions", title="Regions of the step", blocks=_regions),
+    Section(anchor="references", title=_REFERENCE_TITLE, blocks=_references),
+)

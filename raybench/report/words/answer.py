@@ -480,7 +480,8 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     least, most_of_all = sorted(map(abs, (min(ratios), max(ratios))))
     shares = formatting.share_words(least, most_of_all)
     if is_speed(found.metric):
-        gains = span(*(formatting.ratio(choose(one.gain for one in won)) for choose in (min, max)))
+        ratios = [case.gain for case in won]
+        gains = span(formatting.ratio(min(ratios)), formatting.ratio(max(ratios)))
         sentences = [
             f"{best} {'is' if is_sure else 'was'} the fastest{often}{of_run}.",
             f"{faster} is {gains} times as fast as {following}.",

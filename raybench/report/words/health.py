@@ -78,9 +78,12 @@ _TESTS = {
 
 def meaning_of_tests(tests: Iterable[str]) -> str:
     """Return what the names of tests mean, as a sentence; "" for names that need no words."""
-    names = list(tests)
-    found = [text for start, text in _TESTS.items() if any(one.startswith(start) for one in names)]
-    return f"{'; '.join(found)}." if found else ""
+    names = tuple(tests)
+    meanings = []
+    for start, text in _TESTS.items():
+        if any(name.startswith(start) for name in names):
+            meanings.append(text)
+    return f"{'; '.join(meanings)}." if meanings else ""
 
 
 def device_name(place: DevicePlace) -> str:
