@@ -196,7 +196,7 @@ class PointProgress:
             outcome = f"{formatting.duration(typical_step_ms(record)):>9}  {rate}".rstrip()
         else:
             failure = formatting.plain(failure_of_record(record))
-            outcome = formatting.shorten_middle(failure, 300)
+            outcome = formatting.cut_middle(failure, 300)
         outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self._name(record.point), outcome])
 

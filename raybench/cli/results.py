@@ -147,7 +147,7 @@ def page_of(root: Path, data: RunData | HealthReport) -> str:
         telemetry=telemetry,
         rank_times=_rank_times(root, data),
     )
-    return page.format_page(chart_data)
+    return page.format_run_page(chart_data)
 
 
 def _rank_times(root: Path, data: RunData) -> list[RankTimes]:

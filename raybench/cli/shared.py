@@ -475,10 +475,10 @@ def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         titles: of the columns.
         rows: a cell for each title.
     """
-    from raybench.report.documents import SETTING_CHARS, Table, TableColumn, render_text
+    from raybench.report.documents import SETTING_CHARS, ShownColumn, Table, render_text
 
     columns = (
-        TableColumn(
+        ShownColumn(
             title=title,
             is_text=True,
             min_chars=None if title in ("parameter", "point_id") else SETTING_CHARS,

@@ -19,7 +19,7 @@ from raybench.health.suite import COMM_TEST, WAIT_TEST, device_kinds, test_named
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.records.devices import Finding, Verdict, is_time
 from raybench.report import formatting
-from raybench.report.comparison import changes_listing, hidden_line, percent
+from raybench.report.comparison import change_percent, changes_listing, hidden_line
 from raybench.report.documents import (
     SETTING_CHARS,
     Block,
@@ -28,8 +28,8 @@ from raybench.report.documents import (
     Document,
     Line,
     Listing,
+    ShownColumn,
     Table,
-    TableColumn,
     Tone,
     make_table,
 )
@@ -149,17 +149,17 @@ def _key(finding: Finding) -> object:
 def _figure_table(changes: Sequence[FigureChange], *columns: ColumnOf[FigureChange]) -> Table:
     """Return a row per figure: test, subject and unit, then the columns, then the verdict."""
     test, subject = (
-        TableColumn(title=title, is_text=True, min_chars=SETTING_CHARS) for title in ("test", "of")
+        ShownColumn(title=title, is_text=True, min_chars=SETTING_CHARS) for title in ("test", "of")
     )
     return make_table(
         changes,
         [
             (test, lambda change: change.new.test),
             (subject, lambda change: change.new.subject.name),
-            (TableColumn(title="unit", is_text=True, drop=1), lambda change: change.new.unit),
+            (ShownColumn(title="unit", is_text=True, drop=1), lambda change: change.new.unit),
             *columns,
             (
-                TableColumn(title="verdict", is_text=True),
+                ShownColumn(title="verdict", is_text=True),
                 lambda change: Cell(text=change.verdict, tone=_TONES.get(change.verdict, "plain")),
             ),
         ],
@@ -200,7 +200,7 @@ class HealthComparison(Document):
             return "No figure was read in both checks: other devices, or other stages."
         verdicts = [one.verdict for one in self.figures]
         slower, faster = verdicts.count(SLOWER), verdicts.count(FASTER)
-        middle = percent(median(one.relative_change for one in self.figures))
+        middle = change_percent(median(one.relative_change for one in self.figures))
         verb = "are" if slower > 1 else "is"
         also = f", {faster} faster" if faster else ""
         return (
@@ -215,7 +215,7 @@ class HealthComparison(Document):
         """
         sides = (("base", self.base), ("new", self.new))
         lines = [
-            (name, f"{formatting.title(side.run)}, {formatting.when(side.run.started_at)}")
+            (name, f"{formatting.run_title(side.run)}, {formatting.when(side.run.started_at)}")
             for name, side in sides
         ]
         yield Listing(lines=lines, is_quoted=True)
@@ -231,11 +231,11 @@ class HealthComparison(Document):
             return
         yield _figure_table(
             self.figures[: changed + _MOST_SAME],
-            (TableColumn(title="base"), lambda change: number(change.base, 3)),
-            (TableColumn(title="new"), lambda change: number(change.values[-1], 3)),
-            (TableColumn(title="change"), lambda change: percent(change.relative_change)),
+            (ShownColumn(title="base"), lambda change: number(change.base, 3)),
+            (ShownColumn(title="new"), lambda change: number(change.values[-1], 3)),
+            (ShownColumn(title="change"), lambda change: change_percent(change.relative_change)),
             (
-                TableColumn(title="slower from", drop=0),
+                ShownColumn(title="slower from", drop=0),
                 lambda one: f"{one.limit:.0f}x" if one.limit >= 2 else f"{one.limit - 1:+.0%}",
             ),
         )
@@ -288,11 +288,14 @@ class HealthHistory(Document):
         if self.figures:
             yield _figure_table(
                 self.figures[:_MOST_IN_HISTORY],
-                (TableColumn(title="checks"), lambda change: str(len(change.values))),
-                (TableColumn(title="last"), lambda change: number(change.values[-1], 3)),
-                (TableColumn(title="change"), lambda change: percent(change.relative_change)),
+                (ShownColumn(title="checks"), lambda change: str(len(change.values))),
+                (ShownColumn(title="last"), lambda change: number(change.values[-1], 3)),
                 (
-                    TableColumn(title="by check", is_text=True),
+                    ShownColumn(title="change"),
+                    lambda change: change_percent(change.relative_change),
+                ),
+                (
+                    ShownColumn(title="by check", is_text=True),
                     lambda change: sparkline(change.values),
                 ),
             )

@@ -26,7 +26,7 @@ from raybench.records.device import Device
 from raybench.records.devices import Finding, Subject, Verdict
 from raybench.records.judgement import ValueRange
 from raybench.report.formatting import some
-from raybench.report.words.references import count_within
+from raybench.report.words.references import within_words
 from raybench.results import reader
 from raybench.results.columns import from_row
 
@@ -162,7 +162,7 @@ def grade_text(graded: Sequence[Standing]) -> str:
     """
     outside = [f"{one.entry.of['test']} {one.share:.0%}" for one in graded if not one.is_within]
     told = f"Outside: {some(outside)}." if outside else ""
-    return " ".join(filter(None, (count_within(graded, says_own=False), told)))
+    return " ".join(filter(None, (within_words(graded, says_own=False), told)))
 
 
 def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[MeasuredValue]:

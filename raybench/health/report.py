@@ -42,8 +42,8 @@ from raybench.report.documents import (
     Document,
     Line,
     Listing,
+    ShownColumn,
     Table,
-    TableColumn,
     Tone,
     format_document,
     make_table,
@@ -405,7 +405,7 @@ def _stage_table(
     for one in findings:
         by_test.setdefault((one.test, one.unit), {})[one.subject.name] = one
     subjects = {one.subject.name: one.subject for one in findings}
-    heads = [TableColumn(title=name, is_text=True) for name in ("test", "unit")]
+    heads = [ShownColumn(title=name, is_text=True) for name in ("test", "unit")]
     range_rows = []
     for test, own in by_test.items():
         values = [one.value for one in own.values() if one.value is not None]
@@ -415,8 +415,8 @@ def _stage_table(
     ranges = Table(
         columns=(
             *heads,
-            *(TableColumn(title=name) for name in ("least", "median", "most")),
-            TableColumn(title="stands out", is_text=True, min_chars=SETTING_CHARS),
+            *(ShownColumn(title=name) for name in ("least", "median", "most")),
+            ShownColumn(title="stands out", is_text=True, min_chars=SETTING_CHARS),
         ),
         rows=tuple(range_rows),
         kind=title,
@@ -426,7 +426,7 @@ def _stage_table(
     return Table(
         columns=(
             *heads,
-            *(TableColumn(title=name) for name in _short_names(subjects.values(), places)),
+            *(ShownColumn(title=name) for name in _short_names(subjects.values(), places)),
         ),
         rows=tuple(
             (*test, *(_marked(own[name]) if name in own else "" for name in subjects))
@@ -508,9 +508,9 @@ def _matrix(pairs: _PairMap) -> Table:
     for start, name in short.items():
         cells = (_marked(found[start, end]) if (start, end) in found else "-" for end in short)
         rows.append((name, *cells))
-    columns = (TableColumn(title=name) for name in short.values())
+    columns = (ShownColumn(title=name) for name in short.values())
     return Table(
-        columns=(TableColumn(title="from / to", is_text=True), *columns),
+        columns=(ShownColumn(title="from / to", is_text=True), *columns),
         rows=tuple(rows),
         kind=f"Pairs: {pairs.title}",
     )
@@ -719,13 +719,13 @@ def _drawn_values(findings: Iterable[Finding]) -> Table:
     return make_table(
         list(dict.fromkeys(findings)),
         [
-            (TableColumn(title="of", is_text=True), lambda one: one.subject.name),
-            (TableColumn(title="test", is_text=True), lambda one: one.test),
-            (TableColumn(title="value"), lambda one: f"{number(one.value, 3)} {one.unit}".strip()),
+            (ShownColumn(title="of", is_text=True), lambda one: one.subject.name),
+            (ShownColumn(title="test", is_text=True), lambda one: one.test),
+            (ShownColumn(title="value"), lambda one: f"{number(one.value, 3)} {one.unit}".strip()),
             (
-                TableColumn(title="time against similar ones"),
+                ShownColumn(title="time against similar ones"),
                 lambda one: "" if one.ratio is None else f"{one.ratio:.3f}",
             ),
-            (TableColumn(title="verdict", is_text=True), lambda one: one.verdict.value),
+            (ShownColumn(title="verdict", is_text=True), lambda one: one.verdict.value),
         ],
     )

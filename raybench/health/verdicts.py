@@ -110,7 +110,7 @@ class Judgement:
             evidence="; ".join(map(words.reason, self.evidence)),
             culprit=self.culprit.name if self.culprit else "",
             action=self.action,
-            command="\n".join(map(words.command, self.commands)),
+            command="\n".join(map(words.command_words, self.commands)),
         )
 
 

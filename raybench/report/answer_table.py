@@ -21,8 +21,8 @@ from raybench.analysis.rows import (
 )
 from raybench.records.doubts import DoubtKind
 from raybench.report import formatting
-from raybench.report.documents import WIDTH, Table, TableColumn
-from raybench.report.point_settings import setting_text, short_name
+from raybench.report.documents import WIDTH, ShownColumn, Table
+from raybench.report.point_settings import setting_cell, short_name
 from raybench.report.words import answer as words
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _speed_up(row: ScaledRow) -> AnswerValue:
     )
 
 
-def half_widths(answer: RunAnswer) -> list[tuple[float | None, ScaledRow]]:
+def half_widths_of_answer(answer: RunAnswer) -> list[tuple[float | None, ScaledRow]]:
     """Return half of the 95 % interval of each value as a share of it, and the point of the value.
 
     A half width is None if it is unknown.
@@ -136,7 +136,7 @@ def answer_table(answer: RunAnswer) -> AnswerTable | None:
     if isinstance(answer.leading, LargestBatches):
         names = [name for name in names if name != "batch"]
     values = _marked(answer, values)
-    heading = words.heading(answer)
+    heading = words.table_heading(answer)
     return _crossed(answer, values, names, heading) or _list(answer, values, names, heading)
 
 
@@ -185,11 +185,11 @@ def _list(
     ranks, unit = answer.data.ranks, formatting.unit_of(answer.data.rows)
     shown = sorted(values, key=lambda value: -value.order)[:MOST_ROWS]
     columns = [
-        TableColumn(title="", is_text=True),
-        TableColumn(title=words.value_name(answer)),
-        TableColumn(title="±"),
-        TableColumn(title=f"step {unit.name}"),
-        TableColumn(title=f"{answer.asked.items}/s"),
+        ShownColumn(title="", is_text=True),
+        ShownColumn(title=words.value_name(answer)),
+        ShownColumn(title="±"),
+        ShownColumn(title=f"step {unit.name}"),
+        ShownColumn(title=f"{answer.asked.items}/s"),
     ]
     rows = []
     for value in shown:
@@ -298,7 +298,7 @@ def _table(answer: RunAnswer, layout: _Layout, heading: str) -> Table:
         first = next(iter(cells.values()))
         texts = [cells[text].text if text in cells else "" for text in layout.heads]
         rows.append((_label(first.row, layout.others, ranks), *texts))
-    columns = [TableColumn(title="", is_text=True), *(TableColumn(title=head) for head in heads)]
+    columns = [ShownColumn(title="", is_text=True), *(ShownColumn(title=head) for head in heads)]
     return Table(columns=tuple(columns), rows=tuple(rows), kind=heading)
 
 
@@ -314,7 +314,7 @@ def _head(row: ScaledRow, name: str, ranks: str) -> str:
     if str(value).lower() in ("true", "false"):
         return f"{formatting.heading(name)}={str(value).lower()}"
     is_word = isinstance(value, str) and not is_numeric([row], name)
-    return setting_text(row, name) if is_word else short_name(row, [name], ranks)
+    return setting_cell(row, name) if is_word else short_name(row, [name], ranks)
 
 
 def _width(table: Table) -> int:

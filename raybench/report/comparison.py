@@ -286,7 +286,7 @@ class Comparison(Document):
         lines = []
         sides = (("BASE", self.base, self.words[0]), ("NEW", self.new, self.words[1]))
         for side, runs, name in sides:
-            newest = formatting.title(runs[-1])
+            newest = formatting.run_title(runs[-1])
             if len(runs) == 1:
                 lines.append(f"{side}: {newest}, {formatting.when(runs[-1].started_at)}")
             else:
@@ -471,7 +471,7 @@ def _urgency(row: ComparedPoint) -> tuple[Any, ...]:
     return (rank, size, *(setting_order(setting_of(row, name)) for name in (*_NAMES, "batch")))
 
 
-def percent(relative: float | None) -> str:
+def change_percent(relative: float | None) -> str:
     """Return a relative change (0.0213) as `+2.13%`, from 9.95 % on `+12.3%`; "" for None."""
     return "" if relative is None else f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
 
@@ -487,9 +487,9 @@ def _change_of(row: ComparedPoint) -> float:
 def _change(row: ComparedPoint) -> str:
     """Write the change of the rate and half its 95 % interval, as `+2.1% ±0.4%`."""
     if row.interval_low is None or row.interval_high is None:
-        return percent(_change_of(row))
+        return change_percent(_change_of(row))
     half = formatting.half_width((row.interval_high - row.interval_low) / 2)
-    return f"{percent(_change_of(row))} {half}"
+    return f"{change_percent(_change_of(row))} {half}"
 
 
 def _detectable(row: ComparedPoint) -> str:

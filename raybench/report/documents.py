@@ -88,7 +88,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableColumn:
+class ShownColumn:
     """A column of a table."""
 
     # The head, with the unit where the title of the table does not name it.
@@ -109,7 +109,7 @@ class TableColumn:
 class Table:
     """Rows of cells; a cell with only a text may be a plain string."""
 
-    columns: tuple[TableColumn, ...]
+    columns: tuple[ShownColumn, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
     # What all rows are about, such as the workload of the points.
     subject: str = ""
@@ -163,12 +163,12 @@ class Legend:
 
 Block = Line | Listing | Table | Legend
 # A column, and the function that writes the cell of an item in it.
-ColumnOf = tuple[TableColumn, Callable[[T], str | Cell]]
+ColumnOf = tuple[ShownColumn, Callable[[T], str | Cell]]
 
 
 def column(title: str, cell: Callable[[T], str | Cell], **facts: Any) -> ColumnOf[T]:
     """Return a column for `make_table`; `cell` makes the cell of a row."""
-    return TableColumn(title=title, **facts), cell
+    return ShownColumn(title=title, **facts), cell
 
 
 def text_of(cell: str | Cell) -> str:
@@ -218,7 +218,7 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
 
 def metric_column(
     metric: Metric, unit: Unit, words: dict[str, str], drop: int | None
-) -> TableColumn:
+) -> ShownColumn:
     """Return the column of a metric.
 
     Args:
@@ -226,14 +226,14 @@ def metric_column(
         unit: of times.
         words: placeholder -> its text in the meaning of the metric. "items", as "samples", also
             names the throughput: "samples/s".
-        drop: see `TableColumn`.
+        drop: see `ShownColumn`.
     """
     meaning = metric.meaning or metric.description
     for name, word in words.items():
         meaning = meaning.replace(f"{{{name}}}", word)
     is_rate = metric.name == "throughput" and "items" in words
     heading = f"{metric.title} {unit.name}" if metric.format == "time" else metric.title
-    return TableColumn(
+    return ShownColumn(
         title=f"{words['items']}/s" if is_rate else heading,
         meaning=meaning.removesuffix("."),
         drop=drop,
@@ -353,12 +353,13 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     from raybench.results.tables import TABLES  # loads numpy, which no table of text needs
 
     integers = {column.name for column in chain(*TABLES.values()) if column.kind == "int64"}
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    values = frame.astype(object).where(frame.notna(), None)
+    rows: list[dict[Any, Any]] = values.rename(columns=str).to_dict("records")
     for row in rows:
         for name in integers.intersection(row):
             if isinstance(row[name], float):
                 row[name] = int(row[name])
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    return rows
 
 
 def jsonable(value: Any) -> Any:
@@ -553,7 +554,7 @@ def _min_widths(table: Table) -> list[int]:
     return widths
 
 
-def _head(column: TableColumn, texts: Iterable[str]) -> list[str]:
+def _head(column: ShownColumn, texts: Iterable[str]) -> list[str]:
     """Return the lines of a head; a foldable head is split between words, as in `world_` `size`."""
     title = one_line(column.title)
     if column.min_chars is None:

@@ -24,7 +24,7 @@ from raybench.report.formatting import plain, plain_lines, printable
 from raybench.report.words.doubts import doubt_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
-from raybench.report.words.run import machine
+from raybench.report.words.run import machine_of_run
 from raybench.results.tables import Run, column_units
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def facts_of_run(data: RunData) -> dict[str, str]:
     """Return the machine, git commit, versions and tags of a run."""
     run = data.run
     return {
-        "machine": machine(data),
+        "machine": machine_of_run(data),
         **({"git_commit": run.git_commit} if run.git_commit else {}),
         **{f"version.{name}": version for name, version in data.versions.items()},
         **{f"tag.{name}": value for name, value in run.tags.items()},
@@ -136,7 +136,8 @@ def csv_text(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     writer.writerow(map(_csv_cell, names))
-    writer.writerows([_csv_cell(row.get(name)) for name in names] for row in rows)
+    for row in rows:
+        writer.writerow([_csv_cell(row.get(name)) for name in names])
     return target.getvalue()
 
 
@@ -179,7 +180,7 @@ def export_github(data: RunData) -> str:
                 "unit": "ms",
                 "value": row["step_ms_p50"],
                 **({"range": f"± {(high - low) / 2:.4g}"} if has_interval else {}),
-                "extra": f"{run.run_id} {row['point_id']}\n{plain(machine(data))}",
+                "extra": f"{run.run_id} {row['point_id']}\n{plain(machine_of_run(data))}",
             }
         )
     if not entries:

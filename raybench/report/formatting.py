@@ -38,12 +38,12 @@ def plain_lines(text: str) -> list[str]:
     return [printable(line.expandtabs()).rstrip() for line in text.splitlines()]
 
 
-def shorten(text: str, most: int) -> str:
+def cut_end(text: str, most: int) -> str:
     """Cut a text to `most` characters; `…` replaces its end."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def shorten_middle(text: str, most: int) -> str:
+def cut_middle(text: str, most: int) -> str:
     """Cut a text to `most` characters (3 or more); `…` replaces its middle.
 
     The end of the text of a failure says what to do.
@@ -325,7 +325,7 @@ def sentence(text: str) -> str:
     return (text[:1].upper() + text[1:] if is_word else text).removesuffix(".") + "."
 
 
-def title(run: Run) -> str:
+def run_title(run: Run) -> str:
     """Return the id of a run, with the name of the job if the id does not begin with the name."""
     job = "" if run.run_id.startswith(run.job_name) else f"{run.job_name}  "
     return job + run.run_id

@@ -21,7 +21,7 @@ from raybench.report.charts.grammar import (
     axis,
     scatter_panel,
 )
-from raybench.report.comparison import percent
+from raybench.report.comparison import change_percent
 from raybench.report.documents import (
     SETTING_CHARS,
     Block,
@@ -30,8 +30,8 @@ from raybench.report.documents import (
     Legend,
     Line,
     Listing,
+    ShownColumn,
     Table,
-    TableColumn,
     make_table,
 )
 from raybench.report.formatting import counted, plain, some
@@ -110,7 +110,7 @@ class History(Document):
             where = some(phrases, _MAX_CHANGES) or NO_CAUSE
             point = f"{row.point_id} " if len(series) > 1 else ""
             text = f"{formatting.when(row.started_at)}, {row.run_id}: {where}"
-            steps.append((f"{point}{percent(row.step)}", text))
+            steps.append((f"{point}{change_percent(row.step)}", text))
         return steps
 
     def members(self) -> Mapping[str, Any]:
@@ -152,30 +152,32 @@ def _table_of_points(series: Sequence[Series]) -> Table:
     """Return a row for each point and machine of one workload."""
     latest = [rows[-1] for rows in series]
     names = varying(latest, params_first=True)
-    of_machine = ("device_name", "node_count")
-    names += [name for name in of_machine if len({getattr(row, name) for row in latest}) > 1]
+    if len({row.device_name for row in latest}) > 1:
+        names.append("device_name")
+    if len({row.node_count for row in latest}) > 1:
+        names.append("node_count")
     settings = setting_columns(latest, names)
 
     def change(rows: Series) -> str:
         has_step = any(row.step is not None for row in rows)
-        return percent(rows[-1].level_ms / rows[0].level_ms - 1) if has_step else ""
+        return change_percent(rows[-1].level_ms / rows[0].level_ms - 1) if has_step else ""
 
     columns: list[ColumnOf[Series]] = [
-        (TableColumn(title="point", is_text=True), lambda rows: rows[-1].point_id),
+        (ShownColumn(title="point", is_text=True), lambda rows: rows[-1].point_id),
         *((column, lambda rows, cell=cell: cell(rows[-1])) for column, cell in settings),
-        (TableColumn(title="runs"), lambda rows: str(len(rows))),
+        (ShownColumn(title="runs"), lambda rows: str(len(rows))),
         (
-            TableColumn(title="last ms", meaning="the step time in the newest run"),
+            ShownColumn(title="last ms", meaning="the step time in the newest run"),
             lambda rows: formatting.number(rows[-1].step_ms_p50),
         ),
         (
-            TableColumn(
+            ShownColumn(
                 title="change", meaning="from the first level of the step time to the last"
             ),
             change,
         ),
         (
-            TableColumn(title="by run", meaning="one bar per run; higher is slower", is_text=True),
+            ShownColumn(title="by run", meaning="one bar per run; higher is slower", is_text=True),
             _bars,
         ),
     ]
@@ -185,16 +187,16 @@ def _table_of_points(series: Sequence[Series]) -> Table:
 def _table_of_runs(rows: Series) -> Table:
     """Return a row for each run of one point, in order of time."""
     unit = formatting.unit_of(rows)
-    run = TableColumn(title="run", is_text=True, min_chars=SETTING_CHARS * 3)
+    run = ShownColumn(title="run", is_text=True, min_chars=SETTING_CHARS * 3)
     columns: list[ColumnOf[HistoryRow]] = [
-        (TableColumn(title="started", is_text=True), lambda row: formatting.when(row.started_at)),
+        (ShownColumn(title="started", is_text=True), lambda row: formatting.when(row.started_at)),
         (run, lambda row: row.run_id),
-        (TableColumn(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
+        (ShownColumn(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
         (
-            TableColumn(title=f"level {unit.name}", meaning=_LEVEL),
+            ShownColumn(title=f"level {unit.name}", meaning=_LEVEL),
             lambda row: formatting.time_in(unit, row.level_ms),
         ),
-        (TableColumn(title="change", meaning=_CHANGE), lambda row: percent(row.step)),
+        (ShownColumn(title="change", meaning=_CHANGE), lambda row: change_percent(row.step)),
     ]
     return make_table(rows, columns)
 

@@ -12,7 +12,7 @@ from raybench.records.doubts import DoubtKind, NotCompared
 from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.documents import Listing
-from raybench.report.formatting import counted, shorten_middle
+from raybench.report.formatting import counted, cut_middle
 from raybench.report.point_settings import short_name
 from raybench.report.words.doubts import MARKS, doubt_advice, doubt_words, drift_words
 from raybench.report.words.failures import failure_of_row, without_estimate
@@ -37,7 +37,7 @@ class MessageGroup:
 
     def shortened(self, most: int) -> str:
         """Return at most `most` characters of the text, with its end; then the other sentences."""
-        text = shorten_middle(self.text, most).removesuffix(".") + "."
+        text = cut_middle(self.text, most).removesuffix(".") + "."
         return " ".join(filter(None, (text, self.where, self.advice)))
 
 

@@ -43,14 +43,14 @@ from raybench.report.documents import (
     ColumnOf,
     Line,
     Listing,
+    ShownColumn,
     Table,
-    TableColumn,
     legend_paragraphs,
     make_table,
     metric_column,
     text_of,
 )
-from raybench.report.formatting import half_width, shorten, step_uncertainty
+from raybench.report.formatting import cut_end, half_width, step_uncertainty
 from raybench.report.messages import marks
 from raybench.report.point_settings import setting_columns
 from raybench.report.run_report import RunReport
@@ -72,7 +72,7 @@ _PERCENT = re.compile(r"(\d) %")
 _QUOTED = re.compile(r"`([^`]+)`")
 
 
-def format_page(data: ChartData) -> str:
+def format_run_page(data: ChartData) -> str:
     """Return the page of a run as HTML."""
     answer, run_data = data.answer, data.answer.data
     report, run = RunReport(answer=answer), run_data.run
@@ -83,7 +83,7 @@ def format_page(data: ChartData) -> str:
         "started": formatting.when(run.started_at),
         "took": formatting.course(run),
         "points": of_run.counts(run_data),
-        "machine": of_run.machine(run_data),
+        "machine": of_run.machine_of_run(run_data),
         "cluster": run.cluster,
         "driver ran on": run.host,
         "command": " ".join(run.argv),
@@ -106,13 +106,13 @@ def format_page(data: ChartData) -> str:
     return render_template(
         "page.html",
         counts=of_run.counts(run_data),
-        course=of_run.course(run_data),
+        course=of_run.course_of_run(run_data),
         more_rounds=words.more_rounds(answer.more_rounds) if answer.more_rounds else "",
         report=report,
         run=run,
         title=run.job_name,
         versions=versions,
-        facts_line=of_run.facts(run_data),
+        facts_line=of_run.facts_of_first_screen(run_data),
         trained=of_run.model(run_data),
         layout=_layout(first.panels) if first else "",
         first=first,
@@ -265,7 +265,7 @@ def device_table(devices: pd.DataFrame) -> Table:
 
     columns: list[ColumnOf[Any]] = []
     for name in used:
-        head = TableColumn(title=_HEADS[name], is_text=True)
+        head = ShownColumn(title=_HEADS[name], is_text=True)
         columns.append((head, lambda row, name=name: text(name, row[name])))  # type: ignore[misc]
     return make_table(ordered[used].to_dict("records"), columns)
 
@@ -278,20 +278,20 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
     width_meaning = "half of the 95 % interval of the step time, relative to it. "
     columns: list[ColumnOf[ScaledRow]] = [
         (
-            TableColumn(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
+            ShownColumn(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
             lambda row: str(row.point_id),
         ),
         *(
             _setting_column(rows, name, data.ranks)
             for name in sorted(varying(rows), key=lambda name: is_numeric(rows, name))
         ),
-        (TableColumn(title="step", meaning=of_run.step_meaning(data)), _step),
+        (ShownColumn(title="step", meaning=of_run.step_meaning(data)), _step),
         (
-            TableColumn(title="±", meaning=width_meaning + of_run.plus_minus(data)),
+            ShownColumn(title="±", meaning=width_meaning + of_run.plus_minus(data)),
             lambda row: _with_sort(step_uncertainty(row), half_width, 4),
         ),
         (
-            TableColumn(title=MARKS_TITLE, meaning=of_run.marks_meaning(data)),
+            ShownColumn(title=MARKS_TITLE, meaning=of_run.marks_meaning(data)),
             lambda row: Cell(text=marks(row), hint="; ".join(map(mark_words, marks(row)))),
         ),
         *(_metric_column(metric, column_words) for metric in metrics),
@@ -320,7 +320,7 @@ def _step(row: ScaledRow) -> Cell:
     """Return the step time of a point, or its status with the error as tooltip."""
     if row.status == "ok":
         return _with_sort(row.step_ms_p50, formatting.duration, 6)
-    hint = shorten(failure_of_row(row), _HINT_CHARS)
+    hint = cut_end(failure_of_row(row), _HINT_CHARS)
     return Cell(text=formatting.STATUS_WORDS[row.status], hint=hint)
 
 

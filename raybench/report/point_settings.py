@@ -21,7 +21,7 @@ from raybench.analysis.rows import (
     varying,
 )
 from raybench.report import formatting
-from raybench.report.documents import SETTING_CHARS, ColumnOf, TableColumn, text_of
+from raybench.report.documents import SETTING_CHARS, ColumnOf, ShownColumn, text_of
 from raybench.workloads.base import builtin_class
 
 _WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
@@ -77,7 +77,7 @@ def _preset_words(row: HasSettings) -> str:
     return built_in.preset_words(row.params) if built_in else row.params["preset"]
 
 
-def setting_text(row: HasSettings, name: str) -> str:
+def setting_cell(row: HasSettings, name: str) -> str:
     """Return the value of a setting as a table shows it, such as `175b (8 layers)`."""
     if name == "preset" and name in row.params:
         return _preset_words(row)
@@ -100,7 +100,7 @@ def setting_columns(
         return _columns_of_workloads(rows)
     columns: list[ColumnOf[Any]] = []
     for name in varying(rows, params_first=True) if names is None else names:
-        head = TableColumn(
+        head = ShownColumn(
             title=ranks if ranks and name == "world_size" else formatting.heading(name),
             is_text=not is_numeric(rows, name),
             is_setting=True,
@@ -112,7 +112,7 @@ def setting_columns(
 
 
 def _cell(row: HasSettings, name: str) -> str:
-    return setting_text(row, name)
+    return setting_cell(row, name)
 
 
 def _columns_of_workloads(rows: Sequence[_Row]) -> list[ColumnOf[Any]]:
@@ -126,12 +126,12 @@ def _columns_of_workloads(rows: Sequence[_Row]) -> list[ColumnOf[Any]]:
     def settings(row: _Row) -> str:
         texts = {}
         for name in names_of[row.workload]:
-            if text := setting_text(row, name):
+            if text := setting_cell(row, name):
                 texts[formatting.heading(name)] = text
         return formatting.settings(texts)
 
     # A workload is never folded.
-    workload = TableColumn(title="workload", is_text=True, is_setting=True)
+    workload = ShownColumn(title="workload", is_text=True, is_setting=True)
     others = replace(workload, title="settings", min_chars=SETTING_CHARS)
     return [(workload, lambda row: str(row.workload)), (others, settings)]
 

@@ -17,8 +17,8 @@ from raybench.report.documents import (
     Legend,
     Line,
     Listing,
+    ShownColumn,
     Table,
-    TableColumn,
     make_table,
 )
 from raybench.report.formatting import counted, span
@@ -60,7 +60,7 @@ class Forecast(Document):
     def title(self) -> str:
         """Return the id of the run and the device model."""
         measured = self.predictions[0].measured
-        return f"{formatting.title(self.run)}, {measured.device_name}"
+        return f"{formatting.run_title(self.run)}, {measured.device_name}"
 
     @property
     def _assumptions(self) -> str:
@@ -104,24 +104,24 @@ class Forecast(Document):
         columns: list[ColumnOf[Prediction]] = [
             *((column, lambda item, cell=cell: cell(_point(item))) for column, cell in settings),
             (
-                TableColumn(title="step ms", meaning="the predicted step time"),
+                ShownColumn(title="step ms", meaning="the predicted step time"),
                 lambda item: formatting.number(item.step_ms),
             ),
-            (TableColumn(title="±", meaning=_HALF), lambda item: f"{item.half_interval:.0%}"),
+            (ShownColumn(title="±", meaning=_HALF), lambda item: f"{item.half_interval:.0%}"),
             (
-                TableColumn(title="from", meaning="the lower end of the 95 % interval, in ms"),
+                ShownColumn(title="from", meaning="the lower end of the 95 % interval, in ms"),
                 lambda item: formatting.number(item.step_ms_low),
             ),
             (
-                TableColumn(title="to", meaning="the upper end of the 95 % interval, in ms"),
+                ShownColumn(title="to", meaning="the upper end of the 95 % interval, in ms"),
                 lambda item: formatting.number(item.step_ms_high),
             ),
             (
-                TableColumn(title="exposed comm", meaning=_COMM),
+                ShownColumn(title="exposed comm", meaning=_COMM),
                 lambda item: formatting.number(item.comm_exposed_ms),
             ),
             (
-                TableColumn(title="efficiency", meaning=_EFFICIENCY.format(base=base)),
+                ShownColumn(title="efficiency", meaning=_EFFICIENCY.format(base=base)),
                 lambda item: formatting.percent(item.efficiency),
             ),
         ]

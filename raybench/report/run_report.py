@@ -13,7 +13,7 @@ from raybench.analysis.doubts import busy_group
 from raybench.analysis.run_data import RunData
 from raybench.records.doubts import DoubtKind, Harm
 from raybench.report import formatting, messages
-from raybench.report.answer_table import AnswerTable, answer_table, half_widths
+from raybench.report.answer_table import AnswerTable, answer_table, half_widths_of_answer
 from raybench.report.documents import Block, Document, Legend, Line, Listing, Table, Tone
 from raybench.report.formatting import command, counted
 from raybench.report.messages import LONG, SHORT, MessageGroup, list_messages
@@ -58,7 +58,7 @@ class RunReport(Document):
     @property
     def title(self) -> str:
         """Return the question that the run answers."""
-        return words.question(self.answer)
+        return words.question_of_run(self.answer)
 
     @cached_property
     def lead(self) -> str:
@@ -123,7 +123,7 @@ class RunReport(Document):
     def blocks(self) -> Iterator[Block]:
         """Yield the first screen; in full: the answer, facts, findings, tables and messages."""
         data = self.data
-        yield Line(text=of_run.facts(data))
+        yield Line(text=of_run.facts_of_first_screen(data))
         if data.rows:
             yield Line(text=words.point_and_round(data.ok_rows), tone="aside")
         yield from self._answer()
@@ -134,8 +134,8 @@ class RunReport(Document):
         lost = formatting.some(data.lost_nodes)
         shared = of_run.in_all_points(data)
         head = (
-            f"Run {formatting.title(data.run)}, {of_run.course(data)}",
-            of_run.machine(data),
+            f"Run {formatting.run_title(data.run)}, {of_run.course_of_run(data)}",
+            of_run.machine_of_run(data),
             f"nodes lost: {lost}" if lost else "",
             formatting.versions(data.versions),
             f"in all points: {shared}" if shared else "",
@@ -166,7 +166,7 @@ class RunReport(Document):
 
     @cached_property
     def _certainty(self) -> str:
-        return words.certainty(self.answer, half_widths(self.answer))
+        return words.certainty(self.answer, half_widths_of_answer(self.answer))
 
     @property
     def findings(self) -> list[str]:
@@ -269,7 +269,7 @@ class RunReport(Document):
             regions[point_id] = [_region_members(row) for row in rows]
         return {
             "run": data.run,
-            "machine": of_run.machine(data),
+            "machine": of_run.machine_of_run(data),
             "question": self.title,
             "lead": self.lead,
             "answer": self._answer_members(),

@@ -37,8 +37,8 @@ from raybench.report.documents import (
     MARKS_TITLE,
     ColumnOf,
     Listing,
+    ShownColumn,
     Table,
-    TableColumn,
     column,
     make_table,
     metric_column,
@@ -54,7 +54,7 @@ from raybench.report.words import run as of_run
 from raybench.report.words import shares
 from raybench.report.words.causes import causes_of
 from raybench.report.words.reasons import losses_unknown_words
-from raybench.report.words.references import HOW_TO_MAKE, count_within, standing_text
+from raybench.report.words.references import HOW_TO_MAKE, standing_text, within_words
 from raybench.results.point_row import (
     PointRow,
     is_of_first_round,
@@ -151,7 +151,7 @@ def _table_of_shares(answer: RunAnswer) -> Table:
         column(
             "step ms",
             lambda line: formatting.step_in(formatting.MILLISECONDS, line[1].row),
-            meaning=step_meaning(answer.data),
+            meaning=step_column_meaning(answer.data),
         ),
         column(
             "pred. error",
@@ -257,7 +257,7 @@ def _table_of_points(
     """
     names = answer.table_settings
     if any(name in DEGREES for name in names):
-        layout = TableColumn(title="layout", is_text=True, is_setting=True, min_chars=20)
+        layout = ShownColumn(title="layout", is_text=True, is_setting=True, min_chars=20)
         settings: list[ColumnOf[ScaledRow]] = [
             (layout, lambda row: short_name(row, names, answer.data.ranks))
         ]
@@ -271,7 +271,7 @@ def _table_of_points(
     return make_table(lines, shown, subject=subject, kind=kind, note=note)
 
 
-def step_meaning(data: RunData) -> str:
+def step_column_meaning(data: RunData) -> str:
     """Return what a step time and its ± are, no full stop."""
     return ". ".join(filter(None, (of_run.step_meaning(data), of_run.plus_minus(data))))
 
@@ -284,7 +284,7 @@ def point_table(answer: RunAnswer) -> Table:
     rows, unit = list(answer.ordered), formatting.unit_of(answer.data.rows)
     data = answer.data
     is_any_ok = any(row.status == "ok" for row in rows)
-    explained = step_meaning(data) if is_any_ok else ""
+    explained = step_column_meaning(data) if is_any_ok else ""
 
     def step(row: ScaledRow) -> str:
         is_ok = row.status == "ok"
@@ -665,7 +665,7 @@ def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
 
 def _summary_of_references(standings: Sequence[Standing], names: Mapping[str, str]) -> str:
     """Return how many values are within their reference, and of which points; names: by id."""
-    text = count_within(standings)
+    text = within_words(standings)
     # A reference that was made from this run says nothing about the run.
     if not any(standing.is_own for standing in standings):
         shares = [standing.share for standing in counted_standings(standings) or standings]

@@ -27,7 +27,7 @@ from raybench.report.documents import (
     metric_column,
     records,
 )
-from raybench.report.formatting import plain_lines, shorten, shorten_middle
+from raybench.report.formatting import cut_end, cut_middle, plain_lines
 from raybench.report.point_settings import setting_columns
 from raybench.report.words.doubts import doubt_words
 from raybench.report.words.failures import failure_of_row
@@ -92,7 +92,7 @@ class RunList(Document):
                     "machine", lambda run: self.machines.get(run.run_id, ""), is_text=True, drop=1
                 ),
                 column(
-                    "tags", lambda r: shorten(formatting.settings(r.tags), 30), is_text=True, drop=0
+                    "tags", lambda r: cut_end(formatting.settings(r.tags), 30), is_text=True, drop=0
                 ),
             ]
             yield make_table(self.runs, columns)
@@ -156,7 +156,7 @@ class PointList(Document):
             *(of_metric(metric, count - index, unit) for index, metric in enumerate(extras)),
             column(
                 "reason",
-                lambda row: shorten_middle(failure_of_row(row), 80),
+                lambda row: cut_middle(failure_of_row(row), 80),
                 is_text=True,
                 min_chars=24,
                 drop=count + 1,

@@ -42,7 +42,7 @@ from raybench.report.charts.grammar import (
 from raybench.report.documents import Table
 from raybench.report.point_settings import settings_words, short_name
 from raybench.report.words.reasons import not_compared_words
-from raybench.report.words.run import machine
+from raybench.report.words.run import machine_of_run
 
 # More lines cannot be told apart in one panel.
 _FEW_LINES = 4
@@ -149,7 +149,7 @@ def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
     run, versions = data.answer.data.run, data.answer.data.versions
     names = [name for name in ("torch", "nccl") if name in versions]
     software = ", ".join(f"{name} {versions[name]}" for name in names)
-    below = (machine(data.answer.data), software, formatting.plain(run.run_id))
+    below = (machine_of_run(data.answer.data), software, formatting.plain(run.run_id))
     return draw_figure(
         figure,
         kind,

@@ -42,15 +42,15 @@ from raybench.report.charts.grammar import (
     bar_panels,
 )
 from raybench.report.charts.lines import speed_up_words, time_figure
-from raybench.report.documents import ColumnOf, Table, TableColumn, make_table
+from raybench.report.documents import ColumnOf, ShownColumn, Table, make_table
 from raybench.report.formatting import counted
 from raybench.report.point_settings import settings_words
 from raybench.report.words.answer import (
-    amount,
     candidate_name,
     case_name,
     metric_noun,
     unknown_losses,
+    value_words,
 )
 from raybench.report.words.causes import CAUSES
 from raybench.results.point_row import is_of_first_round, is_slowed_by_one_rank, step_of_parts
@@ -101,7 +101,7 @@ def _ranking_figure(data: ChartData) -> Figure | None:
             "low": candidate.low and candidate.low / of_unit,
             "high": candidate.high and candidate.high / of_unit,
             "text": formatting.metric(metric, candidate.value),
-            "tip": f"{begin}\n{amount(metric, candidate.value, items)}",
+            "tip": f"{begin}\n{value_words(metric, candidate.value, items)}",
         }
         name = candidate_name(answer, candidate)
         bars.append(Bar(panel=case_name(answer, case), name=name, marks=[mark]))
@@ -326,19 +326,19 @@ def _parts_table(rows: Sequence[ScaledRow], ranks: str, has_rounds: bool) -> Tab
 
     step = "step of round 1 ms" if has_rounds else "step ms"
     columns: list[ColumnOf[ScaledRow]] = [
-        (TableColumn(title="point", is_text=True), lambda row: str(row.point_id)),
+        (ShownColumn(title="point", is_text=True), lambda row: str(row.point_id)),
         (
-            TableColumn(title="settings", is_text=True),
+            ShownColumn(title="settings", is_text=True),
             lambda row: settings_words(row, names, ranks),
         ),
-        (TableColumn(title=step), lambda row: formatting.number(step_of_parts(row))),
+        (ShownColumn(title=step), lambda row: formatting.number(step_of_parts(row))),
         *(
-            (TableColumn(title=f"{title} ms"), lambda row, name=name: part(row, name))
+            (ShownColumn(title=f"{title} ms"), lambda row, name=name: part(row, name))
             for name, (title, _) in _PARTS.items()
         ),
         *(
             (
-                TableColumn(title=f"lost: {CAUSES[name]}"),
+                ShownColumn(title=f"lost: {CAUSES[name]}"),
                 lambda row, name=name: formatting.percent(getattr(row, name)),
             )
             for name in LOSSES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR, ComparedPoint
 from raybench.report.charts.grammar import Bar, BarLayout, Figure, Mark, axis, bar_panels
-from raybench.report.comparison import Comparison, percent
+from raybench.report.comparison import Comparison, change_percent
 from raybench.report.words.compare import VERDICT_WORDS, undecided
 
 _MOST_BARS = 36
@@ -59,10 +59,10 @@ def _mark(change: float, row: ComparedPoint, name: str) -> Mark:
     low, high, interval = change, change, ""
     if row.interval_low is not None and row.interval_high is not None:
         low, high = row.interval_low - 1, row.interval_high - 1
-        interval = f"\n95 % interval: {percent(low)} to {percent(high)}"
+        interval = f"\n95 % interval: {change_percent(low)} to {change_percent(high)}"
     if row.verdict == UNCLEAR:
         verdict = undecided(change)
     else:
-        verdict = f"{VERDICT_WORDS[row.verdict or UNCLEAR]}, {percent(change)}"
+        verdict = f"{VERDICT_WORDS[row.verdict or UNCLEAR]}, {change_percent(change)}"
     mark: Mark = {"x": change, "x2": 0.0, "low": low, "high": high}
-    return {**mark, "text": percent(change), "tip": f"{name}\n{verdict}{interval}"}
+    return {**mark, "text": change_percent(change), "tip": f"{name}\n{verdict}{interval}"}

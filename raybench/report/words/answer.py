@@ -80,7 +80,7 @@ def point_and_round(rows: Iterable[ScaledRow]) -> str:
     return _POINT_AND_ROUND.format(how)
 
 
-def question(answer: RunAnswer) -> str:
+def question_of_run(answer: RunAnswer) -> str:
     """Return the question of the job; without one, what the points were measured for.
 
     A question on scaling does not fit if `--set` changed the numbers of devices.
@@ -148,7 +148,7 @@ def findings(answer: RunAnswer) -> list[str]:
     is_busy = busy_group(answer.data.doubts, len(answer.data.ok_rows)) is not None
     match answer.leading:
         case BestShares() as found:
-            sentences += shares.best_shares(found, answer.data.fleets, answer.data.ranks)
+            sentences += shares.best_shares_words(found, answer.data.fleets, answer.data.ranks)
         case SpeedUps() as found:
             if found.has_several_models and found.efficiencies:
                 alone = formatting.share_words(*found.efficiencies)
@@ -261,7 +261,7 @@ def plain_meaning(switches: Sequence[str]) -> str:
     return f"plain: without {listed}."
 
 
-def heading(answer: RunAnswer) -> str:
+def table_heading(answer: RunAnswer) -> str:
     """Return what the values of the answer are, as the title of their table."""
     ranks = answer.data.ranks
     match answer.leading:
@@ -282,7 +282,9 @@ def value_title(answer: RunAnswer) -> str:
     assert metric is not None
     noun = metric_noun(metric, items)
     unit = (
-        formatting.unit_of(answer.data.rows).name if metric.unit == "ms" else unit_of(metric, items)
+        formatting.unit_of(answer.data.rows).name
+        if metric.unit == "ms"
+        else unit_of_metric(metric, items)
     )
     text = noun if noun == unit or not unit or unit in noun else f"{noun}, {unit}"
     return text[:1].upper() + text[1:] if noun != f"{items}/s" else f"Throughput, {text}"
@@ -300,7 +302,7 @@ def value_name(answer: RunAnswer) -> str:
     if metric.unit == "ms":
         prefix = "step " if metric.name == "step_ms_p50" else f"{metric.title} "
         return f"{prefix}{formatting.unit_of(answer.data.rows).name}"
-    return unit_of(metric, answer.asked.items) or metric.title
+    return unit_of_metric(metric, answer.asked.items) or metric.title
 
 
 def _not_compared(uncompared: Uncompared) -> str:
@@ -430,11 +432,11 @@ def _values(found: Ranking | Values, answer: RunAnswer) -> str:
     """Write `Bus bandwidth reaches 352.8 GB/s with 4 GPUs, all_reduce, 1 GiB.`."""
     metric, items = found.metric, answer.asked.items
     case, one = found.figures[0]
-    noun, value = metric_noun(metric, items), amount(metric, one.value, items)
+    noun, value = metric_noun(metric, items), value_words(metric, one.value, items)
     is_single = len(answer.data.ok_rows) == 1
     verb = "is" if is_single else "reaches" if found.highest_is_best else "goes down to"
     # The noun stands behind the number: other words say what the number is.
-    if noun == unit_of(metric, items):
+    if noun == unit_of_metric(metric, items):
         noun = "throughput" if metric.name == "throughput" else "rate"
         if not metric.is_rate:
             extreme = "highest" if found.highest_is_best else "lowest"
@@ -571,7 +573,7 @@ def metric_noun(metric: Metric, items: str) -> str:
     return _NOUNS.get(metric.name, metric.title)
 
 
-def unit_of(metric: Metric, items: str) -> str:
+def unit_of_metric(metric: Metric, items: str) -> str:
     """Return what `amount` writes behind a number that is no time; a title says what it is too."""
     if metric.name == "throughput":
         return f"{items}/s"
@@ -579,11 +581,11 @@ def unit_of(metric: Metric, items: str) -> str:
     return _UNITS.get(metric.format, named)
 
 
-def amount(metric: Metric, value: float, items: str) -> str:
+def value_words(metric: Metric, value: float, items: str) -> str:
     """Return a value, stored in ms or bytes, with its unit or title: `1.50 GiB`, `3.000 loss`."""
     if metric.unit == "ms":
         return formatting.duration(value)
-    return f"{formatting.metric(metric, value)} {unit_of(metric, items)}".rstrip()
+    return f"{formatting.metric(metric, value)} {unit_of_metric(metric, items)}".rstrip()
 
 
 def speed_up(one: Insight) -> str:

@@ -19,7 +19,7 @@ from raybench.analysis.compare import (
     Undecided,
 )
 from raybench.report import formatting
-from raybench.report.formatting import counted, plain, shorten
+from raybench.report.formatting import counted, cut_end, plain
 
 QUESTION = "Is NEW slower than BASE?"
 # The environments of two runs, where no difference is recorded.
@@ -201,7 +201,7 @@ def environment(differences: Sequence[Change]) -> str:
         is_short = max(len(change.base), len(change.new)) <= _SHORT_VALUE
         values = f" {before_and_now(change, _SHORT_VALUE)}" if is_short else ""
         phrases.append(f"{plain(fact_name(change.fact))}{values}")
-    shown = [shorten(phrases[0], _MOST_OF_DIFFERENCES)]
+    shown = [cut_end(phrases[0], _MOST_OF_DIFFERENCES)]
     for phrase in phrases[1:]:
         if len(", ".join([*shown, phrase])) > _MOST_OF_DIFFERENCES:
             break
@@ -301,11 +301,11 @@ def before_and_now(change: Change, most: int) -> str:
     values = [plain(value) for value in (change.base, change.new)]
     if values[0] == values[1]:  # but for blanks and control characters, which are written out
         values = [repr(value)[1:-1].replace(" ", "␣") for value in (change.base, change.new)]
-    short = [shorten(value, most) for value in values]
+    short = [cut_end(value, most) for value in values]
     if short[0] == short[1]:
         pairs = enumerate(zip(*values, strict=False))
         alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
-        short = [shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values]
+        short = [cut_end(f"…{value[max(0, alike - most // 3) :]}", most) for value in values]
     return f"{short[0]} -> {short[1]}"
 
 

@@ -301,7 +301,7 @@ def _value_range(one: ValueRange, unit: str) -> str:
     return f"{span(number(one.low, 3), number(one.high, 3))} {unit} ({source})"
 
 
-def command(typed: Command) -> str:
+def command_words(typed: Command) -> str:
     """Return a command as it is typed, with a comment that says where."""
     hosts = [shlex.quote(host) for host in typed.hosts]
     text = _COMMANDS[typed.kind].format(

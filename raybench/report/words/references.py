@@ -36,7 +36,7 @@ def standing_text(one: Standing, *, says_own: bool = True) -> str:
     return " ".join(sentences)
 
 
-def count_within(found: Sequence[Standing], *, says_own: bool = True) -> str:
+def within_words(found: Sequence[Standing], *, says_own: bool = True) -> str:
     """Return in sentences how many values are in the range of their reference.
 
     The text names how many values have a range too wide to count.

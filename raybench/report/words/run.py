@@ -23,7 +23,7 @@ from raybench.workloads.base import builtin_class
 _SAME_COUNT = 0.05
 
 
-def machine(data: RunData) -> str:
+def machine_of_run(data: RunData) -> str:
     """Return `4 x NVIDIA H200 on 1 node; NCCL transport P2P/CUMEM`; `run.cluster` if unknown."""
     if data.devices.empty:
         return data.run.cluster
@@ -129,7 +129,7 @@ def _endings(data: RunData) -> str:
     return ", ".join(phrases)
 
 
-def course(data: RunData) -> str:
+def course_of_run(data: RunData) -> str:
     """Return start and duration: `2026-11-26 01:16 UTC, 2 min 3 s`."""
     return f"{formatting.when(data.run.started_at)}, {formatting.took(data.run)}"
 
@@ -182,7 +182,7 @@ def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
     }
 
 
-def facts(data: RunData) -> str:
+def facts_of_first_screen(data: RunData) -> str:
     """Return one line: `4 x NVIDIA H200, 3 rounds, 2026-11-22, 36 of 36 points ok`."""
     counts = [row.rounds for row in data.ok_rows] or [1]
     most = counted(max(counts), "round")

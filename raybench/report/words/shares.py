@@ -18,7 +18,7 @@ from raybench.stats.shares import fast_devices
 _LEAST_GAIN = 0.02
 
 
-def best_shares(found: BestShares, fleets: Sequence[UnevenFleet], ranks: str) -> list[str]:
+def best_shares_words(found: BestShares, fleets: Sequence[UnevenFleet], ranks: str) -> list[str]:
     """Return sentences on which shares are the best, where they gain most, and what is open."""
     cases, name = len(fleets), fleet_name(found.fleet, ranks, fleets)
     settings = varying([fleet.first for fleet in fleets], ("shares",))

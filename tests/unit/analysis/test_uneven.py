@@ -129,7 +129,7 @@ def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_th
 
 
 def lead_of_fleets(fleets_of_run, ranks):
-    return " ".join(shares.best_shares(best_shares(fleets_of_run), fleets_of_run, ranks))
+    return " ".join(shares.best_shares_words(best_shares(fleets_of_run), fleets_of_run, ranks))
 
 
 def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_decide():

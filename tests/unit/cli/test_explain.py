@@ -11,7 +11,7 @@ from raybench.analysis.run_data import load_run_data
 from raybench.records.doubts import DoubtKind
 from raybench.records.status import Status
 from raybench.report.documents import Listing, Table
-from raybench.report.point_settings import setting_text
+from raybench.report.point_settings import setting_cell
 from raybench.report.run_report import RunReport
 from raybench.report.words.doubts import MARKS
 
@@ -30,7 +30,7 @@ def runs_of(folder):
 def headings(folder, run):
     data = load_run_data(folder, run)
     report = RunReport(answer=decide(data))
-    values = {setting_text(row, name) for row in data.rows for name in data.settings}
+    values = {setting_cell(row, name) for row in data.rows for name in data.settings}
     for block in report.blocks():
         if isinstance(block, Table):
             yield from (title for title in block.titles if title not in values)

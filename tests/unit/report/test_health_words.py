@@ -20,7 +20,7 @@ def test_every_kind_has_words():
     values = {"value": 2, "limit": 3, "names": ("alpha",)}
     problems = [words.problem(Problem(kind=kind, **values)) for kind in ProblemKind]
     reasons = [words.reason(Reason(kind=kind, **values)) for kind in ReasonKind]
-    commands = [words.command(Command(kind=kind, hosts=("alpha",))) for kind in CommandKind]
+    commands = [words.command_words(Command(kind=kind, hosts=("alpha",))) for kind in CommandKind]
     texts = [*problems, *reasons, *commands]
     assert [text for text in texts if "{" in text] == []
     # This one quotes the driver, which says nothing here.
@@ -118,7 +118,7 @@ def test_what_is_expected_names_peers_then_the_past():
     ],
 )
 def test_a_command_as_typed(command, text):
-    assert words.command(command) == text
+    assert words.command_words(command) == text
 
 
 def test_certainty_counts_values_with_references():

@@ -9,7 +9,7 @@ from commands import EXAMPLES
 from raybench.analysis.answer import decide
 from raybench.analysis.rows import with_most_ranks
 from raybench.analysis.run_data import load_run_data
-from raybench.report.documents import Legend, Table, TableColumn, render_text
+from raybench.report.documents import Legend, ShownColumn, Table, render_text
 from raybench.report.point_settings import settings_words, short_name
 from raybench.report.run_report import RunReport
 from raybench.report.words.causes import causes_of
@@ -49,7 +49,7 @@ def test_a_head_is_either_a_time_or_a_share(run):
 
 
 def table(title, cell, meaning):
-    return Table(columns=(TableColumn(title=title, meaning=meaning),), rows=((cell,),))
+    return Table(columns=(ShownColumn(title=title, meaning=meaning),), rows=((cell,),))
 
 
 def test_legend_stands_below_its_table_and_once():

@@ -22,7 +22,7 @@ from commands import EXAMPLES
 from raybench.analysis.answer import decide
 from raybench.analysis.run_data import load_run_data
 from raybench.report.charts import ChartData, RankTimes
-from raybench.report.page import format_page
+from raybench.report.page import format_run_page
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e\x1b</svg></style>'
 
@@ -76,7 +76,7 @@ def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself(
     texts = dict.fromkeys(("job_name", "job_text", "cluster"), HOSTILE)
     pairs = {name: {HOSTILE: HOSTILE} for name in ("environment", "tags", "versions")}
     run = make_run("run-a", argv=(HOSTILE,), **texts, **pairs)
-    page = format_page(page_data(make_summary([*records, failed], run)))
+    page = format_run_page(page_data(make_summary([*records, failed], run)))
     assert not {"\u202e", "\x1b"} & set(page)
     assert "&lt;script&gt;alert(1)" in page
     assert "url(" not in page
@@ -98,7 +98,7 @@ def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself(
 
 
 def first_screen(summary):
-    page = format_page(page_data(summary))
+    page = format_run_page(page_data(summary))
     body = page.partition("<header>")[2].partition("<nav>")[0]
     body = re.sub(r"<svg.*?</svg>", "", body, flags=re.DOTALL)
     return [" ".join(text.split()) for text in re.split(r"<[^>]+>", body) if text.strip()]
@@ -122,7 +122,7 @@ def test_the_first_screen_has_question_facts_answer_and_doubts():
 
 
 def test_a_number_stays_with_its_percent_sign():
-    page = format_page(page_data(load_run_data(EXAMPLES, "ddp_scaling-20261122-142621-6209")))
+    page = format_run_page(page_data(load_run_data(EXAMPLES, "ddp_scaling-20261122-142621-6209")))
     assert "72 to 78\u00a0% of the lost time" in page
 
 
@@ -144,14 +144,14 @@ def test_names_may_be_folded_and_hold_no_markup():
         for size in (1, 2)
         for value in ("<b>", "c")
     ]
-    page = format_page(page_data(make_summary(records)))
+    page = format_run_page(page_data(make_summary(records)))
     assert "slow_<wbr>ratio_<wbr>of_<wbr>all=" in page
     assert "<b>" not in page.partition("<nav>")[0].replace("<li><b>", "")
 
 
 def test_charts_are_stacked_where_they_fit_a_screen():
     def layout(run):
-        page = format_page(page_data(load_run_data(EXAMPLES, run)))
+        page = format_run_page(page_data(load_run_data(EXAMPLES, run)))
         return re.findall(r'class="beside (\w+)"', page)
 
     jobs = ("uneven_gpus", "raw_latency", "gemm")
@@ -165,4 +165,4 @@ def test_steps_of_no_duration_have_a_page(tmp_path, command):
 
 
 def test_a_run_without_any_point_is_a_page_too():
-    assert "out of memory" in format_page(page_data(make_summary([make_failed()])))
+    assert "out of memory" in format_run_page(page_data(make_summary([make_failed()])))

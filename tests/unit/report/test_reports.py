@@ -44,12 +44,12 @@ from raybench.records.measurement import Breakdown, Repetition
 from raybench.records.status import RunStatus, Status
 from raybench.report import documents, formatting
 from raybench.report.documents import format_document, legend_paragraphs
-from raybench.report.formatting import plain, plain_lines, printable, shorten
+from raybench.report.formatting import cut_end, plain, plain_lines, printable
 from raybench.report.point_settings import point_names, setting_columns, settings_words
 from raybench.report.run_report import RunReport
 from raybench.report.show import PointDetails, PointList, RunList
 from raybench.report.words.failures import failure_of_row
-from raybench.report.words.run import counts, machine
+from raybench.report.words.run import counts, machine_of_run
 from raybench.results.columns import SCHEMA_VERSION
 from raybench.results.reader import load_table
 from raybench.results.writer import RunStore
@@ -255,7 +255,7 @@ def test_a_run_without_points_is_reported():
         assert said in report_text(summary, kind)
         assert format_document(listed, kind) == f"{said}\n"
     assert json.loads(report_text(summary, "json"))["points"] == []
-    assert machine(summary) == "private Ray on this host, 4 GPUs"
+    assert machine_of_run(summary) == "private Ray on this host, 4 GPUs"
 
 
 def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
@@ -302,8 +302,8 @@ def test_json_has_null_for_what_json_cannot_say():
         (formatting.size, 3 * 2**19, "1.5 MiB"),
         (step_ms, {"step_ms_low": 9.8, "step_ms_high": 10.2}, "10.00 ±2.0%"),
         (step_ms, {"step_ms_low": 9.99, "step_ms_high": 10.01}, "10.00 ±0.10%"),
-        (formatting.title, make_run("ddp-1", job_name="ddp"), "ddp-1"),
-        (formatting.title, make_run("x-1", job_name="ddp"), "ddp  x-1"),
+        (formatting.run_title, make_run("ddp-1", job_name="ddp"), "ddp-1"),
+        (formatting.run_title, make_run("x-1", job_name="ddp"), "ddp  x-1"),
     ],
 )
 def test_a_value_is_written_with_the_digits_that_it_needs(function, value, text):
@@ -447,8 +447,8 @@ BAD = "\N{REPLACEMENT CHARACTER}"
         (plain, "one\n  two\r\n\tthree\N{LINE SEPARATOR}four", "one two three four"),
         (plain, 1.5, "1.5"),
         (plain_lines, "def f():\n\treturn  1\x07\n", ["def f():", f"        return  1{BAD}"]),
-        (partial(shorten, most=6), "abcdef", "abcdef"),
-        (partial(shorten, most=6), "abcdefg", "abcde…"),
+        (partial(cut_end, most=6), "abcdef", "abcdef"),
+        (partial(cut_end, most=6), "abcdefg", "abcde…"),
         # A code span of Markdown holds any backticks.
         (documents.code, "", "`  `"),
         (documents.code, "`a", "`` `a ``"),
