@@ -87,17 +87,18 @@ def compare_command(
     kind: str,
     output: Path | None,
 ) -> int:
-    """Tell what changed from BASE to NEW, and whether that is more than chance.
+    """Tell what changed from BASE to NEW, and whether the change is more than chance.
 
-    Each side is one or more runs: RUN as of `raybench report`; several RUNs with commas between
-    them; or a tag as in driver=580: its newest run, and those of the 300 runs before that have it
-    too, with the same job, software, settings, device models and counts of devices and nodes. A
-    verdict needs two runs a side; three are better. --fail-on exits with 2 where device models or
-    node counts differ, or no point is ok on both sides and none that is ok in BASE fails in NEW.
+    Each side is one or more runs: RUN as for `raybench report`, several RUNs separated by commas,
+    or a tag such as driver=580. A tag stands for its newest run and for earlier runs with the tag
+    (among 300) that have the same job, software, settings, device models and counts of devices and
+    nodes. A verdict needs two runs on each side; three are better. --fail-on exits with 2 if device
+    models or node counts differ, or if no point is ok on both sides and no point that is ok in BASE
+    fails in NEW.
 
-    Of health checks the newest of each side is compared (not as html), each figure by the limit of
-    its test, or by --threshold where that is more. --fail-on then exits with 1 where a figure is
-    slower, or a subject is no longer healthy, else with 2 where no figure was read in both checks.
+    For health checks, the newest check of each side is compared (not as html): each figure by the
+    limit of its test, or by --threshold if that is larger. --fail-on exits with 1 if a figure is
+    slower or a subject is no longer healthy, otherwise with 2 if no figure was read in both checks.
     """
     source = click.get_current_context().get_parameter_source("blind")
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:
@@ -218,7 +219,7 @@ def _machine(data: RunData) -> str:
 
 
 def _compare_health(sides: tuple[_Side, _Side], threshold: float) -> HealthComparison | None:
-    """Compare the newest health check of each side; None where no run is a health check.
+    """Compare the newest health check of each side; None if no run is a health check.
 
     Raises:
         UsageError: some of the runs are health checks and others are not.
@@ -294,7 +295,7 @@ class _Side:
     is_tag: bool = False
     # The other runs, the oldest first.
     others: Sequence[_StoredRun] = ()
-    # Runs with the tag whose lasting facts differ from those of `newest`, the newest first.
+    # Runs with the tag and other facts than `newest`, the newest first.
     left_out: Sequence[_StoredRun] = ()
 
     @property
@@ -427,7 +428,7 @@ def history_command(
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
-    """Return the rows of `points` that the options select, without those of health checks.
+    """Return the rows of `points` that the options select, without health checks.
 
     Args:
         results: the folder of results.

@@ -46,8 +46,8 @@ def export_command(
 ) -> None:
     """Give other programs the points of RUN, rounds as one, or what a health check found.
 
-    A health check goes as csv, json, junit or reference. RUN is as for `raybench report`, and
-    `latest` where none is given. For --format reference it may also be a YAML file of references:
+    A health check goes as csv, json, junit or reference. RUN is as for `raybench report`, by
+    default `latest`. For --format reference it may also be a YAML file of references:
     all are pooled, and must be of GPUs of one model.
 
     \b

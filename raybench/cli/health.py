@@ -219,12 +219,12 @@ def health_command(
 def load_health(
     results: Path, run: str, references: References | None = None
 ) -> HealthReport | None:
-    """Return the report of a health check; None where the run is not a health check.
+    """Return the report of a health check; None if the run is not a health check.
 
     Args:
         results: the folder of results.
         run: as `raybench report` takes it.
-        references: None for those that come with raybench.
+        references: by default, the references that come with raybench.
 
     Raises:
         ResultsError: there is no such run, or it cannot be read.

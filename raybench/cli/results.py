@@ -73,8 +73,8 @@ def report_command(
 ) -> None:
     """Report what RUN found: what its job asks, or the verdicts of a health check.
 
-    RUN is a run id, a unique prefix of one, the name of a job (its newest run), `latest`, one of
-    these in another folder of results (examples/gemm, or by path), or the path of a run.
+    RUN is a run id or a unique prefix, the name of a job (its newest run), or `latest`; each also
+    in another folder of results (examples/gemm, or by path). RUN may also be the path of a run.
     """
     from raybench.analysis.answer import decide
     from raybench.analysis.run_data import load_run_data
@@ -336,7 +336,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         frames = reader.rows_of_attempts(results, table, run_id, keys)
         return sorted(frames, key=lambda frame: frame.empty)
 
-    # Modules and regions are those of the first round that has any.
+    # The first round with modules, and the first round with regions, are shown.
     modules, regions = read("modules")[0], read("regions")[0]
     samples = join_rounds(read("samples"))
     traces: list[str] = []

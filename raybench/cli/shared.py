@@ -252,7 +252,7 @@ def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete `latest` and run ids, the newest first, then those of folders, as `examples/RUN`.
+    """Complete `latest` and run ids, the newest first, then runs in folders, as `examples/RUN`.
 
     A text with a slash that is no run completes to a path.
     """
@@ -410,7 +410,7 @@ def append_to_github_summary(markdown: str) -> None:
 def color() -> bool:
     """Return whether stdout is a terminal that shows colours, and NO_COLOR is unset or empty."""
     takes_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
-    # sys.stdout is None where the shell closed it (`>&-`).
+    # sys.stdout is None if the shell closed it (`>&-`).
     return sys.stdout is not None and sys.stdout.isatty() and not takes_none
 
 

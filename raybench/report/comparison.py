@@ -205,7 +205,7 @@ class Comparison(Document):
         return float(np.median([row.ratio for row in self.compared])) - 1
 
     def _sides_of_one_run(self) -> list[str]:
-        """Return the sides, BASE or NEW, of which no point has two ok runs."""
+        """Return the sides, BASE or NEW, on which no point has two ok runs."""
         counts = {
             "BASE": [row.base_runs for row in self.compared],
             "NEW": [row.new_runs for row in self.compared],
@@ -329,7 +329,7 @@ class Comparison(Document):
 
     @cached_property
     def _lone(self) -> dict[str, list[ComparedPoint]]:
-        """Return the points that one side lacks, by this side."""
+        """Return the points that exist on a single side, by the side that lacks them."""
         lone: dict[str, list[ComparedPoint]] = {"new": [], "base": []}
         for row in self.rows:
             if side := _lacks(row):
@@ -407,7 +407,7 @@ class Comparison(Document):
         return make_table(rows, columns, kind=kind, note=note)
 
     def _setting_columns(self) -> list[ColumnOf[Any]]:
-        """Return the settings that vary, and those that keep points from having a partner."""
+        """Return the settings that vary, and settings that keep points from having a partner."""
         columns = setting_columns(self.compared, ranks=self.ranks)
         varied = varying(self.compared)
         apart = [name for name in self._apart if name not in varied]

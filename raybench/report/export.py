@@ -35,7 +35,7 @@ _NOT_FIGURES = {
     *("attempt", "round", "error_rank", "world_size", "node_count", *EXECUTION, "batch_size"),
     *("global_batch_size", "batch", "grad_accumulation", "series", "is_baseline"),
 }
-# In CSV each key of these maps has a column.
+# CSV has a column for each key of these maps.
 _MAPS = ("params", "workload_metrics")
 # A spreadsheet reads such a text as a formula, unless a quote precedes it.
 # https://owasp.org/www-community/attacks/CSV_Injection
@@ -215,7 +215,7 @@ class JUnitCase:
     message: str = ""
     # Below the message of an error or failure.
     text: str = ""
-    # None where unknown.
+    # None if unknown.
     seconds: float | None = None
 
 

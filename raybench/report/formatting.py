@@ -194,7 +194,7 @@ def gib(value: float | None) -> str:
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Return a value by `shown.format`, "" if unknown; `unit` is that of times and parts."""
+    """Return a value by `shown.format`, "" if unknown; `unit` applies to times."""
     if shown.format == "choices":
         # The choices of NCCL without collectives and sizes: RING LL, 8 channels.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))

@@ -79,14 +79,14 @@ def _places(rows: Sequence[PointRow]) -> str:
     devices = {row.error_device for row in placed}
     if len(ranks) == len(hosts) == len(devices) == 1:
         return f"rank {ranks[0]}, {hosts[0]}, {devices.pop()}"
-    # One rank failed in each of these points, but not always the same rank.
+    # A single rank failed in each point, but not always the same rank.
     *others, last = map(str, ranks)
     many = f"of {ranks[0]} to {last}" if len(ranks) > 4 else f"{', '.join(others)} or {last}"
     who = f"one rank each, {many}," if others else f"rank {last}"
     return f"{who} on {formatting.some(hosts)}"
 
 
-# Failures of these kinds are one group, whatever their messages.
+# Failures with these statuses are grouped, whatever their messages.
 _ALIKE = (Status.OOM, Status.SKIPPED, Status.CANCELLED)
 
 

@@ -196,7 +196,7 @@ def _source(text: str) -> str:
 
 
 def _finalized(value: Any) -> str:
-    """Remove control characters, such as those that reverse the direction of writing."""
+    """Remove control characters, some of which reverse the direction of writing."""
     return value if isinstance(value, Markup) else formatting.one_line(str(value))
 
 

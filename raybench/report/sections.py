@@ -295,7 +295,7 @@ def point_table(answer: RunAnswer) -> Table:
         column(MARKS_TITLE, marks, meaning=of_run.marks_meaning(data), is_text=True),
     ]
     every, shows = data.rows, metrics.SCALING if data.has_throughput else metrics.RATES
-    own, first = workload_metrics(every), find_metric(every, answer.asked.metric)
+    declared, first = workload_metrics(every), find_metric(every, answer.asked.metric)
     # The answer of a search is a setting, which has a column already.
     hidden = {"step_ms_p50", "batch_size", "global_batch_size"}
     # Speed-up and efficiency are hidden if only baseline points have them, which are 1.
@@ -304,10 +304,10 @@ def point_table(answer: RunAnswer) -> Table:
     hidden |= set() if any(row.efficiency is not None for row in compared) else {"efficiency"}
     first_dropped = [
         *(metric for metric in shows.optional if metric.name != "throughput"),
-        *reversed(own),
+        *reversed(declared),
         metrics.BY_NAME["throughput"],
     ]
-    for metric in dict.fromkeys([*([first] if first else []), *shows.metrics, *own]):
+    for metric in dict.fromkeys([*([first] if first else []), *shows.metrics, *declared]):
         is_kept = metric == first or metric not in first_dropped
         if metric.name not in hidden:
             drop = None if is_kept else first_dropped.index(metric)
@@ -664,7 +664,7 @@ def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
 
 
 def _summary_of_references(standings: Sequence[Standing], names: Mapping[str, str]) -> str:
-    """Return how many values are within their reference, and of which points; names: by id."""
+    """Return how many values are within their reference, with the names of few points."""
     text = within_words(standings)
     # A reference that was made from this run says nothing about the run.
     if not any(standing.is_own for standing in standings):

@@ -188,14 +188,14 @@ class PointDetails(Document):
     row: PointRow
     # How many rounds are ok, or 1.
     rounds: int = 1
-    # 95 % intervals over the rounds; None where unknown.
+    # 95 % intervals over the rounds; None if unknown.
     step_ms_interval: tuple[float | None, float | None] = (None, None)
     throughput_interval: tuple[float | None, float | None] = (None, None)
     # A script whose job sets no precision: the precision in `row` is meaningless.
     is_precision_unknown: bool = False
-    # Of `rank_steps`.
+    # As `rank_steps` returns them.
     ranks: pd.DataFrame
-    # Of `slowest_modules`; empty if not profiled.
+    # As `slowest_modules` returns them; empty if not profiled.
     modules: pd.DataFrame
     # Paths.
     traces: Sequence[str]
@@ -203,7 +203,7 @@ class PointDetails(Document):
     wrote_logs: bool = False
     # All attempts in order, with controls.
     attempts: Sequence[PointRow] = ()
-    # Of `slowest_regions`; empty if the step names no regions.
+    # As `slowest_regions` returns them; empty if the step names no regions.
     regions: Sequence[RegionRow] = ()
     # Its values beside their references.
     standings: Sequence[Standing] = ()

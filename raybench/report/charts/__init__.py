@@ -1,8 +1,8 @@
 """Charts of a run: their data, its points as bars or as lines, and which charts apply.
 
 Each module of this folder except `grammar` lists its charts in CHARTS. The page shows the charts
-that apply, in the order of their `place`, after the chart that answers the question of the job.
-`--chart` draws only that one.
+that apply, in the order of their `position`, after the chart that answers the question of the job.
+`--chart` draws only this first chart.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RankTimes:
     row: ScaledRow
     # As `rank_by_iteration` returns them.
     times_ms: pd.DataFrame
-    # Of all samples.
+    # The median of all samples.
     median_ms: float
 
 
@@ -70,7 +70,7 @@ class ChartData:
     devices: pd.DataFrame = field(default_factory=pd.DataFrame)
     # The table `telemetry` with TELEMETRY_COLUMNS of `charts.devices`; empty if not sampled.
     telemetry: pd.DataFrame = field(default_factory=pd.DataFrame)
-    # Of the points that `heat_points` chooses.
+    # Step times of the points that `heat_points` chooses.
     rank_times: Sequence[RankTimes] = ()
 
     @cached_property
@@ -98,10 +98,10 @@ class ChartData:
 class Chart:
     """A chart of a run."""
 
-    # Returns None where the chart does not apply to the run.
+    # Returns None if the run has no such chart.
     draw: Callable[[ChartData], Figure | None]
     # The page sorts its charts by this number.
-    place: int
+    position: int
     # Charts are tried as the first picture in this order; None: never the first picture.
     answers: int | None = None
     # The first picture only where the answer is one of RATIOS.
@@ -116,7 +116,7 @@ def _all_charts() -> tuple[Chart, ...]:
     charts: list[Chart] = []
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         charts += getattr(importlib.import_module(module.name), "CHARTS", ())
-    return tuple(sorted(charts, key=lambda chart: chart.place))
+    return tuple(sorted(charts, key=lambda chart: chart.position))
 
 
 def main_figure(data: ChartData) -> Figure | None:

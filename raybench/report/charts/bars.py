@@ -246,7 +246,7 @@ def _datasheet_tflops(row: ScaledRow) -> float | None:
 
 
 def _rate_marks(row: ScaledRow, begin: str, has_burst: bool) -> list[Mark]:
-    """Return the sustained TFLOP/s of a point, then those of its first 30 ms if `has_burst`."""
+    """Return the sustained rate of a point, and with `has_burst` the rate of its first 30 ms."""
     reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
     text = formatting.number(reached)
     tip = f"{begin}\n{text} TFLOP/s"
@@ -399,9 +399,9 @@ def _parts_ms(row: ScaledRow) -> dict[str, float | None]:
 
 
 CHARTS = (
-    Chart(draw=_ranking_figure, place=25, answers=60, is_only_first=True),
-    Chart(draw=_gains_figure, place=40, answers=40, is_of_ratios=True),
-    Chart(draw=operations_figure, place=45, answers=50),
-    Chart(draw=parts_figure, place=35),
-    Chart(draw=_times_figure, place=80, answers=80),
+    Chart(draw=_ranking_figure, position=25, answers=60, is_only_first=True),
+    Chart(draw=_gains_figure, position=40, answers=40, is_of_ratios=True),
+    Chart(draw=operations_figure, position=45, answers=50),
+    Chart(draw=parts_figure, position=35),
+    Chart(draw=_times_figure, position=80, answers=80),
 )

@@ -48,7 +48,7 @@ _STEPS = (-0.1, -0.03, -0.01, 0.01, 0.03, 0.1)
 def telemetry_figure(data: ChartData) -> Figure | None:
     """Return panels of SM clock, power, temperature and use over the seconds since the run began.
 
-    Values are means over 1/60 of the time. Of more than seven devices, the least, the median and
+    Values are means over 1/60 of the time. For more than seven devices, the least, the median and
     the most at each time are drawn. Gaps of more than a minute are left out. None for fewer than
     two times.
     """
@@ -216,4 +216,4 @@ def _excess(time_ms: float, median: float) -> float:
     return float(time_ms) / median - 1 if median else 0.0
 
 
-CHARTS = (Chart(draw=telemetry_figure, place=100), Chart(draw=_rank_times_figure, place=90))
+CHARTS = (Chart(draw=telemetry_figure, position=100), Chart(draw=_rank_times_figure, position=90))

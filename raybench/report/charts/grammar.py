@@ -2,7 +2,7 @@
 
 A figure is some panels side by side. A panel is one chart: `line_panel`, `bar_panels`, `heat_panel`
 or `scatter_panel` makes it from marks, which are plain dictionaries. Colours are CSS variables of
-page.css, so that one drawing suits a light and a dark page. The `tip` of a mark is the tooltip of
+page.css, so that a drawing suits a light and a dark page. The `tip` of a mark is the tooltip of
 the page.
 """
 
@@ -23,10 +23,10 @@ from raybench.report.formatting import printable
 Spec = dict[str, Any]
 Mark = dict[str, Any]
 
-# A chart is as wide as the text of a phone, so that labels of 12 px are never made smaller. The
-# height is that of the plot without axes and legend.
+# A chart is as wide as the text on a phone, so that labels of 12 px are never made smaller. The
+# height excludes axes and legend.
 _WIDTH, _HEIGHT = 350, 195
-# Lines are told apart by colour and shape; page.css gives the colours.
+# Lines differ by colour and shape; page.css gives the colours.
 MOST_LINES, MOST_PANELS, MOST_BARS = 7, 8, 72
 _SHAPES = (
     *("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"),
@@ -636,7 +636,7 @@ def _layer(values: Sequence[Mark], mark: Spec, at: Spec, **encoding: Spec) -> Sp
 
 
 def _text(values: Sequence[Mark], at: Spec, field: str = "text", **settings: Any) -> Spec:
-    """Return a layer that writes the `field` of each mark; `settings` are those of Vega-Lite."""
+    """Return a layer that writes the `field` of each mark, with settings of Vega-Lite."""
     words = []
     for mark in values:
         words.append({name: value for name, value in mark.items() if name != "tip"})

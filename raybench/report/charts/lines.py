@@ -166,7 +166,7 @@ def _bus_bandwidth(row: ScaledRow) -> float | None:
 
 
 def _nvlink_peak_gb_s(data: ChartData) -> float | None:
-    """Return the peak in one direction; None where devices differ or any lacks NVLink."""
+    """Return the peak in one direction; None if devices differ or any lacks NVLink."""
     devices = data.answer.data.devices
     names = {row.device_name for row in data.measured if row.busbw_gb_s}
     is_one_node = data.answer.data.node_counts.of_largest_point <= 1
@@ -333,13 +333,13 @@ def _throughput_of_ranking_figure(data: ChartData) -> Figure | None:
 
 
 CHARTS = (
-    Chart(draw=speed_up_figure, place=20, answers=30, is_of_ratios=True),
-    Chart(draw=efficiency_figure, place=30),
-    Chart(draw=bus_bandwidth_figure, place=11, answers=20),
-    Chart(draw=memory_bandwidth_figure, place=12, answers=21),
-    Chart(draw=time_figure, place=13),
-    Chart(draw=_memory_of_search_figure, place=50, answers=10, is_only_first=True),
-    Chart(draw=_throughput_of_ranking_figure, place=60, answers=55, is_only_first=True),
-    Chart(draw=throughput_figure, place=60),
-    Chart(draw=memory_figure, place=70),
+    Chart(draw=speed_up_figure, position=20, answers=30, is_of_ratios=True),
+    Chart(draw=efficiency_figure, position=30),
+    Chart(draw=bus_bandwidth_figure, position=11, answers=20),
+    Chart(draw=memory_bandwidth_figure, position=12, answers=21),
+    Chart(draw=time_figure, position=13),
+    Chart(draw=_memory_of_search_figure, position=50, answers=10, is_only_first=True),
+    Chart(draw=_throughput_of_ranking_figure, position=60, answers=55, is_only_first=True),
+    Chart(draw=throughput_figure, position=60),
+    Chart(draw=memory_figure, position=70),
 )

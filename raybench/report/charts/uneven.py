@@ -84,4 +84,4 @@ def uneven_figure(data: ChartData) -> Figure | None:
     )
 
 
-CHARTS = (Chart(draw=uneven_figure, place=5, answers=5),)
+CHARTS = (Chart(draw=uneven_figure, position=5, answers=5),)

@@ -54,18 +54,18 @@ _NOUNS = {
     "memory_gb_s": "memory bandwidth",
     "wall_unsynced_share": "what time.time() shows without synchronizing, in % of the step time",
 }
-# A point needs these.
+# Metrics that a point "needs".
 _USED_UP = ("peak_mem_allocated_bytes", "peak_mem_reserved_bytes", "energy_j")
-# So many cases are named.
+# Up to so many cases are named.
 _MOST_NAMED = 4
-# From this half of an interval on, a value of the answer is marked as wide.
+# A value is marked as wide if half of its interval reaches this share.
 WIDE = 0.1
-# Said before the first sentence about lost time.
+# Precedes the first sentence about lost time.
 _LOST_TIME = "Lost time is the part of a step beyond ideal scaling."
 # The terms that stand in the first lines of a report.
 _POINT_AND_ROUND = "Point: one combination of settings. Round: all points once{}."
 _OPTION = re.compile(r"--?[a-z]")
-# By the format of a metric, where that says it.
+# Units that the format of a metric implies.
 _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 
 
@@ -85,7 +85,7 @@ def question_of_run(answer: RunAnswer) -> str:
 
     A question on scaling does not fit if `--set` changed the numbers of devices.
     """
-    is_cut = any(one.startswith("matrix.world_size") for one in answer.data.overrides)
+    is_cut = any(text.startswith("matrix.world_size") for text in answer.data.overrides)
     if answer.asked.question and not (is_cut and isinstance(answer.leading, SpeedUps)):
         return answer.asked.question
     data = answer.data
@@ -95,21 +95,21 @@ def question_of_run(answer: RunAnswer) -> str:
     match answer.leading:
         case LargestBatches():
             return f"What is the largest batch of {what} that fits?"
-        case SpeedUps() as found:
-            devices = formatting.ranks_words(found.world_size, data.ranks)
+        case SpeedUps() as leading:
+            devices = formatting.ranks_words(leading.world_size, data.ranks)
             others = [name for name in data.settings if name != "world_size"]
             by = " and ".join(formatting.heading(name) for name in others)
             more = f", by {by}" if 0 < len(others) <= 2 else ""
-            fewest = _baseline_devices(found, data.ranks)
+            fewest = _baseline_devices(leading, data.ranks)
             return f"How does {what} scale from {fewest} to {devices}{more}?"
-        case Gains() as found:
-            return f"How much faster is {what} than with {_baseline_words(found, data.ranks)}?"
+        case Gains() as leading:
+            return f"How much faster is {what} than with {_baseline_words(leading, data.ranks)}?"
         case BestShares():
             return f"How should {what} divide its work between fast and slow devices?"
-        case Ranking() as found:
+        case Ranking() as leading:
             names = ", ".join(map(formatting.heading, answer.compared_settings))
-            noun = metric_noun(found.metric, answer.asked.items)
-            best = "highest" if found.highest_is_best else "lowest"
+            noun = metric_noun(leading.metric, answer.asked.items)
+            best = "highest" if leading.highest_is_best else "lowest"
             return f"Which {names} of {what} has the {best} {noun}?"
     return f"How long does a step of {what} take?"
 
@@ -125,17 +125,17 @@ def headline(answer: RunAnswer) -> str:
     if answer.data.rows and not answer.data.ok_rows:
         return "No point ended ok."
     match answer.leading:
-        case LargestBatches() as found:
-            first = found.batches[0]
-            place = batch_settings(first, found, ranks)
-            at = f" with {place}" if place else ""
+        case LargestBatches() as leading:
+            first = leading.batches[0]
+            settings = batch_settings(first, leading, ranks)
+            at = f" with {settings}" if settings else ""
             return f"The largest batch per device that fits is {first.batch_size:,}{at}."
-        case SpeedUps() as found:
-            return _scaling(found, answer)
-        case Gains() as found:
-            return _gain(found, ranks)
-        case Ranking() | Values() as found:
-            return _values(found, answer)
+        case SpeedUps() as leading:
+            return _scaling(leading, answer)
+        case Gains() as leading:
+            return _gain(leading, ranks)
+        case Ranking() | Values() as leading:
+            return _values(leading, answer)
     return ""
 
 
@@ -147,23 +147,23 @@ def findings(answer: RunAnswer) -> list[str]:
     sentences: list[str] = []
     is_busy = busy_group(answer.data.doubts, len(answer.data.ok_rows)) is not None
     match answer.leading:
-        case BestShares() as found:
-            sentences += shares.best_shares_words(found, answer.data.fleets, answer.data.ranks)
-        case SpeedUps() as found:
-            if found.has_several_models and found.efficiencies:
-                alone = formatting.share_words(*found.efficiencies)
+        case BestShares() as leading:
+            sentences += shares.best_shares_words(leading, answer.data.fleets, answer.data.ranks)
+        case SpeedUps() as leading:
+            if leading.has_several_models and leading.efficiencies:
+                alone = formatting.share_words(*leading.efficiencies)
                 sentences.append(f"That is {alone} of what the devices reach alone.")
-            if found.main_loss and not is_busy:
-                devices = formatting.ranks_words(found.world_size, answer.data.ranks)
-                sentences += main_loss(found.main_loss, devices)
-        case Gains() as found:
-            sentences += _undecided_gains(found, answer.data.ranks)
-        case Ranking() as found:
-            sentences += _winner(found, answer)
-            sentences.append(of_datasheet(found.metric, found.figures[0][1].row))
-            sentences.append(_without_memory(found, answer))
-        case Values() as found:
-            sentences += _beside_values(found, answer)
+            if leading.main_loss and not is_busy:
+                devices = formatting.ranks_words(leading.world_size, answer.data.ranks)
+                sentences += main_loss(leading.main_loss, devices)
+        case Gains() as leading:
+            sentences += _undecided_gains(leading, answer.data.ranks)
+        case Ranking() as leading:
+            sentences += _winner(leading, answer)
+            sentences.append(of_datasheet(leading.metric, leading.figures[0][1].row))
+            sentences.append(_without_memory(leading, answer))
+        case Values() as leading:
+            sentences += _beside_values(leading, answer)
     if answer.uncompared:
         sentences.append(_not_compared(answer.uncompared))
     if (count := answer.impossible) and not is_busy:
@@ -175,12 +175,13 @@ def findings(answer: RunAnswer) -> list[str]:
 def certainty(answer: RunAnswer, half_widths: Sequence[tuple[float | None, ScaledRow]]) -> str:
     """Return how certain the values of the answer are, as a sentence; "" if nothing was measured.
 
-    half_widths: half of the 95 % interval over the rounds of each value, None if unknown, and the
-    point of the value.
+    Args:
+        answer: of the run.
+        half_widths: half of the 95 % interval of each value over the rounds, and its point.
     """
     rows = answer.data.ok_rows
     if isinstance(answer.leading, LargestBatches):
-        is_exact = all(one.ran_out == one.batch_size + 1 for one in answer.leading.batches)
+        is_exact = all(batch.ran_out == batch.batch_size + 1 for batch in answer.leading.batches)
         more = "1" if is_exact else "1 %"
         return f"A batch larger by {more} runs out of memory."
     if not rows:
@@ -188,9 +189,9 @@ def certainty(answer: RunAnswer, half_widths: Sequence[tuple[float | None, Scale
     count = sum(row.rounds == 1 for row in rows)
     if answer.is_of_memory:
         return _certainty_of_memory(answer)
-    known = [(half, row) for half, row in half_widths if half is not None]
-    if known and len(known) == len(half_widths):
-        return _widest(answer, known)
+    widths = [(half, row) for half, row in half_widths if half is not None]
+    if widths and len(widths) == len(half_widths):
+        return _widest(answer, widths)
     if count == len(rows):
         return "Not known, because one round gives no 95 % interval over the rounds."
     if count:
@@ -206,7 +207,11 @@ def _certainty_of_memory(answer: RunAnswer) -> str:
     differences = []
     for row in answer.data.ok_rows:
         rounds = answer.data.trials.rounds(row).values()
-        peaks = [one.peak_mem_allocated_bytes for one in rounds if one.peak_mem_allocated_bytes]
+        peaks = [
+            attempt.peak_mem_allocated_bytes
+            for attempt in rounds
+            if attempt.peak_mem_allocated_bytes
+        ]
         if len(peaks) > 1:
             differences.append(max(peaks) / min(peaks) - 1)
     if not differences:
@@ -217,17 +222,17 @@ def _certainty_of_memory(answer: RunAnswer) -> str:
     return f"The memory of a point differs by at most {share} over the rounds."
 
 
-def _widest(answer: RunAnswer, known: Sequence[tuple[float, ScaledRow]]) -> str:
+def _widest(answer: RunAnswer, widths: Sequence[tuple[float, ScaledRow]]) -> str:
     """Return the widest 95 % interval over the rounds, and the point that has it."""
-    half, row = max(known, key=lambda one: one[0])
+    half, row = max(widths, key=lambda width: width[0])
     noun = "speed-up"
     if not isinstance(answer.leading, SpeedUps | Gains) and answer.metric is not None:
         name = metric_noun(answer.metric, answer.asked.items)
         noun = name if name in _NOUNS.values() else f"value of {name}"
-    which = "The" if len(known) == 1 else "Each"
-    better = "" if len(known) == 1 else " or better"
+    which = "The" if len(widths) == 1 else "Each"
+    better = "" if len(widths) == 1 else " or better"
     names = distinguishing_settings(answer.data.rows)
-    at = short_name(row, names, answer.data.ranks) if len(known) > 1 else ""
+    at = short_name(row, names, answer.data.ranks) if len(widths) > 1 else ""
     facts = f"95 % interval over {counted(row.rounds or 1, 'round')}"
     facts += f"; widest at {at}" if at else ""
     if half >= 1:
@@ -267,12 +272,12 @@ def table_heading(answer: RunAnswer) -> str:
     match answer.leading:
         case LargestBatches():
             return "Largest batch per device that fits"
-        case SpeedUps() as found:
-            devices = formatting.ranks_words(found.world_size, ranks)
-            text = f"Speed-up from {_baseline_devices(found, ranks)} to {devices}"
-            return text if found.ideal is None else f"{text} (ideal {found.ideal:.2f})"
-        case Gains() as found:
-            return f"Speed-up against {_baseline_words(found, ranks)}"
+        case SpeedUps() as leading:
+            devices = formatting.ranks_words(leading.world_size, ranks)
+            text = f"Speed-up from {_baseline_devices(leading, ranks)} to {devices}"
+            return text if leading.ideal is None else f"{text} (ideal {leading.ideal:.2f})"
+        case Gains() as leading:
+            return f"Speed-up against {_baseline_words(leading, ranks)}"
     return value_title(answer)
 
 
@@ -316,49 +321,52 @@ def _not_compared(uncompared: Uncompared) -> str:
     return f"{count} of {counted(uncompared.points, 'point')} {have} no speed-up{why}."
 
 
-def batch_settings(one: LargestBatch, found: LargestBatches, ranks: str) -> str:
-    """Write the settings that tell a largest batch from the others, or all of a single one."""
-    names = found.apart or tuple(one.settings)
-    return formatting.words_of_settings({name: one.settings[name] for name in names}, ranks)
+def batch_settings(batch: LargestBatch, batches: LargestBatches, ranks: str) -> str:
+    """Return the settings that distinguish a largest batch, or all settings of a single one."""
+    names = batches.apart or tuple(batch.settings)
+    return formatting.words_of_settings({name: batch.settings[name] for name in names}, ranks)
 
 
-def what_fits(one: LargestBatch) -> str:
+def what_fits(batch: LargestBatch) -> str:
     """Write `fit per device (peak of allocated memory 139.12 GiB, …); 1,480 do not`."""
-    peak = one.peak_mem_allocated_bytes
+    peak = batch.peak_mem_allocated_bytes
     used = "" if peak is None else f" (peak of allocated memory {formatting.gib(peak)} GiB"
-    reserved = one.row.peak_mem_reserved_bytes
+    reserved = batch.row.peak_mem_reserved_bytes
     if used and reserved:
         used += f", of reserved memory {formatting.gib(reserved)} GiB"
     used += ")" if used else ""
-    return f"fit per device{used}; {one.ran_out:,} do not"
+    return f"fit per device{used}; {batch.ran_out:,} do not"
 
 
-def _scaling(found: SpeedUps, answer: RunAnswer) -> str:
+def _scaling(speed_ups: SpeedUps, answer: RunAnswer) -> str:
     """Write `4 GPUs reach 2.29 to 3.47 times the samples/s of 1 GPU (ideal 4.00).`."""
-    low, high = min(one.low for one in found.series), max(one.high for one in found.series)
-    facts = [] if found.ideal is None else [f"ideal {found.ideal:.2f}"]
-    if found.ideal is None and found.has_several_models:
+    low = min(series.low for series in speed_ups.series)
+    high = max(series.high for series in speed_ups.series)
+    facts = [] if speed_ups.ideal is None else [f"ideal {speed_ups.ideal:.2f}"]
+    if speed_ups.ideal is None and speed_ups.has_several_models:
         facts.append("the ideal is unknown, because the devices differ")
-    devices = formatting.ranks_words(found.world_size, answer.data.ranks)
-    reach = "reaches" if found.world_size == 1 else "reach"
+    devices = formatting.ranks_words(speed_ups.world_size, answer.data.ranks)
+    reach = "reaches" if speed_ups.world_size == 1 else "reach"
     times = span(formatting.ratio(low), formatting.ratio(high))
-    text = f"{devices} {reach} {times} times {_rate_of_baseline(found, answer)}"
+    text = f"{devices} {reach} {times} times {_rate_of_baseline(speed_ups, answer)}"
     return text + (f" ({'; '.join(facts)})." if facts else ".")
 
 
-def _rate_of_baseline(found: SpeedUps, answer: RunAnswer) -> str:
-    of = formatting.words_of_settings(found.baseline, answer.data.ranks)
+def _rate_of_baseline(speed_ups: SpeedUps, answer: RunAnswer) -> str:
+    of = formatting.words_of_settings(speed_ups.baseline, answer.data.ranks)
     return f"the {answer.asked.items}/s of {of}"
 
 
-def _baseline_devices(found: SpeedUps, ranks: str) -> str:
-    return formatting.ranks_words(int(found.baseline["world_size"]), ranks)
+def _baseline_devices(speed_ups: SpeedUps, ranks: str) -> str:
+    return formatting.ranks_words(int(speed_ups.baseline["world_size"]), ranks)
 
 
 def main_loss(loss: MainLoss, devices: str) -> list[str]:
-    """Return which cause takes most of the lost time, or why that is not known, as sentences.
+    """Return which cause takes most of the lost time, or why the cause is unknown.
 
-    devices: of these points, as `4 GPUs`.
+    Args:
+        loss: the cause.
+        devices: of the points, as `4 GPUs`.
     """
     if loss.cause is None:
         reasons = list(dict.fromkeys(map(losses_unknown_words, why_not_known(loss.unknown))))
@@ -388,29 +396,29 @@ def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:
     ]
 
 
-def _gain(found: Gains, ranks: str) -> str:
+def _gain(gains: Gains, ranks: str) -> str:
     """Write `bf16 is 4.19 to 6.83 times as fast as fp32.` of the largest gain."""
-    first = found.gains[0]
+    first = gains.gains[0]
     where = formatting.words_of_settings(first.settings, ranks)
-    return f"{where} is {speed_up(first)} times as fast as {_baseline_words(found, ranks)}."
+    return f"{where} is {speed_up(first)} times as fast as {_baseline_words(gains, ranks)}."
 
 
-def _undecided_gains(found: Gains, ranks: str) -> list[str]:
+def _undecided_gains(gains: Gains, ranks: str) -> list[str]:
     """Return which settings may be as fast as the baseline, and what would decide."""
-    undecided = [one for one in found.gains if one.rounds_to_decide is not None]
+    undecided = [gain for gain in gains.gains if gain.rounds_to_decide is not None]
     if not undecided:
         return []
-    names = [formatting.words_of_settings(one.settings, ranks) for one in undecided]
-    rounds = max(one.rounds_to_decide or 0 for one in undecided)
-    base = _baseline_words(found, ranks)
+    names = [formatting.words_of_settings(gain.settings, ranks) for gain in undecided]
+    rounds = max(gain.rounds_to_decide or 0 for gain in undecided)
+    base = _baseline_words(gains, ranks)
     return [
         f"It is undecided whether {formatting.some(names)} is faster than {base}.",
         _ask(rounds),
     ]
 
 
-def _baseline_words(found: Gains, ranks: str) -> str:
-    of = {name: value for name, value in found.baseline.items() if name != "world_size"}
+def _baseline_words(gains: Gains, ranks: str) -> str:
+    of = {name: value for name, value in gains.baseline.items() if name != "world_size"}
     return formatting.words_of_settings(of, ranks) or "the baseline"
 
 
@@ -423,38 +431,38 @@ def case_name(answer: RunAnswer, case: RankedCase) -> str:
     return settings_words(case.best.row, tuple(case.settings), answer.data.ranks)
 
 
-def candidate_name(answer: RunAnswer, one: Candidate) -> str:
+def candidate_name(answer: RunAnswer, candidate: Candidate) -> str:
     """Return the settings of a point that are compared, in short."""
-    return short_name(one.row, answer.compared_settings, answer.data.ranks)
+    return short_name(candidate.row, answer.compared_settings, answer.data.ranks)
 
 
-def _values(found: Ranking | Values, answer: RunAnswer) -> str:
+def _values(leading: Ranking | Values, answer: RunAnswer) -> str:
     """Write `Bus bandwidth reaches 352.8 GB/s with 4 GPUs, all_reduce, 1 GiB.`."""
-    metric, items = found.metric, answer.asked.items
-    case, one = found.figures[0]
-    noun, value = metric_noun(metric, items), value_words(metric, one.value, items)
+    metric, items = leading.metric, answer.asked.items
+    case, candidate = leading.figures[0]
+    noun, value = metric_noun(metric, items), value_words(metric, candidate.value, items)
     is_single = len(answer.data.ok_rows) == 1
-    verb = "is" if is_single else "reaches" if found.highest_is_best else "goes down to"
-    # The noun stands behind the number: other words say what the number is.
+    verb = "is" if is_single else "reaches" if leading.highest_is_best else "goes down to"
+    # The unit repeats the noun, so another noun begins the sentence.
     if noun == unit_of_metric(metric, items):
         noun = "throughput" if metric.name == "throughput" else "rate"
         if not metric.is_rate:
-            extreme = "highest" if found.highest_is_best else "lowest"
+            extreme = "highest" if leading.highest_is_best else "lowest"
             noun, verb = "value" if is_single else f"{extreme} value", "is"
-    names = [] if is_single else [candidate_name(answer, one), case_name(answer, case)]
-    place = ", ".join(filter(None, names))
-    text = f"The {noun} {verb} {value}{f' with {place}' if place else ''}."
-    if is_single and not follows_step_time(metric) and one.row.step_ms_p50 is not None:
-        text += f" The step takes {formatting.duration(one.row.step_ms_p50)}."
+    names = [] if is_single else [candidate_name(answer, candidate), case_name(answer, case)]
+    where = ", ".join(filter(None, names))
+    text = f"The {noun} {verb} {value}{f' with {where}' if where else ''}."
+    if is_single and not follows_step_time(metric) and candidate.row.step_ms_p50 is not None:
+        text += f" The step takes {formatting.duration(candidate.row.step_ms_p50)}."
     return text
 
 
-def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
+def _winner(ranking: Ranking, answer: RunAnswer) -> list[str]:
     """Return the best setting and what it gains, or that there is no clear winner."""
-    over = found.over_cases
-    case = over.case if over else found.described_cases[0]
+    over = ranking.over_cases
+    case = over.case if over else ranking.described_cases[0]
     best = candidate_name(answer, case.best)
-    noun = metric_noun(found.metric, answer.asked.items)
+    noun = metric_noun(ranking.metric, answer.asked.items)
     if case.verdict is RankingVerdict.UNDECIDED or (over and not over.wins):
         # More rounds do not change the memory.
         ask = [] if answer.is_of_memory else [_ask(rounds_to_decide(case.best.row))]
@@ -466,7 +474,7 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
             rivals = f"{len(case.rivals)} other points"
         first = f"There is no clear winner: {best} has the best value, but {rivals} may be equal."
         return [first, *ask]
-    won = _won(found, case)
+    won = _won(ranking, case)
     if not over and formatting.ratio(case.gain) == "1.00":
         return [f"{best} and {candidate_name(answer, case.ranked[1])} differ by less than 0.5 %."]
     is_sure = case.verdict is RankingVerdict.BEST
@@ -474,33 +482,34 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     often = _where_won(answer, won, over.cases) if over else ""
     following = candidate_name(answer, case.ranked[1])
     if over:
-        following = "the second fastest" if is_speed(found.metric) else "the second best"
+        following = "the second fastest" if is_speed(ranking.metric) else "the second best"
     faster = "The fastest" if over else best
     ratios = [
-        one.best.value / one.ranked[1].value - 1 if one.ranked[1].value else math.inf for one in won
+        case.best.value / case.ranked[1].value - 1 if case.ranked[1].value else math.inf
+        for case in won
     ]
     least, most_of_all = sorted(map(abs, (min(ratios), max(ratios))))
     shares = formatting.share_words(least, most_of_all)
-    if is_speed(found.metric):
-        ratios = [case.gain for case in won]
-        gains = span(formatting.ratio(min(ratios)), formatting.ratio(max(ratios)))
+    if is_speed(ranking.metric):
+        case_gains = [case.gain for case in won]
+        gains = span(formatting.ratio(min(case_gains)), formatting.ratio(max(case_gains)))
         sentences = [
             f"{best} {'is' if is_sure else 'was'} the fastest{often}{of_run}.",
             f"{faster} is {gains} times as fast as {following}.",
         ]
-    elif found.metric.name in _USED_UP and not found.highest_is_best:
+    elif ranking.metric.name in _USED_UP and not ranking.highest_is_best:
         sentences = [
             f"{best} needs the least {noun}{often}{of_run}.",
             f"{best} needs {shares} less {noun} than {following}.",
         ]
     else:
-        degree = "high" if found.highest_is_best else "low"
+        degree = "high" if ranking.highest_is_best else "low"
         sentences = [
             f"{best} has the {degree}est {noun}{often}{of_run}.",
             f"The value of {best} is {shares} {degree}er than that of {following}.",
         ]
     # Nothing is a multiple of 0, so the first sentence says all.
-    compared = [one.gain for one in won] if is_speed(found.metric) else ratios
+    compared = [case.gain for case in won] if is_speed(ranking.metric) else ratios
     if math.inf in compared:
         sentences = sentences[:1]
     if over and over.undecided:
@@ -509,12 +518,12 @@ def _winner(found: Ranking, answer: RunAnswer) -> list[str]:
     return sentences
 
 
-def _won(found: Ranking, case: RankedCase) -> list[RankedCase]:
+def _won(ranking: Ranking, case: RankedCase) -> list[RankedCase]:
     """Return the decided cases in which the same settings are the best as in `case`."""
     return [
-        one
-        for one in found.cases
-        if len(one.ranked) > 1 and not one.rivals and one.best.settings == case.best.settings
+        other
+        for other in ranking.cases
+        if len(other.ranked) > 1 and not other.rivals and other.best.settings == case.best.settings
     ]
 
 
@@ -529,28 +538,28 @@ def _where_won(answer: RunAnswer, won: Sequence[RankedCase], count: int) -> str:
     return f" with {', '.join(others)} and {last}" if others else f" with {last}"
 
 
-def _without_memory(found: Ranking, answer: RunAnswer) -> str:
+def _without_memory(ranking: Ranking, answer: RunAnswer) -> str:
     """Return that the answer leaves memory out, if the job has a question and memory is unknown."""
     rows = answer.data.ok_rows
     reasons = {(row.not_measured or {}).get("mem_parameters_bytes") for row in rows}
     if not answer.asked.question or reasons != {NotMeasured.MEMORY_OF_CPU}:
         return ""
-    noun = metric_noun(found.metric, answer.asked.items)
+    noun = metric_noun(ranking.metric, answer.asked.items)
     return f"The answer covers {noun} only: torch does not count the memory of a CPU."
 
 
-def _beside_values(found: Values, answer: RunAnswer) -> list[str]:
-    """Return the share of the datasheet's peak, and how long the smallest message takes."""
-    sentences = [of_datasheet(found.metric, found.figures[0][1].row)]
-    if found.metric.name == "wall_unsynced_share":
-        values = [case.best.value for case in found.cases]
+def _beside_values(leading: Values, answer: RunAnswer) -> list[str]:
+    """Return sentences on the share of the peak, and on the smallest message."""
+    sentences = [of_datasheet(leading.metric, leading.figures[0][1].row)]
+    if leading.metric.name == "wall_unsynced_share":
+        values = [case.best.value for case in leading.cases]
         shown = formatting.share_words(min(values), max(values))
         sentences.append(f"Without synchronizing, time.time() shows {shown} of the true step time.")
-    if found.smallest_step_ms is not None:
-        what = "An all_reduce" if found.is_all_reduce_of_several else "A message"
-        devices = formatting.ranks_words(found.most.best.row.world_size, answer.data.ranks)
-        smallest = formatting.size(found.sizes[0])
-        time = formatting.duration(found.smallest_step_ms)
+    if leading.smallest_step_ms is not None:
+        what = "An all_reduce" if leading.is_all_reduce_of_several else "A message"
+        devices = formatting.ranks_words(leading.most.best.row.world_size, answer.data.ranks)
+        smallest = formatting.size(leading.sizes[0])
+        time = formatting.duration(leading.smallest_step_ms)
         sentences.append(f"{what} of {smallest} on {devices} takes {time}.")
     return sentences
 
@@ -567,14 +576,14 @@ def of_datasheet(metric: Metric, row: ScaledRow) -> str:
 
 
 def metric_noun(metric: Metric, items: str) -> str:
-    """Return what a metric is, in words: `tokens/s`, `step time`. items: as of `Answer`."""
+    """Return the name of a metric in words: `tokens/s`, `step time`."""
     if metric.name == "throughput":
         return f"{items}/s"
     return _NOUNS.get(metric.name, metric.title)
 
 
 def unit_of_metric(metric: Metric, items: str) -> str:
-    """Return what `amount` writes behind a number that is no time; a title says what it is too."""
+    """Return the unit of a metric, or its title, which also names the unit."""
     if metric.name == "throughput":
         return f"{items}/s"
     named = (metric.unit if is_column(metric) else "") or metric.title
@@ -582,19 +591,19 @@ def unit_of_metric(metric: Metric, items: str) -> str:
 
 
 def value_words(metric: Metric, value: float, items: str) -> str:
-    """Return a value, stored in ms or bytes, with its unit or title: `1.50 GiB`, `3.000 loss`."""
+    """Return a value with its unit or title: `1.50 GiB`, `3.000 loss`."""
     if metric.unit == "ms":
         return formatting.duration(value)
     return f"{formatting.metric(metric, value)} {unit_of_metric(metric, items)}".rstrip()
 
 
-def speed_up(one: Insight) -> str:
+def speed_up(insight: Insight) -> str:
     """Write `2.41 to 2.75`."""
-    return span(*(formatting.ratio(value) for value in (one.low, one.high)))
+    return span(*(formatting.ratio(value) for value in (insight.low, insight.high)))
 
 
 def more_rounds(more: MoreRounds) -> str:
-    """Return one sentence with a command, whose JOB and RUN are placeholders; no full stop."""
+    """Return a sentence with a command, whose JOB and RUN are placeholders."""
     time = formatting.long_time(more.seconds)
     added = counted(more.rounds - more.done, "more round")
     return (
@@ -603,22 +612,19 @@ def more_rounds(more: MoreRounds) -> str:
     )
 
 
-def next_command(found: NextCommand) -> list[str]:
-    """Return `Next: ` and the command in lines, which a shell joins.
-
-    A command that is too long is broken before options.
-    """
+def next_command(following: NextCommand) -> list[str]:
+    """Return `Next: ` and the command; a long command is broken before options."""
     label = "Next: "
-    if found.kind is Next.RETRY:
+    if following.kind is Next.RETRY:
         label = "Next, after you fix the error: "
-    elif found.seconds is not None:
-        time = formatting.long_time(found.seconds)
+    elif following.seconds is not None:
+        time = formatting.long_time(following.seconds)
         label = f"Next, to get 95 % intervals (takes about {time}): "
-    whole = label + formatting.command(*found.words)
+    whole = label + formatting.command(*following.words)
     if len(whole) <= WIDTH:
         return [whole]
     groups: list[list[str]] = [[]]
-    for word in found.words:
+    for word in following.words:
         if _OPTION.match(word):
             groups.append([])
         groups[-1].append(word)

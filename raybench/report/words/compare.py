@@ -232,8 +232,8 @@ def missing_points(counts: PointCounts, settings: Sequence[str]) -> list[str]:
     """Return why points are not compared; [] if all points are.
 
     Args:
-        settings: the settings in which points without a partner differ from those of the other
-            side.
+        counts: of the points of both sides.
+        settings: settings that keep points from having a partner.
     """
     parts = {
         "in BASE only": counts.only_base,
@@ -281,19 +281,19 @@ def not_decided(why: NotDecided) -> str:
             return "the change is below the threshold, but its interval is not"
 
 
-def fact_name(one: Fact) -> str:
+def fact_name(fact: Fact) -> str:
     """Return what a fact of a run is called: `driver`, `code net.py`, `variable NCCL_ALGO`."""
-    match one.kind:
+    match fact.kind:
         case FactKind.RUN:
-            return _OF_RUN[one.name]
+            return _OF_RUN[fact.name]
         case FactKind.DEVICE:
-            return _OF_DEVICES[one.name]
+            return _OF_DEVICES[fact.name]
         case FactKind.VERSION:
-            return one.name
+            return fact.name
         case FactKind.CODE:
-            return f"code {one.name}"
+            return f"code {fact.name}"
         case FactKind.VARIABLE:
-            return f"variable {one.name}"
+            return f"variable {fact.name}"
 
 
 def before_and_now(change: Change, most: int) -> str:
@@ -304,19 +304,19 @@ def before_and_now(change: Change, most: int) -> str:
     short = [cut_end(value, most) for value in values]
     if short[0] == short[1]:
         pairs = enumerate(zip(*values, strict=False))
-        alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
+        alike = next((index for index, (a, b) in pairs if a != b), min(map(len, values)))
         short = [cut_end(f"…{value[max(0, alike - most // 3) :]}", most) for value in values]
     return f"{short[0]} -> {short[1]}"
 
 
-def point_change(one: PointChange) -> str:
+def point_change(change: PointChange) -> str:
     """Return what changed at a point, with its values before and now."""
-    name = _OF_POINTS[one.column]
-    if isinstance(one.base, bool):
-        was, other = ("NEW", "BASE") if one.new else ("BASE", "NEW")
+    name = _OF_POINTS[change.column]
+    if isinstance(change.base, bool):
+        was, other = ("NEW", "BASE") if change.new else ("BASE", "NEW")
         return f"{was} was {name}, {other} was not"
-    before, now = (formatting.number(value, 3) for value in (one.base, one.new))
-    return f"{name} {before} -> {now} {one.unit}"
+    before, now = (formatting.number(value, 3) for value in (change.base, change.new))
+    return f"{name} {before} -> {now} {change.unit}"
 
 
 def history_answer(points: int, runs: int, changes: int) -> str:

@@ -14,7 +14,7 @@ from raybench.results.point_row import PointRow
 from raybench.stats.outliers import NEARLY_ALL
 from raybench.stats.summary import MIN_LEVEL_STEPS
 
-# From this share on, the host delays nearly the whole step; the gap may even exceed the step.
+# At this share the host delays nearly the whole step; the gap may even exceed the step.
 _NEARLY_WHOLE = 0.95
 # The marks in tables, in their order there, each with its word and its meaning.
 MARKS = {
@@ -99,7 +99,7 @@ def doubt_advice(doubt: Doubt, row: PointRow | None) -> str:
     Args:
         row: the point that has the doubt; None for a drift.
     """
-    kinds = {one.kind for one in (row.doubts if row else None) or ()}
+    kinds = {other.kind for other in (row.doubts if row else None) or ()}
     if doubt.kind in _OF_TIME_LIMIT and DoubtKind.SCRIPT_ENDED in kinds:
         return ""
     if doubt.kind is DoubtKind.UNSTEADY and getattr(row, "rounds", 1) > 1:

@@ -27,7 +27,8 @@ def hang(verdict: HangVerdict) -> str:
     return f"{_name(verdict)} {said}{also}"
 
 
-# Of ranks; {what}: all_reduce 118. {waits}: who waits in it. {where}, {at}: the line.
+# What follows the name of a rank. {what}: all_reduce 118. {waits}: ranks that wait for it.
+# {where}, {at}: the line of code.
 _WITH_RANK = {
     HangCause.DIED: "has died before it entered {what}{waits}",
     HangCause.STOPPED: "is stopped (SIGSTOP or a debugger), and has not entered {what}{waits}",
@@ -52,5 +53,5 @@ _WITHOUT_RANK = {
 
 def _name(verdict: HangVerdict) -> str:
     device = "GPU" if verdict.device_kind == "cuda" else "worker"
-    place = f"{verdict.host}, {device} {verdict.device_index}, pid {verdict.pid}"
-    return f"rank {verdict.rank} ({place})"
+    location = f"{verdict.host}, {device} {verdict.device_index}, pid {verdict.pid}"
+    return f"rank {verdict.rank} ({location})"

@@ -102,11 +102,13 @@ def path_name(start: str, end: str) -> str:
 
 
 def short_names(subjects: Sequence[Sequence[DevicePlace]]) -> list[str] | None:
-    """Return the names of devices and pairs without their host, if several share one host.
+    """Return the names of devices and pairs without their host, or None for several hosts.
 
-    None where they do not. subjects: of each the one device, or both ends.
+    Args:
+        subjects: the device of each subject, or both ends of a pair.
     """
-    if len(subjects) < 2 or len({place.host for places in subjects for place in places}) != 1:
+    hosts = {place.host for places in subjects for place in places}
+    if len(subjects) < 2 or len(hosts) != 1:
         return None
     return [" to ".join(map(short_device_name, places)) for places in subjects]
 
@@ -145,7 +147,8 @@ def _memory_errors(said: Problem) -> str:
 
 def _link_errors(said: Problem) -> str:
     links = (
-        f"NVLink {one.link}: {counted(one.count, f'{one.kind} error')}" for one in said.link_errors
+        f"NVLink {error.link}: {counted(error.count, f'{error.kind} error')}"
+        for error in said.link_errors
     )
     return f"{', '.join(links)} during the check"
 
@@ -159,42 +162,42 @@ _PROBLEMS: Mapping[ProblemKind, Callable[[Problem], str]] = {
     ProblemKind.CHANGED_BITS: lambda _: _wrong_bits(
         "its product changed from one check to the next"
     ),
-    ProblemKind.OTHER_BITS: lambda one: _wrong_bits(
-        f"its product differs from that of {one.value} devices of its model"
+    ProblemKind.OTHER_BITS: lambda said: _wrong_bits(
+        f"its product differs from that of {said.value} devices of its model"
     ),
     ProblemKind.MISPLACED_BITS: lambda _: _wrong_bits(
         "its product differs from the other's, and from itself when rows move"
     ),
-    ProblemKind.DISPUTED_BITS: lambda one: _wrong_bits(
-        f"the same product differs between {' and '.join(one.names)}; {_WHICH_IS_WRONG}"
+    ProblemKind.DISPUTED_BITS: lambda said: _wrong_bits(
+        f"the same product differs between {' and '.join(said.names)}; {_WHICH_IS_WRONG}"
     ),
-    ProblemKind.WRONG_RESULT: lambda one: f"wrong result: {_message(one)}",
-    ProblemKind.DISPUTED_RESULT: lambda one: f"wrong result: {_message(one)}; {_WHICH_IS_WRONG}",
+    ProblemKind.WRONG_RESULT: lambda said: f"wrong result: {_message(said)}",
+    ProblemKind.DISPUTED_RESULT: lambda said: f"wrong result: {_message(said)}; {_WHICH_IS_WRONG}",
     ProblemKind.FAILED: _failed,
-    ProblemKind.NOT_STARTED: lambda one: f"not read: {_message(one)}",
+    ProblemKind.NOT_STARTED: lambda said: f"not read: {_message(said)}",
     ProblemKind.OTHER_FAILED: _other_failed,
     ProblemKind.NO_ROOM: _no_room,
     ProblemKind.WORKER_LOST: lambda _: "lost: no worker could be started on it any more",
-    ProblemKind.DEVICE_UNREAD: lambda one: one.detail,
+    ProblemKind.DEVICE_UNREAD: lambda said: said.detail,
     ProblemKind.MEMORY_ERRORS: _memory_errors,
     ProblemKind.ROW_PENDING: lambda _: "a row of memory is to be remapped at the next reset",
-    ProblemKind.BAD_ROWS: lambda one: (
-        f"{counted(one.value, 'row')} of memory went bad during the check"
+    ProblemKind.BAD_ROWS: lambda said: (
+        f"{counted(said.value, 'row')} of memory went bad during the check"
     ),
     ProblemKind.PAGE_PENDING: lambda _: "a page of memory is to be retired at the next reset",
-    ProblemKind.BAD_PAGES: lambda one: (
-        f"{counted(one.value, 'page')} of memory went bad during the check"
+    ProblemKind.BAD_PAGES: lambda said: (
+        f"{counted(said.value, 'page')} of memory went bad during the check"
     ),
     ProblemKind.NO_SPARE_ROW: lambda _: "no spare row is left",
-    ProblemKind.NEW_XIDS: lambda one: f"the driver reported Xid {_numbers(one)} during the check",
-    ProblemKind.OLD_XIDS: lambda one: f"Xid {_numbers(one)} in the kernel's log",
-    ProblemKind.PCIE_REPLAYS: lambda one: (
-        f"{one.value} packets were sent again over PCIe during the check"
+    ProblemKind.NEW_XIDS: lambda said: f"the driver reported Xid {_numbers(said)} during the check",
+    ProblemKind.OLD_XIDS: lambda said: f"Xid {_numbers(said)} in the kernel's log",
+    ProblemKind.PCIE_REPLAYS: lambda said: (
+        f"{said.value} packets were sent again over PCIe during the check"
     ),
-    ProblemKind.FEW_LANES: lambda one: f"{one.value} of {one.limit} PCIe lanes are in use",
-    ProblemKind.LINKS_DOWN: lambda one: f"NVLink {_numbers(one)} is down",
+    ProblemKind.FEW_LANES: lambda said: f"{said.value} of {said.limit} PCIe lanes are in use",
+    ProblemKind.LINKS_DOWN: lambda said: f"NVLink {_numbers(said)} is down",
     ProblemKind.LINK_ERRORS: _link_errors,
-    ProblemKind.FABRIC: lambda one: ", ".join(one.names),
+    ProblemKind.FABRIC: lambda said: ", ".join(said.names),
 }
 
 
@@ -235,36 +238,38 @@ _REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
     ReasonKind.NOT_REPORTED: lambda _: "nothing here tells it",
     ReasonKind.NOT_READ: lambda _: "it was not read",
     ReasonKind.PROBLEMS: _problems,
-    ReasonKind.SLOWER_THAN_PEERS: lambda one: f"takes {_times(one.value)} as long as those alike",
-    ReasonKind.SLOWER_THAN_USUAL: lambda one: f"takes {_times(one.value)} as long as it should",
-    ReasonKind.ALL_SLOW: lambda one: (
-        f"all are slow alike: {_times(one.value)} as long as they should take"
+    ReasonKind.SLOWER_THAN_PEERS: lambda said: f"takes {_times(said.value)} as long as those alike",
+    ReasonKind.SLOWER_THAN_USUAL: lambda said: f"takes {_times(said.value)} as long as it should",
+    ReasonKind.ALL_SLOW: lambda said: (
+        f"all are slow alike: {_times(said.value)} as long as they should take"
     ),
     ReasonKind.NOTHING_KNOWN: _nothing_known,
-    ReasonKind.NO_FIGURES: lambda one: (
-        f"no figures of {one.model} are known here: that all are slow would not be seen"
+    ReasonKind.NO_FIGURES: lambda said: (
+        f"no figures of {said.model} are known here: that all are slow would not be seen"
     ),
-    ReasonKind.OTHER_PROGRAMS: lambda one: (
-        f"used by other programs in {one.value:.0f} of {one.limit:.0f} points"
+    ReasonKind.OTHER_PROGRAMS: lambda said: (
+        f"used by other programs in {said.value:.0f} of {said.limit:.0f} points"
     ),
     ReasonKind.SLOW_WITH_PARTNERS: _slow_with_partners,
-    ReasonKind.SLOW_PATH: lambda one: f"slow for {one.value:.0f} of {one.limit:.0f} pairs: {_PATH}",
-    ReasonKind.LATE: lambda one: (
-        f"the others wait {number(one.value, 3)} of {number(one.limit, 3)} ms a step for it"
+    ReasonKind.SLOW_PATH: lambda said: (
+        f"slow for {said.value:.0f} of {said.limit:.0f} pairs: {_PATH}"
     ),
-    ReasonKind.IN_EACH_PASS: lambda one: f"in each of {one.value:.0f} passes",
-    ReasonKind.SPREAD: lambda one: f"the others spread by {one.value:.1%}",
-    ReasonKind.ONE_OF_SLOW: lambda one: (
-        f"one of {one.value:.0f} that are slower than the other {one.limit:.0f}"
+    ReasonKind.LATE: lambda said: (
+        f"the others wait {number(said.value, 3)} of {number(said.limit, 3)} ms a step for it"
+    ),
+    ReasonKind.IN_EACH_PASS: lambda said: f"in each of {said.value:.0f} passes",
+    ReasonKind.SPREAD: lambda said: f"the others spread by {said.value:.1%}",
+    ReasonKind.ONE_OF_SLOW: lambda said: (
+        f"one of {said.value:.0f} that are slower than the other {said.limit:.0f}"
     ),
     ReasonKind.NONE_STANDS_OUT: lambda _: (
         "none stands out, so what they share is likelier than a fault of each"
     ),
-    ReasonKind.PROGRAMS: lambda one: "; ".join(one.names),
+    ReasonKind.PROGRAMS: lambda said: "; ".join(said.names),
     ReasonKind.FAST_WITH_OTHERS: lambda _: "both are fast with other partners",
     ReasonKind.ONE_ILL_ALONE: lambda _: "one of the two is not healthy alone",
-    ReasonKind.PARTNERS: lambda one: f"slow with {some(one.names)}",
-    ReasonKind.WAITS: lambda one: f"waits {number(one.value, 3)} ms of each step for it",
+    ReasonKind.PARTNERS: lambda said: f"slow with {some(said.names)}",
+    ReasonKind.WAITS: lambda said: f"waits {number(said.value, 3)} ms of each step for it",
     ReasonKind.SLOW_ALONE: lambda _: "its device is slow alone too",
     ReasonKind.SLOW_LINK: lambda _: "its link to the host or to others is slow too",
     ReasonKind.CPU_OR_DATA: lambda _: (
@@ -273,32 +278,34 @@ _REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
 }
 
 
-def expected(known: Sequence[Expected], unit: str) -> str:
+def expected(expectations: Sequence[Expected], unit: str) -> str:
     """Return what a value was compared with; empty if nothing is known."""
     return "; ".join(
-        _peer_value(one, unit) if isinstance(one, PeerValue) else _value_range(one, unit)
-        for one in known
+        _peer_value(expectation, unit)
+        if isinstance(expectation, PeerValue)
+        else _value_range(expectation, unit)
+        for expectation in expectations
     )
 
 
-def _peer_value(one: PeerValue, unit: str) -> str:
+def _peer_value(peers: PeerValue, unit: str) -> str:
     """Return `750 TFLOP/s, the best of 2 alike`."""
-    value = f"{number(one.value, 3)} {unit}"
-    if one.is_best:
-        return f"{value}, the best of {one.count} alike"
-    fastest = f"the {one.fastest} fastest of " if one.fastest else ""
-    return f"{value}, the median of {fastest}{one.count} alike"
+    value = f"{number(peers.value, 3)} {unit}"
+    if peers.is_best:
+        return f"{value}, the best of {peers.count} alike"
+    fastest = f"the {peers.fastest} fastest of " if peers.fastest else ""
+    return f"{value}, the median of {fastest}{peers.count} alike"
 
 
-def _value_range(one: ValueRange, unit: str) -> str:
+def _value_range(interval: ValueRange, unit: str) -> str:
     """Return `671 to 782 TFLOP/s (source)`, with one number where both ends read alike."""
     source = {
         "start": "as at its beginning",
-        "own checks": f"its earlier checks, {one.checks} of them",
-        "checks of model": f"earlier checks of this model, {one.checks} of them",
-        "reference": one.provenance,
-    }[one.source]
-    return f"{span(number(one.low, 3), number(one.high, 3))} {unit} ({source})"
+        "own checks": f"its earlier checks, {interval.checks} of them",
+        "checks of model": f"earlier checks of this model, {interval.checks} of them",
+        "reference": interval.provenance,
+    }[interval.source]
+    return f"{span(number(interval.low, 3), number(interval.high, 3))} {unit} ({source})"
 
 
 def command_words(typed: Command) -> str:

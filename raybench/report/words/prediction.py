@@ -19,11 +19,11 @@ def not_predicted(why: NotPredicted) -> str:
             return f"{why.workload} does not reduce gradients by DistributedDataParallel"
         case Unpredictable.IMPRECISE:
             steps = zip(why.world_sizes, map(_precision, why.half_intervals), strict=True)
-            known = ", ".join(f"{world_size}: {precision}" for world_size, precision in steps)
+            precisions = ", ".join(f"{world_size}: {precision}" for world_size, precision in steps)
             return (
                 "a prediction needs step times of two world sizes with intervals of at most "
-                f"±{WIDEST_INTERVAL * 100:.0f} % ({known}); measure for longer, on devices that "
-                "nothing else uses"
+                f"±{WIDEST_INTERVAL * 100:.0f} % ({precisions}); measure for longer, on devices "
+                "that nothing else uses"
             )
         case Unpredictable.FEW_WORLDS:
             return (

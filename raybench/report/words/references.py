@@ -1,4 +1,4 @@
-"""What is said of values beside their references."""
+"""Values compared with references, in words."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _MOST_UNITS = 2
 _OWN = "This run is part of the reference, so the comparison is not independent."
 
 
-def standing_text(one: Standing, *, says_own: bool = True) -> str:
+def standing_text(standing: Standing, *, says_own: bool = True) -> str:
     """Return in sentences what share of its reference a value is, and whether that is in range.
 
     Args:
         says_own: say where a reference includes this run.
     """
-    low, high = one.share_range
-    model = one.measured.model.removeprefix("NVIDIA ")
+    low, high = standing.share_range
+    model = standing.measured.model.removeprefix("NVIDIA ")
     sentences = [
-        f"{share_words(one.share)} of the {model} reference.",
-        f"{share_words(low, high)} are normal, as measured on {one.entry.provenance}.",
+        f"{share_words(standing.share)} of the {model} reference.",
+        f"{share_words(low, high)} are normal, as measured on {standing.entry.provenance}.",
     ]
-    if not one.is_within:
-        sentences.append(f"Too {'slow' if one.share < 1 else 'fast'}.")
-    if one.is_own and says_own:
+    if not standing.is_within:
+        sentences.append(f"Too {'slow' if standing.share < 1 else 'fast'}.")
+    if standing.is_own and says_own:
         sentences.append(_OWN)
     return " ".join(sentences)
 
 
-def within_words(found: Sequence[Standing], *, says_own: bool = True) -> str:
+def within_words(standings: Sequence[Standing], *, says_own: bool = True) -> str:
     """Return in sentences how many values are in the range of their reference.
 
     The text names how many values have a range too wide to count.
@@ -44,9 +44,11 @@ def within_words(found: Sequence[Standing], *, says_own: bool = True) -> str:
     Args:
         says_own: say where references include this run.
     """
-    count = references.count_within(found)
+    count = references.count_within(standings)
     sentences = []
-    units = list(dict.fromkeys(one.entry.unit for one in references.counted_standings(found)))
+    units = list(
+        dict.fromkeys(standing.entry.unit for standing in references.counted_standings(standings))
+    )
     if count.counted:
         of_unit = f" ({', '.join(units)})" if len(units) <= _MOST_UNITS else ""
         values = f"{counted(count.counted, 'value')}{of_unit}"
@@ -65,11 +67,11 @@ def within_words(found: Sequence[Standing], *, says_own: bool = True) -> str:
     return " ".join(sentences)
 
 
-def above_peak(one: AbovePeak) -> str:
+def above_peak(left_out: AbovePeak) -> str:
     """Return why an entry of a reference file is left out."""
-    entry = one.entry
+    entry = left_out.entry
     return (
-        f"{one.path}: reference {entry.metric} of {entry.of} is left out, because it cannot "
-        f"be true: {entry.value:,.0f} {entry.unit} is above the peak of {one.model}, "
-        f"{one.peak:,.0f}; the work is counted wrong, or the precision was another"
+        f"{left_out.path}: reference {entry.metric} of {entry.of} is left out, because it cannot "
+        f"be true: {entry.value:,.0f} {entry.unit} is above the peak of {left_out.model}, "
+        f"{left_out.peak:,.0f}; the work is counted wrong, or the precision was another"
     )

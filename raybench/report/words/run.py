@@ -59,9 +59,9 @@ def model(data: RunData) -> tuple[str, ...]:
     """
     names, counts, optimizers = {}, set(), set()
     for workload, params in ((row.workload, row.params) for row in data.rows):
-        found = builtin_class(workload) if params else None
-        names[(found.describe(params) if found else "") or workload] = True
-        counts.add((found and found.parameter_count(params)) or 0)
+        built_in = builtin_class(workload) if params else None
+        names[(built_in.describe(params) if built_in else "") or workload] = True
+        counts.add((built_in and built_in.parameter_count(params)) or 0)
         if params.get("mode") != "inference" and "optimizer" in params:
             optimizers.add(params["optimizer"])
     sizes = sorted(counts - {0})
@@ -118,7 +118,7 @@ def _endings(data: RunData) -> str:
     for status in Status:
         if status is not Status.OK and (count := statuses.count(status)):
             phrases.append(f"{count} {status.label}")
-    in_tables = [one for one in statuses if one != Status.CANCELLED]
+    in_tables = [status for status in statuses if status != Status.CANCELLED]
     missing = run.points_total - len(statuses)
     with_end = run.points_ok + run.points_failed + run.points_skipped
     without_rows = max(0, min(missing, with_end - len(in_tables)))
@@ -143,8 +143,8 @@ def has_steps_of_one_item(data: RunData) -> bool:
 
 def plus_minus(data: RunData) -> str:
     """Return over which rounds ± is computed, no full stop; "" if no point has an interval."""
-    known = [row.rounds for row in data.rows if row.step_ms_low is not None]
-    counts = span(*(str(choose(known)) for choose in (min, max) if known))
+    rounds = [row.rounds for row in data.rows if row.step_ms_low is not None]
+    counts = span(*(str(choose(rounds)) for choose in (min, max) if rounds))
     return counts and f"± is half of the 95 % interval over the {counts} rounds"
 
 

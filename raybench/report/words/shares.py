@@ -18,27 +18,27 @@ from raybench.stats.shares import fast_devices
 _LEAST_GAIN = 0.02
 
 
-def best_shares_words(found: BestShares, fleets: Sequence[UnevenFleet], ranks: str) -> list[str]:
+def best_shares_words(best: BestShares, fleets: Sequence[UnevenFleet], ranks: str) -> list[str]:
     """Return sentences on which shares are the best, where they gain most, and what is open."""
-    cases, name = len(fleets), fleet_name(found.fleet, ranks, fleets)
+    cases, name = len(fleets), fleet_name(best.fleet, ranks, fleets)
     settings = varying([fleet.first for fleet in fleets], ("shares",))
-    if found.shares is None:
+    if best.shares is None:
         in_cases = f" {cases_words(cases, cases, settings)}" if cases > 1 else ""
         return [
             f"It is undecided which division of the work is the fastest{in_cases}.",
-            f"With {name}, {found.fleet.best.shares} is {_faster(found.gain)} than the second best "
+            f"With {name}, {best.fleet.best.shares} is {_faster(best.gain)} than the second best "
             "division.",
         ]
-    where = f" {cases_words(found.wins, cases, settings)}" if cases > 1 else ""
-    verb = "is" if found.is_sure else "was"
-    of_run = "" if found.is_sure else " in this run"
-    upto = "up to " if found.wins > 1 else ""
+    where = f" {cases_words(best.wins, cases, settings)}" if cases > 1 else ""
+    verb = "is" if best.is_sure else "was"
+    of_run = "" if best.is_sure else " in this run"
+    upto = "up to " if best.wins > 1 else ""
     sentences = [
-        f"shares={found.shares} {verb} the fastest{where}{of_run}.",
-        f"With {name}, it is {upto}{_faster(found.gain)} than the second fastest.",
+        f"shares={best.shares} {verb} the fastest{where}{of_run}.",
+        f"With {name}, it is {upto}{_faster(best.gain)} than the second fastest.",
     ]
-    if found.undecided:
-        where = cases_words(found.undecided, cases, settings)
+    if best.undecided:
+        where = cases_words(best.undecided, cases, settings)
         sentences.append(f"The fastest division is undecided {where}.")
     return sentences
 
@@ -51,18 +51,20 @@ _MEANINGS = {
 }
 
 
-def meaning(found: Iterable[str]) -> str:
+def meaning(names: Iterable[str]) -> str:
     """Return what these shares of the work are, as `division of the work: equal = …`."""
-    used = set(found)
+    used = set(names)
     meanings = [f"{name} = {text}" for name, text in _MEANINGS.items() if name in used]
     return f"division of the work: {'; '.join(meanings)}"
 
 
 def fleet_name(fleet: UnevenFleet, ranks: str, fleets: Sequence[UnevenFleet] = ()) -> str:
-    """Return `1 of 2 GPUs at 48 % speed`, as devices were probed, or `2 GPUs, none slow`.
+    """Return `1 of 2 GPUs at 48 % speed` or `2 GPUs, none slow`, with distinguishing settings.
 
-    The settings follow that tell it from others in `fleets` (which include it) for which this is
-    the same. Emulated devices that were not probed are at 100 %. ranks: `GPUs` or `workers`.
+    Args:
+        fleet: its probed speeds are named; devices that were not probed count as 100 %.
+        ranks: `GPUs` or `workers`.
+        fleets: all fleets of the run.
     """
     more = settings_words(fleet.first, apart(fleet, fleets), ranks)
     return ", ".join(filter(None, (_slow_devices(fleet, ranks), more)))
@@ -76,17 +78,13 @@ def _slow_devices(fleet: UnevenFleet, ranks: str) -> str:
 
 
 def apart(fleet: UnevenFleet, fleets: Sequence[UnevenFleet]) -> list[str]:
-    """Return the settings that tell a fleet from those whose devices are said to be the same."""
-    alike = [one for one in fleets if _slow_devices(one, "") == _slow_devices(fleet, "")]
-    return varying([one.first for one in alike], ("shares",))
+    """Return the settings that distinguish a fleet from fleets with the same slow devices."""
+    alike = [other for other in fleets if _slow_devices(other, "") == _slow_devices(fleet, "")]
+    return varying([other.first for other in alike], ("shares",))
 
 
 def verdict(fleet: UnevenFleet) -> str:
-    """Return sentences: the best shares and what they gain, others that may be as good.
-
-    Then, where known, the shares predicted to be best, if neither best nor as good; and, unless
-    equal or fast is best, the global batch below which fast should be faster, or that none is.
-    """
+    """Return sentences on the best shares: gains, rivals, prediction, and the crossover batch."""
     best = fleet.best
     sentences = [
         f"{best.shares} is best."
@@ -100,8 +98,14 @@ def verdict(fleet: UnevenFleet) -> str:
     ]
     if rivals := fleet.as_good():
         sentences.append(f"{' and '.join(rivals)} may be as good.")
-    known = [one for one in fleet.scenarios.values() if one.row.predicted_step_ms is not None]
-    called = min(known, key=lambda one: one.row.predicted_step_ms or 0.0, default=None)
+    predicted = [
+        scenario
+        for scenario in fleet.scenarios.values()
+        if scenario.row.predicted_step_ms is not None
+    ]
+    called = min(
+        predicted, key=lambda scenario: scenario.row.predicted_step_ms or 0.0, default=None
+    )
     if called and called is not best and called.shares not in rivals:
         sentences.append(f"{called.shares} was predicted to be the fastest.")
     batch = fleet.crossover_batch
@@ -116,17 +120,19 @@ def verdict(fleet: UnevenFleet) -> str:
     return " ".join(sentences)
 
 
-def _faster(found: Gain) -> str:
+def _faster(difference: Gain) -> str:
     """Write by how much samples/s differ, as `12.3 % (±1.0 %) faster`."""
-    half = "" if found.half_width is None else f" ({interval_words(found.half_width)})"
-    word = "faster" if found.gain >= 0 else "slower"
-    return f"{share_words(abs(found.gain), digits=1)}{half} {word}"
+    half = "" if difference.half_width is None else f" ({interval_words(difference.half_width)})"
+    word = "faster" if difference.gain >= 0 else "slower"
+    return f"{share_words(abs(difference.gain), digits=1)}{half} {word}"
 
 
-def gain(found: Gain) -> str:
+def gain(difference: Gain) -> str:
     """Write `+12.3% ±1.0%` for a cell; `+12.3%` without an interval."""
-    half = "" if found.half_width is None else f" {formatting.half_width(found.half_width)}"
-    return f"{found.gain:+.1%}{half}"
+    half = (
+        "" if difference.half_width is None else f" {formatting.half_width(difference.half_width)}"
+    )
+    return f"{difference.gain:+.1%}{half}"
 
 
 def estimated_gains(speeds: Sequence[float], exchange: float) -> str:
@@ -162,7 +168,7 @@ def slow_rank(row: ScaledRow, ranks: str) -> str:
     """Return which rank is slow, and what other shares would gain; "" if they gain little.
 
     Args:
-        row: a point with equal shares that one rank slows down.
+        row: a point with equal shares and a slow rank.
         ranks: `GPUs` or `workers`.
     """
     local_ms = row.local_step_ms_by_rank or ()
