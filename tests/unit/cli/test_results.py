@@ -51,7 +51,7 @@ def test_report_writes_its_formats_to_files(raybench, tmp_path):
     assert (done.code, done.err) == (0, f"{page}: open it in a browser\n")
 
 
-def test_every_command_that_shows_a_point_says_what_of_it_cannot_be(command, tmp_path):
+def test_commands_name_impossible_values_of_points(command, tmp_path):
     root = tmp_path / "results"
     points = make_point(), make_point(world_size=2)
     records = [make_record(point, step_ms=ms) for point, ms in zip(points, (8.0, 1.0), strict=True)]
@@ -71,7 +71,7 @@ def test_every_command_that_shows_a_point_says_what_of_it_cannot_be(command, tmp
         assert " cannot be true" in told
 
 
-def test_a_chart_that_fails_does_not_lose_the_report(raybench, results, tmp_path):
+def test_failed_chart_keeps_report(raybench, results, tmp_path):
     done = raybench("report", "--chart", tmp_path / "no" / "folder.svg")
     assert done.code == 2
     assert done.out == raybench("report").out
@@ -83,7 +83,7 @@ def test_a_chart_that_fails_does_not_lose_the_report(raybench, results, tmp_path
     assert done.err.endswith("nothing to draw: no point of this run has been finished yet\n")
 
 
-def test_compact_tells_in_one_line_what_became_of_the_parts(raybench, results):
+def test_compact_prints_one_line(raybench, results):
     before = raybench("report", "run-new").out
     done = raybench("compact", "run-new")
     assert (done.code, done.err) == (0, "")
@@ -117,12 +117,12 @@ def test_compact_tells_in_one_line_what_became_of_the_parts(raybench, results):
         (["export", "--format", "csv", "-o", "no/such/x.csv"], "no/such/x.csv: cannot be written"),
     ],
 )
-def test_a_user_s_mistake_is_one_line_and_exit_2(raybench, monkeypatch, arguments, message):
+def test_user_error_is_one_line(raybench, monkeypatch, arguments, message):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     assert message in raybench(*arguments).refusal
 
 
-def test_a_run_without_its_row_is_named_with_what_to_put_back(raybench, results):
+def test_run_without_row_is_named(raybench, results):
     path = results / "runs" / "run-new" / "run.parquet"
     path.unlink()
     told = f"{results}: run run-new has points, but no row; put {path} back\n"
@@ -142,7 +142,7 @@ def clone(results, monkeypatch):
     return mine
 
 
-def test_without_runs_list_and_report_say_what_to_type(clone, command):
+def test_without_runs_commands_say_what_to_type(clone, command):
     told = (
         "mine: no runs yet; `raybench sweep JOB` makes one; mine/examples has 2: "
         "`raybench list --results mine/examples`, `raybench report examples/RUN`\n"
@@ -157,7 +157,7 @@ def test_without_runs_list_and_report_say_what_to_type(clone, command):
     assert (done.code, done.out) == (2, "")
 
 
-def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(clone, command):
+def test_run_in_inner_folder_is_found(clone, command):
     write_run(clone, "mine-1")
     for run in ("examples/run-o", "examples/latest", "examples/ddp_scaling", "mine/examples/run-n"):
         done = command("show", run, results=Path("mine"))
@@ -168,7 +168,7 @@ def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(clone, c
     assert [run["run_id"] for run in json.loads(done.out)["runs"]] == ["mine-1"]
 
 
-def test_the_name_of_a_job_means_its_newest_run(tmp_path, command):
+def test_job_name_means_newest_run(tmp_path, command):
     days = {"ddp-20260820-101112-ffff": 0, "ddp-20260821-101112-0000": 1, "named-by-me": 2}
     for run_id, day in days.items():
         started_at = START + timedelta(days=day - 1)
@@ -184,7 +184,7 @@ def test_the_name_of_a_job_means_its_newest_run(tmp_path, command):
     assert done.err.endswith("; give more of the id, or the name of a job for its newest run\n")
 
 
-def test_list_has_the_newest_runs_and_says_how_many_there_are_more(tmp_path, command):
+def test_list_counts_older_runs(tmp_path, command):
     for number in range(52):
         write_run(tmp_path, f"ddp-20260821-1011{number:02}-0000")
     ask = lambda *words: command("list", *words, results=tmp_path)  # noqa: E731
@@ -199,7 +199,7 @@ def test_list_has_the_newest_runs_and_says_how_many_there_are_more(tmp_path, com
     assert runs == sorted(runs)
 
 
-def test_report_appends_its_markdown_to_the_summary_of_a_step(raybench, tmp_path, monkeypatch):
+def test_report_appends_to_github_summary(raybench, tmp_path, monkeypatch):
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -208,7 +208,7 @@ def test_report_appends_its_markdown_to_the_summary_of_a_step(raybench, tmp_path
     assert summary.read_text() == "before\n" + raybench("report", "--format", "md").out
 
 
-def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(raybench, results):
+def test_show_prints_logs_of_ranks(raybench, results):
     record = replace(make_record(make_point(world_size=2)), attempt=2)
     point_id = record.point.point_id
     assert "wrote nothing that is kept" in raybench("show", "latest", "--logs").err
@@ -229,7 +229,7 @@ def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(raybench, result
     assert "rank0.txt: cannot be read: Is a dir" in raybench("show", "latest", "--logs").refusal
 
 
-def test_show_tells_of_modules_regions_and_traces_where_a_point_has_them(raybench, results):
+def test_show_has_modules_regions_and_traces(raybench, results):
     modules = tuple(
         ModuleTime(name=name, kind="Linear", calls=1, forward_ms=ms, backward_ms=None)
         for name, ms in (("first", 1.0), ("second", 2.0))
@@ -257,7 +257,7 @@ def test_show_tells_of_modules_regions_and_traces_where_a_point_has_them(raybenc
     assert reported == {record.point.point_id: [region]}
 
 
-def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results):
+def test_show_has_all_attempts_as_json(raybench, results):
     detail = "".join(f"line {n}\n" for n in range(40))
     point = make_point(world_size=4)
     again = make_failed(point, attempt=2, error_rank=3, error_detail=detail)
@@ -282,7 +282,7 @@ def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results):
         ("list --results {} > /dev/full", "stdout: cannot be written: No space left on device\n"),
     ],
 )
-def test_no_reader_nor_encoding_is_an_error_and_a_full_disk_is_one_line(results, words, told):
+def test_stdout_errors_are_handled(results, words, told):
     command = f"{sys.executable} -m raybench {words.format(results)}"
     encoding = {**os.environ, "PYTHONIOENCODING": "iso8859-2"}
     run = ["bash", "-o", "pipefail", "-c", command]
@@ -303,7 +303,7 @@ def test_an_interrupt_or_an_exit_is_one_line(raised, code, told, raybench, monke
     assert (done.code, done.out, done.err) == (code, "", told)
 
 
-def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(raybench, monkeypatch):
+def test_bug_exits_with_4_and_traceback(raybench, monkeypatch):
     monkeypatch.setattr("raybench.analysis.run_data.load_run_data", lambda *_: {}["gone"])
     done = raybench("report")
     assert (done.code, done.out) == (4, "")
@@ -311,7 +311,7 @@ def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(raybench, monke
     assert done.err.splitlines()[-1].startswith("raybench: this is a bug of raybench")
 
 
-def test_a_run_that_was_resumed_took_no_pauses_and_no_point_had_all_nodes(tmp_path, command):
+def test_resumed_run_has_no_pauses(tmp_path, command):
     devices = [make_device(), make_device(node_id="node-b", uuid="GPU-b")]
     times = {"finished_at": START + timedelta(hours=2), "paused_s": 7140.0}
     write_run(tmp_path, "run-a", [make_record(devices=devices[:1])], devices, **times)
@@ -323,7 +323,7 @@ def test_a_run_that_was_resumed_took_no_pauses_and_no_point_had_all_nodes(tmp_pa
     assert "2 x NVIDIA H200 on 2 nodes, at most 1 node in a point\n" in full
 
 
-def test_a_host_on_which_ray_was_started_anew_is_one_node(tmp_path, command):
+def test_restarted_ray_counts_as_same_node(tmp_path, command):
     devices = [make_device(), make_device(1, node_id="node-b")]
     write_run(tmp_path, "run-a", [make_record(devices=devices[:1])], devices)
     text = command("report", results=tmp_path).out

@@ -74,7 +74,7 @@ def named(data, anchor):
 
 
 @pytest.mark.parametrize("job", ANSWERS)
-def test_the_first_picture_answers_the_question_of_the_job(job):
+def test_first_picture_answers_question_of_job(job):
     summary = load_run_data(EXAMPLES, job)
     data = ChartData(answer=decide(summary), devices=summary.devices)
     svg = (draw_main_figure(data, "svg") or b"").decode()
@@ -87,7 +87,7 @@ def test_the_first_picture_answers_the_question_of_the_job(job):
     assert drawn == set(re.findall(r'\[fill="(#[0-9a-f]{6})"\]', rules))
 
 
-def test_slow_devices_of_several_speeds_have_a_map_of_the_best_way_beside_the_lines():
+def test_slow_devices_have_map_of_best_way():
     found = load_run_data(EXAMPLES, "uneven_gpus-20261123-000526-0147")
     other = [replace(row, point_id=f"{row.point_id}b", slow_by="sms") for row in found.points]
     figure = main_figure(ChartData(answer=decide(replace(found, points=[*found.points, *other]))))
@@ -101,7 +101,7 @@ def names_of_legend(panel):
     )
 
 
-def test_a_legend_has_the_lines_of_its_panel_alone():
+def test_legend_has_only_lines_of_its_panel():
     found = load_run_data(EXAMPLES, "collectives")
     two, four = main_figure(ChartData(answer=decide(found))).panels
     few, all_ = (names_of_legend(panel)["scale"] for panel in (two, four))
@@ -122,7 +122,7 @@ def test_bus_bandwidths_have_the_peak_of_nvlink(links, labels):
     assert {mark["text"] for mark in marks(figure, "level")} == labels
 
 
-def test_panels_of_a_ranking_have_one_scale_where_no_bar_gets_lost():
+def test_ranking_panels_share_scale_unless_bars_vanish():
     def domains(slow_ms):
         records = [
             make_record(make_point(batch_size=batch, params={"way": way}), step_ms=ms * factor)
@@ -147,7 +147,7 @@ def test_intervals_over_rounds_are_drawn():
     assert {mark["x"] for mark in marks(first(records), "high") if mark["high"]} == {2, 4}
 
 
-def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline():
+def test_ideal_is_ratio_of_ranks_to_baseline():
     records = [make_record(make_point(world_size=size)) for size in (2, 4, 8)]
     figure = first(records, baseline={"world_size": "2"})
     ideal = figure.panels[0].layers[0]["data"]["values"]
@@ -155,14 +155,14 @@ def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline():
     assert "relative to the same settings on 2 GPUs" in figure.note
 
 
-def test_a_run_in_which_nothing_was_measured_has_no_picture_and_says_why():
+def test_run_without_measurements_says_why_no_picture():
     failed = data_of([make_failed()])
     assert draw_main_figure(failed, "svg") is None
     assert why_no_figure(failed.answer.data) == "no point of this run was measured (out of memory)"
     assert why_no_figure(make_summary([])) == "no point of this run has been finished yet"
 
 
-def test_texts_of_the_results_are_no_markup_and_there_is_a_png_too():
+def test_texts_of_results_are_escaped_in_svg():
     data = data_of(make_sweep(), job_name="<b>&job var(--x)")
     svg = draw_main_figure(data, "svg") or b""
     assert b"&lt;b&gt;&amp;job var(--x)" in svg
@@ -170,7 +170,7 @@ def test_texts_of_the_results_are_no_markup_and_there_is_a_png_too():
     assert (draw_main_figure(data, "png") or b"").startswith(b"\x89PNG\r\n")
 
 
-def test_layouts_on_as_many_devices_are_sorted_bars_with_short_names():
+def test_layouts_are_sorted_bars_with_short_names():
     records = [
         make_record(
             make_point(world_size=2, params={**layout, "activation_checkpointing": kind, **on}),
@@ -185,7 +185,7 @@ def test_layouts_on_as_many_devices_are_sorted_bars_with_short_names():
     assert names == [f"{way} 2{kind}" for way in ("FSDP", "TP") for kind in more]
 
 
-def test_a_size_that_does_not_fit_is_a_cross_on_the_axis_and_not_at_a_height():
+def test_size_out_of_memory_is_cross_on_axis():
     records = [make_record(make_point(batch_size=batch)) for batch in (8, 16)]
     records.append(make_failed(make_point(batch_size=32)))
     figure = named(data_of(records, baseline={"batch_size": 8}), "throughput")
@@ -193,7 +193,7 @@ def test_a_size_that_does_not_fit_is_a_cross_on_the_axis_and_not_at_a_height():
     assert "Crosses on the axis are points that ran out of memory." in figure.note
 
 
-def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing():
+def test_series_that_is_not_drawn_is_explained():
     sizes = ((1, 64), (2, 64), (2, 128))
     records = [make_record(make_point(world_size=size, batch_size=b)) for size, b in sizes]
     [panel] = first([*records, make_failed(make_point(world_size=4, batch_size=64))]).panels
@@ -203,7 +203,7 @@ def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing():
     )
 
 
-def test_a_panel_without_a_mark_is_left_out_and_the_note_says_why():
+def test_note_explains_panel_without_marks():
     made = [make_collective(f"op{n}", size, 1.0, 2) for n in range(5) for size in (8, 16)]
     failed = [make_failed(replace(one.point, world_size=4)) for one in made]
     data = data_of([*made[1:], make_failed(made[0].point), *failed])
@@ -211,7 +211,7 @@ def test_a_panel_without_a_mark_is_left_out_and_the_note_says_why():
     assert b"Not drawn: op0, 8 B: out of memory." in draw_main_figure(data, "svg")
 
 
-def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothing_is_no_bar():
+def test_slow_rank_is_part_and_negatives_are_omitted():
     data = data_of(make_sweep())
     changed = {
         **{"slowest_rank": 1, "straggler_ms": 2.0, "straggler_error_ms": 0.1},
@@ -227,7 +227,7 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
     assert "-0.2" in figure.table.texts[0][exposed]
 
 
-def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
+def test_note_names_parts_that_exceed_their_step():
     data = data_of(make_sweep())
     data.rows[:] = [replace(row, compute_ms=4.0) for row in data.rows]
     exceeds = Doubt(kind=DoubtKind.NO_BREAKDOWN, value=1.2, limit=1.1)
@@ -238,13 +238,13 @@ def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
     assert data.rows[0].point_id not in [line[0] for line in figure.table.texts]
 
 
-def test_products_whose_dimensions_are_no_numbers_are_sorted_by_their_speed():
+def test_products_without_numeric_dimensions_are_sorted_by_speed():
     data = ChartData(answer=decide(load_run_data(EXAMPLES, "gemm")))
     data.rows[:] = [replace(row, params={**row.params, "m": "all"}) for row in data.rows]
     assert operations_figure(data).note.startswith("TFLOP/s of one device.")
 
 
-def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache():
+def test_memory_faster_than_datasheet_is_called_cache():
     data = data_of([make_collective("copy", size, 0.01 + size / 1e9, 1) for size in (2**20, 2**30)])
     data.rows[:] = [
         replace(row, busbw_gb_s=None, memory_gb_s=rate, device_name="NVIDIA H200")
@@ -256,7 +256,7 @@ def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache():
     assert levels == {(4800.0, "datasheet, 4,800 GB/s")}
 
 
-def test_a_single_slow_step_stays_visible_where_columns_stand_for_many():
+def test_slow_step_stays_visible_in_wide_columns():
     places = {"rank": np.repeat([0, 1], 1000), "iteration": np.tile(np.arange(1000), 2)}
     found = pd.DataFrame({"repeat": 0, **places, "is_warmup": False, "step_ns": 8_000_000})
     found.loc[(found["rank"] == 1) & (found["iteration"] == 777), "step_ns"] = 16_000_000
@@ -276,7 +276,7 @@ def telemetry(times):
 
 
 @pytest.mark.parametrize("is_doubt", [False, True])
-def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetry(is_doubt):
+def test_telemetry_shades_only_throttled_points_orange(is_doubt):
     sampled = telemetry(pd.date_range(START, periods=50, freq="s"))
     data = ChartData(answer=decide(make_summary(make_sweep())), telemetry=sampled)
     doubts = (Doubt(kind=DoubtKind.THROTTLED, value=0.5, subject="heat"),) if is_doubt else ()
@@ -289,7 +289,7 @@ def test_only_points_that_heat_or_a_fault_slowed_down_are_orange_in_the_telemetr
     assert {mark["fill"] == "var(--held)" for mark in marks(figure, "fill")} == {is_doubt}
 
 
-def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry():
+def test_telemetry_leaves_out_pauses_of_run():
     times = pd.date_range(START, periods=50, freq="s")
     sampled = telemetry([*times, *(times + pd.Timedelta(hours=2))])
     figure = telemetry_figure(replace(data_of(make_sweep(), started_at=START), telemetry=sampled))
@@ -297,7 +297,7 @@ def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry
     assert max(mark["x"] for mark in marks(figure, "x")) < 100
 
 
-def test_panels_of_bars_of_one_title_have_one_scale_with_room_for_the_texts_beyond_intervals():
+def test_bar_panels_share_scale_with_room_for_texts():
     mark = {"x": 8.0, "low": 7.0, "high": 10.0, "text": "8.000 ms", "tip": "", "line": ""}
     bars = [Bar(panel="", name=f"bar {number}", marks=[mark]) for number in range(15)]
     panels = bar_panels(bars, BarLayout(x=axis("ms")))
@@ -306,7 +306,7 @@ def test_panels_of_bars_of_one_title_have_one_scale_with_room_for_the_texts_beyo
     assert end > 11
 
 
-def test_what_is_drawn_of_a_big_run_is_bounded_and_that_is_said():
+def test_note_says_how_much_is_drawn():
     records = [
         make_record(make_point(world_size=size, params={"hidden": hidden}, batch_size=batch))
         for size in (1, 2)
@@ -338,18 +338,18 @@ def runs(points, node_counts=(1,)):
     return history(rows)
 
 
-def test_a_history_has_a_panel_for_each_point_first_those_with_a_step():
+def test_history_panels_begin_with_lasting_changes():
     titles = [panel.title for panel in history_figure(runs(3)).panels]
     assert titles == ["hidden=2", "hidden=0", "hidden=1"]
     assert "5 more points are not drawn" in history_figure(runs(45)).note
 
 
-def test_a_point_that_jobs_of_weak_and_of_strong_scaling_share_has_one_panel():
+def test_weak_and_strong_scaling_share_panel():
     rows = [replace(row, scaling=("weak", "strong")[n % 2]) for n, row in enumerate(runs(1))]
     assert [panel.title for panel in history_figure(rows).panels] == ["scaling=strong"]
 
 
-def test_a_point_on_one_node_and_on_two_has_two_histories_that_say_so():
+def test_node_counts_have_separate_histories():
     rows = runs(1, node_counts=(1, 2))
     assert [panel.title for panel in history_figure(rows).panels] == ["p0, 1 node", "p0, 2 nodes"]
     told = format_document(History(rows=rows, causes={}), "md")
@@ -365,7 +365,7 @@ def test_a_point_on_one_node_and_on_two_has_two_histories_that_say_so():
         ("-O1  -g", "-O1 -g"),
     ],
 )
-def test_values_are_shortened_so_that_their_difference_is_seen(base, new):
+def test_shortened_values_show_their_difference(base, new):
     change = Change(kind=FactKind.VARIABLE, name="A", base=base, new=new)
     before, now = before_and_now(change, 20).split(" -> ")
     assert before != now

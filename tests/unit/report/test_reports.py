@@ -67,7 +67,7 @@ def legend_of(summary):
     return " ".join(legend_paragraphs(tables_of(summary)))
 
 
-def test_each_region_of_a_point_stands_beside_its_settings():
+def test_regions_have_settings_of_their_point():
     points = make_rows(make_sweep()[:4:2])
     regions = pd.DataFrame(
         {"run_id": "r", "point_id": row.point_id, "attempt": 1, "region": name, "region_ms": 1.0}
@@ -79,7 +79,7 @@ def test_each_region_of_a_point_stands_beside_its_settings():
     assert [row[-5:-3] for row in table.texts] == [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")]
 
 
-def test_an_exception_is_told_with_its_type_after_the_place_and_only_once():
+def test_exception_is_named_once_after_its_place():
     def told(message, **fields):
         settings = {"status": Status.ERROR, "error_message": message, **fields}
         [said] = report_of([make_failed(**settings)]).failures
@@ -112,7 +112,7 @@ def test_out_of_memory_names_the_gib_without_advice():
     )
 
 
-def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
+def test_single_failed_ranks_are_grouped():
     def failed(ranks):
         devices = tuple(make_device(index, host="vm") for index in range(3))
         records = []
@@ -141,7 +141,7 @@ def lost_on(host, batch_size):
     )
 
 
-def test_five_hundred_points_with_one_reason_are_one_line_with_the_places():
+def test_same_failures_are_one_line_with_places():
     hosts = [f"{letter}-host" for letter in "abcdef"]
     failed = [lost_on(hosts[n % 6], n + 1) for n in range(500)]
     [said] = report_of(failed).failures
@@ -153,7 +153,7 @@ def test_five_hundred_points_with_one_reason_are_one_line_with_the_places():
     assert "500 points: `worker lost: its node is gone. At rank 1" in markdown
 
 
-def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again():
+def test_lost_nodes_are_named_after_retry():
     again = make_record(lost_on("beta", 64).point, attempt=2)
     summary = make_summary([lost_on("beta", 64), again, lost_on("[b]x\x1b[0m", 8)])
     text = report_text(summary)
@@ -164,7 +164,7 @@ def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again(
     assert "lost" not in report_text(make_summary([make_record()]))
 
 
-def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
+def test_long_texts_and_wide_tables_fit_terminal():
     params = {f"parameter_{number}": "v" * 30 for number in range(12)}
     records = [make_failed(make_point(params=params), error_message="x" * 500)]
     text = report_text(make_summary(records))
@@ -183,7 +183,7 @@ def test_long_parameters_and_messages_and_the_widest_tables_fit_80_columns():
         ("workload: {kind: script, args: --precision=bf16}", "as the script has it"),
     ],
 )
-def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told):
+def test_show_names_only_precision_set_by_job(job, told):
     row = make_row(workload="script", precision="bf16")
     summary = RunData(run=make_run(job_text=job), devices=pd.DataFrame(), points=[row])
     nothing = {"ranks": pd.DataFrame(), "modules": pd.DataFrame(), "traces": []}
@@ -191,7 +191,7 @@ def test_show_names_a_precision_of_a_script_only_where_the_job_sets_it(job, told
     assert re.search(rf"(?m)^precision +{told}$", format_document(details, "terminal"))
 
 
-def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory():
+def test_cpu_report_names_workers_and_no_memory():
     devices = (make_device(kind="cpu", name="CPU"),)
     record = make_record(devices=devices, of_ranks={"peak_mem_allocated_bytes": None})
     [table] = tables_of(make_summary([record], device_count=0))
@@ -200,13 +200,13 @@ def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory():
     assert {len(row) for row in table.texts} == {len(table.titles)}
 
 
-def test_a_run_without_an_ok_point_has_no_findings_and_explains_no_column():
+def test_run_without_ok_points_has_no_findings():
     text = report_text(make_summary([make_failed()]))
     assert "Speed-up" not in text
     assert "median" not in text
 
 
-def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids():
+def test_narrow_terminal_keeps_numbers_and_run_ids():
     text = report_text(make_summary(make_sweep()), width=40)
     assert "…" not in text
     # Whole figures, or none.
@@ -215,7 +215,7 @@ def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids():
     assert run.run_id in format_document(RunList(runs=[run], machines={}), "terminal", width=40)
 
 
-def test_in_a_notebook_a_report_is_returned_and_not_shown(monkeypatch):
+def test_notebook_gets_report_as_text(monkeypatch):
     monkeypatch.setattr("builtins.get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
     assert "ok" in report_text(make_summary(make_sweep()))
 
@@ -224,7 +224,7 @@ def test_in_a_notebook_a_report_is_returned_and_not_shown(monkeypatch):
     ("own", "asked", "is_told"),
     [("flash", "auto", True), ("cudnn", "auto", False), ("flash", "flash", False)],
 )
-def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(own, asked, is_told):
+def test_other_attention_kernel_is_named(own, asked, is_told):
     ran = []
     for batch_size, kernel, attention in ((32, "cudnn", "auto"), (64, own, asked)):
         params = {"attention": attention, "hidden": 8, "layers": 1}
@@ -239,7 +239,7 @@ def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(own, as
     ]
 
 
-def test_the_table_of_a_collective_says_what_nccl_ran():
+def test_collective_table_has_nccl_choices():
     told = {"message_bytes": 4096, "busbw_factor": 1.0, "items_per_step": None}
     told["nccl_choices"] = ("AllReduce 4096 B: RING LL, 2 channels",)
     record = make_record(make_point(world_size=2), of_ranks=told)
@@ -258,7 +258,7 @@ def test_a_run_without_points_is_reported():
     assert machine_of_run(summary) == "private Ray on this host, 4 GPUs"
 
 
-def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
+def test_only_search_has_largest_batch():
     fits = [make_record(make_point(batch_size=size)) for size in (64, 1024, 1472)]
     tried = [*fits, make_failed(make_point(batch_size=1480))]
     [found] = report_of(tried).answer.largest_batches
@@ -306,13 +306,13 @@ def test_json_has_null_for_what_json_cannot_say():
         (formatting.run_title, make_run("x-1", job_name="ddp"), "ddp  x-1"),
     ],
 )
-def test_a_value_is_written_with_the_digits_that_it_needs(function, value, text):
+def test_values_have_needed_digits(function, value, text):
     if function is step_ms:
         value = ScaledRow(**vars(make_row(step_ms_p50=10.0)), **value)
     assert function(value) == text
 
 
-def test_a_run_that_is_not_over_tells_what_is_missing():
+def test_unfinished_run_says_what_is_missing():
     run = make_run("run-a", points_total=10, points_ok=0, finished_at=None)
     found = make_summary(make_sweep(), run)
     assert counts(found) == "5 of 10 points ok, 1 out of memory, 4 not run"
@@ -322,7 +322,7 @@ def test_a_run_that_is_not_over_tells_what_is_missing():
     assert counts(found).endswith("1 out of memory, 2 ended without rows, 2 not run")
 
 
-def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail():
+def test_interrupted_run_counts_no_cancelled_failures():
     run = make_run("run-a", points_total=8, status=RunStatus.INTERRUPTED)
     cancelled = make_failed(make_point(world_size=8), status=Status.CANCELLED)
     for kind in ("terminal", "md"):
@@ -331,7 +331,7 @@ def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail():
         assert "1 cancelled, 1 not run" in said
 
 
-def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does_not_know():
+def test_list_of_runs_fits_terminal():
     long = make_run("a" * 15 + "-20260821-101112-abcd", tags={"driver": "580.159"})
     running = make_run("run-b", status=RunStatus.RUNNING, finished_at=None)
     text = format_document(RunList(runs=[long, running], machines={}), "terminal")
@@ -341,7 +341,7 @@ def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does
     assert text.splitlines()[-1].split()[0] == "run-b"
 
 
-def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
+def test_parts_that_exceed_step_are_blank():
     fits, exceeds = (make_apart([8.0] * n, ms, optimizer_ms=0.5) for n, ms in ((1, 8.0), (4, 4.0)))
     summary = make_summary([fits, exceeds])
     scaling, parts = tables_of(summary)
@@ -374,7 +374,7 @@ def test_doubts_about_one_step_time_are_all_told():
     assert kinds >= {DoubtKind.STALLS, DoubtKind.WIDE, DoubtKind.TOO_FEW_STEPS}
 
 
-def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
+def test_only_used_marks_are_explained():
     slow = make_apart([8.0, 8.0, 8.0, 9.0], 10.0, idle_ms=1.0)
     settled = [
         replace(m, repetitions=(replace(m.repetitions[0], settled=False),))
@@ -391,7 +391,7 @@ def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
     assert "!" not in tables_of(make_summary(make_sweep()))[0].columns
 
 
-def test_a_point_that_was_not_alone_on_its_nodes_is_marked():
+def test_point_beside_others_is_marked():
     not_alone = Doubt(kind=DoubtKind.NOT_ALONE, subject="point abc")
     shared = Doubt(kind=DoubtKind.SHARED_NODE, subject="process 7 used GPU 1")
     beside = make_record(make_point(batch_size=1), doubts=(not_alone,))
@@ -404,7 +404,7 @@ def test_a_point_that_was_not_alone_on_its_nodes_is_marked():
     assert "!: marks: n = not alone: other work used" in legend_of(summary)
 
 
-def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it():
+def test_no_throughput_means_no_speed_up():
     records = [make_collective("all_reduce", 2**20, 1.0, world_size) for world_size in (2, 4)]
     failed = make_failed(unscaled_point("collective", 8, operation="all_reduce", size_bytes=2**20))
     summary = make_summary([*records, failed])
@@ -418,7 +418,7 @@ def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it():
     assert "nccl-tests" in text
 
 
-def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments():
+def test_product_has_sustained_and_burst_rate():
     warm, timed = make_samples([50 * MS, *[MS] * 40]), make_samples([2 * MS] * 6)
     told = {"items_per_step": None, "flops_per_step": 4e11, "gemm_tflops": 250.0}
     told["repetitions"] = (Repetition(warmup=warm, timed=timed, settled=True),)
@@ -455,7 +455,7 @@ BAD = "\N{REPLACEMENT CHARACTER}"
         (documents.code, "a``b", "```a``b```"),
     ],
 )
-def test_a_text_is_shown_without_what_could_control_or_break_its_place(function, given, shown):
+def test_text_is_escaped_for_its_format(function, given, shown):
     assert function(given) == shown
 
 
@@ -469,12 +469,12 @@ def cells_of(rows):
     return {column.title: [cell(row) for row in rows] for column, cell in setting_columns(rows)}
 
 
-def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():
+def test_varying_settings_of_workload_have_columns():
     rows = [setting_row("mlp", 64, hidden="128"), setting_row("mlp", 128, hidden="256")]
     assert cells_of(rows) == {"hidden": ["128", "256"], "batch_size": ["64", "128"]}
 
 
-def test_points_of_several_workloads_have_one_column_of_what_is_theirs_and_a_lone_one_its_id():
+def test_several_workloads_share_column_of_settings():
     rows = [setting_row("gemm", k=k, direction="") for k in ("256", "512")]
     rows.append(setting_row("smoke", rows="64"))
     expected = {"workload": ["gemm", "gemm", "smoke"], "settings": ["k=256", "k=512", ""]}
@@ -509,7 +509,7 @@ def test_equal_ranks_get_no_estimate_of_shares():
     assert gains(report_of([make_apart([10.0, 10.0], 11.0)])) == []
 
 
-def test_a_device_that_a_check_found_bad_is_left_out_or_given_less():
+def test_bad_device_gets_advice():
     subjects = [make_subject(rank) for rank in range(4)]
     findings = [make_finding(subject, verdict=Verdict.HEALTHY) for subject in subjects[:3]]
     slow = make_finding(subjects[3], verdict=Verdict.BAD, stage="alone", ratio=2.0)
@@ -545,7 +545,7 @@ def reported(root, rounds, control_ms=10.0):
     return RunData(run=run, devices=devices, points=point_rows(points))
 
 
-def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(tmp_path):
+def test_single_round_says_cost_of_intervals(tmp_path):
     summary = reported(tmp_path, 1)
     text = " ".join(report_text(summary, width=200).split())
     assert "±" not in text
@@ -558,7 +558,7 @@ def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_c
     assert "--set measure.rounds=3" in text
 
 
-def test_intervals_as_wide_as_their_values_are_not_written_as_thousands_of_percent():
+def test_very_wide_intervals_are_capped():
     records = [
         make_record(
             make_point(world_size=size, batch_size=batch),
@@ -580,7 +580,7 @@ def test_intervals_as_wide_as_their_values_are_not_written_as_thousands_of_perce
     ("words", "is_ok"),
     [("--output=out --set=a.b=1 --resume=old", True), ("-oout --set a.b=1 --resume old", False)],
 )
-def test_the_next_command_replaces_what_the_run_was_given_in_any_spelling(tmp_path, words, is_ok):
+def test_next_command_replaces_given_options(tmp_path, words, is_ok):
     summary = reported(tmp_path, 1)
     argv = ("raybench", "sweep", "job.yaml", *words.split(), "--device", "cpu")
     status = RunStatus.OK if is_ok else RunStatus.INTERRUPTED
@@ -617,7 +617,7 @@ def test_the_next_command_follows_how_points_ended(tmp_path, command, status, ru
     assert ("after you fix the error" in told) is ("--retry-failed" in expected)
 
 
-def test_a_report_never_cuts_the_cure_of_a_failure(tmp_path, command):
+def test_report_keeps_cure_of_failure(tmp_path, command):
     cure = "; in the checkout of raybench: pip install -e '.[vision]'"
     reason = "torchvision cannot be imported " + "(and why) " * 30 + cure
     failed = make_failed(make_point(world_size=2), status=Status.ERROR, error_message=reason)
@@ -627,7 +627,7 @@ def test_a_report_never_cuts_the_cure_of_a_failure(tmp_path, command):
         assert "pip install -e" in told, words
 
 
-def test_a_control_that_moved_is_a_doubt_that_names_the_block(tmp_path):
+def test_drifting_control_is_doubt(tmp_path):
     [said] = RunReport(answer=decide(reported(tmp_path, 2, control_ms=12.0))).doubts
     assert (said.who, said.count) == ("2 repeated baseline measurements", 2)
     told = r"the machine became [\d.]+ % slower while the points of round \d with 2 GPUs ran"
@@ -635,7 +635,7 @@ def test_a_control_that_moved_is_a_doubt_that_names_the_block(tmp_path):
     assert said.advice.startswith("Speed-ups between numbers of GPUs are corrected")
 
 
-def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path, command):
+def test_plan_says_cost_of_rounds(tmp_path, command):
     job = tmp_path / "job.yaml"
     job.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2]}\n")
     once = command("plan", job, results=None).out
@@ -645,7 +645,7 @@ def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path, co
     assert "3 rounds x 2 points x 1 repeat of 4 to 20 s" in three
 
 
-def test_show_has_a_line_for_each_round_of_a_point(tmp_path, command):
+def test_show_has_line_for_each_round(tmp_path, command):
     reported(tmp_path, 2)
     told = command("show", "run-a", make_point(world_size=2).point_id).out
     rounds = [line.split() for line in told.splitlines() if " ok  " in line]
