@@ -237,12 +237,11 @@ def _all_entered(state: _GroupState) -> HangVerdict:
 
 def _disagreement(state: _GroupState) -> HangVerdict | None:
     """Return the verdict where members called different collectives under the same number."""
-    calls = {
-        rank.rank: {c.number: c for c in rank.recording.calls if c.group == state.name}
-        for rank in state.members
-        if _is_read(rank)
-    }
-    known = {rank: numbers for rank, numbers in calls.items() if numbers}
+    known: dict[int, dict[int, Call]] = {}
+    for rank in filter(_is_read, state.members):
+        numbers = {call.number: call for call in rank.recording.calls if call.group == state.name}
+        if numbers:
+            known[rank.rank] = numbers
     if len(known) < 2:
         return None
     first = max(max(min(numbers) for numbers in known.values()), state.number - _NEAR)

@@ -68,7 +68,7 @@ def test_drift_is_told_with_its_correction(command, tmp_path):
     assert re.search(
         r"the machine became [\d.]+ % slower while the points of round \d with \d GPUs ran", text
     )
-    assert "Speed-ups between numbers of devices are corrected; step times are not." in text
+    assert "Speed-ups between numbers of GPUs are corrected. Step times are not corrected." in text
 
 
 def test_correction_adds_little_noise(command, tmp_path):

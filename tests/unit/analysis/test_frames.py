@@ -52,7 +52,7 @@ def test_types_have_a_null_of_their_own_and_do_not_depend_on_the_content(results
     assert kinds == {str(name): str(kind) for name, kind in frames[1].dtypes.items()}
     plain = {"Int64", "boolean", "string", "float64", "datetime64[us, UTC]", "object"}
     assert set(kinds.values()) <= plain
-    nested = {c.name for c in TABLES.get(table, ()) if c.kind.startswith(("map", "list"))}
+    nested = {c.name for c in TABLES.get(table, ()) if c.kind.startswith(("map", "list", "struct"))}
     assert {name for name, kind in kinds.items() if kind == "object"} <= nested | {"params"}
     assert list(raybench.units(table)) == list(frames[0].columns)
 

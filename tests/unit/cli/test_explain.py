@@ -19,7 +19,7 @@ RESULTS = Path("results/examples")
 NOISY = Path("tests/unit/report/noisy_runs")
 # Names of devices, hosts and settings with a value are data, and empty titles are none.
 DATA = re.compile(
-    r"|GPU \d+( to GPU \d+)?|vm|.*=.*|batch [\d,]+|\d+ (GPUs?|workers?)|[\d.]+ [KMG]iB"
+    r"|GPU \d+( to GPU \d+)?|(node )?vm|.*=.*|batch [\d,]+|\d+ (GPUs?|workers?)|[\d.]+ [KMG]iB"
 )
 
 

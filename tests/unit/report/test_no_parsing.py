@@ -51,8 +51,8 @@ ALLOWED = {
     ("analysis/references.py", "find"): "fabric of a reference file",
     ("analysis/references.py", "shipped"): "name of a device",
     ("analysis/references.py", "quote"): "YAML",
-    ("analysis/references.py", "most"): "name of a test in a reference file",
-    ("analysis/rounds.py", "_as_one"): "name of a column",
+    ("analysis/references.py", "largest_value"): "name of a test in a reference file",
+    ("analysis/rounds.py", "_combine"): "name of a column",
     ("analysis/rows.py", "_AMOUNT"): "value of a setting",
 }
 
