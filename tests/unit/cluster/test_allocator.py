@@ -19,7 +19,7 @@ from raybench.cluster.allocator import (
 from tests.local_cluster import choose_workers
 
 
-def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
+def test_workers_are_ordered_by_node_then_device():
     devices = make_devices(a=2, b=3)
     shuffled = random.Random(7).sample(devices, len(devices))
     assert [shuffled[position] for position in in_device_order(shuffled)] == devices
@@ -63,21 +63,21 @@ def taken(allocator, *sizes):
     return places
 
 
-def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
+def test_points_keep_their_models_on_a_busy_cluster():
     devices = [make_device(*place) for place in (("a", 0), ("a", 1), ("b", 0))]
     devices[2] = replace(devices[2], name="old")
     allocator = Beside(devices, (), "pack", "device")
     assert taken(allocator, 1, 1, 1) == [(0,), (1,), None]
 
 
-def test_the_next_point_gets_the_workers_of_one_before_so_that_their_group_is_kept():
+def test_the_next_point_reuses_the_freed_workers():
     allocator = allocator_of(a=8)
     for freed in reversed(taken(allocator, 2, 4, 2)):
         allocator.free(freed)
         assert taken(allocator, len(freed)) == [freed]
 
 
-def test_neighbours_are_preferred_and_pairs_begin_at_even_devices():
+def test_neighbouring_devices_are_preferred_from_even_indices():
     allocator = allocator_of(a=8)
     allocator.take((1,))
     allocator.take((5,))
@@ -106,9 +106,7 @@ def test_lost_workers_are_given_to_nobody(isolation):
     strategy=st.sampled_from(["pack", "spread", "rail"]),
     data=st.data(),
 )
-def test_whatever_comes_and_goes_places_are_disjoint_and_of_the_same_shape(
-    nodes, isolation, strategy, data
-):
+def test_concurrent_points_have_disjoint_places_of_equal_shape(nodes, isolation, strategy, data):
     devices = [
         replace(make_device(node, index, rack=rack), name=model)
         for node, (count, rack, model) in nodes.items()
@@ -175,9 +173,7 @@ NODES = make_devices(a=2, b=3, c=1)
         (racks(small={"a": 2}, big={"b": 2, "c": 2}), "pack", 4, (2, 3, 4, 5)),
     ],
 )
-def test_nodes_and_racks_are_filled_spread_over_or_crossed_on_rails(
-    devices, strategy, world_size, expected
-):
+def test_each_strategy_chooses_its_nodes_and_racks(devices, strategy, world_size, expected):
     assert choose_workers(devices, world_size, strategy) == expected
 
 
@@ -187,7 +183,7 @@ def test_nodes_of_a_rack_have_neighbouring_ranks():
 
 
 @pytest.mark.parametrize("strategy", ["pack", "spread", "rail"])
-def test_workers_are_started_where_a_point_would_have_them(strategy):
+def test_workers_start_where_points_will_run(strategy):
     free, of_node = {"a": 2, "b": 2, "c": 2, "d": 2}, {"a": "l", "b": "l", "c": "r", "d": "r"}
     for world_size in range(1, 9):
         chosen = choose_workers(TWO_RACKS, world_size, strategy)
@@ -197,7 +193,7 @@ def test_workers_are_started_where_a_point_would_have_them(strategy):
     assert counts_by_node({}, 3, strategy) == {}
 
 
-def test_beside_others_a_point_of_a_rack_stays_in_one_rack():
+def test_concurrent_points_stay_in_one_rack():
     allocator = Beside(TWO_RACKS, (), "pack", "device")
     allocator.take((1,))
     assert allocator.choose(4) == (4, 5, 6, 7)
@@ -205,7 +201,7 @@ def test_beside_others_a_point_of_a_rack_stays_in_one_rack():
     assert allocator.choose(4) is None
 
 
-def test_beside_others_a_rail_is_of_one_index_or_waits():
+def test_concurrent_rail_points_use_one_device_index():
     allocator = Beside(TWO_RACKS, (), "rail", "device")
     allocator.take((0,))
     # Index 0 of node a is taken: both have index 1.

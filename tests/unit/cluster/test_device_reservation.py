@@ -77,7 +77,7 @@ def locked(locks, holder=None, *, shared=False):
     return [one.what for one in found.others.get(CPU, ())]
 
 
-def test_a_device_that_another_sweep_has_is_refused_and_nothing_is_held(other):
+def test_a_device_of_another_sweep_is_refused(other):
     locks = DeviceLocks()
     result = locks.lock(["GPU-0", "GPU-1"], me(), shared=False)
     [holder] = result.others.pop("GPU-1")
@@ -88,7 +88,7 @@ def test_a_device_that_another_sweep_has_is_refused_and_nothing_is_held(other):
     assert not DeviceLocks().lock(["GPU-0"], me(), shared=False).others
 
 
-def test_the_kernel_frees_the_devices_of_a_killed_sweep_and_its_files_are_removed(other, folder):
+def test_locks_of_a_killed_sweep_are_released(other, folder):
     [holder] = DeviceLocks().other_users([CPU]).others[CPU]
     assert not holder.has_ended
     other.send_signal(signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_the_kernel_frees_the_devices_of_a_killed_sweep_and_its_files_are_remove
     assert not list(folder.iterdir())
 
 
-def test_who_shares_beside_one_alone_is_seen_and_has_the_device_after_it():
+def test_a_shared_lock_outlasts_an_exclusive_lock():
     alone, shared = DeviceLocks(), DeviceLocks()
     mine = me("run a")
     assert locked(alone, mine) == []
@@ -113,7 +113,7 @@ def test_who_shares_beside_one_alone_is_seen_and_has_the_device_after_it():
     assert not DeviceLocks().other_users([CPU]).others
 
 
-def test_two_nodes_of_one_sweep_on_one_host_do_not_keep_each_other_out():
+def test_nodes_of_one_sweep_share_a_host():
     first, second, mine = DeviceLocks(), DeviceLocks(), me()
     for locks in (first, second, first):
         assert locked(locks, mine) == []
@@ -123,7 +123,7 @@ def test_two_nodes_of_one_sweep_on_one_host_do_not_keep_each_other_out():
     assert not DeviceLocks().other_users([CPU]).others
 
 
-def test_of_two_sweeps_that_start_at_once_one_has_the_device():
+def test_one_of_several_simultaneous_sweeps_gets_the_device():
     start, took = threading.Barrier(8), []
 
     def lock():
@@ -147,7 +147,7 @@ STRANGER = HOLD.replace(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_two_users_share_a_device_and_neither_can_change_the_file_of_the_other(monkeypatch):
+def test_two_users_share_a_device_through_readonly_files(monkeypatch):
     with TemporaryDirectory(dir="/tmp") as place:
         Path(place).chmod(0o755)
         folder = Path(place, "locks")
@@ -166,7 +166,7 @@ def test_two_users_share_a_device_and_neither_can_change_the_file_of_the_other(m
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "folder", "pipe"])
-def test_what_is_planted_in_the_folder_is_not_followed_and_holds_nothing(kind, folder, tmp_path):
+def test_planted_files_lock_nothing_and_are_not_followed(kind, folder, tmp_path):
     folder.mkdir()
     victim, place = tmp_path / "victim", folder / f"{CPU}.planted"
     victim.write_text("precious")
@@ -176,7 +176,7 @@ def test_what_is_planted_in_the_folder_is_not_followed_and_holds_nothing(kind, f
     assert victim.read_text() == "precious"
 
 
-def test_a_folder_that_is_a_link_gives_no_locks_and_says_so(folder, tmp_path):
+def test_a_symlink_as_lock_folder_is_refused(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
     result = DeviceLocks().lock([CPU], me(), shared=False)
@@ -184,7 +184,7 @@ def test_a_folder_that_is_a_link_gives_no_locks_and_says_so(folder, tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_full_disk_leaves_neither_a_file_nor_a_descriptor_open(folder, monkeypatch):
+def test_a_full_disk_leaves_no_file_open(folder, monkeypatch):
     monkeypatch.setattr("os.fchmod", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
     before = psutil.Process().num_fds()
     assert "No space left" in DeviceLocks().lock([CPU], me(), shared=False).problem
@@ -206,7 +206,7 @@ def test_what_a_file_says_is_not_believed(folder, content):
     locks.close()
 
 
-def test_what_a_file_says_is_shown_on_one_short_line():
+def test_untrusted_lock_text_is_printed_on_one_line():
     locks = DeviceLocks()
     evil = replace(me(), what="run \x1b[31m\n\u202e" + "x" * 500, process_id=2**40)
     locks.lock([CPU], evil, shared=False)
@@ -249,7 +249,7 @@ def cpus(count=2):
     return [make_device(index=n, kind="cpu", uuid=f"a/{n}") for n in range(count)]
 
 
-def test_what_another_sweep_has_is_refused_in_one_line_that_says_what_to_type():
+def test_the_refusal_names_the_other_sweep_and_options():
     nodes = FakeNodes({CPU: (OTHER,)})
     with pytest.raises(DevicesInUseError) as refused:
         reservation(nodes).reserve(cpus())
@@ -263,7 +263,7 @@ def test_what_another_sweep_has_is_refused_in_one_line_that_says_what_to_type():
     assert (nodes.shared, nodes.released) == ([False], 1)
 
 
-def test_the_devices_are_waited_for_as_long_as_told_and_that_is_said_once():
+def test_waiting_for_devices_is_announced_once():
     nodes, said = FakeNodes(*[{CPU: (OTHER,)}] * 3), list[str]()
     reservation(nodes, said.append, wait_s=60.0).reserve(cpus())
     assert len(nodes.shared) == 4
@@ -271,14 +271,14 @@ def test_the_devices_are_waited_for_as_long_as_told_and_that_is_said_once():
     assert line.startswith("waiting: the processors of host-a are used by run a-1")
 
 
-def test_a_sweep_whose_driver_is_gone_is_waited_for_unasked():
+def test_an_ending_sweep_is_waited_for_by_default():
     gone = replace(OTHER, host=socket.gethostname(), process_id=2**22 - 1)
     said = []
     reservation(FakeNodes({CPU: (gone,)}), said.append).reserve(cpus())
     assert said[0].endswith(", and ends")
 
 
-def test_who_shares_is_not_kept_out_and_told_who_is_there():
+def test_sharing_sweeps_are_allowed_and_named():
     nodes, said = FakeNodes({CPU: (OTHER,)}), list[str]()
     held = reservation(nodes, said.append, shared=True)
     held.reserve(cpus())
@@ -287,7 +287,7 @@ def test_who_shares_is_not_kept_out_and_told_who_is_there():
     assert held.other_sweeps == ("run a-1 of bob (process 7 on alpha)",)
 
 
-def test_a_worker_that_comes_late_is_refused_where_others_are_and_not_waited_for():
+def test_a_late_worker_does_not_wait_for_devices():
     nodes = FakeNodes({CPU: (OTHER,)})
     assert "are used by run a-1" in reservation(nodes, wait_s=60.0).try_reserve(*cpus(1))
     assert reservation(nodes).try_reserve(*cpus(1)) == ""
@@ -308,7 +308,7 @@ class ThisHost:
 
 
 @pytest.mark.usefixtures("other")
-def test_a_device_that_comes_late_and_is_refused_leaves_the_sweep_those_that_it_has():
+def test_refusing_a_late_device_keeps_the_others():
     mine = reservation(ThisHost())
     first, late = (make_device(index=n, uuid=f"GPU-{n}") for n in range(2))
     mine.reserve([first])
@@ -317,7 +317,7 @@ def test_a_device_that_comes_late_and_is_refused_leaves_the_sweep_those_that_it_
     assert [*DeviceLocks().lock(["GPU-0"], me("run third-1"), shared=False).others] == ["GPU-0"]
 
 
-def test_a_host_without_locks_is_measured_and_that_is_said_once():
+def test_missing_locks_are_reported_once():
     said = []
     held = reservation(FakeNodes(problem="/tmp/x: Permission denied"), said.append)
     held.reserve(cpus())
@@ -348,13 +348,13 @@ def spent(own_s, children_s=0.0):
     return CpuTime(own_s=own_s, children_s=children_s)
 
 
-def test_others_are_told_beyond_a_twentieth_of_the_workers_processors():
+def test_small_cpu_use_of_other_programs_is_ignored():
     before = on_cpus(0.0, 100.0, p1=spent(5.0))
     assert seen(before, on_cpus(10.0, 110.4, p1=spent(15.0))) == []
     assert seen(before, on_cpus(10.0, 115.0, p1=spent(15.0))) == [HALF_A_CORE]
 
 
-def test_a_process_that_is_new_or_has_a_reused_number_counts_from_its_start():
+def test_new_or_reused_process_ids_count_from_start():
     before = on_cpus(0.0, 100.0, p1=spent(5.0), p2=spent(50.0))
     after = on_cpus(10.0, 110.0, p1=spent(9.0), p3=spent(3.0))
     own = {**after.own, (2, 2.0): spent(3.0)}
@@ -362,13 +362,13 @@ def test_a_process_that_is_new_or_has_a_reused_number_counts_from_its_start():
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])
-def test_a_child_that_ends_does_not_count_for_what_it_did_before(is_waited_for):
+def test_an_ended_child_does_not_distort_cpu_use(is_waited_for):
     before = on_cpus(0.0, 100.0, p1=spent(1.0), p2=spent(50.0))
     after = on_cpus(10.0, 105.0, p1=spent(1.0, 50.0 if is_waited_for else 0.0))
     assert seen(before, after) == [HALF_A_CORE]
 
 
-def test_sweeps_and_processes_that_came_or_went_are_told_once():
+def test_other_sweeps_and_processes_are_listed_once():
     gpu = make_device()
     before = NodeUse(time_s=0.0, holders=(RUN,), processes={gpu.uuid: ("process 4 (python)",)})
     after, nothing = replace(before, time_s=1.0), NodeUse(time_s=0.5)

@@ -57,7 +57,7 @@ def watched(ranks, clock, seconds, hang_s=None):
     return told, watch
 
 
-def test_a_rank_that_hangs_is_told_once_and_soon(clock):
+def test_a_hanging_rank_is_reported_once_and_soon(clock):
     told, _ = watched(Ranks(lambda: clock[0], wait=Wait.SLEEP), clock, 60)
     ((after_s, verdict),) = told
     assert after_s <= 13

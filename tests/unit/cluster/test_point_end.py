@@ -75,7 +75,7 @@ def failed(rank, error_type="ValueError", message="not even closed", *, keeps=Tr
 
 
 @pytest.mark.parametrize("failing_rank", [0, 1])
-def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answered(failing_rank):
+def test_any_failed_rank_aborts_the_group(failing_rank):
     answers = [make_measurement(0), make_measurement(1)]
     answers[failing_rank] = failed(failing_rank)
     outcome, calls = finish(*answers)
@@ -83,7 +83,7 @@ def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answer
     assert outcome.answers[failing_rank] is answers[failing_rank]
 
 
-def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
+def test_a_rank_stuck_after_a_failure_is_killed():
     outcome, calls = finish(failed(0), None, tails=["", IN_A_LOOP])
     assert calls == ["abort", "kill [1]"]
     assert outcome.unfit == {1}
@@ -97,14 +97,14 @@ def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
     [("cpu", TASK), ("cuda", replace(TASK, point=make_point(workload="script")))],
     ids=["gloo", "script"],
 )
-def test_the_ranks_that_hang_are_killed_first_so_that_those_who_wait_come_back(kind, task):
+def test_hanging_ranks_are_killed_before_waiting_ranks(kind, task):
     tail = 'Thread 0x1 (most recent call first):\n  File "/torch/distributed/x.py", line 3 in wait'
     outcome, calls = finish(None, None, task=task, kind=kind, tails=[tail])
     assert calls == ["abort", "kill [1]", "kill [0, 1]"]
     assert [answer.error_type for answer in outcome.answers] == ["PeerFailed", "Timeout"]
 
 
-def test_a_dead_process_is_explained_by_the_end_of_its_log():
+def test_the_log_explains_a_dead_process():
     died = failed(0, "WorkerDied", status=Status.LOST, keeps=False, detail="Ray's words")
     outcome, calls = finish(died, tails=["words\nFatal Python error: Segmentation fault"])
     assert outcome.answers[0].message == "the worker process died by SIGSEGV"
@@ -118,7 +118,7 @@ def test_a_dead_process_is_explained_by_the_end_of_its_log():
     assert (unexplained.message, unexplained.detail) == (died.message, died.detail)
 
 
-def test_memory_that_a_killed_process_keeps_is_told_and_on_lost_nodes_nobody_is_killed():
+def test_memory_still_held_after_a_kill_is_reported():
     died = failed(0, "WorkerDied", status=Status.LOST, keeps=False, detail="log")
     outcome, _ = finish(died, freed=["1 GiB of cuda:0 is not free"])
     assert outcome.answers[0].detail == "log\n1 GiB of cuda:0 is not free"
@@ -126,7 +126,7 @@ def test_memory_that_a_killed_process_keeps_is_told_and_on_lost_nodes_nobody_is_
     assert (outcome.unfit, calls) == ({0}, ["abort"])
 
 
-def test_a_measurement_in_a_process_that_is_no_good_any_more_costs_the_process():
+def test_a_worker_that_is_not_reusable_is_killed():
     spoiled = replace(make_measurement(0), worker_reusable=False)
     outcome, calls = finish(spoiled, make_measurement(1))
     assert (outcome.answers[0], outcome.unfit) == (spoiled, {0})
@@ -173,7 +173,7 @@ def seen(*answers, world_size=3, finished=(), tails=None):
 LOSS = "pair.cc:553] Connection closed by peer [10.0.0.1]:41195"
 
 
-def test_the_ranks_beside_a_failure_name_it_and_keep_their_processes():
+def test_peers_name_the_failed_rank_and_stay_reusable():
     told = after_failure(
         seen(failed(0, "RuntimeError", LOSS), failed(1, "ValueError", "no"), make_measurement(2))
     )
@@ -182,7 +182,7 @@ def test_the_ranks_beside_a_failure_name_it_and_keep_their_processes():
     assert all(answer.worker_reusable for answer in told)
 
 
-def test_a_process_that_dies_of_the_abort_is_not_the_cause():
+def test_death_by_the_abort_is_not_the_cause():
     died = failed(0, "WorkerDied", keeps=False)
     told = after_failure(seen(failed(1, "ValueError"), died, world_size=2, finished={1}))
     assert (told[0].error_type, told[0].worker_reusable) == ("PeerFailed", False)
@@ -190,14 +190,14 @@ def test_a_process_that_dies_of_the_abort_is_not_the_cause():
     assert types(told) == ["WorkerDied", "PeerFailed"], "its death came late"
 
 
-def test_a_rank_to_which_all_others_lost_the_connection_is_blamed():
+def test_a_rank_that_all_peers_lost_is_blamed():
     told = after_failure(seen(failed(0, "RuntimeError", LOSS), failed(2, "DistBackendError")))
     assert types(told) == ["PeerFailed", "NoAnswer", "PeerFailed"]
     assert told[0].message == "rank 1 failed"
     assert told[1].status is Status.LOST
 
 
-def test_a_rank_whose_script_ended_is_blamed_where_no_other_failed_by_itself():
+def test_an_ended_script_is_blamed_without_other_failures():
     ended = failed(1, "ScriptEnded", "it ended")
     told = after_failure(seen(failed(0, "RuntimeError", LOSS), ended, world_size=2))
     assert [one.message for one in told] == ["the script of rank 1 had ended", "it ended"]
@@ -214,14 +214,14 @@ def test_a_rank_whose_script_ended_is_blamed_where_no_other_failed_by_itself():
         ("DistBackendError", "NCCL error ... ncclRemoteError: a call failed"),
     ],
 )
-def test_a_peer_that_all_ranks_lost_is_no_error_of_the_point(error_type, message):
+def test_points_are_lost_when_all_ranks_lose_peers(error_type, message):
     answers = [failed(rank, error_type, message) for rank in range(2)]
     told = after_failure(seen(*answers, world_size=2))
     assert [answer.status for answer in told] == [Status.LOST] * 2
     assert [answer.message for answer in told] == [message] * 2
 
 
-def test_those_that_waited_in_a_collective_are_not_blamed_for_a_hang():
+def test_ranks_waiting_in_a_collective_are_not_blamed():
     tails = {0: IN_A_COLLECTIVE, 1: IN_A_LOOP}
     told = after_timeout(seen(make_measurement(2), finished={2}, tails=tails), LIMIT)
     assert told[0].message == "waited for rank 1, and this rank did not stop, at net.py:45 in step"
@@ -245,9 +245,7 @@ def test_those_that_waited_in_a_collective_are_not_blamed_for_a_hang():
         ([CONNECTING, IN_A_LOOP], ["PeerFailed", "Timeout"]),
     ],
 )
-def test_those_that_waited_for_device_or_peers_are_blamed_only_where_no_other_did_nothing(
-    tails, expected
-):
+def test_waiting_ranks_are_blamed_only_without_another_culprit(tails, expected):
     told = after_timeout(seen(world_size=2, tails=dict(enumerate(tails))), LIMIT)
     assert types(told) == expected
     if IN_A_LOOP in tails:
@@ -258,7 +256,7 @@ def test_those_that_waited_for_device_or_peers_are_blamed_only_where_no_other_di
         assert "while it connects to the others: is the network" in told[blamed].message
 
 
-def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
+def test_all_ranks_time_out_when_none_is_stuck():
     told = after_timeout(seen(make_measurement(0), failed(1, "PeerFailed"), world_size=2), LIMIT)
     assert {answer.message for answer in told} == {
         "no answer within measure.timeout_s = 3 s; ranks 0 and 1 gave none"
@@ -275,19 +273,19 @@ def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
         ([Status.TIMEOUT, Status.TIMEOUT], 0),
     ],
 )
-def test_of_ranks_that_fail_in_different_ways_the_likeliest_cause_is_told(statuses, likely):
+def test_the_likeliest_of_several_causes_is_reported(statuses, likely):
     answers = [replace(failed(rank, "X"), status=one) for rank, one in enumerate(statuses)]
     assert cause_of([*answers, make_measurement(9)]) is answers[likely]
 
 
-def test_what_a_rank_says_itself_is_told_before_what_its_peers_suffered():
+def test_own_errors_come_before_failures_of_peers():
     peer, own = failed(0, "PeerFailed"), failed(1, "ValueError")
     assert cause_of([replace(peer, status=Status.OOM), own]) is own
     assert cause_of([peer, make_measurement(1)]) is peer
     assert cause_of([make_measurement(0)]) is None
 
 
-def test_a_lost_node_is_the_reason_of_a_dead_process_but_not_of_what_a_rank_said_itself():
+def test_a_lost_node_explains_only_dead_processes():
     died = Failure(rank=0, status=Status.LOST, error_type="WorkerDied", message="died")
     ran_out = Failure(rank=1, status=Status.OOM, error_type="OutOfMemoryError", message="asked")
     told = with_losses([died, ran_out, make_measurement(2)], ["node a is gone"] * 3)

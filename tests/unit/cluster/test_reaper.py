@@ -100,7 +100,7 @@ ORPHANS = {
 }
 
 
-def test_what_a_killed_worker_started_is_gone_soon_and_its_watcher_with_it_and_nothing_else(mark):
+def test_all_descendants_of_a_killed_worker_end(mark):
     other = {**os.environ, reaper.MARK: f"{mark}-other"}
     with subprocess.Popen(["sleep", "60"], env=other, start_new_session=True) as neighbour:
         with raylet_and_worker("; ".join(ORPHANS.values())) as (_, worker):
@@ -117,7 +117,7 @@ def test_what_a_killed_worker_started_is_gone_soon_and_its_watcher_with_it_and_n
         neighbour.kill()
 
 
-def test_a_worker_that_hangs_ends_when_its_raylet_has_been_gone_for_five_seconds(mark):
+def test_a_hanging_worker_ends_after_its_raylet(mark):
     with raylet_and_worker(ORPHANS["a daemon"]) as (raylet, worker):
         os.kill(raylet, signal.SIGKILL)
         took_s = seconds_until(lambda: not is_alive(worker), within_s=20)
@@ -125,7 +125,7 @@ def test_a_worker_that_hangs_ends_when_its_raylet_has_been_gone_for_five_seconds
         seconds_until(lambda: not marked(mark), within_s=SOON_S)
 
 
-def test_the_watcher_is_no_child_no_member_and_small(mark):
+def test_the_watcher_is_detached_and_small(mark):
     with raylet_and_worker("pass") as (raylet, worker):
         (watcher,) = watchers(mark)
         process = psutil.Process(watcher)
@@ -140,9 +140,7 @@ def test_the_watcher_is_no_child_no_member_and_small(mark):
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_its_folder(
-    is_kept, tmp_path
-):
+def test_children_and_folder_do_not_outlive_the_driver(is_kept, tmp_path):
     driver = """
         import os, subprocess, sys, time
         from raybench.cluster import reaper
@@ -173,7 +171,7 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
     assert (folder / "logs" / "one").exists() == is_kept
 
 
-def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path):
+def test_workers_of_a_dead_raylet_end_with_driver(tmp_path):
     driver = """
         import subprocess, sys, time
         from raybench.cluster import reaper

@@ -100,7 +100,7 @@ def replaced(monkeypatch, calls, workers):
     return run
 
 
-def test_a_node_that_is_cut_off_is_asked_for_nothing_and_named(workers, calls):
+def test_a_cut_off_node_is_skipped_and_named(workers, calls):
     asked, _, told = calls
     assert asked == {"n": 1}
     assert told.startswith("node alpha gives no worker: it may be frozen or cut off")
@@ -121,7 +121,7 @@ def test_a_sweep_that_holds_all_devices_is_named(monkeypatch, workers):
     assert f"in 0 s: {named}" in str(raised.value)
 
 
-def test_first_workers_of_a_silent_node_are_given_up(monkeypatch, workers, agents, calls):
+def test_workers_on_a_silent_node_are_given_up(monkeypatch, workers, agents, calls):
     monkeypatch.setattr(agents, "silent_nodes", lambda: {"n"})
     monkeypatch.setattr(pool, "remove_placement_group", lambda _: None)
     monkeypatch.setattr(pool, "start_worker", lambda *_: Actor("mute", None, calls))
@@ -144,15 +144,13 @@ def test_free_devices_are_looked_for_once_a_second(monkeypatch, workers, agents)
     assert looks_s == [100.0, 101.1, 102.3]
 
 
-def test_a_new_process_takes_the_device_after_the_old_one_was_killed(replaced, calls):
+def test_the_old_process_is_killed_before_its_replacement(replaced, calls):
     worker = replaced(SAME)
     assert (worker.device, worker.process.is_used, worker.lost_because) == (SAME, False, "")
     assert calls == ["kill old", "sigkill", "new takes cuda:1"]
 
 
-def test_a_new_worker_that_is_killed_while_it_starts_is_started_again_and_not_for_ever(
-    replaced, calls
-):
+def test_a_replacement_killed_at_start_is_retried(replaced, calls):
     reason = f"cuda:1 on {GPU.host} is lost: a worker could not start"
     assert replaced(RayActorError(error_msg="")).lost_because.startswith(reason)
     assert calls.count("new takes cuda:1") == 3
@@ -170,7 +168,7 @@ def test_a_new_worker_that_is_killed_while_it_starts_is_started_again_and_not_fo
     ],
     ids=["failed by itself", "another GPU", "does not come"],
 )
-def test_a_worker_without_a_usable_new_process_is_lost(replaced, workers, calls, new, reason):
+def test_a_worker_without_usable_replacement_is_lost(replaced, workers, calls, new, reason):
     worker = replaced(new)
     assert worker.lost_because.startswith(f"cuda:1 on {GPU.host} is lost: {reason}")
     assert (worker.device, workers.lost) == (GPU, {0})
@@ -178,7 +176,7 @@ def test_a_worker_without_a_usable_new_process_is_lost(replaced, workers, calls,
     assert calls.count("new takes cuda:1") == 1
 
 
-def test_a_closed_cluster_runs_no_point_and_says_so():
+def test_a_closed_cluster_refuses_points():
     cluster = RayCluster(Connection(where="here", needed={}, kind="cpu", capacity=1))
     cluster.close()
     with pytest.raises(ClusterError, match="let go"):

@@ -58,7 +58,7 @@ def host(tmp_path, monkeypatch):
         ("192.0.2.1:6379", "local", False),
     ],
 )
-def test_a_private_ray_is_expected_as_the_address_and_ray_address_say(
+def test_address_and_ray_address_decide_on_private_ray(
     host, monkeypatch, address, exported, is_private
 ):
     monkeypatch.setenv("RAY_ADDRESS", exported)
@@ -66,7 +66,7 @@ def test_a_private_ray_is_expected_as_the_address_and_ray_address_say(
 
 
 @pytest.mark.parametrize(("head", "owner"), [("192.0.2.1:6379", None), ("192.0.2.66:6379", 65534)])
-def test_a_file_that_no_raylet_of_ours_confirms_is_told_and_not_believed(host, head, owner):
+def test_an_unconfirmed_address_file_is_not_trusted(host, head, owner):
     host.raylet(head, owner=owner)
     host.address_file("192.0.2.66:6379")
     address, why_not = find_own_cluster()
@@ -75,19 +75,19 @@ def test_a_file_that_no_raylet_of_ours_confirms_is_told_and_not_believed(host, h
 
 
 @pytest.mark.parametrize("text", ["", "x", "a b:1", "h:1\x1b[31m", "h:1234567", "h:1\n" * 200])
-def test_a_file_that_holds_no_address_is_as_none(host, text):
+def test_an_address_file_without_address_is_ignored(host, text):
     host.raylet(text)
     host.address_file(text)
     assert find_own_cluster() == ("", "")
 
 
-def test_an_address_file_of_other_bytes_is_as_none(host):
+def test_an_address_file_of_invalid_bytes_is_ignored(host):
     host.raylet("192.0.2.1:6379")
     host.address_file("").write_bytes(b"192.0.2.1:6379\xff")
     assert find_own_cluster() == ("", "")
 
 
-def test_a_head_below_another_temp_dir_is_found_where_there_is_none_in_the_usual_one(host):
+def test_a_head_in_another_temp_dir_is_found(host):
     host.raylet("192.0.2.1:6379", host.root / "a")
     host.address_file("192.0.2.1:6379", host.root / "a")
     assert find_own_cluster() == ("192.0.2.1:6379", "")
@@ -103,7 +103,7 @@ def test_a_head_below_another_temp_dir_is_found_where_there_is_none_in_the_usual
 SOCKET = "session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store"
 
 
-def test_a_path_too_long_for_sockets_is_passed_over(tmp_path, monkeypatch):
+def test_a_path_too_long_for_sockets_is_avoided(tmp_path, monkeypatch):
     far = tmp_path / ("x" * 100)
     monkeypatch.setenv("RAY_TMPDIR", str(far))
     monkeypatch.setenv("TMPDIR", str(far))
@@ -115,7 +115,7 @@ def test_a_path_too_long_for_sockets_is_passed_over(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["a..b:80", "127.0.0.1:²"])
-def test_a_malformed_address_is_an_error_of_the_user(address):
+def test_a_malformed_address_is_refused(address):
     with pytest.raises((UsageError, ClusterError), match=f"--address {address}: "):
         start.connect_ray(address, "cpu", 1)
 
@@ -127,7 +127,7 @@ def listening():
 
 
 @pytest.mark.parametrize("dies", ["the head", "this host's Ray"])
-def test_what_has_just_answered_and_died_is_found_gone_before_an_actor_is_replaced(dies):
+def test_a_fresh_check_notices_a_death_at_once(dies):
     other = {"the head": "this host's Ray", "this host's Ray": "the head"}[dies]
     with listening() as stays:
         with listening() as address:
@@ -149,7 +149,7 @@ def test_a_head_that_missed_one_call_is_there(monkeypatch):
     assert connect.call_count == 2
 
 
-def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost_cluster():
+def test_the_guard_ends_a_process_without_a_cluster():
     hangs = (
         "import time\n"
         "from raybench.cluster.ray_cluster.start import end_process, start_guard\n"

@@ -5,14 +5,14 @@ import os
 from raybench.cluster.ray_cluster.nodes import new_output
 
 
-def test_lines_come_without_colours_and_marks_of_ray_and_of_this_process_alone(tmp_path):
+def test_log_lines_omit_colours_and_ray_markers(tmp_path):
     (tmp_path / "worker-ab-01-77.out").write_text(":job_id:01\nfirst\n")
     (tmp_path / "worker-ab-01-77.err").write_bytes(b"\x1b[31mred\x1b[0m\x07\xff\n\n")
     (tmp_path / "worker-ab-01-78.err").write_text("another's\n")
     assert new_output(tmp_path, 77, {}) == "[stdout]\nfirst\n[stderr]\nred\ufffd"
 
 
-def test_of_two_logs_of_one_process_id_the_newer_is_read_from_its_start(tmp_path):
+def test_the_newer_of_two_logs_is_read(tmp_path):
     read_to = {}
     for age_s, name in [(100, "worker-older-77.err"), (0, "worker-new-77.err")]:
         (path := tmp_path / name).write_text(name)
@@ -22,7 +22,7 @@ def test_of_two_logs_of_one_process_id_the_newer_is_read_from_its_start(tmp_path
     assert new_output(tmp_path, 77, read_to) == ""
 
 
-def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_state(tmp_path):
+def test_new_output_keeps_the_last_progress_bar_state(tmp_path):
     out, err = (tmp_path / f"worker-ab-01-77.{kind}" for kind in ("out", "err"))
     out.write_text(":job_id:01\nfirst\n")
     read_to = {}
@@ -35,7 +35,7 @@ def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_sta
     assert new_output(tmp_path, 78, {}) == ""
 
 
-def test_of_a_flood_the_end_is_kept_and_it_is_said_how_much_is_not(tmp_path):
+def test_only_the_end_of_long_output_is_kept(tmp_path):
     lines = [f"line {number:06}" for number in range(100_000)]
     (tmp_path / "worker-ab-01-77.out").write_text("\n".join(lines) + "\n")
     read_to = {"worker-ab-01-77.out": 12}

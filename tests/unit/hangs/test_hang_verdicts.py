@@ -102,7 +102,7 @@ def test_blocks_of_one_collective_show_a_skipped_step():
     assert (verdict.cause, verdict.rank) == (HangCause.SKIPPED, 1)
 
 
-def test_a_skip_among_equal_calls_shows_at_the_end_of_a_block():
+def test_a_skip_among_equal_calls_is_found():
     done = (*(GRADIENT,) * 8, TIMES, *(GRADIENT,) * 30)
     behind = entered([*done, GRADIENT], len(done))
     ahead = entered([*done, replace(TIMES, sizes=((30,),))], len(done))
@@ -110,7 +110,7 @@ def test_a_skip_among_equal_calls_shows_at_the_end_of_a_block():
     assert (verdict.cause, verdict.rank) == (HangCause.SKIPPED, 2)
 
 
-def test_uneven_sizes_of_an_all_gather_are_no_disagreement():
+def test_uneven_all_gather_sizes_are_no_disagreement():
     other = CallShape(operation="all_gather", sizes=((9,),), dtypes=("Float",))
     uneven = entered([other, *COMMON], 19)
     usual = entered([TIMES, *COMMON, GRADIENT], 19)
@@ -118,7 +118,7 @@ def test_uneven_sizes_of_an_all_gather_are_no_disagreement():
     assert (verdict.cause, verdict.rank) == (HangCause.SLEEPS, 1)
 
 
-def test_a_rank_that_waits_in_another_group_is_not_blamed():
+def test_ranks_waiting_in_another_group_are_not_blamed():
     pair = {"pair": frozenset({1, 2})}
     whole = {"0": frozenset({0, 1, 2})}
     groups = {**pair, **whole}

@@ -98,7 +98,7 @@ def described():
     return describe_device(CUDA, 2, node_id="n", address="10.0.0.1")
 
 
-def test_a_gpu_is_described_with_all_that_nvml_knows(monkeypatch):
+def test_nvml_describes_a_gpu(monkeypatch):
     FakeNvml(**ALL | OTHERS).install(monkeypatch)
     device = described()
     assert (device.uuid, device.index, device.name) == (UUID, 2, "NVIDIA H200")
@@ -121,7 +121,7 @@ def test_a_gpu_is_described_with_all_that_nvml_knows(monkeypatch):
         assert described().numa_node == node
 
 
-def test_without_nvml_the_facts_of_the_device_are_unknown_and_it_has_no_counters(monkeypatch):
+def test_device_facts_are_unknown_without_nvml(monkeypatch):
     missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
     device = described()
@@ -133,7 +133,7 @@ def test_without_nvml_the_facts_of_the_device_are_unknown_and_it_has_no_counters
     assert Counters(CPU).read() is None
 
 
-def test_free_space_is_that_of_the_disk_and_of_shared_memory():
+def test_free_disk_and_shared_memory_are_reported():
     device = describe_device(CPU, 3, node_id="n", address="10.0.0.1")
     assert device.index == 3
     assert device.disk_free_bytes > 0
@@ -173,7 +173,7 @@ def test_a_reading_is_in_joules_and_seconds(monkeypatch):
     assert read.time_s > 0
 
 
-def test_an_old_driver_counts_by_policy_and_the_fields_win_where_both_are(monkeypatch):
+def test_an_old_driver_counts_throttling_by_policy(monkeypatch):
     policies = {pynvml.NVML_PERF_POLICY_POWER: 9_000_000_000, pynvml.NVML_PERF_POLICY_THERMAL: 1}
 
     def status(handle, policy):
@@ -239,9 +239,7 @@ class Limited:
         pytest.param(lambda now_s: 5.0, 99, {}, 0.0, id="the device stood idle meanwhile"),
     ],
 )
-def test_what_follows_a_limit_waits_where_limits_are_counted(
-    monkeypatch, limited_s, since_s, more, waited_s
-):
+def test_a_device_rests_until_throttling_ends(monkeypatch, limited_s, since_s, more, waited_s):
     limited = Limited(monkeypatch, limited_s)
     since = reading(since_s, power_cap=limited_s(since_s))
     assert limited.waited_s(since, **more) == pytest.approx(waited_s, abs=0.1)
@@ -250,7 +248,7 @@ def test_what_follows_a_limit_waits_where_limits_are_counted(
     assert limited.waited_s(None) == limited.waited_s(limited.read()) == 0.0
 
 
-def test_clocks_are_held_back_by_heat_or_a_fault_and_not_by_the_power_cap():
+def test_only_heat_and_faults_hold_clocks_back():
     before = reading(0.0, thermal_sw=5.0, thermal_hw=5.0, power_brake=5.0, power_cap=5.0)
     later_s = {reason: reading(1.0, **{reason: 5.5}) for reason in before.limited_s}
     held = [reason for reason, after in later_s.items() if is_held_back(before, after)]
@@ -259,7 +257,7 @@ def test_clocks_are_held_back_by_heat_or_a_fault_and_not_by_the_power_cap():
     assert not is_held_back(before, None)
 
 
-def test_a_sample_holds_what_nvml_said_of_the_device_at_that_time(monkeypatch):
+def test_a_sample_holds_the_values_of_nvml(monkeypatch):
     FakeNvml(**ALL).install(monkeypatch)
     sampler, samples = Sampler([make_device(index=3, uuid=UUID)], period_s=0.01), ()
     sampler.start()
@@ -280,7 +278,7 @@ def test_a_sample_holds_what_nvml_said_of_the_device_at_that_time(monkeypatch):
 
 
 @pytest.mark.alone
-def test_the_clock_is_read_more_often_and_kept_by_the_time_at_which_it_was(monkeypatch):
+def test_clocks_are_selected_by_their_time_of_reading(monkeypatch):
     read_mhz = iter(range(1000, 9000))
     FakeNvml(nvmlDeviceGetClockInfo=lambda *_: next(read_mhz)).install(monkeypatch)
     sampler = Sampler([make_device(uuid=UUID)], period_s=60.0)
@@ -312,7 +310,7 @@ CLOCKS = [(0, 345), (10**9, 1980), (2 * 10**9, 1965), (3 * 10**9, 1950)]
         ([], ()),
     ],
 )
-def test_the_clocks_of_a_point_are_those_of_its_timed_blocks(spans_s, found):
+def test_clocks_of_a_point_come_from_timed_blocks(spans_s, found):
     spans_ns = [(round(begin * 1e9), round(end * 1e9)) for begin, end in spans_s]
     assert clocks_within(CLOCKS, spans_ns) == found
     assert clocks_within([], spans_ns) == ()
@@ -333,7 +331,7 @@ def read(log: Path = NO_LOG) -> DeviceFacts:
     return facts
 
 
-def test_the_facts_of_a_gpu_are_all_that_nvml_knows(monkeypatch):
+def test_nvml_reads_the_health_facts_of_a_gpu(monkeypatch):
     FakeNvml(**ALL, **XidEvents().answers).install(monkeypatch)
     facts = read()
     assert (facts.unread, facts.memory_free_bytes) == ("", 139 * GIB)
@@ -369,7 +367,7 @@ def test_each_unsupported_question_costs_only_its_own_answer(monkeypatch):
         assert len(differing) <= 4, (name, differing)
 
 
-def test_a_gpu_that_nvml_does_not_know_is_unread_and_a_cpu_has_nothing_to_read(monkeypatch):
+def test_an_unknown_gpu_is_reported_as_unread(monkeypatch):
     FakeNvml(**ALL).install(monkeypatch)
     reader = FactReader(NO_LOG)
     other, cpu = reader.read([make_device(uuid="GPU-0"), make_device(kind="cpu", uuid="a/1")])
@@ -377,7 +375,7 @@ def test_a_gpu_that_nvml_does_not_know_is_unread_and_a_cpu_has_nothing_to_read(m
     assert (cpu.unread, cpu.new_xids) == ("", None)
 
 
-def test_errors_of_links_that_newer_drivers_count_by_field_are_read_there(monkeypatch):
+def test_newer_drivers_count_link_errors_by_field(monkeypatch):
     counted = fields(NVLINK_ERROR_DL_REPLAY=4, NVLINK_ERROR_DL_RECOVERY=0)
     answers = ALL | {"nvmlDeviceGetNvLinkErrorCounter": lambda *_: refusal()}
     answers["nvmlDeviceGetFieldValues"] = counted
@@ -387,7 +385,7 @@ def test_errors_of_links_that_newer_drivers_count_by_field_are_read_there(monkey
     }
 
 
-def test_errors_of_the_driver_are_told_from_the_first_reading_on(monkeypatch):
+def test_xid_errors_accumulate_from_the_first_reading(monkeypatch):
     events = XidEvents()
     fake = FakeNvml(**ALL, **events.answers).install(monkeypatch)
     reader, devices = FactReader(NO_LOG), [make_device(uuid=UUID)]
@@ -400,7 +398,7 @@ def test_errors_of_the_driver_are_told_from_the_first_reading_on(monkeypatch):
     assert fake.asked.count("nvmlDeviceRegisterEvents") == 1
 
 
-def test_the_kernels_log_is_read_for_the_errors_of_each_device(monkeypatch, tmp_path):
+def test_the_kernel_log_lists_xids_of_each_device(monkeypatch, tmp_path):
     log = tmp_path / "kmsg"
     log.write_text(LOG)
     assert kernel_xids(log) == {(0, 0x1B, 0): [31, 48], (0, 0x9D, 0): [79]}
@@ -423,6 +421,6 @@ def test_the_kernels_log_is_read_for_the_errors_of_each_device(monkeypatch, tmp_
     ],
     ids=["not told", "right", "too few NVLinks", "not joined"],
 )
-def test_a_fabric_that_is_configured_wrong_or_was_not_joined_is_a_fault(monkeypatch, told, faults):
+def test_a_misconfigured_fabric_is_a_fault(monkeypatch, told, faults):
     FakeNvml(**ALL | {"nvmlDeviceGetGpuFabricInfoV": fabric(3, **told)}).install(monkeypatch)
     assert read().fabric_faults == faults

@@ -17,7 +17,7 @@ LOGS = Path(__file__).parent / "nccl_logs"
         ("sockets", {"NET/Socket on eth0 (192.0.2.2)"}),  # by another NCCL_HOSTID of each rank
     ],
 )
-def test_a_real_log_tells_the_way_of_its_bytes(name, ways):
+def test_a_real_log_shows_the_transport(name, ways):
     log = parse((LOGS / f"{name}.log").read_text().splitlines())
     assert {route.words for route in log.routes} == ways
     assert {(route.sender, route.receiver) for route in log.routes} >= {(0, 1)}
@@ -35,7 +35,7 @@ def test_a_real_log_tells_the_way_of_its_bytes(name, ways):
         ("[0]a:1:0:0/IB [1]b:1::3/IB", 2, "b (IB)"),
     ],
 )
-def test_the_adapters_of_a_log_are_counted_and_that_of_a_route_is_named(used, count, device):
+def test_adapters_are_counted_and_routes_name_theirs(used, count, device):
     lines = [
         f"h:1:2 [0] NCCL INFO NET/IB : Using {used}; OOB eth0:192.0.2.1<0>",
         "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/1/GDRDMA",

@@ -14,7 +14,7 @@ def test_a_refused_question_has_no_answer(monkeypatch, code):
     assert nvml.watts(pynvml.nvmlDeviceGetPowerUsage, "handle") is None
 
 
-def test_fields_that_the_driver_does_not_know_are_left_out(monkeypatch):
+def test_fields_unknown_to_the_driver_are_omitted(monkeypatch):
     known = fields(POWER_INSTANT=700, NVLINK_THROUGHPUT_DATA_TX=12.5)
     FakeNvml(nvmlDeviceGetFieldValues=known).install(monkeypatch)
     power = pynvml.NVML_FI_DEV_POWER_INSTANT
@@ -33,12 +33,12 @@ def test_fields_that_the_driver_does_not_know_are_left_out(monkeypatch):
         (0x4 | 0x4000, ("power_cap", "0x4000")),
     ],
 )
-def test_throttle_reasons_have_names_and_a_new_one_its_bit(monkeypatch, bits, reasons):
+def test_an_unknown_throttle_reason_shows_its_bit(monkeypatch, bits, reasons):
     FakeNvml(nvmlDeviceGetCurrentClocksEventReasons=bits).install(monkeypatch)
     assert nvml.current_throttle_reasons("handle") == reasons
 
 
-def test_an_old_driver_tells_reasons_and_temperature_under_their_old_names(monkeypatch):
+def test_an_old_driver_uses_the_old_calls(monkeypatch):
     FakeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetTemperature=41).install(
         monkeypatch
     )
@@ -60,7 +60,7 @@ OTHER = UUID.replace("1", "9")
         ("7", 0, None),
     ],
 )
-def test_the_uuid_of_a_device_is_that_of_its_place_in_cudas_list(monkeypatch, visible, index, uuid):
+def test_uuid_of_follows_cuda_visible_devices(monkeypatch, visible, index, uuid):
     by_index = {0: UUID, 1: OTHER}
     FakeNvml(
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid if uuid in (UUID, OTHER) else refusal(),

@@ -29,7 +29,7 @@ def timed(step_ns, **changes) -> Measurement:
         (replace(make_measurement(), repetitions=()), "nothing was measured"),
     ],
 )
-def test_a_measurement_that_is_none_is_a_failure_that_keeps_the_process(answer, reason):
+def test_impossible_times_fail_and_keep_the_process(answer, reason):
     (failure,) = check_answers([answer])
     assert isinstance(failure, Failure)
     assert (failure.status, failure.error_type) == (Status.ERROR, "InvalidMeasurement")
@@ -37,12 +37,12 @@ def test_a_measurement_that_is_none_is_a_failure_that_keeps_the_process(answer, 
     assert failure.worker_reusable
 
 
-def test_a_rank_that_did_nothing_is_fine_beside_one_that_did():
+def test_a_rank_may_idle_beside_a_busy_rank():
     idle = replace(timed((0,) * 6), rank=1)
     assert check_answers([make_measurement(), idle]) == (make_measurement(), idle)
 
 
-def test_ranks_that_ran_different_steps_have_not_measured_one_point():
+def test_different_step_counts_on_ranks_are_an_error():
     other = make_measurement(1, step_ns=(1_000_000,) * 5)
     told = check_answers([make_measurement(0), other])
     assert [answer.message for answer in told] == [

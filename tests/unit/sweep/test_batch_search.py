@@ -42,18 +42,18 @@ NO_LARGER = "batch_size 200 fits, and no larger one may be tried"
         (10_000, 200, [64, 128, 200], NO_LARGER),
     ],
 )
-def test_the_batch_is_doubled_or_halved_and_then_bisected(limit, most, tried, end):
+def test_the_search_doubles_or_halves_then_bisects(limit, most, tried, end):
     assert searched(limit, most=most) == (tried, end)
 
 
 @pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT, Status.LOST, Status.SKIPPED])
-def test_a_failure_that_says_nothing_of_memory_ends_the_search_and_is_named(status):
+def test_a_failure_without_oom_ends_the_search(status):
     end = next_batch(64, MOST, {64: Status.OK, 128: status})
     assert end == f"batch_size 128 ended {status.value}"
 
 
 @given(limit=st.integers(0, 10**7), start=st.integers(1, 10**5), most=st.integers(10**5, 10**6))
-def test_the_answer_is_within_one_percent_or_one_item_of_the_limit(limit, start, most):
+def test_the_result_is_within_one_percent_of_limit(limit, start, most):
     tried, end = searched(limit, start=start, most=most)
     assert len(tried) <= 2 * most.bit_length()
     assert max(tried) <= most
@@ -106,7 +106,7 @@ def batches(points, precision):
     return [point.batch_size for point in points if point.precision == precision]
 
 
-def test_each_series_of_the_plan_is_searched_by_itself(two_series):
+def test_each_series_has_its_own_search(two_series):
     ran = run_all(two_series, {})
     assert batches(ran, "fp32") == [8, 16, 32, 24, 20, 22, 21]
     assert batches(ran, "bf16") == [8, 16, 32, 64, 48, 40, 44, 42, 41]
@@ -114,7 +114,7 @@ def test_each_series_of_the_plan_is_searched_by_itself(two_series):
     assert len({point.point_id for point in ran}) == len(ran)
 
 
-def test_a_search_goes_on_where_it_stopped_whenever_that_was(two_series):
+def test_a_resumed_search_tries_only_missing_batches(two_series):
     whole = run_all(two_series, {})
     for stop_after in range(len(whole) + 1):
         statuses = {}
@@ -126,7 +126,7 @@ def test_a_search_goes_on_where_it_stopped_whenever_that_was(two_series):
         assert len(before) + len(after) == len(whole)
 
 
-def test_a_search_goes_on_below_a_point_that_was_skipped_for_want_of_memory(two_series):
+def test_a_resumed_search_continues_below_a_skipped_batch(two_series):
     statuses = {}
     whole = run_all(two_series, statuses)
     skipped = next(p for p in whole if p.precision == "fp32" and p.batch_size == 32)
@@ -134,7 +134,7 @@ def test_a_search_goes_on_below_a_point_that_was_skipped_for_want_of_memory(two_
     assert {p.point_id for p in resumed.points} == {p.point_id for p in whole}
 
 
-def test_points_that_are_tried_again_lead_to_no_point_twice(two_series):
+def test_retried_points_add_no_duplicate_points(two_series):
     statuses = {}
     whole = run_all(two_series, statuses)
     failed = {id_: status for id_, status in statuses.items() if status is Status.OK}
@@ -142,7 +142,7 @@ def test_points_that_are_tried_again_lead_to_no_point_twice(two_series):
     assert [p.point_id for p in again] == [p.point_id for p in whole if outcome(p) is Status.OOM]
 
 
-def test_the_end_of_a_search_without_a_batch_is_told_with_its_settings(two_series):
+def test_a_search_without_result_names_its_settings(two_series):
     searches = searches_of(two_series, {})
     fp32, bf16 = two_series.points
     assert searches.follow_ups(record(fp32, Status.TIMEOUT)) == ()
@@ -153,7 +153,7 @@ def test_the_end_of_a_search_without_a_batch_is_told_with_its_settings(two_serie
     assert list(found.last_lines()) == []
 
 
-def test_ranks_that_share_their_work_have_one_batch_that_grows(two_series):
+def test_strong_scaling_doubles_the_global_batch(two_series):
     shared = [replace(p, scaling="strong", global_batch_size=8) for p in two_series.points]
     plan = replace(two_series, points=tuple(shared))
     following = searches_of(plan, {}).follow_ups(record(shared[1], Status.OK))
@@ -168,7 +168,7 @@ def test_without_a_search_nothing_follows():
     assert with_probes(plan, {plan.points[0].point_id: Status.OK}) is plan
 
 
-def test_a_host_is_not_filled_for_want_of_a_maximum(two_series):
+def test_a_batch_search_on_cpu_needs_a_maximum(two_series):
     check_bounded(two_series, "cuda")
     with pytest.raises(UsageError, match=r"batch_size: auto on CPU .* give a maximum.* max: 128"):
         check_bounded(two_series, "cpu")
@@ -184,7 +184,7 @@ def test_a_host_is_not_filled_for_want_of_a_maximum(two_series):
         ("{start: 8, max: 9}", "batch_size: 8, ... until memory runs out or 9 is reached,"),
     ],
 )
-def test_the_plan_of_a_search_says_what_it_cannot_know(tmp_path, command, given, told):
+def test_a_plan_with_search_leaves_the_duration_open(tmp_path, command, given, told):
     job = tmp_path / "job.yaml"
     job.write_text(f"{MLP}matrix: {{world_size: [1, 2], batch_size: {given}}}\n")
     planned = command("plan", job, results=None).out

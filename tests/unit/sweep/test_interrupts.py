@@ -43,7 +43,7 @@ def interrupted(block, sent, reached):
         (held_back_for_good, ["SIGINT", "SIGINT"], [True, True]),
     ],
 )
-def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(block, sent, expected):
+def test_each_block_decides_when_a_signal_interrupts(block, sent, expected):
     """expected: whether it is stopping, after each signal that lets the block go on."""
     reached, before = [], signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
@@ -61,7 +61,7 @@ def interrupted_while_rows_are_written(written):
             written.append(True)
 
 
-def test_a_second_signal_does_not_cut_short_what_is_written():
+def test_a_second_signal_does_not_interrupt_writing():
     written = []
     with pytest.raises(KeyboardInterrupt):
         interrupted_while_rows_are_written(written)
@@ -111,7 +111,7 @@ with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(ma
     ],
     ids=["in native code", "where nothing may be raised"],
 )
-def test_the_second_ctrl_c_ends_the_process_within_2_s(program, out, err):
+def test_the_second_ctrl_c_ends_the_process_promptly(program, out, err):
     command, pipe = [sys.executable, "-c", program], subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         process.stdout.readline()

@@ -89,14 +89,14 @@ def stuck():
     release.set()
 
 
-def test_a_measured_point_has_one_measurement_per_rank_in_rank_order():
+def test_a_point_has_measurements_in_rank_order():
     records, events = run(make_plan_of(1, 3), make_started(make_devices(a=3)))
     assert statuses(records) == [Status.OK, Status.OK]
     assert [m.rank for m in records[1].measurements] == [0, 1, 2]
     assert [type(event) for event in events] == [loop.PointStarted, loop.PointFinished] * 2
 
 
-def test_one_failed_rank_drops_the_measurements_of_all_and_is_named_with_what_it_left_behind():
+def test_a_failed_rank_discards_measurements_and_is_named():
     def script(point, rank):
         failed = failure(1, Status.OOM)
         ranks = [failure(0, Status.LOST, "PeerFailed"), replace(failed, detail="in f")]
@@ -108,7 +108,7 @@ def test_one_failed_rank_drops_the_measurements_of_all_and_is_named_with_what_it
     assert (record.error_rank, record.error_detail) == (1, "in f")
 
 
-def test_after_a_batch_that_ran_out_of_memory_the_bigger_ones_are_skipped():
+def test_oom_skips_larger_batches():
     plan = Plan(points=tuple(make_point(batch_size=size) for size in (16, 32, 64, 8)))
     records, _ = run(plan, make_started(make_devices(a=1), failing(Status.OOM, 32)))
     assert [record.point.batch_size for record in records] == [8, 16, 32, 64]
@@ -125,9 +125,7 @@ def test_after_a_batch_that_ran_out_of_memory_the_bigger_ones_are_skipped():
         (Status.OOM, True, BatchSearch(start=1), Status.OK),
     ],
 )
-def test_a_failed_point_stops_others_with_on_error_stop_alone_and_an_oom_no_search_even_then(
-    status, stop_on_error, search, expected
-):
+def test_only_on_error_stop_skips_points_after_failures(status, stop_on_error, search, expected):
     plan = make_plan_of(1, 1, 2, batch_search=search)
     cluster = make_started(make_devices(a=2), failing(status, 2))
     records, _ = run(plan, cluster, stop_on_error=stop_on_error)
@@ -136,13 +134,13 @@ def test_a_failed_point_stops_others_with_on_error_stop_alone_and_an_oom_no_sear
     assert is_named == (expected is Status.SKIPPED)
 
 
-def test_an_interrupt_on_the_thread_of_a_point_ends_the_sweep():
+def test_an_interrupt_in_a_point_thread_cancels_it():
     cluster = make_started(make_devices(a=1), Mock(side_effect=KeyboardInterrupt))
     told = [(0, Status.CANCELLED, "by the user")]
     assert in_flight(cluster, KeyboardInterrupt, make_plan_of(1)) == told
 
 
-def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole_plan():
+def test_only_chosen_points_run_with_their_plan_indices():
     plan, written = make_plan_of(1, 1, 1), []
     chosen = plan.points[1].point_id
     rounds = Rounds(plan=plan, attempts_before={chosen: 2}, chosen=[chosen])
@@ -150,7 +148,7 @@ def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole
     assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]
 
 
-def test_with_isolation_device_points_run_at_once_and_know_of_each_other():
+def test_isolation_device_runs_points_at_once():
     cluster = make_started(make_devices(a=4), together(2))
     records, events = run(make_plan_of(2, 2), cluster, isolation="device")
     assert [type(event) for event in events] == [loop.PointStarted] * 2 + [loop.PointFinished] * 2
@@ -160,7 +158,7 @@ def test_with_isolation_device_points_run_at_once_and_know_of_each_other():
     assert sorted(device.index for one in records for device in one.devices) == [0, 1, 2, 3]
 
 
-def test_a_neighbour_that_ended_before_the_point_did_is_told_and_one_after_it_is_not():
+def test_only_points_that_overlapped_are_neighbours():
     first_is_done = threading.Event()
 
     def script(point, rank):
@@ -180,7 +178,7 @@ def test_a_neighbour_that_ended_before_the_point_did_is_told_and_one_after_it_is
     assert by_batch[3].neighbours == (ids[1],)
 
 
-def test_records_are_written_on_the_thread_that_asked_for_the_sweep():
+def test_records_are_written_on_the_calling_thread():
     threads = []
     list(
         loop.sweep(
@@ -193,7 +191,7 @@ def test_records_are_written_on_the_thread_that_asked_for_the_sweep():
     assert set(threads) == {threading.current_thread()}
 
 
-def test_when_it_is_to_stop_what_is_in_flight_ends_and_nothing_else_starts():
+def test_stopping_finishes_running_points_and_retries_none():
     ended = []
     meet = together(2)
 
@@ -219,7 +217,7 @@ def in_flight(cluster, error, plan, *, before=lambda: None):
     return [(index, record.status, record.error_message) for index, record in written]
 
 
-def test_an_interrupt_ends_the_sweep_at_once_however_stuck_its_points_are(stuck):
+def test_an_interrupt_does_not_wait_for_stuck_points(stuck):
     def interrupt():
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 
@@ -233,7 +231,7 @@ def test_an_interrupt_ends_the_sweep_at_once_however_stuck_its_points_are(stuck)
     assert written == [(index, Status.CANCELLED, "by the user") for index in (0, 1)]
 
 
-def test_when_the_cluster_is_gone_every_point_in_flight_is_lost(stuck):
+def test_a_lost_cluster_makes_running_points_lost(stuck):
     meet = together(2)
 
     def script(point, rank):
@@ -247,7 +245,7 @@ def test_when_the_cluster_is_gone_every_point_in_flight_is_lost(stuck):
     assert written == [(index, Status.LOST, "Ray's head does not answer") for index in (0, 1)]
 
 
-def test_a_cluster_that_goes_when_all_is_measured_spoils_nothing(monkeypatch):
+def test_losing_the_cluster_after_measuring_keeps_all_rows(monkeypatch):
     cluster = make_started(make_devices(a=1))
     asked = iter([None, None])
 
@@ -261,7 +259,7 @@ def test_a_cluster_that_goes_when_all_is_measured_spoils_nothing(monkeypatch):
     assert sum(isinstance(event, loop.PointFinished) for event in events) == 2
 
 
-def test_a_sweep_that_is_closed_between_two_events_leaves_rows_of_what_is_in_flight(stuck):
+def test_closing_the_sweep_cancels_running_points(stuck):
     written, cluster = [], make_started(make_devices(a=2), stuck)
     with closing(begun(make_plan_of(1, 1), cluster, written, isolation="device")) as events:
         next(events)
@@ -283,7 +281,7 @@ def test_cut_off_points_name_their_neighbours(stuck):
     assert told == [(Status.CANCELLED, (second,)), (Status.CANCELLED, (first,))]
 
 
-def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their_own():
+def test_follow_up_points_run_after_the_plan():
     def follow(record):
         size = record.point.batch_size
         return (make_point(batch_size=2 * size),) if size < 8 else ()
@@ -296,14 +294,14 @@ def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their
     assert [event.index for event in events if isinstance(event, loop.PointAdded)] == [2, 3]
 
 
-def test_what_ran_out_of_memory_in_an_earlier_sweep_is_not_tried_again():
+def test_oom_in_an_earlier_sweep_skips_larger_batches():
     kept = {TrialKey(make_point(batch_size=2).point_id): Status.OOM}
     rounds, written = Rounds(plan=make_plan_of(1, 1, 1), kept=kept), []
     list(loop.sweep(rounds, make_settings(), make_started(make_devices(a=1)), written.extend))
     assert statuses(record for _, record in written) == [Status.OK, Status.SKIPPED]
 
 
-def test_points_that_fit_run_before_the_workers_that_are_coming_are_waited_for():
+def test_points_that_fit_run_before_workers_join():
     devices = make_devices(a=2, b=2)
     cluster = ChangingCluster(devices[:2], measured, late=devices[2:])
     cluster.start(2, "pack")
@@ -370,7 +368,7 @@ def test_only_cold_devices_are_heated(monkeypatch):
     assert heated_s == [30.0, 30.0, 0.0]
 
 
-def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones_are_lost():
+def test_a_lost_node_moves_its_point_elsewhere():
     def script(point, rank):
         if point.world_size == 2 and not cluster.gone:
             cluster.gone.update((0, 1))
@@ -415,7 +413,7 @@ def one_device():
     return make_started(make_devices(a=1), answer)
 
 
-def test_what_has_ended_by_now_is_taken_together_up_to_sixty_four(one_device):
+def test_finished_attempts_are_taken_in_batches_of_64(one_device):
     running = loop.InFlight(one_device)
     submitted(running, one_device, range(20, 90))
     taken = [running.next_finished(None), running.next_finished(None)]
@@ -426,7 +424,7 @@ def test_what_has_ended_by_now_is_taken_together_up_to_sixty_four(one_device):
     assert running.next_finished(0.01) == []
 
 
-def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(one_device):
+def test_attempts_finished_before_losing_the_cluster_are_kept(one_device):
     running = loop.InFlight(one_device)
     submitted(running, one_device, [1, 2, 13])
     assert [attempt.index for attempt, _ in running.next_finished(None)] == [0, 1]
@@ -448,7 +446,7 @@ def record_of(point=None, *, status=Status.ERROR, error_type="ValueError", **fac
     return point_record.make_record(running)
 
 
-def test_the_last_lines_of_a_rank_stand_below_its_traceback():
+def test_the_last_output_lines_follow_the_traceback():
     lines = [f"line {number}" for number in range(20)]
     record = record_of(detail="Traceback\nValueError: no", output="\n".join(lines))
     last = ["the last lines that rank 0 wrote:", *lines[-10:]]
@@ -456,7 +454,7 @@ def test_the_last_lines_of_a_rank_stand_below_its_traceback():
     assert record.outputs == ("\n".join(lines), "")
 
 
-def test_a_script_that_ended_itself_says_why_in_its_last_line():
+def test_script_exit_message_ends_with_its_last_line():
     output = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x"
     message = record_of(output=output, error_type="ScriptExit").error_message
     assert message.endswith("no; its last line: train.py: error: unrecognized arguments: --x")
@@ -464,13 +462,13 @@ def test_a_script_that_ended_itself_says_why_in_its_last_line():
 
 
 @pytest.mark.parametrize("output", ["", "o" * DETAIL_CHARACTERS])
-def test_a_detail_is_no_longer_than_what_readers_take(output):
+def test_error_detail_is_cut_to_the_maximum_length(output):
     found = record_of(detail="t" * (DETAIL_CHARACTERS + 1), output=output)
     assert len(found.error_detail) == DETAIL_CHARACTERS
     assert found.error_detail.startswith("[cut: ")
 
 
-def test_a_point_that_ran_out_of_memory_names_the_estimate_and_what_fits():
+def test_oom_message_names_estimate_and_fitting_batch():
     params = {"grad_accumulation": 1, "hidden": 65_536, "layers": 1, "mode": "train"}
     point = make_point(params=params, batch_size=4_194_304)
     record = record_of(point, status=Status.OOM, error_type="OutOfMemoryError")

@@ -32,7 +32,7 @@ def blocks(attempts):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), number=st.integers(1, 4))
-def test_each_round_has_each_point_once_in_blocks_of_one_size_and_a_control_ends_each(seed, number):
+def test_each_round_runs_all_points_with_controls(seed, number):
     rounds = rounds_of(count=4, seed=seed)
     attempts = rounds.attempts(number, {})
     assert blocks(attempts) == ([1, 2, 4] if number % 2 else [4, 2, 1])
@@ -47,7 +47,7 @@ def test_each_round_has_each_point_once_in_blocks_of_one_size_and_a_control_ends
     assert len({attempt.key for attempt in attempts}) == len(attempts)
 
 
-def test_the_order_follows_from_the_seed_and_differs_from_round_to_round():
+def test_the_seed_determines_the_order_of_each_round():
     def order(seed, number):
         return [t.key._replace(round=1) for t in rounds_of(5, seed).attempts(number, {})]
 
@@ -56,7 +56,7 @@ def test_the_order_follows_from_the_seed_and_differs_from_round_to_round():
     assert order(1, 1) != order(1, 3)
 
 
-def test_the_control_is_the_baseline_point_that_scatters_least():
+def test_the_control_is_the_steadiest_baseline_point():
     fast = [make_point(precision=p, batch_size=b) for p in (Precision.FP16,) for b in (8, 64)]
     sure = [make_point(batch_size=b) for b in (8, 16)]
     plan = Plan(points=(*fast, *sure, make_point(world_size=2)), baseline=BASELINE)
@@ -65,7 +65,7 @@ def test_the_control_is_the_baseline_point_that_scatters_least():
 
 
 @pytest.mark.parametrize("status", [Status.OOM, Status.ERROR, Status.TIMEOUT, Status.SKIPPED])
-def test_a_point_that_failed_is_not_in_later_rounds(status):
+def test_later_rounds_omit_failed_points(status):
     rounds = rounds_of()
     failed = rounds.plan.points[4].point_id
     assert failed not in {t.point.point_id for t in rounds.attempts(2, {TrialKey(failed): status})}
@@ -73,7 +73,7 @@ def test_a_point_that_failed_is_not_in_later_rounds(status):
     assert failed in {attempt.point.point_id for attempt in lost}
 
 
-def test_later_rounds_measure_what_a_search_for_batches_has_found():
+def test_later_rounds_measure_the_batch_that_was_found():
     plan = Plan(points=(make_point(batch_size=8),), batch_search=BatchSearch(start=8))
     ended = {8: Status.OK, 16: Status.OK, 32: Status.OOM, 24: Status.OOM, 20: Status.OK}
     first = {TrialKey(make_point(batch_size=b).point_id): ended[b] for b in ended}
@@ -121,7 +121,7 @@ class Swept:
         return [event for event in self.events if isinstance(event, loop.RoundStarted)]
 
 
-def test_every_round_runs_in_workers_of_its_own_and_attempts_count_over_all_rounds():
+def test_each_round_starts_new_workers():
     rounds = rounds_of(count=3)
     swept = Swept(rounds)
     assert [record.round for record in swept.records] == swept.processes
@@ -134,7 +134,7 @@ def test_every_round_runs_in_workers_of_its_own_and_attempts_count_over_all_roun
     assert {len(made) for made in attempts.values()} == {3, 12}
 
 
-def test_a_failed_point_costs_one_row_and_none_in_the_next_round():
+def test_a_failed_point_runs_in_one_round_only():
     rounds = rounds_of()
     swept = Swept(rounds, fail=[rounds.plan.points[4].point_id])
     assert [r.round for r in swept.records if r.status is Status.ERROR] == [1]
@@ -145,7 +145,7 @@ def test_a_failed_point_costs_one_row_and_none_in_the_next_round():
 
 @settings(max_examples=20, deadline=None)
 @given(count=st.integers(0, 23))
-def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count):
+def test_a_resumed_run_measures_exactly_the_missing_attempts(count):
     rounds = rounds_of()
     whole = [attempt.key for number in (1, 2) for attempt in rounds.attempts(number, {})]
     kept = dict.fromkeys(whole[:count], Status.OK)
@@ -157,20 +157,20 @@ def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count):
     assert swept.starts == max(1, len({key.round for key in left}))
 
 
-def test_a_run_of_one_round_can_go_on_with_more():
+def test_a_resumed_run_may_add_rounds():
     one, three = rounds_of(count=1), rounds_of(count=3)
     kept = {attempt.key: Status.OK for attempt in one.attempts(1, {})}
     swept = Swept(replace(three, kept=kept))
     assert [record.round for record in swept.records] == [2] * 12 + [3] * 12
 
 
-def test_no_round_shortens_the_look_and_the_first_alone_takes_the_step_apart():
+def test_only_the_first_round_makes_a_breakdown():
     asked = [task.settings for task in Swept(rounds_of(), measure=Measure(seconds=2.0)).tasks]
     assert {settings.seconds for settings in asked} == {2.0}
     assert sum(settings.breakdown for settings in asked) == 3 * (1 + 2 + 4)
 
 
-def test_rounds_may_keep_the_workers_and_the_order_of_the_plan():
+def test_rounds_may_keep_workers_and_plan_order():
     plan = rounds_of().plan
     rounds = Rounds(plan=plan, count=3, seed=None, has_controls=False, in_fresh_workers=False)
     swept = Swept(rounds)
@@ -180,7 +180,7 @@ def test_rounds_may_keep_the_workers_and_the_order_of_the_plan():
         assert [r.point.point_id for r in swept.records if r.round == number] == order
 
 
-def test_further_rounds_run_what_is_asked_for_until_nothing_is():
+def test_further_rounds_continue_until_no_point_is_requested():
     rounds = rounds_of(count=2, sizes=(1,))
     known, new = rounds.plan.points[0], make_point(batch_size=64)
     asked = {3: [known, new], 4: [new], 5: []}
@@ -193,7 +193,7 @@ def test_further_rounds_run_what_is_asked_for_until_nothing_is():
     assert len(added) == 3
 
 
-def test_a_sweep_that_is_stopped_asks_for_no_further_round():
+def test_a_stopped_sweep_requests_no_further_round():
     swept = Swept(
         rounds_of(count=2),
         stopping=lambda: True,

@@ -146,24 +146,20 @@ def interrupted_in_batch_size_2(point, rank):
     return make_measurement()
 
 
-def test_an_interrupt_while_workers_start_leaves_no_run_that_seems_to_go_on(sweeping, stored, said):
+def test_an_interrupt_while_workers_start_is_recorded(sweeping, stored, said):
     assert sweeping(NoWorkers(KeyboardInterrupt())).status is RunStatus.INTERRUPTED
     assert stored("runs", "status") == ["interrupted"]
     assert said() == GO_ON + "interrupted before any point finished\n"
 
 
-def test_workers_that_cannot_start_make_the_run_failed_and_the_error_goes_on(
-    sweeping, stored, said
-):
+def test_a_failed_worker_start_marks_the_run_failed(sweeping, stored, said):
     with pytest.raises(ClusterError, match="no room"):
         sweeping(NoWorkers(ClusterError("no room")))
     assert stored("runs", "status") == ["failed"]
     assert said() == GO_ON + "stopped before any point finished\n"
 
 
-def test_a_point_whose_row_is_written_counts_even_if_the_interrupt_comes_as_it_is_shown(
-    sweeping, said, monkeypatch
-):
+def test_a_written_row_counts_despite_an_interrupt(sweeping, said, monkeypatch):
     def interrupt(_, event):
         if isinstance(event, PointFinished):
             raise KeyboardInterrupt
@@ -182,7 +178,7 @@ def test_the_run_says_where_its_traces_lie(sweeping, folder, said):
     assert len(list(traces.iterdir())) == 2
 
 
-def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(sweeping, stored, said):
+def test_one_ctrl_c_finishes_only_the_running_point(sweeping, stored, said):
     def script(point, rank):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)
@@ -204,9 +200,7 @@ def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, said):
     assert GO_ON not in said()
 
 
-def test_on_error_stop_in_the_job_skips_the_points_after_one_that_failed(
-    tmp_path, job, folder, listener, monkeypatch
-):
+def test_on_error_stop_skips_points_after_a_failure(tmp_path, job, folder, listener, monkeypatch):
     path = tmp_path / "job.yaml"
     path.write_text(path.read_text() + "on_error: stop\n")
     job = load_job(path)
@@ -220,9 +214,7 @@ def test_on_error_stop_in_the_job_skips_the_points_after_one_that_failed(
     assert (run.status, run.points_failed, run.points_skipped) == (RunStatus.FAILED, 1, 1)
 
 
-def test_an_end_that_takes_too_long_is_told_once_where_the_whole_run_is(
-    job, folder, listener, said, monkeypatch
-):
+def test_a_slow_shutdown_names_the_run_once(job, folder, listener, said, monkeypatch):
     cluster = SlowToClose([make_device()], lambda _: ScriptedWorker(measured))
     monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: cluster)
     where = RunTarget(address="local", device="cuda", output=folder, profiled=frozenset())
@@ -232,9 +224,7 @@ def test_an_end_that_takes_too_long_is_told_once_where_the_whole_run_is(
     assert said().endswith(f"\nended at once: {told}")
 
 
-def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_runs(
-    job, rows_of, said
-):
+def test_kept_points_are_counted_as_in_the_list(job, rows_of, said):
     statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED, Status.SKIPPED]
     ended = {TrialKey(str(number)): status for number, status in enumerate(statuses)}
     rows = rows_of(state_of(job, ended=ended, chosen=()))
@@ -258,12 +248,12 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
         (("--profile", "nonsense > 1"), "--profile nonsense > 1: "),
     ],
 )
-def test_what_no_sweep_can_keep_to_is_told_by_a_dry_run_too(job, words, told, command):
+def test_a_dry_run_refuses_invalid_options(job, words, told, command):
     done = command("sweep", "job.yaml", "--dry-run", *words, results=None)
     assert done.refusal.startswith(told)
 
 
-def test_a_sweep_beside_damaged_runs_reports_and_exits_0(job, folder, command, monkeypatch):
+def test_damaged_runs_do_not_disturb_a_sweep(job, folder, command, monkeypatch):
     write_run(folder, "a-20261101-101010-abcd", [make_record()])
     for table in ("runs", "points", "samples"):
         for path in (folder / table).rglob("*.parquet"):
@@ -301,9 +291,7 @@ def sweep_of_many(job, folder, command, monkeypatch):
     return call
 
 
-def test_a_sweep_of_many_points_puts_their_rows_into_one_part_and_retries_its_failures(
-    sweep_of_many, stored
-):
+def test_a_retry_merges_all_points_into_one_part(sweep_of_many, stored):
     def script(point, rank):
         if point.batch_size == 2:
             return Failure.of(Cause.TIMEOUT, rank=rank, message="no")
@@ -317,7 +305,7 @@ def test_a_sweep_of_many_points_puts_their_rows_into_one_part_and_retries_its_fa
     assert stored("points", "status") == ["ok", "timeout", "ok", "ok"]
 
 
-def test_an_interrupted_sweep_leaves_the_parts_to_the_sweep_that_goes_on(sweep_of_many, stored):
+def test_resuming_an_interrupted_sweep_merges_its_parts(sweep_of_many, stored):
     assert sweep_of_many(interrupted_in_batch_size_2).code == 130
     assert sweep_of_many.parts() == 2
     assert sweep_of_many(measured, "--resume", "latest").code == 0
@@ -325,9 +313,7 @@ def test_an_interrupted_sweep_leaves_the_parts_to_the_sweep_that_goes_on(sweep_o
     assert stored("points", "status") == ["ok", "ok", "ok"]
 
 
-def test_points_that_cannot_be_put_together_are_told_in_one_line_and_reported(
-    sweep_of_many, monkeypatch
-):
+def test_points_that_cannot_be_merged_are_reported(sweep_of_many, monkeypatch):
     def denied(path, missing_ok=False):
         if not path.name.startswith("."):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -342,7 +328,7 @@ def test_points_that_cannot_be_put_together_are_told_in_one_line_and_reported(
 
 
 @pytest.mark.parametrize("words", [["sweep", "job.yaml"], ["health"]], ids=lambda words: words[0])
-def test_a_relative_output_in_a_ray_job_is_refused(job, folder, command, monkeypatch, words):
+def test_a_ray_job_refuses_a_relative_output(job, folder, command, monkeypatch, words):
     config = '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0d3a.zip"}}'
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", config)
     told = command(*words, results=None).refusal
@@ -353,7 +339,7 @@ def test_a_relative_output_in_a_ray_job_is_refused(job, folder, command, monkeyp
 @pytest.mark.parametrize(
     ("oversubscribe", "wait", "wanted"), [("false", (), 7), ("true", (), 4), ("false", ("9",), 4)]
 )
-def test_points_beside_each_other_ask_for_more_devices_but_wait_for_none_and_share_no_cores(
+def test_parallel_points_request_devices_unless_waiting_or_oversubscribed(
     job, monkeypatch, oversubscribe, wait, wanted
 ):
     connect = Mock(return_value=NoWorkers(ClusterError("seen")))
@@ -369,9 +355,7 @@ def test_points_beside_each_other_ask_for_more_devices_but_wait_for_none_and_sha
     assert (counts, connect().strategy) == ([0, wanted], "spread")
 
 
-def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
-    sweeping, stored, said, monkeypatch
-):
+def test_a_full_disk_stops_and_keeps_written_rows(sweeping, stored, said, monkeypatch):
     full = Mock(side_effect=ResultsError("samples: no space left"))
 
     def script(point, rank):
@@ -393,7 +377,7 @@ def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
         ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, b"k=\xc3\xa9"),
     ],
 )
-def test_bytes_that_are_no_text_here_are_one_line(variables, given):
+def test_arguments_that_are_not_utf8_are_refused(variables, given):
     command = [*map(str.encode, (sys.executable, "-m", "raybench", "list", "--results")), given]
     done = subprocess.run(command, capture_output=True, env={**os.environ, **variables})
     assert done.returncode == 2
@@ -401,7 +385,7 @@ def test_bytes_that_are_no_text_here_are_one_line(variables, given):
     assert done.stderr.count(b"\n") == 1
 
 
-def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(sweeping, stored, said):
+def test_a_lost_point_counts_as_its_last_attempt(sweeping, stored, said):
     lost = Failure(rank=0, status=Status.LOST, error_type="Died", message="gone")
     script = Mock(side_effect=[lost, make_measurement(), make_measurement()])
     run = sweeping(one_worker(script))
@@ -488,7 +472,7 @@ def refusal(resume, *asked, **of_run):
         (Status.CANCELLED, ("--filter", "batch_size == 1"), [2, None]),
     ],
 )
-def test_a_resumed_run_has_left_what_is_not_ok(resume, job, status, options, attempts):
+def test_resuming_runs_failed_points_only_with_retry_failed(resume, job, status, options, attempts):
     start = resume(status, *options)
     made = start.rounds.attempts_before
     left = {key.point_id: made.get(key.point_id, 0) + 1 for key in start.rounds.todo}
@@ -500,13 +484,13 @@ def test_a_resumed_run_has_left_what_is_not_ok(resume, job, status, options, att
     assert tuple(words[7:]) == options
 
 
-def test_the_pause_before_a_run_goes_on_is_added_to_those_before(resume):
+def test_pauses_before_each_resume_add_up(resume):
     ended_at = datetime.now(UTC) - timedelta(hours=1)
     start = resume(Status.CANCELLED, finished_at=ended_at, paused_s=10.0)
     assert 3610 <= start.run.paused_s < 3700
 
 
-def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(resume, folder):
+def test_resuming_removes_files_left_by_a_killed_driver(resume, folder):
     for table, name in [("samples", "0-a-1.parquet"), ("logs", "0-a-1-rank0.txt")]:
         (folder / table / "run-a").mkdir(parents=True)
         (folder / table / "run-a" / f".{name}.4711").write_bytes(b"half")
@@ -517,7 +501,7 @@ def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(res
 
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--dry-run", "--json")])
-def test_a_run_without_points_left_says_so_and_exits_by_its_rows(resume, options):
+def test_resuming_a_finished_run_reports_nothing_to_do(resume, options):
     assert resume(Status.OOM, "--filter", "batch_size == 1", *options) is None
     code, out, err = resume.done
     assert err.startswith("run run-a: nothing to do; the points that failed: --retry-failed\n")
@@ -527,9 +511,7 @@ def test_a_run_without_points_left_says_so_and_exits_by_its_rows(resume, options
 
 
 @pytest.mark.parametrize(("points_total", "status"), [(1, "ok"), (2, "interrupted"), (2, "failed")])
-def test_a_driver_that_died_after_its_last_point_has_its_run_ended_by_resuming(
-    resume, stored, points_total, status
-):
+def test_resuming_ends_a_run_whose_driver_died(resume, stored, points_total, status):
     asked = ("--filter", "batch_size == 1", "--tag", "side=new")
     failed = {"has_both": status == "failed"}  # the filter leaves it out
     assert resume(Status.OK, *asked, points_total=points_total, **failed) is None
@@ -538,9 +520,7 @@ def test_a_driver_that_died_after_its_last_point_has_its_run_ended_by_resuming(
     assert dict(*stored("runs", "tags")) == {"rack": "7", "side": "new"}
 
 
-def test_a_run_has_not_ended_while_the_filter_leaves_out_what_was_cut_short(
-    resume, sweeping, job, stored
-):
+def test_a_filter_does_not_end_an_interrupted_run(resume, sweeping, job, stored):
     state = {"run": make_run("run-b"), "is_resumed": True, "was_cut_short": True}
     chosen = {make_plan(job).points[0].point_id}
     assert sweeping(one_worker(measured), chosen=chosen, **state).status is RunStatus.OK
@@ -549,11 +529,11 @@ def test_a_run_has_not_ended_while_the_filter_leaves_out_what_was_cut_short(
     assert stored("runs", "status") == ["interrupted", "interrupted"]
 
 
-def test_a_run_that_failed_with_its_cluster_was_cut_short_too(resume):
+def test_a_failed_run_counts_as_cut_short(resume):
     assert resume(Status.CANCELLED, status=RunStatus.FAILED).was_cut_short
 
 
-def test_a_run_whose_folders_have_another_name_is_not_resumed(resume, folder, command):
+def test_a_renamed_run_is_not_resumed(resume, folder, command):
     resume(Status.CANCELLED)
     for table in folder.iterdir():
         (table / "run-a").rename(table / "mine")
@@ -562,7 +542,7 @@ def test_a_run_whose_folders_have_another_name_is_not_resumed(resume, folder, co
     assert not list(folder.glob("*/run-a"))
 
 
-def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(resume):
+def test_resuming_refuses_a_changed_job(resume):
     options = ("--set", "measure.timeout_s=99", "--set", "matrix.batch_size=1,2,3")
     line = refusal(resume, Status.OK, *options)
     assert "matrix.batch_size was [1, 2], is [1, 2, 3], measure.timeout_s was " in line
@@ -578,12 +558,12 @@ def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(r
         ({"raybench_sha256": "0" * 64}, "raybench itself has changed; "),
     ],
 )
-def test_a_program_that_is_another_by_now_is_refused_and_its_files_are_named(resume, of_run, told):
+def test_resuming_refuses_changed_code(resume, of_run, told):
     line = refusal(resume, Status.OK, **of_run)
     assert f"--resume run-a: the code is not that of the run: {told}" in line
 
 
-def test_a_run_that_another_driver_writes_is_refused_in_one_line(resume, folder):
+def test_resuming_refuses_a_run_being_written(resume, folder):
     with hold_run(folder, "run-a"):
         assert "run run-a is being written by another sweep" in refusal(resume, Status.OK)
 
@@ -601,7 +581,7 @@ def test_without_flock_one_driver_writes_a_run(resume, folder, monkeypatch, numb
         assert held.exists()
 
 
-def test_devices_that_come_during_the_run_have_their_rows(job, rows_of, stored, folder):
+def test_devices_that_join_during_a_run_are_stored(job, rows_of, stored, folder):
     rows = rows_of(state_of(job))
     first, second = make_device(), make_device("b")
     for devices in ([first], [first], [first, second], [first, second]):
@@ -611,14 +591,12 @@ def test_devices_that_come_during_the_run_have_their_rows(job, rows_of, stored, 
     assert len(list((folder / "devices" / "run-a").iterdir())) == 2
 
 
-def test_devices_of_another_model_do_not_go_into_a_resumed_run(sweeping):
+def test_resuming_refuses_devices_of_another_model(sweeping):
     with pytest.raises(ClusterError, match="was measured on Other GPU, this cluster has Test GPU"):
         sweeping(one_worker(measured), models=frozenset({"Other GPU"}), is_resumed=True)
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
-    job, tmp_path, monkeypatch, command
-):
+def test_an_unwritable_folder_is_refused_before_ray_starts(job, tmp_path, monkeypatch, command):
     monkeypatch.setattr("raybench.sweep.runner.run_sweep", lambda *_: pytest.fail("went on"))
     (tmp_path / "file").touch()
     told = command("sweep", "job.yaml", "-o", "file", results=None).refusal

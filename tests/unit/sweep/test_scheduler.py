@@ -77,9 +77,7 @@ def skipped(made):
         (4, 4, (2,), "WorkerLost", "3 left; lost: 1 of the workers on host-b"),
     ],
 )
-def test_a_point_that_does_not_fit_is_skipped_with_both_numbers_and_what_was_lost(
-    world_size, capacity, lost, cause, told
-):
+def test_a_point_that_does_not_fit_is_skipped(world_size, capacity, lost, cause, told):
     for kind in ("cuda", "cpu"):
         devices = [replace(device, kind=kind) for device in make_devices(a=2, b=2)]
         made = schedule([make_point(world_size=n) for n in (world_size, 2)], devices)
@@ -99,7 +97,7 @@ def test_a_cuda_graph_on_a_cpu_is_skipped():
     assert started(schedule([point], gpus)) == [(0, (0, 1))]
 
 
-def test_the_workers_that_the_plan_can_keep_busy_are_started():
+def test_only_as_many_workers_start_as_needed():
     plan, too_big = make_plan_of(1, 2, 4, 64), make_plan_of(8)
     assert [workers_needed(plan, 8), workers_needed(plan, 64)] == [4, 64]
     assert [workers_needed(plan, capacity, "device") for capacity in (8, 6)] == [7, 6]
@@ -107,7 +105,7 @@ def test_the_workers_that_the_plan_can_keep_busy_are_started():
     assert workers_needed(too_big, 4) == workers_needed(too_big, 4, "node") == 0
 
 
-def test_what_needs_more_memory_than_a_batch_that_ran_out_is_not_tried():
+def test_larger_batches_are_skipped_after_oom():
     points = [
         make_point(batch_size=512),
         make_point(batch_size=64),
@@ -127,7 +125,7 @@ def test_a_workload_without_batches_is_tried_each_time():
     assert skipped(schedule([point], make_devices(a=1), ran_out=[point])) == {}
 
 
-def test_points_of_one_world_size_follow_each_other_and_smaller_batches_come_first():
+def test_points_run_by_world_size_then_batch():
     axes = [(1, 64), (2, 16), (1, 8), (2, 32), (1, 16)]
     points = [make_point(world_size=n, batch_size=batch) for n, batch in axes]
     made = schedule(points, make_devices(a=2))
@@ -135,7 +133,7 @@ def test_points_of_one_world_size_follow_each_other_and_smaller_batches_come_fir
 
 
 @given(sizes=st.lists(st.integers(1, 6), max_size=30), strategy=st.sampled_from(["pack", "spread"]))
-def test_the_order_never_changes_the_process_group_more_often_than_the_plan_does(sizes, strategy):
+def test_the_order_adds_no_process_group_changes(sizes, strategy):
     def changes(used):
         return sum(one != other for one, other in itertools.pairwise(used))
 
@@ -157,18 +155,18 @@ def test_each_point_has_devices_by_its_own_strategy():
 @pytest.mark.parametrize(
     ("strategies", "workers"), [(["spread"], 2), (["rail"], 8), (["pack", "spread"], 8)]
 )
-def test_rails_and_strategies_that_vary_need_a_worker_on_each_device(strategies, workers):
+def test_rails_and_mixed_strategies_need_all_devices(strategies, workers):
     points = tuple(make_point(world_size=2, strategy=one) for one in strategies)
     assert workers_needed(Plan(points=points), 8) == workers
 
 
-def test_with_isolation_device_big_points_start_first_and_small_ones_fill_the_rest():
+def test_isolation_device_starts_large_points_first():
     points = make_plan_of(1, 2, 4, 1, 1).points
     made = schedule(points, make_devices(a=8), "device")
     assert started(made) == [(2, (0, 1, 2, 3)), (1, (4, 5)), (0, (6,)), (3, (7,))]
 
 
-def test_a_point_for_another_model_does_not_wait_for_those_before_it():
+def test_points_for_different_models_run_side_by_side():
     devices = make_devices(a=2)
     devices[1] = replace(devices[1], name="old")
     points = [make_point(devices=model) for model in (devices[0].name, devices[0].name, "old")]
@@ -176,7 +174,7 @@ def test_a_point_for_another_model_does_not_wait_for_those_before_it():
     assert started(made) == [(0, (0,)), (2, (1,))]
 
 
-def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_both():
+def test_isolation_node_gives_each_point_whole_nodes():
     points = make_plan_of(1, 4, 1, 1).points
     made = schedule(points, make_devices(a=2, b=2, c=2), "node")
     assert started(made) == [(1, (0, 1, 2, 3)), (0, (4,))]
@@ -184,7 +182,7 @@ def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_b
     assert started(made) == [(2, (0,)), (3, (2,))]
 
 
-def test_an_attempt_that_is_made_again_goes_before_what_waits():
+def test_a_retried_attempt_goes_first():
     points = make_plan_of(1, 1, 1).points
     made = schedule(points, make_devices(a=1))
     [(index, _)] = started(made)
@@ -194,7 +192,7 @@ def test_an_attempt_that_is_made_again_goes_before_what_waits():
 
 
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
-def test_the_time_of_decisions_grows_no_faster_than_the_workers(isolation):
+def test_scheduling_time_grows_linearly_with_workers(isolation):
     """Eight times as many take eight times as long, and 64 times where each looks at each."""
 
     def took_s(workers):
@@ -215,14 +213,14 @@ FLEET = [make_device(node, index, name=name) for node in "ab" for index, name in
 
 
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
-def test_points_run_on_the_devices_that_they_ask_for(isolation):
+def test_points_run_on_the_devices_they_request(isolation):
     points = [make_point(world_size=2, devices=one) for one in ("H200", "A100", "any", "3/0")]
     decisions = run_sweep(schedule(points, FLEET, isolation))
     found = {decision.attempt.point.devices: decision.worker_ids for decision in decisions}
     assert found == {"H200": (0, 2), "A100": (1, 3), "any": (0, 1), "3/0": (0, 3)}
 
 
-def test_a_point_for_which_too_few_of_a_model_are_there_says_what_is():
+def test_a_point_with_too_few_devices_is_skipped():
     made = schedule([make_point(world_size=3, devices="A100")], FLEET)
     told = "needs 3 devices, 2 are A100; the cluster has 2 x NVIDIA H200, 2 x NVIDIA A100"
     assert skipped(made) == {0: (Cause.TOO_FEW_DEVICES, told)}
@@ -249,7 +247,7 @@ def scaled(matrix):
     return {(row.devices, row.world_size): row for row in rows}
 
 
-def test_efficiency_is_held_against_what_the_devices_do_alone():
+def test_efficiency_uses_the_speed_of_each_model_alone():
     rows = scaled("world_size: [1, 2, 4], devices: [H200, A100, any]")
     assert rows["any", 4].models_by_rank == ("NVIDIA H200", "NVIDIA A100") * 2
     assert rows["H200", 2].efficiency == pytest.approx(1.0)
@@ -261,7 +259,7 @@ def test_efficiency_is_held_against_what_the_devices_do_alone():
     assert rows["any", 4].lost_comm is None
 
 
-def test_where_a_model_was_not_measured_alone_there_is_no_efficiency_and_a_reason():
+def test_efficiency_needs_every_model_measured_alone():
     rows = scaled("world_size: [1, 2]")
     assert rows["any", 2].efficiency is None
     kind = NotComparedKind.NOT_MEASURED_ALONE

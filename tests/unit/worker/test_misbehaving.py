@@ -46,7 +46,7 @@ def points(results):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_a_workload_answers_is_a_number_or_the_reason_why_it_is_none(points, name):
+def test_each_misbehaving_workload_has_the_expected_row(points, name):
     status, told = CASES[name]
     row = points.loc[f"misbehaving_workloads:{name}"]
     assert row["status"] == status, row["error_message"]

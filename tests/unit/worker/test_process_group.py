@@ -33,14 +33,14 @@ def ours():
     made.leave()
 
 
-def test_the_end_of_an_earlier_group_is_not_taken_for_that_of_the_present_one(ours, groups):
+def test_the_end_of_an_earlier_group_is_ignored(ours, groups):
     for group in groups:
         ours.join(TASK, ALONE, group)
     time.sleep(0.3)  # the thread of the first has heard of its end
     assert not any(map(ours.is_broken, groups))
 
 
-def test_a_group_that_this_or_another_rank_has_ended_is_not_joined_again(ours, groups):
+def test_an_ended_group_is_not_joined_again(ours, groups):
     for group in groups[:3]:
         ours.join(TASK, ALONE, group)
     store = dist.TCPStore(groups[2].store_address, groups[2].store_port)
@@ -53,9 +53,7 @@ def test_a_group_that_this_or_another_rank_has_ended_is_not_joined_again(ours, g
     ours.join(TASK, ALONE, groups[3])
 
 
-def test_a_group_that_is_ended_while_it_is_formed_is_not_in_the_way_of_the_next(
-    ours, groups, monkeypatch
-):
+def test_a_group_ended_while_joining_allows_the_next(ours, groups, monkeypatch):
     def form(*given, **named):
         assert ours.take_down(timeout_s=5.0)
         usual(*given, **named)
@@ -80,9 +78,7 @@ def test_a_group_that_is_ended_while_it_is_formed_is_not_in_the_way_of_the_next(
     ],
     ids=["found", "the user's", "no interface", "IPv6"],
 )
-def test_gloo_gets_the_interface_of_the_nodes_address_unless_the_user_chose_one(
-    monkeypatch, chosen, address, expected
-):
+def test_gloo_uses_the_interface_of_the_node_address(monkeypatch, chosen, address, expected):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
     process_group.choose_interface(address)
     assert os.environ["GLOO_SOCKET_IFNAME"] == expected
@@ -96,7 +92,7 @@ def no_log(monkeypatch):
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
 
 
-def test_a_log_that_the_user_has_switched_on_stays_as_it_is(monkeypatch):
+def test_the_nccl_log_of_the_user_is_unchanged(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     log = process_group.NcclFile()
     with log.record():
@@ -129,7 +125,7 @@ CHOICE = (
 )
 
 
-def test_a_step_tells_what_nccl_ran_and_the_ways_stay_known():
+def test_nccl_choices_and_routes_are_read_from_log():
     log = process_group.NcclFile(lambda: nccl.read_again)
     with pytest.raises(TimeoutError), log.record():
         raise TimeoutError  # before NCCL is used
@@ -149,7 +145,7 @@ def test_a_step_tells_what_nccl_ran_and_the_ways_stay_known():
     assert log.routes() == ("P2P/IPC",)
 
 
-def test_a_step_that_fails_leaves_the_log_as_it_was():
+def test_a_failed_step_restores_the_nccl_log():
     log = process_group.NcclFile(lambda: nccl.read_again)
     with log.record():
         nccl = FakeNccl()
@@ -159,7 +155,7 @@ def test_a_step_that_fails_leaves_the_log_as_it_was():
     nccl.file.close()
 
 
-def test_the_step_runs_where_nccl_tells_nothing_because_others_take_part_in_it():
+def test_steps_run_even_without_an_nccl_log():
     steps: list[int] = []
     without = process_group.NcclFile(lambda: None)
     assert without.routes() == ()

@@ -43,7 +43,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_script_runs_as_torchrun_runs_it_and_is_ended_when_enough_is_measured(tmp_path):
+def test_a_script_runs_like_torchrun_until_measured(tmp_path):
     text = """
         import json
         wanted = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_PORT TORCHELASTIC_RUN_ID"
@@ -84,7 +84,7 @@ def test_step_of_names_another_one(tmp_path):
     assert min(answer.repetitions[0].timed.step_ns) < 10_000_000
 
 
-def test_step_of_that_never_steps_names_those_that_do(tmp_path):
+def test_missing_step_of_names_the_optimizers_that_stepped(tmp_path):
     answer = run(tmp_path, "steps(3)", step_of="AdamW")
     assert (answer.status, answer.error_type) == (Status.ERROR, "NoSteps")
     assert "no optimizer AdamW has stepped" in answer.message
@@ -107,7 +107,7 @@ def test_step_of_that_never_steps_names_those_that_do(tmp_path):
         ("this is no python", Status.ERROR, "SyntaxError", "invalid syntax"),
     ],
 )
-def test_a_script_that_fails_is_a_row_that_says_so(tmp_path, text, status, error_type, message):
+def test_a_failed_script_gives_a_failure(tmp_path, text, status, error_type, message):
     answer = run(tmp_path, text)
     assert (answer.status, answer.error_type) == (status, error_type)
     assert message in answer.message
@@ -116,7 +116,7 @@ def test_a_script_that_fails_is_a_row_that_says_so(tmp_path, text, status, error
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "os._exit(0)"])
-def test_a_script_that_ends_before_gives_what_it_had(tmp_path, end):
+def test_a_script_that_ends_early_keeps_its_steps(tmp_path, end):
     measure = {"warmup": 4, "iterations": 100, "breakdown": True}
     answer = run(tmp_path, f"steps(9)\n{end}", measure=measure)
     assert isinstance(answer, Measurement), answer
@@ -128,12 +128,12 @@ def test_a_script_that_ends_before_gives_what_it_had(tmp_path, end):
     assert answer.breakdown.not_measured["local_step_ms"] is NotMeasured.SCRIPT_ENDED
 
 
-def test_of_a_script_that_ends_before_it_is_known_whether_its_steps_settled(tmp_path):
+def test_settling_is_known_when_a_script_ends_early(tmp_path):
     answer = run(tmp_path, "steps(60)", measure={"warmup": 4, "iterations": 100})
     assert answer.repetitions[0].settled is not None
 
 
-def test_a_script_that_catches_what_ends_programs_is_ended_all_the_same(tmp_path):
+def test_a_script_that_catches_everything_is_still_ended(tmp_path):
     text = """
         import atexit, signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -176,7 +176,7 @@ def no_children():
     return not [c for c in psutil.Process().children() if "train.py" in " ".join(c.cmdline())]
 
 
-def test_the_peak_memory_of_a_script_that_writes_much_is_that_of_all_repeats(tmp_path, monkeypatch):
+def test_peak_memory_of_a_script_covers_all_repeats(tmp_path, monkeypatch):
     peaks, in_turn = {}, iter([(0, 8), (0, 6)])
 
     def keep(script, _):

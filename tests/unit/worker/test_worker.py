@@ -96,7 +96,7 @@ def raising(error):
     return Raising
 
 
-def test_an_exception_in_init_is_a_failure_with_its_first_line_and_traceback(workload):
+def test_an_exception_in_init_has_line_and_traceback(workload):
     class Broken(Plain):
         def __init__(self, context) -> None:
             raise ValueError("no such thing\nmore of it")
@@ -119,16 +119,14 @@ def test_an_exception_in_init_is_a_failure_with_its_first_line_and_traceback(wor
         (RuntimeError("CUDA error: an illegal memory access was encountered"), Status.ERROR),
     ],
 )
-def test_out_of_memory_has_a_status_of_its_own_and_an_error_of_the_device_costs_the_process(
-    workload, error, status
-):
+def test_every_form_of_oom_has_status_oom(workload, error, status):
     answer = failed(make_task(workload(raising(error))))
     assert answer.status is status
     assert answer.message
     assert answer.worker_reusable == ("CUDA error" not in answer.message)
 
 
-def test_a_workload_that_switches_tf32_on_under_fp32_is_told(workload):
+def test_switching_on_tf32_under_fp32_is_reported(workload):
     class Sly(Plain):
         def step(self) -> None:
             apply_precision(Precision.TF32)
@@ -138,7 +136,7 @@ def test_a_workload_that_switches_tf32_on_under_fp32_is_told(workload):
     )
 
 
-def test_each_of_twelve_batch_sizes_in_one_worker_is_compiled(workload):
+def test_twelve_batch_sizes_in_one_worker_are_compiled(workload):
     def count(graph, inputs):
         compiled.append(inputs[-1].shape[0])
         return graph.forward
@@ -158,7 +156,7 @@ def test_each_of_twelve_batch_sizes_in_one_worker_is_compiled(workload):
     assert compiled == sizes
 
 
-def test_a_lone_rank_is_told_its_place_after_a_bigger_group(workload, monkeypatch):
+def test_a_single_rank_sees_world_size_one(workload, monkeypatch):
     class Reader(Plain):
         def step(self) -> None:
             places.append((os.environ["RANK"], os.environ["WORLD_SIZE"]))
@@ -170,9 +168,7 @@ def test_a_lone_rank_is_told_its_place_after_a_bigger_group(workload, monkeypatc
     assert set(places) == {("0", "1")}
 
 
-def test_a_workload_that_destroys_the_process_group_is_refused_and_not_measured_alone(
-    workload, host
-):
+def test_destroying_the_process_group_is_refused(workload, host):
     class Destroyer(Plain):
         def close(self) -> None:
             dist.destroy_process_group()
@@ -181,7 +177,7 @@ def test_a_workload_that_destroys_the_process_group_is_refused_and_not_measured_
     assert answer.message.startswith("workload own_workloads:Destroyer destroyed the process group")
 
 
-def test_groups_that_a_workload_made_are_gone_at_its_next_point_and_ours_stays(workload, host):
+def test_groups_of_a_workload_end_with_its_point(workload, host):
     class Grouping(Plain):
         def __init__(self, context) -> None:
             counts.append(len(dist.distributed_c10d._world.pg_map))
@@ -200,7 +196,7 @@ def test_groups_that_a_workload_made_are_gone_at_its_next_point_and_ours_stays(w
     assert not dist.is_initialized()
 
 
-def test_a_workload_that_makes_a_mess_does_not_change_the_next_point(workload):
+def test_a_messy_workload_does_not_affect_the_next(workload):
     class Seeing(Plain):
         def __init__(self, context) -> None:
             views.append(seen())
@@ -219,13 +215,13 @@ def test_a_workload_that_makes_a_mess_does_not_change_the_next_point(workload):
     assert views[0] == views[1]
 
 
-def test_a_process_is_new_at_its_first_point_alone(workload):
+def test_only_the_first_point_has_a_new_process(workload):
     worker, task = Worker("cpu", 0), make_task(workload(Plain))
     answers = [measured(task, worker) for _ in range(3)]
     assert [answer.is_of_new_process for answer in answers] == [True, False, False]
 
 
-def test_what_the_module_of_a_workload_sets_is_there_at_every_point(tmp_path, monkeypatch):
+def test_settings_of_a_workload_module_are_kept(tmp_path, monkeypatch):
     (tmp_path / "setting_module.py").write_text(
         "import torch\n"
         "torch.backends.cudnn.benchmark = True\n"
@@ -246,7 +242,7 @@ def test_what_the_module_of_a_workload_sets_is_there_at_every_point(tmp_path, mo
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_workload_leaves_behind_is_told_and_costs_the_process(workload, fails):
+def test_leftover_threads_cost_the_process(workload, fails):
     class Threaded(Plain):
         def __init__(self, context) -> None:
             threading.Thread(target=stop.wait, name="left").start()
@@ -264,7 +260,7 @@ def test_what_a_workload_leaves_behind_is_told_and_costs_the_process(workload, f
         assert answer.doubts == (Doubt(kind=DoubtKind.LEFT_BEHIND, subject=told),)
 
 
-def test_every_repeat_and_every_point_starts_with_the_same_random_numbers(workload):
+def test_every_repeat_starts_with_the_same_seed(workload):
     class Random(Plain):
         def __init__(self, context) -> None:
             drawn.append(seen()["random"])
@@ -288,9 +284,7 @@ def test_operations_are_counted_once_for_equal_points(monkeypatch):
     assert [call.args[-1].batch_size for call in counted.call_args_list] == [8, 4]
 
 
-def test_a_worker_that_has_loaded_other_code_measures_nothing_and_names_node_and_file(
-    tmp_path, monkeypatch
-):
+def test_a_worker_with_other_code_measures_nothing(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "edited_workload_x.py"
     module.write_text("class W:\n    def __init__(self, context): ...\n    def step(self): pass\n")
@@ -309,7 +303,7 @@ def test_a_worker_that_has_loaded_other_code_measures_nothing_and_names_node_and
     assert answer.worker_reusable
 
 
-def test_a_breakdown_that_fails_alone_leaves_the_samples_and_a_warning(workload):
+def test_a_failed_breakdown_keeps_the_samples(workload):
     class Brittle(Plain):
         def __init__(self, context) -> None:
             self._left = 2 + 2 + 3  # two lead into the samples
@@ -354,9 +348,7 @@ def _noted(notes):
     ],
     ids=lambda value: type(value).__name__[:20] if isinstance(value, BaseException) else "",
 )
-def test_whatever_is_raised_has_a_type_and_a_message_and_costs_no_process(
-    workload, error, error_type, message
-):
+def test_any_exception_has_type_message_and_place(workload, error, error_type, message):
     answer = failed(make_task(workload(raising(error))))
     assert (answer.status, answer.error_type) == (Status.ERROR, error_type)
     told, _, place = answer.message.rpartition(", at ")
@@ -365,7 +357,7 @@ def test_whatever_is_raised_has_a_type_and_a_message_and_costs_no_process(
     assert answer.worker_reusable
 
 
-def test_the_text_of_an_exception_is_cut_and_says_so(workload):
+def test_a_long_exception_text_is_cut(workload):
     error = ValueError("x" * 10_000_000)
     error.add_note("y" * 10_000_000)
     answer = failed(make_task(workload(raising(error))))
@@ -377,7 +369,7 @@ def test_the_text_of_an_exception_is_cut_and_says_so(workload):
     assert answer.detail.startswith("[cut: 20,00")
 
 
-def test_a_group_that_another_rank_has_taken_down_is_no_error_of_the_point(workload, host):
+def test_a_point_is_lost_when_its_group_ended(workload, host):
     worker, group = Worker("cpu", 0), make_group(host)
     failed(make_task(workload(raising(ValueError("no")))), worker, group)
     answer = failed(make_task(), worker, group)
@@ -385,9 +377,7 @@ def test_a_group_that_another_rank_has_taken_down_is_no_error_of_the_point(workl
     assert answer.worker_reusable
 
 
-def test_what_a_rank_measures_in_a_group_that_was_ended_is_dropped_and_the_worker_goes_on(
-    workload, host
-):
+def test_measurements_in_an_ended_group_are_discarded(workload, host):
     class Ended(Plain):
         def close(self) -> None:
             break_group(host, groups[0])
@@ -403,7 +393,7 @@ def test_what_a_rank_measures_in_a_group_that_was_ended_is_dropped_and_the_worke
     worker.leave()
 
 
-def test_a_point_whose_time_is_up_writes_where_it_is(workload, capfd):
+def test_a_timeout_prints_the_stack(workload, capfd):
     class Slow(Plain):
         def __init__(self, context) -> None:
             time.sleep(1.0)
@@ -413,9 +403,7 @@ def test_a_point_whose_time_is_up_writes_where_it_is(workload, capfd):
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_matrix_products_are_timed_once_before_the_first_point_where_they_are_asked_for(
-    workload, monkeypatch, is_asked
-):
+def test_matrix_products_are_timed_once_if_requested(workload, monkeypatch, is_asked):
     def sustained(device, precisions):
         done.append(tuple(precisions))
         return dict.fromkeys(precisions, 700.0)
@@ -435,9 +423,7 @@ def test_matrix_products_are_timed_once_before_the_first_point_where_they_are_as
 
 
 @pytest.mark.parametrize(("limited_each_s", "since"), [(0.1, [1, 2, 3]), (0.0, [1, 1, 1])])
-def test_a_device_rests_from_the_end_of_the_last_point_in_which_its_clocks_were_limited(
-    monkeypatch, limited_each_s, since
-):
+def test_a_device_rests_since_its_last_throttled_point(monkeypatch, limited_each_s, since):
     readings = iter(range(1, 100))
     rested = []
     measure = phases.measure
@@ -460,7 +446,7 @@ def test_a_device_rests_from_the_end_of_the_last_point_in_which_its_clocks_were_
     assert [reading.time_s for reading in rested] == since
 
 
-def test_a_refusal_of_nccl_names_the_variables_of_the_job_and_what_to_write(workload, monkeypatch):
+def test_an_nccl_refusal_names_variables_of_the_job(workload, monkeypatch):
     error = RuntimeError("NCCL error in: x.cpp:1, invalid usage (run with NCCL_DEBUG=WARN)")
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     task = make_task(workload(raising(error)))
@@ -470,7 +456,7 @@ def test_a_refusal_of_nccl_names_the_variables_of_the_job_and_what_to_write(work
     assert "of env" not in failed(task).message
 
 
-def test_a_process_without_the_variables_of_the_job_measures_nothing():
+def test_a_process_without_job_variables_measures_nothing():
     task = make_task()
     answer = failed(replace(task, point=replace(task.point, env={"NOT_SET_HERE": "1"})))
     assert answer.message == "env: this process was not started with NOT_SET_HERE=1"

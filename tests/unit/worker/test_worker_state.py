@@ -24,7 +24,7 @@ def state():
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_changed_setting_is_put_back_without_a_word(name):
+def test_a_changed_setting_is_restored_silently(name):
     state, before = ProcessState(CPU), SETTINGS[name].read()
     STATE_CHANGES[name]()
     changed = SETTINGS[name].read() != before
@@ -33,7 +33,7 @@ def test_a_changed_setting_is_put_back_without_a_word(name):
     assert SETTINGS[name].read() == before
 
 
-def test_a_setting_that_cannot_be_put_back_is_told(tmp_path, monkeypatch):
+def test_a_setting_that_cannot_be_restored_is_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gone").mkdir()
     os.chdir("gone")
@@ -43,7 +43,7 @@ def test_a_setting_that_cannot_be_put_back_is_told(tmp_path, monkeypatch):
     assert state.restore() == ("a changed working directory",)
 
 
-def test_a_mode_that_ends_with_the_garbage_changes_nothing_afterwards(state):
+def test_garbage_collection_changes_no_mode_later(state):
     def hold_mode():
         with torch.enable_grad():
             yield
@@ -58,12 +58,12 @@ def test_a_mode_that_ends_with_the_garbage_changes_nothing_afterwards(state):
     assert torch.is_grad_enabled()
 
 
-def test_a_thread_that_is_about_to_end_is_waited_for(state):
+def test_a_thread_about_to_end_is_waited_for(state):
     threading.Thread(target=time.sleep, args=(0.1,)).start()
     assert state.restore() == ()
 
 
-def test_the_thread_that_a_progress_bar_starts_is_ended(state, monkeypatch):
+def test_the_thread_of_a_progress_bar_is_ended(state, monkeypatch):
     stop = threading.Event()
     monitor = SimpleNamespace(exit=stop.set)
     bars = SimpleNamespace(tqdm=SimpleNamespace(monitor=monitor))
@@ -73,7 +73,7 @@ def test_the_thread_that_a_progress_bar_starts_is_ended(state, monkeypatch):
     assert bars.tqdm.monitor is None
 
 
-def test_a_timer_of_the_compiler_that_still_sleeps_is_not_the_workloads(state):
+def test_a_sleeping_compiler_timer_is_ignored(state):
     from torch._inductor.compile_worker.timer import Timer
 
     timer = Timer(4, lambda: None)
@@ -82,7 +82,7 @@ def test_a_timer_of_the_compiler_that_still_sleeps_is_not_the_workloads(state):
     assert state.restore() == ()
 
 
-def test_a_child_process_left_running_is_told_whatever_its_name_and_an_ended_one_is_not(state):
+def test_only_running_child_processes_are_reported(state):
     rename = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'odd\\xff) Z', 0, 0, 0)"
     script = f"{rename}; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
@@ -95,7 +95,7 @@ def test_a_child_process_left_running_is_told_whatever_its_name_and_an_ended_one
         assert state.restore() == ()
 
 
-def test_what_ran_before_the_point_is_not_the_workloads(state):
+def test_processes_started_before_the_point_are_ignored(state):
     with subprocess.Popen(["sleep", "60"]) as child:
         state.begin()
         assert state.restore() == ()
