@@ -50,7 +50,7 @@ def shared_out(cluster, **settings):
 
 
 @pytest.mark.long
-def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(three_workers):
+def test_slow_rank_without_share_is_left_out(three_workers):
     row = shared_out(three_workers, shares="fast")
     assert row.share_by_rank == (48, 48, 0)
     assert len(row.local_step_ms_by_rank) == 2
@@ -69,7 +69,7 @@ def test_workers_are_as_before_after_an_uneven_point(three_workers):
 
 
 @pytest.mark.long
-def test_another_class_of_the_users_has_new_processes_and_the_same_class_keeps_its_own(cluster):
+def test_only_another_class_gets_new_processes(cluster):
     used = []
     for workload, worker_ids in ((OTHER, [0]), (PROBE, [0, 1, 2]), (PROBE, [0, 1, 2])):
         assert failures(run(cluster, *worker_ids, workload=workload)) == []
@@ -117,7 +117,7 @@ PARTS = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_
 
 
 @pytest.mark.long
-def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
+def test_documented_example_has_a_breakdown_even_compiled(cluster):
     row = measured(cluster, EXAMPLE, **SMALL)
     assert all(getattr(row, name) is not None for name in PARTS), row
     assert row.throughput > 0

@@ -13,7 +13,7 @@ def doctor(*options, **variables):
     return raybench(*words, env={**os.environ, **variables})
 
 
-def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_workers():
+def test_crippling_variable_is_found_on_sound_cluster():
     done = doctor("--json", NCCL_P2P_DISABLE="1")
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(done.stdout)
@@ -28,7 +28,7 @@ def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_wo
 
 
 @pytest.mark.long
-def test_workers_that_cannot_talk_to_each_other_fail_with_the_reason():
+def test_workers_that_cannot_connect_fail_with_reason():
     done = doctor(GLOO_SOCKET_IFNAME="nowhere0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -48,7 +48,7 @@ def attempts(folder, number):
 @pytest.mark.parametrize(
     ("number", "case"), NUMBERED.items(), ids=[case.fault for case in NUMBERED.values()]
 )
-def test_the_row_of_a_fault_says_what_and_where_and_the_next_point_comes_soon(folder, number, case):
+def test_row_names_the_fault_and_next_point_follows(folder, number, case):
     told = attempts(folder, number)
     assert len(told) == (2 if "lost" in case.wanted else 1)
     for each in told:
@@ -71,6 +71,6 @@ def test_no_process_of_the_sweep_is_left(folder):
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)  # 40 points and the processes that they cost, on two cores
-def test_forty_points_with_seeded_faults_on_any_free_devices_are_all_there(tmp_path):
+def test_forty_points_with_seeded_faults_are_complete(tmp_path):
     found = soaked(tmp_path, points=40, seed=1, isolation="device")
     assert found["checks"] == dict.fromkeys(found["checks"], True), found

@@ -50,7 +50,7 @@ def checked(tmp_path_factory):
         return end_of(check), output
 
 
-def test_a_flipped_bit_is_told_with_the_worker_that_flipped_it(tmp_path):
+def test_flipped_bit_is_reported_with_its_worker(tmp_path):
     # Of one test alone: before another class workers would get new processes.
     with check_of(tmp_path, ["alone"], FLIP_BITS="1", HEALTH_TESTS="same bits fp32 256") as check:
         found = end_of(check)
@@ -60,7 +60,7 @@ def test_a_flipped_bit_is_told_with_the_worker_that_flipped_it(tmp_path):
     assert 1 not in found["healthy"]
 
 
-def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(checked):
+def test_check_samples_are_stored_like_any_run(checked):
     found, output = checked
     points, runs = load(output, "points"), load(output, "runs")
     assert list(runs["job_name"]) == ["health"]
@@ -72,7 +72,7 @@ def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(checked):
     assert len(load(output, "health")) == len(found["findings"])
 
 
-def test_all_stages_are_judged_and_each_direction_of_each_pair(checked):
+def test_every_stage_and_pair_direction_is_judged(checked):
     found, output = checked
     assert {one["stage"] for one in found["findings"]} == set(ALL)
     assert not [one for one in found["findings"] if one["verdict"] == "untested"]
@@ -86,7 +86,7 @@ def test_all_stages_are_judged_and_each_direction_of_each_pair(checked):
 @pytest.mark.parametrize(
     ("harm", "reason"), [(signal.SIGSTOP, "timed out"), (signal.SIGKILL, "worker lost")]
 )
-def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(harm, reason, tmp_path):
+def test_check_names_frozen_or_killed_worker_and_continues(harm, reason, tmp_path):
     output = tmp_path / "results"
     with check_of(output, ["alone", "pairs"]) as check:
         wait_for_rows(check, tmp_path, 1)
@@ -102,7 +102,7 @@ def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(harm, 
 @pytest.mark.long
 @needs_hosts
 @needs_tc
-def test_a_slow_link_between_two_of_three_hosts_is_a_path_and_no_device(tmp_path):
+def test_slow_link_is_reported_as_a_pair(tmp_path):
     output = tmp_path / "results"
     with ray_hosts(3, cpus=1) as (head, *others):
         slow_path(*others, rate="200mbit")

@@ -70,7 +70,7 @@ def write_job(folder, strategy="spread", world_sizes="[1, 2, 3]"):
         ("pack", 1, "10.99.0.10:6379", [1, 2], [1, 1, 2]),
     ],
 )
-def test_a_sweep_spans_hosts_whose_own_names_are_loopback_addresses(
+def test_sweep_spans_hosts_with_loopback_names(
     nodes, tmp_path, strategy, driver, address, workers_of_hosts, node_counts
 ):
     job = write_job(tmp_path, strategy)
@@ -98,7 +98,7 @@ def test_a_sweep_spans_hosts_whose_own_names_are_loopback_addresses(
 @pytest.mark.parametrize(
     "given", ["--address ", pytest.param("RAY_ADDRESS=", marks=pytest.mark.long)]
 )
-def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path, given):
+def test_host_outside_the_cluster_is_refused_at_once(nodes, tmp_path, given):
     command = [*SWEEP, write_job(tmp_path), "-o", tmp_path / "out"]
     address = "10.99.0.10:6379"
     is_option = given.startswith("--")
@@ -122,7 +122,7 @@ time.sleep(600)
 
 
 @pytest.mark.long
-def test_a_wait_for_slots_that_others_use_can_be_interrupted(nodes, tmp_path):
+def test_wait_for_used_slots_can_be_interrupted(nodes, tmp_path):
     head = nodes[0]
     hold = head.command([PYTHON, "-c", HOLD])
     sweep = head.command([*SWEEP, write_job(tmp_path), "-o", tmp_path / "results"])
@@ -151,7 +151,7 @@ NO_TOKENS = [
 
 
 @pytest.mark.long
-def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp_path):
+def test_token_and_version_errors_are_one_line(lone, tmp_path):
     """`ray start` asks for the token of ~/.ray/auth_token wherever there is one."""
     (tmp_path / "numpy-9.9.9.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n"
@@ -178,7 +178,7 @@ def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp
 
 
 @pytest.mark.long
-def test_a_host_without_raybench_is_told_in_one_line(lone, tmp_path, monkeypatch):
+def test_missing_raybench_on_host_is_one_line(lone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     elsewhere = tmp_path / "site" / "raybench"
     elsewhere.mkdir(parents=True)
@@ -204,9 +204,7 @@ def three():
 
 @pytest.mark.long
 @needs_tc
-def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back_runs_them(
-    three, tmp_path
-):
+def test_cut_cable_loses_points_until_host_returns(three, tmp_path):
     head, _, victim = three
     write_faults(
         tmp_path, [("none", 0), ("wait", 0), ("none", 0), ("none", 0)], [3, 3, 2, 3], timeout_s=90
@@ -282,7 +280,7 @@ def kill_head(head, _):
 
 @pytest.mark.long
 @pytest.mark.parametrize("harm", [kill_head, pull_cable])
-def test_when_the_head_is_killed_or_cut_off_a_sweep_ends_in_seconds(tmp_path, harm):
+def test_lost_head_ends_the_sweep_in_seconds(tmp_path, harm):
     with ray_hosts(2, cpus=1) as (head, other):
         write_faults(tmp_path, [("none", 0), ("wait", 0), ("none", 0)], 2, timeout_s=90.0)
         command = sweep_command(tmp_path, "--device", "cpu", address=f"{head.address}:6379")
@@ -317,9 +315,7 @@ def all_reduces(head, folder):
 @pytest.mark.parametrize(
     ("harm", "most_mb_s"), [(lambda host: slow_link(host, "200mbit"), 40), (lossy_link, 150)]
 )
-def test_a_slow_or_lossy_link_slows_the_sweep_and_the_health_check_names_its_host(
-    three, tmp_path, harm, most_mb_s
-):
+def test_bad_link_slows_sweep_and_host_is_named(three, tmp_path, harm, most_mb_s):
     head, _, victim = three
     usual = all_reduces(head, tmp_path / "usual")
     harm(victim)

@@ -133,7 +133,7 @@ def test_a_fault_becomes_its_doubt(swept, kind):
         assert least <= found[kind]["value"] <= most
 
 
-def test_a_report_has_mark_and_harm_of_each_kind(swept):
+def test_each_kind_is_reported_with_mark_and_harm(swept):
     _, groups = swept
     assert {group["kind"] for group in groups} >= {
         *("stalls", "other_gradients", "check_failed", "slow_rank", "left_behind"),
@@ -156,7 +156,7 @@ def test_a_slowed_baseline_makes_a_speed_up_impossible(swept):
 
 
 @pytest.mark.long
-def test_a_short_time_and_a_failed_round_are_doubts(tmp_path):
+def test_short_time_and_failed_round_are_doubts(tmp_path):
     (tmp_path / "doubtful.py").write_text(CLASS)
     write_text(
         tmp_path,

@@ -126,7 +126,7 @@ def batch_job(home, name, script="slurm.sbatch"):
             yield batch
 
 
-def test_a_slurm_job_whose_time_is_up_is_queued_again_and_its_next_start_goes_on(tmp_path):
+def test_timed_out_slurm_job_is_requeued_and_resumed(tmp_path):
     write_text(tmp_path, JOB)
     with batch_job(tmp_path, "first") as batch:
         wait_for_rows(batch, tmp_path, 1)
@@ -147,7 +147,7 @@ def test_a_slurm_job_whose_time_is_up_is_queued_again_and_its_next_start_goes_on
 
 
 @pytest.mark.timeout(2 * PATIENCE_S + 60)
-def test_a_slurm_job_by_symmetric_run_spans_both_hosts(tmp_path):
+def test_symmetric_run_slurm_job_spans_both_hosts(tmp_path):
     write_text(tmp_path, JOB.replace("[8, 16, 32, 64]", "[8]") + "placement: {strategy: spread}\n")
     with batch_job(tmp_path, "slurm", "slurm-symmetric.sbatch") as batch:
         said, _ = batch.communicate(timeout=2 * PATIENCE_S)  # a minute of it for the head

@@ -83,7 +83,7 @@ def freeze(raylet):
         pytest.param("node frozen", freeze, marks=pytest.mark.long),
     ],
 )
-def test_a_lost_node_costs_its_workers_and_the_others_go_on(cluster, node, told, fault, harm):
+def test_lost_node_costs_only_its_own_workers(cluster, node, told, fault, harm):
     processes = family(raylet_of(node))
     here = {number for number in range(3) if cluster.devices[number].process_id in processes}
     assert len(here) == 2
@@ -171,7 +171,7 @@ def test_a_refused_late_worker_gives_its_device_back(head, told):
 
 
 @pytest.mark.long
-def test_a_node_that_comes_late_gets_workers_and_a_frozen_one_that_answers_again_too(head, told):
+def test_late_and_thawed_nodes_get_workers(head, told):
     cluster = RayCluster(connect_ray(head.address, "cpu", wanted=3, wait_s=120), told.append)
     node = None
     try:

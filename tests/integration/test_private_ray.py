@@ -34,9 +34,7 @@ class Nothing:
 
 
 @pytest.mark.long
-def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_unasked(
-    raylet, tmp_path
-):
+def test_stuck_process_does_not_delay_other_processes(raylet, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(_STUCK)
     environment = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
     _stuck = ray.remote(Nothing).options(num_cpus=0, runtime_env=environment).remote()
@@ -122,7 +120,7 @@ def _victims(driver, title):
     ],
     ids=lambda fault: " by ".join(fault[:2]),
 )
-def test_what_dies_while_ray_starts_is_told_in_one_line_and_in_time(fault, tmp_path):
+def test_death_while_ray_starts_is_one_line(fault, tmp_path):
     struck = Struck(tmp_path, *fault, said="")
     assert struck.returncode == 3, struck.lines
     (line,) = struck.lines
@@ -133,7 +131,7 @@ def test_what_dies_while_ray_starts_is_told_in_one_line_and_in_time(fault, tmp_p
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", AT_THE_WORKERS_START, ids=lambda fault: " by ".join(fault[:2]))
-def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(fault, tmp_path):
+def test_death_while_workers_start_names_resume_command(fault, tmp_path):
     struck = Struck(tmp_path, *fault, said="; run ")
     assert struck.returncode == 3, struck.lines
     _, again, stopped, reason = struck.lines
@@ -146,7 +144,7 @@ def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(fa
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_a_worker_that_is_killed_while_it_starts_is_started_again(name, tmp_path):
+def test_worker_killed_during_start_is_restarted(name, tmp_path):
     struck = Struck(tmp_path, "ray::_Worker", name, 0.2, said="; run ")
     assert struck.returncode == 0, struck.lines
     assert struck.lines[1].startswith("a worker could not start: its process ")
@@ -172,7 +170,7 @@ cli.main()
 
 
 @pytest.mark.long
-def test_a_head_that_dies_while_workers_are_let_go_spoils_no_finished_run(tmp_path):
+def test_head_death_during_release_keeps_finished_run(tmp_path):
     write_text(tmp_path, SMALL_JOB)
     command = sweep_command(tmp_path, "--device", "cpu")
     options = command[command.index("raybench") + 1 :]

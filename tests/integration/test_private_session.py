@@ -60,9 +60,7 @@ def ask_without_token(head):
     return asked.stderr
 
 
-def test_a_private_ray_listens_on_loopback_alone_with_a_token_that_nobody_else_ever_sees(
-    private, place
-):
+def test_private_ray_listens_on_loopback_with_secret_token(private, place):
     driver, _ = private
     processes = {driver.pid, *descendants(driver.pid)}
     found = listening(processes)
@@ -121,9 +119,7 @@ print("joined")
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.long
-def test_another_user_of_the_host_gets_neither_the_token_nor_the_session_nor_into_ray(
-    private, place
-):
+def test_other_users_cannot_access_the_private_ray(private, place):
     driver, _ = private
     [folder] = place.glob("raybench-*")
     raylet, head = raylet_and_head(descendants(driver.pid))
@@ -139,7 +135,7 @@ def test_another_user_of_the_host_gets_neither_the_token_nor_the_session_nor_int
         assert "Auth" in tried.stderr
 
 
-def test_a_killed_driver_leaves_nothing_of_its_private_ray(private, place):
+def test_killed_driver_leaves_nothing_of_its_ray(private, place):
     driver, folder = private
     assert len(family(folder)) > 8, "Ray's processes, two workers and their children"
     first, second = orphans_in(folder)

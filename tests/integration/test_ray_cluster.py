@@ -41,7 +41,7 @@ def facts(folder, world_size):
     return [json.loads((folder / f"{world_size}-{n}.json").read_text()) for n in range(world_size)]
 
 
-def test_every_worker_has_its_own_device_and_they_stand_in_node_order(cluster):
+def test_workers_have_own_devices_in_node_order(cluster):
     assert cluster.capacity == 6
     assert len({device.uuid for device in cluster.devices}) == 3
     nodes = [(device.rack, device.node_id) for device in cluster.devices]
@@ -54,7 +54,7 @@ def test_every_worker_has_its_own_device_and_they_stand_in_node_order(cluster):
     ("strategy", "world_size", "local_ranks", "node_ranks"),
     [("pack", 2, "01", "00"), ("spread", 2, "00", "01"), ("pack", 3, "001", "01")],
 )
-def test_a_group_sums_its_ranks_and_knows_its_places(
+def test_group_sums_its_ranks_and_numbers_them(
     cluster, tmp_path, strategy, world_size, local_ranks, node_ranks
 ):
     answers, worker_ids = run(cluster, tmp_path, world_size, strategy)
@@ -70,7 +70,7 @@ def test_a_group_sums_its_ranks_and_knows_its_places(
     assert {one["niceness"] for one in told} == {0}
 
 
-def test_the_process_group_is_kept_while_the_same_workers_are_used(cluster, tmp_path):
+def test_process_group_is_kept_for_same_workers(cluster, tmp_path):
     known = []
     for number, world_size in enumerate([2, 2, 3, 2]):
         (folder := tmp_path / str(number)).mkdir()
@@ -79,7 +79,7 @@ def test_the_process_group_is_kept_while_the_same_workers_are_used(cluster, tmp_
     assert known == [False, True, False, False]
 
 
-def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster, tmp_path):
+def test_killed_store_is_replaced_without_new_workers(cluster, tmp_path):
     titles = descendants(os.getpid()).items()
     # Ray gives the process of an actor its class as title.
     [store] = [pid for pid, title in titles if title.startswith("ray::_Store")]
@@ -99,7 +99,7 @@ class Unreadable:
         return int, ("not a number",)
 
 
-def test_an_error_of_ray_is_named_without_the_actor(cluster):
+def test_ray_error_is_named_without_the_actor(cluster):
     point = fakes.make_point(workload=PROBE, params={"folder": Unreadable()})
     task = Task(point=point, settings=Measure())
     [answer] = cluster.run(task, choose_workers(cluster.devices, 1, "pack"))
@@ -107,7 +107,7 @@ def test_an_error_of_ray_is_named_without_the_actor(cluster):
     assert answer.message.startswith("System error: invalid literal for int()")
 
 
-def test_a_mute_node_costs_no_other_and_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
+def test_start_skips_mute_nodes_and_needs_one_worker(cluster, monkeypatch):
     monkeypatch.setattr("raybench.cluster.timeouts.FIRST_DEVICE_S", 2.0)
     monkeypatch.setattr("raybench.cluster.timeouts.PLACEMENT_S", 0.9)
     free = free_devices("cpu")
@@ -121,7 +121,7 @@ def test_a_mute_node_costs_no_other_and_no_worker_at_all_is_one_clear_error(clus
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_ray_keeps_the_gpu_of_a_dead_worker_for_its_next_process():
+def test_next_process_gets_gpu_of_dead_worker():
     def index_of_gpu(worker):
         return ray.get(worker.__ray_call__.remote(lambda _: ray.get_gpu_ids()))
 

@@ -50,7 +50,7 @@ class TestRay(PointContract):
             ),
         ],
     )
-    def test_a_fault_of_one_rank_ends_the_point_and_costs_no_other_process(
+    def test_fault_of_one_rank_keeps_other_processes(
         self, cluster, fault, status, error_type, text, survives
     ):
         before, stood = process_ids(cluster), places(cluster)
@@ -67,7 +67,7 @@ class TestRay(PointContract):
         assert (places(cluster), cluster.lost) == (stood, frozenset())
         assert failures(run(cluster, *self.ALL)) == []
 
-    def test_a_rank_that_fails_when_the_others_have_answered_leaves_their_answers(self, cluster):
+    def test_late_failure_keeps_answers_of_other_ranks(self, cluster):
         before = process_ids(cluster)
         answers = run(cluster, *self.ALL, fault="late")
         messages = [getattr(answer, "message", "").partition(",")[0] for answer in answers]
@@ -75,7 +75,7 @@ class TestRay(PointContract):
         assert failures(run(cluster, *self.ALL)) == []
         assert process_ids(cluster) == before
 
-    def test_a_worker_that_died_while_it_was_idle_costs_one_point(self, cluster):
+    def test_idle_worker_death_costs_one_point(self, cluster):
         before = process_ids(cluster)
         os.kill(before[2], signal.SIGKILL)
         answers = run(cluster, *self.ALL)
@@ -147,7 +147,7 @@ def test_an_answer_lost_before_its_fetch_is_lost(cluster, monkeypatch, loss):
         ("child", "1 child process (sleep)"),
     ],
 )
-def test_what_a_rank_leaves_behind_is_told_and_costs_its_process(cluster, mess, phrase):
+def test_rank_leftovers_are_reported_and_cost_its_process(cluster, mess, phrase):
     assert failures(run(cluster, 0, 1)) == []
     before = process_ids(cluster)
     answers = run(cluster, 0, 1, fault=mess)
@@ -171,9 +171,7 @@ def test_what_a_rank_leaves_behind_is_told_and_costs_its_process(cluster, mess, 
         ("unpicklable", Status.ERROR, "_Unpicklable", "holds what cannot travel"),
     ],
 )
-def test_what_a_rank_says_of_its_own_fault_comes_soon_and_costs_no_process(
-    cluster, fault, status, error_type, text
-):
+def test_reported_fault_returns_soon_and_keeps_processes(cluster, fault, status, error_type, text):
     before = process_ids(cluster)
     started_s = time.monotonic()
     answers = run(cluster, 0, 1, 2, fault=fault, breakdown=True)

@@ -77,7 +77,7 @@ RARER_HARMS = [
 
 
 @pytest.mark.parametrize("harms", [HARMS, pytest.param(RARER_HARMS, marks=pytest.mark.long)])
-def test_a_run_goes_on_after_whatever_ended_its_sweep(harms, small_disk, tmp_path):
+def test_run_resumes_whatever_ended_its_sweep(harms, small_disk, tmp_path):
     write_job(tmp_path, [("none", 0), ("wait", 0), ("none", 0)], 1, timeout_s=90.0)
     command = sweep_command(tmp_path, "--device", "cpu")
     for harm, code, statuses, stay_s in harms:
@@ -120,7 +120,7 @@ measure: {warmup: 3, iterations: 2000, max_seconds: 0.2, breakdown: false}
 
 
 @pytest.mark.long
-def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_there_once(tmp_path):
+def test_sigkills_leave_whole_tables_and_each_point_once(tmp_path):
     write_text(tmp_path, SMALL)
     results, said = tmp_path / "results", tmp_path / "stderr.txt"
     seed = random.randrange(1000)

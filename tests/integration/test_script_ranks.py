@@ -76,7 +76,7 @@ def test_a_script_ends_with_its_worker(cluster, tmp_path):
 
 
 @pytest.mark.long
-def test_a_rank_whose_script_waits_for_one_that_hangs_keeps_its_worker(cluster, tmp_path):
+def test_rank_waiting_for_hung_rank_keeps_its_worker(cluster, tmp_path):
     before = process_ids(cluster)
     waits = tmp_path / "torch" / "distributed"
     waits.mkdir(parents=True)
@@ -95,7 +95,7 @@ def test_a_rank_whose_script_waits_for_one_that_hangs_keeps_its_worker(cluster, 
     assert (after[0] == before[0], after[1] == before[1]) == (True, False)
 
 
-def test_a_rank_that_hangs_is_named_with_its_line(cluster, tmp_path):
+def test_hung_rank_is_named_with_its_line(cluster, tmp_path):
     before = process_ids(cluster)
     text = "steps(8)\nif rank == 1: time.sleep(1000)\nsteps(10**9)"
     began_s = time.monotonic()
@@ -123,7 +123,7 @@ def environment(process_id):
     return Path(f"/proc/{process_id}/environ").read_text(encoding="utf-8").split("\0")
 
 
-def test_processes_are_started_with_the_variables_of_their_points(three_workers, tmp_path):
+def test_processes_start_with_variables_of_their_points(three_workers, tmp_path):
     def answer_of(workload, env, **params):
         point = make_point(workload=workload, params=params, env=env)
         settings = Measure(warmup=2, iterations=4, breakdown=False)
@@ -158,7 +158,7 @@ def run_real(cluster, name, world_size, args=""):
     return [answer for answer in answers if isinstance(answer, Measurement)]
 
 
-def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(three_workers):
+def test_real_torch_script_gives_samples_and_parts(three_workers):
     for measurement in run_real(three_workers, "ddp.py", 2, "--accumulation 2"):
         (repetition,) = measurement.repetitions
         assert len(repetition.timed.step_ns) == 30

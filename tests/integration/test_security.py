@@ -53,7 +53,7 @@ while True:
 
 @needs_root
 @pytest.mark.long
-def test_a_cluster_that_another_user_has_planted_is_neither_asked_nor_joined(tmp_path, place):
+def test_planted_cluster_is_neither_asked_nor_joined(tmp_path, place):
     token = place / "home" / ".ray" / "auth_token"
     token.parent.mkdir(parents=True)
     token.write_text("a" * 64)
@@ -94,9 +94,7 @@ HOSTILE_WORKLOADS = {
 
 
 @pytest.mark.parametrize("workload", HOSTILE_WORKLOADS.values(), ids=HOSTILE_WORKLOADS.keys())
-def test_a_job_file_calls_and_makes_nothing_but_a_workload(
-    workload, tmp_path, command, monkeypatch
-):
+def test_job_file_creates_nothing_but_a_workload(workload, tmp_path, command, monkeypatch):
     path = job(tmp_path, workload)
     monkeypatch.chdir(tmp_path)
     done = command("plan", path, results=None)
@@ -107,7 +105,7 @@ def test_a_job_file_calls_and_makes_nothing_but_a_workload(
 
 
 @pytest.mark.parametrize("place", ["points", "points/run-a", "traces/run-a", "runs/run-a/.driver"])
-def test_a_link_in_results_does_not_lead_a_sweep_out_of_them(place, tmp_path):
+def test_sweep_refuses_links_that_leave_results(place, tmp_path):
     elsewhere, root = tmp_path / "elsewhere", tmp_path / "results"
     elsewhere.mkdir()
     (root / place).parent.mkdir(parents=True)
@@ -118,7 +116,7 @@ def test_a_link_in_results_does_not_lead_a_sweep_out_of_them(place, tmp_path):
     assert list(elsewhere.iterdir()) == []
 
 
-def test_markdown_of_others_texts_has_no_markup_of_theirs(tmp_path, command):
+def test_markdown_escapes_markup_in_foreign_texts(tmp_path, command):
     told = make_run("run-a", job_name=EVIL, job_text=EVIL, cluster=EVIL, tags={EVIL: EVIL})
     store = RunStore.create(tmp_path, told, make_measure())
     device = make_device(0, name=EVIL, host=EVIL, node_id=EVIL, driver_version=EVIL)

@@ -32,7 +32,7 @@ def first(tmp_path, monkeypatch):
     locks.close()
 
 
-def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(first, tmp_path):
+def test_second_sweep_is_refused_without_leaving_a_run(first, tmp_path):
     begun_s = time.monotonic()
     second = cpu_sweep(tmp_path, timeout_s=60)
     assert time.monotonic() - begun_s < 40
@@ -44,9 +44,7 @@ def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(firs
     assert not list((tmp_path / "results").glob("runs/*"))
 
 
-def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_who_was_there(
-    first, three_nodes, tmp_path
-):
+def test_shared_sweep_is_visible_and_records_other_users(first, three_nodes, tmp_path):
     where = ("--address", three_nodes)
     with begin(tmp_path, "--shared", *where, stdout=subprocess.DEVNULL) as second:
         seen = set()
@@ -80,7 +78,7 @@ def test_a_shared_sweep_of_a_joined_cluster_is_seen_by_others_and_its_rows_say_w
 
 
 @pytest.mark.long
-def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(tmp_path, three_nodes):
+def test_killed_worker_or_driver_leaves_no_processes(tmp_path, three_nodes):
     with hanging_sweep(tmp_path, "--address", three_nodes) as driver:
         first, second = orphans_in(tmp_path)
         os.kill(first[0], signal.SIGKILL)

@@ -48,7 +48,7 @@ def swept(tmp_path_factory):
     return cpu_sweep(folder, "--profile", "world_size == 2 and precision == 'bf16'"), folder
 
 
-def test_a_sweep_ends_with_0_and_prints_its_report_on_stdout(swept):
+def test_sweep_prints_its_report_on_stdout(swept):
     done, _ = swept
     assert done.returncode == 0, done.stderr
     assert "Speed-up from 1 worker to " in done.stdout
@@ -58,7 +58,7 @@ def test_a_sweep_ends_with_0_and_prints_its_report_on_stdout(swept):
     assert max(map(len, report.splitlines())) <= 80
 
 
-def test_stderr_has_one_line_per_point_and_nothing_of_rays(swept):
+def test_stderr_has_only_one_line_per_point(swept):
     done, _ = swept
     first, *lines, traces = done.stderr.splitlines()
     workers = f"{usable_cores()} CPU worker{'s' * (usable_cores() != 1)}"
@@ -88,7 +88,7 @@ def test_pandas_and_pyarrow_read_what_was_written(swept):
     assert len(table(folder, "devices")) == 2
 
 
-def test_the_points_that_are_profiled_have_traces_and_the_times_of_modules(swept):
+def test_profiled_points_have_traces_and_module_times(swept):
     _, folder = swept
     traces = sorted((folder / "results" / "traces").rglob("*.json.gz"))
     assert [path.name.split("-")[-1] for path in traces] == ["rank0.json.gz", "rank1.json.gz"]
@@ -121,7 +121,7 @@ def hanging_sweep(folder, **more):
     "told",
     [pytest.param((signal.SIGINT, signal.SIGINT), marks=pytest.mark.long), (signal.SIGTERM,)],
 )
-def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
+def test_stopping_keeps_finished_points_and_exits_130(tmp_path, told):
     with hanging_sweep(tmp_path) as process:
         running = browse(tmp_path, "report")
         for number in told:
@@ -149,7 +149,7 @@ def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
 
 
 @pytest.mark.long
-def test_a_sigterm_to_all_processes_of_a_sweep_is_exit_130_without_a_crash(tmp_path):
+def test_sigterm_to_all_processes_exits_130(tmp_path):
     with hanging_sweep(tmp_path, start_new_session=True) as process:
         os.killpg(process.pid, signal.SIGTERM)
         _, stderr = process.communicate(timeout=90)
@@ -160,7 +160,7 @@ def test_a_sigterm_to_all_processes_of_a_sweep_is_exit_130_without_a_crash(tmp_p
 
 
 @pytest.mark.parametrize("wait_s", [pytest.param(2, marks=pytest.mark.long), 4])
-def test_an_interrupt_while_ray_starts_is_exit_130_without_a_crash(tmp_path, wait_s):
+def test_interrupt_during_ray_start_exits_130(tmp_path, wait_s):
     write_text(tmp_path, MLP_JOB)
     with begin(tmp_path) as process:
         time.sleep(wait_s)
@@ -173,7 +173,7 @@ def test_an_interrupt_while_ray_starts_is_exit_130_without_a_crash(tmp_path, wai
 
 
 @pytest.mark.long
-def test_no_point_that_fits_is_exit_3_and_leaves_nothing(tmp_path):
+def test_too_large_points_exit_3_without_results(tmp_path):
     write_text(tmp_path, "workload: {kind: mlp}\nmatrix: {world_size: [64], batch_size: 4}\n")
     done = cpu_sweep(tmp_path)
     assert done.returncode == 3
@@ -233,9 +233,7 @@ def list_second_worker(folder):
     return "--devices", str(folder / "list")
 
 
-def test_a_workload_of_ones_own_is_found_from_the_current_directory_and_runs_on_listed_devices(
-    tmp_path, monkeypatch
-):
+def test_workload_of_current_directory_runs_on_listed_devices(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "helper.py").write_text("import os\nprint('on stdout at import')\n")
     monkeypatch.chdir(tmp_path)
@@ -312,7 +310,7 @@ measure: {warmup: 2, iterations: 5}
 
 
 @pytest.mark.long
-def test_a_run_that_goes_on_keeps_to_the_devices_of_its_list_and_others_must_be_there(tmp_path):
+def test_resume_keeps_listed_devices_and_missing_ones_fail(tmp_path):
     write_text(tmp_path, DEVICES_JOB)
     done = cpu_sweep(tmp_path, *list_second_worker(tmp_path))
     assert done.returncode == 0, done.stderr

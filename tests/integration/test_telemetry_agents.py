@@ -123,7 +123,7 @@ def talker(node_id):
     return ray.remote(Talker).options(scheduling_strategy=there, num_cpus=0).remote()
 
 
-def test_an_agent_reads_the_log_of_a_worker_and_kills_it_but_no_stranger(agents_without_nvml):
+def test_agent_reads_logs_and_kills_workers_only(agents_without_nvml):
     assert len(process_ids()) == 2
     assert agents_without_nvml.drain() == ()
     node_id = devices()[0].node_id
@@ -158,7 +158,7 @@ def test_a_refused_sweep_keeps_no_node(other_sweep, agents_without_nvml):
     assert [*DeviceLocks().other_users(names).others] == [used]
 
 
-def test_each_node_samples_its_devices_once_a_second_in_a_process_without_torch(agents):
+def test_nodes_sample_devices_each_second_without_torch(agents):
     samples = collected(agents, 12)
     assert {(s.node_id, s.uuid) for s in samples} == {(d.node_id, d.uuid) for d in devices()}
     told = {(s.sm_clock_mhz, s.gpu_utilization_pct, s.power_w) for s in samples}
@@ -175,7 +175,7 @@ def test_each_node_samples_its_devices_once_a_second_in_a_process_without_torch(
         assert not any("torch" in name for name in loaded)
 
 
-def test_each_node_tells_the_facts_of_its_devices_and_nothing_of_a_node_without_agent(agents):
+def test_only_nodes_with_agent_report_device_facts(agents):
     stranger = make_device("z", 0)
     before = agents.device_facts([*devices(), stranger])
     after = agents.device_facts(devices())
@@ -186,7 +186,7 @@ def test_each_node_tells_the_facts_of_its_devices_and_nothing_of_a_node_without_
     assert all(more > 0 for more in grown), grown
 
 
-def test_the_clocks_of_a_measurement_are_read_by_the_agent_of_its_node(agents):
+def test_node_agent_reads_clocks_of_a_measurement(agents):
     collected(agents, 4)  # by then they have read clocks for a second
     end_ns = time.monotonic_ns()
     answers = [replace(make_measurement(rank), timed_at_ns=((0, end_ns),)) for rank in range(4)]
@@ -200,7 +200,7 @@ def test_the_clocks_of_a_measurement_are_read_by_the_agent_of_its_node(agents):
     assert {one.sm_clocks_mhz for one in agents.complete(answers, cpus) if one != failed} == {()}
 
 
-def test_a_dead_agent_costs_samples_and_no_time_and_is_restarted(agents):
+def test_dead_agent_is_restarted_without_any_wait(agents):
     collected(agents, 4)
     (dead, pid), (alive, _) = process_ids().items()
     os.kill(pid, signal.SIGKILL)
@@ -216,7 +216,7 @@ def test_a_dead_agent_costs_samples_and_no_time_and_is_restarted(agents):
     wait_for(is_back, within_s=20)
 
 
-def test_a_node_whose_agent_is_frozen_is_silent_in_about_six_seconds_until_it_answers(agents):
+def test_node_with_frozen_agent_is_silent_until_thawed(agents):
     """It is not waited for, and its samples come later."""
     collected(agents, 4)
     (frozen, pid), _ = process_ids().items()
@@ -245,7 +245,7 @@ def _look_s(agents):
     return time.monotonic() - started_s
 
 
-def test_a_driver_that_was_stopped_itself_takes_no_node_for_silent(agents, monkeypatch):
+def test_stopped_driver_reports_no_silent_nodes(agents, monkeypatch):
     agents.silent_nodes()
     now_s = time.monotonic() + 3600
     with monkeypatch.context() as later:
@@ -253,7 +253,7 @@ def test_a_driver_that_was_stopped_itself_takes_no_node_for_silent(agents, monke
         assert agents.silent_nodes() == frozenset()
 
 
-def test_stopped_agents_are_gone_and_can_still_be_drained(agents):
+def test_stopped_agents_end_and_can_be_drained(agents):
     pids = process_ids().values()
     agents.stop()
     assert agents.drain() == ()

@@ -32,7 +32,7 @@ def anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_link_leads_to_a_file_and_a_heading(page):
+def test_every_link_has_its_file_and_heading(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if link.startswith("https://"):
             continue
@@ -42,7 +42,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
         assert not anchor or anchor in anchors(target), link
 
 
-def test_every_run_that_is_named_is_committed_or_in_the_list_of_earlier_ones():
+def test_every_named_run_is_committed_or_listed():
     earlier = RUN_ID.findall((REPOSITORY / "results" / "README.md").read_text())
     named = {run_id for page in PAGES for run_id in RUN_ID.findall(page.read_text())}
     committed = {path.name for path in (EXAMPLES / "points").iterdir()}
@@ -86,7 +86,7 @@ def generated():
     return module
 
 
-def test_the_reference_is_what_commands_schemas_and_metrics_say(generated):
+def test_reference_matches_commands_schemas_and_metrics(generated):
     for name, page in generated.PAGES.items():
         shown = (DOCS / "reference" / name).read_text()
         assert shown == page().rstrip() + "\n", "run: python docs/generate.py"
@@ -103,7 +103,7 @@ def test_the_pages_are_as_long_as_people_read(generated):
 
 
 @pytest.mark.parametrize("path", sorted(REPOSITORY.glob("jobs/*.yaml")), ids=lambda path: path.stem)
-def test_every_job_of_the_repository_loads_and_was_run(path):
+def test_every_job_loads_and_was_run(path):
     job = load_job(path)
     made = make_plan(job)
     # Nothing that tests install has torchvision.
@@ -119,7 +119,7 @@ def test_every_job_of_the_repository_loads_and_was_run(path):
     assert planned <= {point_id for one in columns for point_id in one["point_id"].to_pylist()}
 
 
-def test_the_report_in_the_readme_is_that_of_its_run(command, tmp_path, monkeypatch):
+def test_readme_shows_the_report_of_its_run(command, tmp_path, monkeypatch):
     text = (REPOSITORY / "README.md").read_text()
     shown = next(block for block in text.split("```text\n")[1:] if "\nNext: " in block)
     shown = shown.partition("```")[0]

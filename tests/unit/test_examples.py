@@ -67,12 +67,12 @@ def marks(svg):
 
 
 @pytest.mark.parametrize("job", ["ddp_scaling", "collectives", "largest_batch", "gemm"])
-def test_the_committed_markdown_is_what_the_tables_say_today(job):
+def test_committed_markdown_matches_the_tables(job):
     today = format_document(RunReport(answer=decide(load_run_data(EXAMPLES, RUNS[job]))), "md")
     assert (REPORTS / f"{job}.md").read_text() == today, AGAIN
 
 
-def test_the_committed_health_check_is_what_the_tables_say_today():
+def test_committed_health_check_matches_the_tables():
     report = load_health(EXAMPLES, RUNS["health"])
     today = format_document(report, "md")
     assert (REPORTS / "health.md").read_text() == today, AGAIN
@@ -83,7 +83,7 @@ def test_the_committed_health_check_is_what_the_tables_say_today():
 
 
 @pytest.mark.parametrize("job", CHARTS)
-def test_the_committed_charts_show_what_the_tables_say_today(job):
+def test_committed_charts_match_the_tables(job):
     devices = reader.load_table(EXAMPLES, "devices", RUNS[job])
     data = ChartData(answer=decide(load_run_data(EXAMPLES, RUNS[job])), devices=devices)
     today = draw_main_figure(data, "svg")
@@ -92,7 +92,7 @@ def test_the_committed_charts_show_what_the_tables_say_today(job):
     assert found == marks(today.decode()), AGAIN
 
 
-def test_the_committed_page_says_what_the_tables_say_today():
+def test_committed_page_matches_the_tables():
     committed = PAGE.read_text()
     today = page_of(EXAMPLES, load_run_data(EXAMPLES, RUNS["ddp_scaling"]))
     assert visible(committed) == visible(today), AGAIN
@@ -110,7 +110,7 @@ def over_rounds(rows):
     return first.assign(**means).reset_index()
 
 
-def test_the_scaling_report_leads_with_each_precision_and_the_share_of_communication():
+def test_scaling_report_leads_with_speed_ups_and_communication():
     key = ["precision", "batch_size"]
     rows = over_rounds(points("ddp_scaling"))
     alone = rows[rows.world_size == 1].set_index(key)[["throughput", "step_ms_p50"]]
@@ -129,7 +129,7 @@ def test_the_scaling_report_leads_with_each_precision_and_the_share_of_communica
     assert f"{share} of the lost time is communication that computation does not hide." in below
 
 
-def test_the_search_leads_with_batches_that_ran_below_others_that_did_not():
+def test_search_report_leads_with_largest_working_batches():
     rows = points("largest_batch")
     recomputes = rows.params.map(lambda params: dict(params)["activation_checkpointing"])
     for flag, is_ok in recomputes.groupby(recomputes).groups.items():

@@ -59,7 +59,7 @@ def found():
         return {tool: executed(tool)[0] for tool in TOOLS}
 
 
-def test_what_the_page_shows_is_what_its_recipes_print(monkeypatch):
+def test_page_shows_what_its_recipes_print(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     _, compared = executed("pandas")
     assert len(compared) >= len(RECIPES)
@@ -67,7 +67,7 @@ def test_what_the_page_shows_is_what_its_recipes_print(monkeypatch):
         assert printed == shown
 
 
-def test_what_raybench_load_gives_is_what_the_recipes_find(found, monkeypatch):
+def test_raybench_load_agrees_with_the_recipes(found, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     left, _ = executed("raybench.load")
     assert len(left["large"]) >= 12

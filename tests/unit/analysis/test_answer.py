@@ -34,7 +34,7 @@ def ran(world_size, step_ms, precision=Precision.FP32, **settings):
     return make_steady(world_size, step_ms, precision=precision, **settings)
 
 
-def test_scaling_has_a_speed_up_per_series_and_an_ideal():
+def test_scaling_answer_has_speed_ups_and_their_ideal():
     records = [ran(size, ms, p) for p in Precision if p in ("fp32", "bf16")
                for size, ms in ((1, 8.0), (4, 10.0))]  # fmt: skip
     found = answer_of(records, {"world_size": 1}).found
@@ -103,7 +103,7 @@ def test_points_that_do_not_compete_are_values():
     assert answer.found.most.best.value == pytest.approx(2 * answer.found.least.best.value)
 
 
-def test_a_search_has_the_largest_batch_of_each_series():
+def test_search_answer_has_largest_batch_per_series():
     records = [ran(1, 8.0, batch_size=1474), make_failed(make_point(batch_size=1480))]
     found = answer_of(records).found
     assert isinstance(found, LargestBatches)

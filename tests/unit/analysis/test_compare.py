@@ -84,7 +84,7 @@ def test_rounds_of_one_run_are_no_verdict(tmp_path, command):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_regression_fails_the_gate_and_none_passes_it(tmp_path, command):
+def test_gate_fails_on_regression_and_passes_equal_runs(tmp_path, command):
     sweep_sides(tmp_path / "slow", 1.05)
     sweep_sides(tmp_path / "same", 1.0)
     # One run a side never passes.
@@ -150,7 +150,7 @@ def test_an_answer_counts_each_verdict_once(counts, first, others):
     assert other_verdicts(Counter(counts), points) == others
 
 
-def test_a_gate_that_could_not_have_seen_a_change_is_not_green(tmp_path, command):
+def test_gate_is_unclear_when_changes_cannot_be_excluded(tmp_path, command):
     sweep_both(tmp_path, 1.0, 1.12, 0.9)
     gate = ("compare", *SIDES, "--fail-on", "regression")
     code, out, _ = command(*gate)
@@ -162,7 +162,7 @@ def test_a_gate_that_could_not_have_seen_a_change_is_not_green(tmp_path, command
     assert "BASE base0, base1, base2" in flat(command("compare", *SIDES, "--full").out)
 
 
-def test_a_shift_of_a_whole_run_is_no_regression_however_many_points_share_it(tmp_path, command):
+def test_shift_of_whole_runs_is_no_regression(tmp_path, command):
     # Three runs on either side that differ by 2 %, each moving 8 points and 2 rounds alike.
     found = 0
     for seed in "abc":
@@ -183,7 +183,7 @@ def test_an_unclear_point_has_its_reason_as_data(tmp_path, command):
     assert point["interval_low"] < point["ratio_low"] < point["ratio_high"] < point["interval_high"]
 
 
-def test_a_change_that_may_be_chance_is_called_so(tmp_path, command):
+def test_change_explained_by_chance_is_reported_as_chance(tmp_path, command):
     sweep_both(tmp_path, 1.0, 1.06, 0.97, new=1.03)
     points = compare_as_json(command, *SIDES)["points"]
     assert [one["why"]["kind"] for one in points] == ["chance"] * 3
@@ -191,7 +191,7 @@ def test_a_change_that_may_be_chance_is_called_so(tmp_path, command):
 
 # A bare operation has no throughput: its mean step is compared.
 @pytest.mark.parametrize("points", [None, [unscaled_point("memory", operation="triad")]])
-def test_a_stall_that_only_the_mean_sees_is_a_regression(tmp_path, command, points):
+def test_stall_that_only_affects_mean_is_a_regression(tmp_path, command, points):
     sweep_sides(tmp_path, 1.0, points=points, new={"stall": 2.0})
     found = compare_as_json(command, *SIDES)
     for point in found["points"]:
@@ -250,7 +250,7 @@ def test_the_printed_slowdown_is_found_in_95_percent(tmp_path, command, count, s
     assert (told in flat(command("compare", *SIDES).out)) is (count == 1)
 
 
-def test_the_sides_change_places_without_changing_what_is_said(tmp_path, command):
+def test_swapping_sides_inverts_the_verdicts_and_ratios(tmp_path, command):
     sweep_sides(tmp_path, 1.05)
     there = compare_as_json(command, *SIDES)
     back = compare_as_json(command, *reversed(SIDES))
@@ -290,7 +290,7 @@ def test_the_worst_change_stands_first(tmp_path, command):
     assert "-28.6%" in lines[0]
 
 
-def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(tmp_path, command):
+def test_new_failure_is_regression_with_one_run_each(tmp_path, command):
     two = make_point(world_size=2)
     write(tmp_path, "base", [make_record(make_point(world_size=1)), make_record(two)])
     write(tmp_path, "broken", [make_record(make_point(world_size=1)), make_failed(two)])
@@ -299,7 +299,7 @@ def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(tmp_pat
     assert "BASE: ok; NEW: out of memory" in out
 
 
-def test_a_point_that_failed_as_often_before_is_no_regression(tmp_path, command):
+def test_equally_frequent_failures_are_no_regression(tmp_path, command):
     for number in range(3):
         for side in ("base", "new"):
             points = make_points(3)
@@ -323,7 +323,7 @@ def test_a_round_that_failed_is_a_failure(tmp_path, command):
     assert "No verdict: one run on each side." in out
 
 
-def test_a_gate_is_not_green_where_a_point_was_not_measured_again(tmp_path, command):
+def test_gate_is_unclear_if_new_misses_a_point(tmp_path, command):
     sweep_sides(tmp_path, 1.0, points=make_points(3), new={"points": make_points(2)})
     gate = ("compare", *SIDES, "--fail-on")
     code, out, _ = command(*gate, "regression")
@@ -331,13 +331,13 @@ def test_a_gate_is_not_green_where_a_point_was_not_measured_again(tmp_path, comm
     assert command(*gate, "unclear")[0] == 0
 
 
-def test_a_gate_is_green_where_points_are_faster_by_an_unsure_amount(tmp_path, command):
+def test_gate_passes_when_speed_gain_is_uncertain(tmp_path, command):
     sweep_both(tmp_path, 1.0, 1.06, 0.95, new=0.5)
     assert compare_as_json(command, *SIDES)["verdicts"] == {"faster": 3}
     assert command("compare", *SIDES, "--fail-on", "regression")[0] == 0
 
 
-def test_points_of_one_side_alone_are_counted_and_told_apart(tmp_path, command):
+def test_unmatched_points_are_counted_with_their_difference(tmp_path, command):
     many = [make_point(world_size=1, batch_size=2**n, params={"hidden": 64}) for n in range(36)]
     few = [make_point(world_size=1, batch_size=2**n, params={"hidden": 128}) for n in range(8)]
     sweep(tmp_path, "base", points=many)
@@ -352,7 +352,7 @@ def test_points_of_one_side_alone_are_counted_and_told_apart(tmp_path, command):
     assert len(out.splitlines()) < 14
 
 
-def test_runs_of_which_some_finish_no_samples_are_compared_by_their_steps():
+def test_sides_without_samples_are_compared_by_steps():
     def side(name, rate):
         times = [{"step_ms_p50": ms, "step_ms_mean": ms} for ms in (10.0, 10.01, 10.02)]
         return [[make_row(run_id=f"{name}{n}", throughput=rate, **t)] for n, t in enumerate(times)]
@@ -380,7 +380,7 @@ def test_other_devices_are_said_loudly_and_no_gate(tmp_path, command):
     assert (code, err.count("\n"), "not comparable: the runs used" in err) == (2, 1, True)
 
 
-def test_runs_of_a_tag_that_differ_by_more_than_their_start_are_left_out(tmp_path, command):
+def test_tagged_runs_with_another_commit_are_left_out(tmp_path, command):
     sweep(tmp_path, "old", tags={"branch": "main"}, git_commit="a" * 40)
     sweep(tmp_path, "base", day=1, tags={"branch": "main"}, git_commit="b" * 40)
     sweep(tmp_path, "new", day=2, git_commit="c" * 40)
@@ -407,7 +407,7 @@ def test_another_nccl_is_told_wherever_its_file_is(tmp_path, command):
     assert (found["left_out"], len(found["base"]), len(found["new"])) == ([], 3, 3)
 
 
-def test_what_changed_around_the_runs_is_told_as_markdown_and_json(tmp_path, command):
+def test_environment_changes_appear_in_markdown_and_json(tmp_path, command):
     sweep(tmp_path, "base")
     records = [make_record(point) for point in make_points(3)]
     write(tmp_path, "new", records, [make_device(0, driver_version="590.2"), make_device(1)])
@@ -418,7 +418,7 @@ def test_what_changed_around_the_runs_is_told_as_markdown_and_json(tmp_path, com
     assert content["changes"][0] == driver
 
 
-def test_the_page_leads_with_the_answer_and_draws_sorted_bars(tmp_path, command):
+def test_page_leads_with_answer_and_one_chart(tmp_path, command):
     sweep_sides(tmp_path, 1.05)
     page = tmp_path / "page.html"
     code, out, err = command("compare", *SIDES, "--format", "html", "-o", str(page))
@@ -491,7 +491,7 @@ def broken_down(step_ms, compute_ms):
     return make_row(step_ms_p50=step_ms, device_type="cuda", compute_ms=compute_ms)
 
 
-def test_a_part_is_told_unless_the_breakdown_contradicts_its_step():
+def test_changed_part_is_omitted_if_breakdown_contradicts_step():
     base = broken_down(8.0, 7.0)
     [part] = point_changes(base, broken_down(10.0, 9.0))
     assert part == PointChange(column="compute_ms", base=7.0, new=9.0, unit="ms")
@@ -500,7 +500,7 @@ def test_a_part_is_told_unless_the_breakdown_contradicts_its_step():
     assert point_changes(broken_down(8.0, 18.0), broken_down(10.0, 9.0)) == ()
 
 
-def test_the_part_that_moved_with_the_step_is_named():
+def test_parts_that_changed_with_the_step_are_named():
     parts = ("compute_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms", "host_gap_ms")
     usual = {"step_ms_p50": 8.0, "throttled": False, "sm_clock_mhz_p50": 1980.0}
     known = dict.fromkeys(parts, 1.0) | usual
@@ -549,7 +549,7 @@ def test_history_marks_the_step_and_what_changed(tmp_path, command):
 
 
 @pytest.mark.usefixtures("nights")
-def test_history_of_one_point_shows_its_runs_but_damaged_ones(tmp_path, command):
+def test_history_of_a_point_skips_damaged_runs(tmp_path, command):
     write(tmp_path, "env", [make_record(make_point(env={"A": "1.10"}))], [make_device(0)])
     assert "1 point in 1 run" in command("history", "--filter", "A == '1.10'").out
     out = command("history", "--filter", "batch_size == 2")[1]

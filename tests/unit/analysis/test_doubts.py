@@ -35,7 +35,7 @@ def bound(share):
     return (Doubt(kind=DoubtKind.HOST_BOUND, value=share, limit=0.05),)
 
 
-def test_a_kind_is_told_once_with_its_worst_point():
+def test_doubt_is_reported_once_with_worst_point():
     (group,) = merge_doubts(rows_of(bound(0.1), bound(0.4), (), None, bound(0.2)))
     assert (group.count, group.worst.value, group.row.point_id) == (3, 0.4, "p1")
     assert group.subjects == ()
@@ -82,19 +82,19 @@ def test_some_kinds_are_one_for_all_subjects():
         ((DoubtKind.UNSTEADY, DoubtKind.BASE_UNSTEADY), {DoubtKind.UNSTEADY}),
     ],
 )
-def test_no_doubt_hides_another_but_that_of_the_baseline(kinds, told):
+def test_only_the_doubt_about_the_baseline_is_hidden(kinds, told):
     groups = merge_doubts(rows_of([Doubt(kind=kind) for kind in kinds]))
     assert {group.worst.kind for group in groups} == told
 
 
-def test_why_a_point_is_not_compared_is_no_doubt_too():
+def test_reason_for_no_comparison_is_not_a_doubt():
     silent = [Doubt(kind=DoubtKind.NO_THROUGHPUT)]
     why = NotCompared(kind=NotComparedKind.NO_THROUGHPUT)
     assert merge_doubts(rows_of(silent, why=why)) == ()
     assert len(merge_doubts(rows_of(silent))) == 1
 
 
-def test_the_most_harmful_come_first_then_the_most_frequent():
+def test_doubts_are_sorted_by_harm_then_frequency():
     kinds = [DoubtKind.QUICK, DoubtKind.WIDE, DoubtKind.HOST_BOUND, DoubtKind.IMPOSSIBLE]
     doubts = [Doubt(kind=kind, value=1.0) for kind in kinds]
     groups = merge_doubts(rows_of(doubts, doubts[1:2]))
@@ -109,7 +109,7 @@ def control(step_ms, number, **changes):
     return make_row(point_id="two", world_size=1, round=number, **known, **changes)
 
 
-def test_controls_that_moved_are_one_group_with_the_worst():
+def test_drifted_controls_are_grouped_under_the_worst():
     rows = []
     for number, moved_ms in enumerate((10.05, 9.0, 10.4), 1):
         rows.append(control(10.0, number, attempt=number))
@@ -121,7 +121,7 @@ def test_controls_that_moved_are_one_group_with_the_worst():
     assert doubts_of_run([], Trials(rows[:2])) == ()
 
 
-def test_of_ranks_and_repeats_the_worst_of_each_subject_stays():
+def test_worst_doubt_of_each_subject_is_kept():
     of_ranks = [
         Doubt(kind=DoubtKind.OTHER_GRADIENTS, value=0.1, limit=0.01),
         Doubt(kind=DoubtKind.LEFT_BEHIND, subject="1 file"),

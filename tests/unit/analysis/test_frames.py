@@ -44,7 +44,7 @@ def results(tmp_path):
 
 
 @pytest.mark.parametrize("table", [*(name for name in TABLES if name != "summary"), "scaling"])
-def test_types_have_a_null_of_their_own_and_do_not_depend_on_the_content(results, tmp_path, table):
+def test_column_types_are_nullable_and_independent_of_content(results, tmp_path, table):
     empty = tmp_path / "empty"
     empty.mkdir()
     frames = [raybench.load(results, table), raybench.load(empty, table)]
@@ -57,14 +57,14 @@ def test_types_have_a_null_of_their_own_and_do_not_depend_on_the_content(results
     assert list(raybench.units(table)) == list(frames[0].columns)
 
 
-def test_a_whole_number_that_a_row_lacks_leaves_the_others_whole(results):
+def test_missing_integer_does_not_turn_column_into_floats(results):
     points = raybench.load(results, "points", "run-a").set_index("world_size")
     assert str(points.loc[2, "peak_mem_allocated_bytes"]) == str(2**30 + 1)
     assert points.loc[4, "peak_mem_allocated_bytes"] is pd.NA
     assert points.loc[2, "params"]["hidden"] == "4096"
 
 
-def test_scaling_holds_each_point_once_with_its_speed_up(results):
+def test_scaling_lists_each_point_once_with_speed_up(results):
     frame = raybench.load(results, "scaling", "run-a").set_index("world_size")
     assert list(frame["attempt"]) == [2, 1, 1]
     assert frame.loc[2, "speed_up"] == pytest.approx(1.6, rel=0.01)
@@ -75,14 +75,14 @@ def test_scaling_holds_each_point_once_with_its_speed_up(results):
     assert pd.isna(frame.loc[4, "speed_up"])
 
 
-def test_scaling_of_all_runs_takes_the_baseline_of_each(results):
+def test_scaling_uses_the_baseline_of_each_run(results):
     frame = raybench.load(results, "scaling", "").set_index(["run_id", "world_size"])
     assert frame.loc[("run-a", 1), "speed_up"] == 1.0
     assert frame.loc[("run-b", 2), "speed_up"] == 1.0
     assert frame.loc[("run-b", 1), "speed_up"] == pytest.approx(0.5, rel=0.01)
 
 
-def test_summary_is_one_row_a_point_with_typed_parameters_and_plain_pandas_reads_it(results):
+def test_summary_has_typed_parameters_that_pandas_reads(results):
     frame = raybench.load(results, "summary", "run-a").set_index("world_size")
     assert list(frame["status"]) == ["ok", "ok", "oom"]
     assert frame.loc[2, "speed_up"] == pytest.approx(1.6, rel=0.01)
@@ -110,7 +110,7 @@ def test_summary_holds_no_points_of_health_checks(results):
 
 @pytest.mark.parametrize("table", ["summary", "scaling"])
 @pytest.mark.parametrize("damaged", ["points", "runs"])
-def test_of_all_runs_a_damaged_one_is_left_out_with_a_warning(results, table, damaged):
+def test_damaged_run_is_left_out_with_a_warning(results, table, damaged):
     next((results / damaged / "run-a").iterdir()).write_bytes(b"no parquet")
     with pytest.warns(ResultsWarning, match="run run-a is left out"):
         frame = raybench.load(results, table)
@@ -149,7 +149,7 @@ def test_a_mistake_is_one_line(results, arguments, message):
     assert message in refusal_of(ResultsError, load, results, *arguments)
 
 
-def test_the_steps_of_each_rank_are_summarised_in_milliseconds_without_their_warm_up():
+def test_rank_steps_are_in_milliseconds_without_warm_up():
     steps_ns = ([1_000_000, 3_000_000, 2_000_000], [4_000_000] * 3)
     measurements = tuple(make_measurement(rank, [ns]) for rank, ns in enumerate(steps_ns))
     record = make_record(make_point(world_size=2), measurements=measurements)

@@ -36,7 +36,7 @@ def predicted(rows, *world_sizes):
     return predict(rows, world_sizes, 8)[0]
 
 
-def test_exposed_communication_grows_as_the_bytes_that_a_device_sends():
+def test_exposed_communication_grows_with_bytes_sent_per_device():
     (one,) = predicted([row(1, 8.0), row(2, 9.0)], 4)
     assert one.step_ms == pytest.approx(8.0 + 1.5)
     assert one.comm_exposed_ms == pytest.approx(1.5)
@@ -46,13 +46,13 @@ def test_exposed_communication_grows_as_the_bytes_that_a_device_sends():
     assert 10.0 < one.step_ms_high < 10.5
 
 
-def test_growth_of_several_worlds_is_a_line_that_never_falls():
+def test_fitted_growth_is_linear_and_never_negative():
     for second_ms, third_ms, expected_ms in ((9.5, 10.0, 10.25), (10.0, 9.0, 9.0)):
         (one,) = predicted([row(1, 8.0), row(2, second_ms), row(4, third_ms)], 8)
         assert one.step_ms == pytest.approx(expected_ms)
 
 
-def test_a_point_that_is_known_badly_is_no_ground_where_others_are_there():
+def test_imprecise_point_is_ignored_when_others_exist():
     good = [row(1, 8.0), row(2, 9.0)]
     assert predicted([*good, row(4, 30.0, step_ms_ci_low=5.0)], 8) == predicted(good, 8)
 
@@ -72,7 +72,7 @@ def half(points, world_size=4):
     return one.half_interval
 
 
-def test_rounds_that_scatter_widen_the_interval_and_rounds_that_agree_do_not():
+def test_only_scattered_rounds_widen_the_interval():
     rows = row(1, 8.0), row(2, 9.0, step_ms_ci_low=8.99, step_ms_ci_high=9.01)
     one = half(rows)
     assert half(of_rounds(*rows, factors=(1.0, 1.001, 0.999))) == pytest.approx(one, rel=0.01)
@@ -81,7 +81,7 @@ def test_rounds_that_scatter_widen_the_interval_and_rounds_that_agree_do_not():
     assert half(of_rounds(*rows, factors=(1.0, 1.06, 0.94))) < one + 0.20
 
 
-def test_the_interval_grows_with_the_distance_though_communication_does_not():
+def test_interval_grows_with_the_extrapolation_distance():
     rows = [row(1, 8.0), row(2, 8.0, comm_ms=0.001, comm_exposed_ms=0.0)]
     halves = [half(rows, world) for world in (3, 4, 8)]
     assert halves[0] < 0.9 * halves[1]
@@ -89,7 +89,7 @@ def test_the_interval_grows_with_the_distance_though_communication_does_not():
     assert halves[2] > 1.3 * halves[1]
 
 
-def test_no_efficiency_is_above_100_percent_unless_the_run_measured_that():
+def test_predicted_efficiency_exceeds_100_percent_only_if_measured():
     (one,) = predicted([row(1, 8.0), row(2, 8.0)], 8)
     assert one.step_ms_low < one.base_ms
     assert (one.efficiency, one.efficiency_high) == (1.0, 1.0)
@@ -142,20 +142,20 @@ def test_what_cannot_be_predicted_has_a_reason(rows, why):
     assert predict(rows, [8], 8) == ([], [NotPredicted(**why)])
 
 
-def test_a_class_of_ones_own_is_predicted_where_its_communication_was_timed():
+def test_user_class_needs_timed_communication_for_prediction():
     own = {"workload": "my:Net", "params": {}}
     assert predicted([row(1, 8.0, **own), row(2, 9.0, **own)], 4)[0].step_ms == pytest.approx(9.5)
     assert predicted([row(1, 8.0, **own), row(2, 9.0, **own, comm_ms=None)], 4) == []
 
 
-def test_series_that_lack_a_world_are_told_beside_those_that_are_predicted():
+def test_series_with_too_few_worlds_is_left_out():
     rows = [row(1, 8.0), row(2, 9.0), row(1, 9.0, batch_size=8, point_id="alone")]
     found, left_out = predict(rows, [4, 8], 8)
     assert len(found) == 2
     assert left_out == [NotPredicted(kind=Unpredictable.FEW_WORLDS, world_sizes=(1,))]
 
 
-def test_json_has_the_kind_of_what_is_left_out(command, monkeypatch):
+def test_json_has_the_reason_for_omitted_series(command, monkeypatch):
     rows = [row(1, 8.0), row(2, 9.0), row(1, 9.0, batch_size=8, point_id="alone")]
     monkeypatch.setattr("raybench.analysis.rows.point_rows", lambda _: rows)
     words = ("predict", "ddp_scaling", "--world-size", "4", "--format", "json")
@@ -164,7 +164,7 @@ def test_json_has_the_kind_of_what_is_left_out(command, monkeypatch):
     assert left_out["text"].startswith("a prediction needs ok points of two world sizes")
 
 
-def test_devices_of_failed_points_are_predicted_over_the_smallest_worlds(command, monkeypatch):
+def test_failed_world_size_is_predicted_from_smallest_worlds(command, monkeypatch):
     rows = [row(1, 8.0), row(2, 9.0), row(4, 9.0, status=Status.OOM)]
     rows += [row(n, 8.0, batch_size=8, point_id=f"b{n}") for n in (2, 3)]
     monkeypatch.setattr("raybench.analysis.rows.point_rows", lambda _: rows)

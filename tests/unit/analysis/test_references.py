@@ -38,7 +38,7 @@ def file_of(run, uuids, values, host="alpha", day=1):
     return file
 
 
-def test_ninety_nine_of_a_hundred_new_devices_lie_in_the_range():
+def test_predicted_range_covers_99_percent_of_new_devices():
     rng = np.random.default_rng(1)
     inside = []
     for _ in range(2000):
@@ -49,7 +49,7 @@ def test_ninety_nine_of_a_hundred_new_devices_lie_in_the_range():
     assert 0.98 <= np.mean(inside) < 0.998
 
 
-def test_a_range_is_never_narrower_than_its_floor_and_wide_with_one_device():
+def test_range_has_floor_and_widens_with_few_devices():
     _, low, high = references.predict_range([[100.0], [100.0], [100.0]])
     assert (low, high) == (pytest.approx(100 / 1.01), pytest.approx(101))
     _, low, high = references.predict_range([[100.0, 100.0]])
@@ -196,7 +196,7 @@ def marks(**changes):
         ({"iterations": 2600}, "iterations", 26.0),
     ],
 )
-def test_each_figure_that_cannot_be_is_marked_and_named(changes, figure, value):
+def test_each_impossible_figure_is_marked_and_named(changes, figure, value):
     assert marks() == []
     (found,) = marks(**changes)
     assert (found.kind, found.subject) == (DoubtKind.IMPOSSIBLE, figure)
@@ -212,7 +212,7 @@ def test_impossible_mfu_is_told_once():
     assert references.without_repeated_mfu([of_mfu]) == [of_mfu]
 
 
-def test_iterations_of_a_long_and_a_short_round_are_held_against_the_time_of_both():
+def test_iterations_are_checked_against_time_of_all_rounds():
     def marks_of(iterations):
         long, short = ({"iterations": iterations, "duration_s": 16.0}, {"iterations": 500})
         rounds = [

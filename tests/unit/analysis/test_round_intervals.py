@@ -39,7 +39,7 @@ def of_size(found, world_size):
     return next(row for row in found if row.world_size == world_size)
 
 
-def test_a_speed_up_is_the_mean_of_the_ratios_within_each_round():
+def test_speed_up_is_the_mean_of_round_ratios():
     # The whole second round is 20 % slower: the ratios are the same, and so sure.
     found = scaling(in_rounds((10.0, 12.5, 20.0), (12.0, 15.0, 24.0)), BASELINE)
     two = of_size(found, 2)
@@ -60,7 +60,7 @@ def test_own_rates_have_the_mean_of_the_throughput():
     assert mean.workload_metrics["tokens"] == pytest.approx(3 * mean.throughput)
 
 
-def test_an_interval_is_that_of_the_rounds_of_this_run_alone():
+def test_interval_uses_only_rounds_of_this_run():
     noise = 0.01 * np.random.default_rng(2).standard_normal((3, 3))
     times = np.array([10.0, 12.0, 15.0]) * np.exp(noise)
     found = scaling(in_rounds(*map(tuple, times)), BASELINE)
@@ -81,7 +81,7 @@ def test_with_one_round_nothing_has_an_interval():
     assert {getattr(row, name) for row in found for name in ends if "_ci_" not in name} == {None}
 
 
-def test_the_interval_of_a_speed_up_is_of_the_means_that_it_is_made_of():
+def test_speed_up_interval_uses_means_instead_of_medians():
     # One step in six of the second device takes 1, 2 or 3 times as long, by round: the median
     # does not change, the samples/s do.
     records = []
@@ -113,7 +113,7 @@ def test_a_control_is_no_point_of_the_report():
     assert column(scaling(points, BASELINE), "world_size") == [1, 2, 4]
 
 
-def test_a_point_that_failed_in_one_round_is_the_mean_of_the_others_and_says_so():
+def test_failed_round_is_skipped_with_a_doubt():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2), (10.1, 12.1, 15.1))
     lost = {"status": Status.LOST, "error_message": "rank 1 died", "throughput": None}
     points = [
@@ -128,7 +128,7 @@ def test_a_point_that_failed_in_one_round_is_the_mean_of_the_others_and_says_so(
     assert two.speed_up == pytest.approx(2 * math.sqrt(10 * 10.1 / 12 / 12.1), rel=1e-3)
 
 
-def test_a_failed_round_without_a_number_is_the_first():
+def test_failed_round_without_number_is_round_one():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
     failed = {"status": Status.ERROR, "error_message": "no", "throughput": None, "round": None}
     rows = [replace(r, **failed) if (r.world_size, r.round) == (2, 1) else r for r in points]
@@ -140,7 +140,7 @@ def test_a_failed_round_without_a_number_is_the_first():
     assert doubt.value == 1
 
 
-def test_a_baseline_that_was_never_ok_beside_a_point_is_the_reason_for_no_speed_up():
+def test_speed_up_needs_a_common_round_with_baseline():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
     points = [
         replace(row, status=Status.LOST) if (row.world_size, row.round) in ((1, 2), (2, 1)) else row
@@ -151,7 +151,7 @@ def test_a_baseline_that_was_never_ok_beside_a_point_is_the_reason_for_no_speed_
     assert two.why == NotCompared(kind=NotComparedKind.NO_COMMON_ROUND)
 
 
-def test_doubts_of_one_round_stay_and_samples_count_together():
+def test_merged_rounds_keep_throttling_and_add_iterations():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
     points = [replace(row, stable=row.round == 1, throttled=row.round == 2) for row in points]
     merged = mean_of_rounds(points)
@@ -162,7 +162,7 @@ def test_doubts_of_one_round_stay_and_samples_count_together():
     assert rates == pytest.approx([8000.0 * n * 8 for n in (1, 2, 4)], rel=0.5)
 
 
-def test_what_the_first_process_of_a_host_loads_is_in_no_cold_step_of_several_rounds():
+def test_cold_step_is_the_median_of_rounds():
     points = in_rounds(*[(10.0, 12.0, 15.0)] * 3)
     of_rounds = {1: 700.0, 2: 700.0, 3: 720.0}
     points = [replace(row, first_step_ms=of_rounds[row.round]) for row in points]
@@ -170,7 +170,7 @@ def test_what_the_first_process_of_a_host_loads_is_in_no_cold_step_of_several_ro
     assert column(mean_of_rounds(points), "first_step_ms") == [720.0, 700.0, 700.0]
 
 
-def test_the_rank_that_the_breakdown_found_stays_where_later_rounds_have_no_breakdown():
+def test_slowest_rank_is_kept_without_later_breakdowns():
     first = make_apart([8.0, 8.0, 10.0, 8.0], 10.5, point=FOUR)
     later = [make_record(FOUR, step_ms=10.5, round=n, attempt=n) for n in (2, 3)]
     rows = make_rows([replace(first, round=1, attempt=1), *later])
@@ -178,7 +178,7 @@ def test_the_rank_that_the_breakdown_found_stays_where_later_rounds_have_no_brea
     assert mean_of_rounds(rows)[0].slowest_rank == 2
 
 
-def test_ranks_are_those_of_the_round_that_was_taken_apart_where_others_have_other_shares():
+def test_ranks_come_from_the_round_with_breakdown():
     first = make_apart([8.0, 7.0], 10.0, point=TWO)
     rows = make_rows([replace(first, round=n, attempt=n) for n in (1, 2)])
     rows[0] = replace(rows[0], share_by_rank=(40, 24, 0), world_size=3)
@@ -188,7 +188,7 @@ def test_ranks_are_those_of_the_round_that_was_taken_apart_where_others_have_oth
     assert [one.rank for one in ranks_of_step(merged)] == [0, 1]
 
 
-def test_rounds_on_several_models_are_compared_with_no_point_of_one():
+def test_rounds_on_several_models_are_not_compared():
     rows = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
     for place, row in enumerate(rows):
         model = "H100" if (row.world_size, row.round) == (1, 1) else "H200"
@@ -200,7 +200,7 @@ def test_rounds_on_several_models_are_compared_with_no_point_of_one():
     assert found.why.subject.startswith("H100 and ")
 
 
-def test_steps_of_rounds_that_repeat_a_step_differently_are_counted_one_by_one():
+def test_steps_count_inner_iterations_of_each_round():
     rows = in_rounds((10.0, 12.0, 15.0), (10.0, 12.0, 15.0))
     rows = [
         replace(row, inner_iterations=row.round, energy_j=1.0, new_processes=row.round == 1)

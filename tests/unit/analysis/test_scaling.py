@@ -72,14 +72,14 @@ def test_weak_and_strong_points_are_never_compared():
         {"params": {"grad_accumulation": 1, "hidden": 1, "layers": 8}},
     ],
 )
-def test_a_point_that_differs_in_any_other_setting_is_another_series(other):
+def test_points_with_other_settings_form_another_series(other):
     rows = make_rows([make_steady(1, 10.0), make_steady(2, 10.0, **other)])
     found = scaling(rows, {"world_size": 1})
     assert column(found, "series") == [0, 1]
     assert [one is None for one in column(found, "speed_up")] == [False, True]
 
 
-def test_the_speed_up_of_a_parameter_named_as_a_column_has_no_efficiency():
+def test_parameter_named_like_a_column_has_no_efficiency():
     records = [make_steady(2, 10.0 * n, params={"repeats": n}) for n in (1, 3)]
     found = scaling(make_rows(records), {"repeats": "1"})
     assert varying(found) == ["repeats"]
@@ -87,7 +87,7 @@ def test_the_speed_up_of_a_parameter_named_as_a_column_has_no_efficiency():
     assert set(column(found, "efficiency")) == {None}
 
 
-def test_a_baseline_number_is_found_however_it_is_written():
+def test_baseline_matches_any_notation_of_a_number():
     records = [make_steady(1, 1.0, params={"lr": 0.5}), make_steady(1, 2.0, params={"lr": 2.0})]
     assert column(scaling(make_rows(records), {"lr": 2}), "is_baseline") == [False, True]
     assert column(scaling(make_rows(records), {"lr": "2.00"}), "is_baseline") == [False, True]
@@ -107,7 +107,7 @@ ELSEWHERE = replace(make_steady(1, 10.0), devices=(make_device(name="NVIDIA A100
         (make_steady(1, 10.0), {}, (NotComparedKind.NO_BASELINE, "")),
     ],
 )
-def test_without_a_point_to_compare_with_there_is_no_speed_up_and_a_reason(first, baseline, why):
+def test_missing_speed_up_has_a_reason(first, baseline, why):
     found = scaling(make_rows([first, make_steady(2, 10.0)]), baseline)
     assert value_of(make_row(), BY_NAME["speed_up"]) is None
     kind, subject = why
@@ -117,7 +117,7 @@ def test_without_a_point_to_compare_with_there_is_no_speed_up_and_a_reason(first
     assert column(found, "is_baseline") == [bool(baseline), False]
 
 
-def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_speed_up():
+def test_unknown_item_count_prevents_a_speed_up():
     sizes = [make_point(world_size=size) for size in (1, 2)]
     silent = [make_record(point, of_ranks={"items_per_step": None}) for point in sizes]
     points = make_rows(silent)
@@ -131,7 +131,7 @@ def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_spee
     assert told not in row.doubts
 
 
-def test_ranks_without_collectives_are_told_why_there_are_no_parts():
+def test_ranks_without_collectives_get_a_doubt():
     told = Doubt(kind=DoubtKind.NO_COLLECTIVES)
     unknown = Breakdown(not_measured={"comm_exposed_ms": NotMeasured.NO_COLLECTIVES})
     point = make_point(world_size=2)
@@ -141,7 +141,7 @@ def test_ranks_without_collectives_are_told_why_there_are_no_parts():
     assert told not in row.doubts
 
 
-def test_points_without_samples_are_not_compared_and_need_no_reason():
+def test_points_without_samples_are_silently_not_compared():
     nothing = {"batch_size": None, "global_batch_size": None, "scaling": None}
     points = [make_point(world_size=size, **nothing) for size in (1, 2)]
     ranks = (make_measurement(0, [[1_000_000] * 6], items_per_step=None),)
@@ -152,7 +152,7 @@ def test_points_without_samples_are_not_compared_and_need_no_reason():
     assert column(found, "batch") == [None, None]
 
 
-def test_the_latest_attempt_at_a_point_counts_in_the_place_of_the_first():
+def test_latest_attempt_replaces_the_first():
     retried = make_record(step_ms=5.0, attempt=2)
     points = make_rows([retried, make_steady(2, 10.0), make_failed()])
     latest = mean_of_rounds(points)
@@ -176,7 +176,7 @@ def test_settings_sort_by_size_then_precision_then_name():
         ((["power_cap"], []), (None, None), None),
     ],
 )
-def test_clocks_that_a_power_cap_holds_apart_are_part_of_the_speed_up(reasons, clocks, ratio):
+def test_power_capped_clocks_do_not_prevent_speed_up(reasons, clocks, ratio):
     found = _capped(reasons, clocks)
     assert column(found, "speed_up") == pytest.approx([1.0, 1.6])
     assert set(column(found, "why")) == {None}
@@ -196,7 +196,7 @@ def _capped(reasons, clocks):
 @pytest.mark.parametrize(
     ("reasons", "clocks"), [(([], []), (1980.0, 1900.0)), (([], ["power_cap"]), (1830.0, 1980.0))]
 )
-def test_points_whose_clocks_differ_without_a_known_reason_are_not_compared(reasons, clocks):
+def test_unexplained_clock_difference_prevents_comparison(reasons, clocks):
     found = _capped(reasons, clocks)
     at_base, at_point = clocks
     why = NotCompared(kind=NotComparedKind.CLOCKS_DIFFER, value=at_point, of_baseline=at_base)
@@ -209,13 +209,13 @@ def test_points_whose_clocks_differ_without_a_known_reason_are_not_compared(reas
     ids=["baseline", "point"],
 )
 @pytest.mark.parametrize("reason", ["thermal_sw", "thermal_hw", "power_brake"])
-def test_heat_and_faults_refuse_the_ratio_at_either_point(place, kind, reason):
+def test_heat_or_fault_at_either_point_prevents_comparison(place, kind, reason):
     reasons = [("power_cap", reason) if number == place else () for number in range(2)]
     found = _capped(reasons, (None, None))
     assert found[1].why == NotCompared(kind=kind, subject=reason)
 
 
-def test_two_points_that_match_the_baseline_are_told_and_nothing_is_compared():
+def test_two_matching_baselines_prevent_any_comparison():
     records = [make_steady(1, ms, params={"rate": rate}) for rate, ms in (("1", 8.0), ("1.0", 9.0))]
     other = make_steady(1, 4.0, params={"rate": "2"})
     found = scaling(make_rows([*records, other]), {"rate": "1"})
@@ -235,7 +235,7 @@ def test_a_throughput_of_zero_is_compared_with_nothing():
     assert [one is None for one in column(at_point, "speed_up")] == [False, True]
 
 
-def test_the_serial_fraction_is_of_one_device_where_the_baseline_has_several():
+def test_serial_fraction_refers_to_a_single_device():
     serial = 0.02
     strong, records = {"scaling": "strong", "global_batch_size": 64}, []
     for size in (2, 4, 8):
@@ -378,7 +378,7 @@ MS = st.floats(0.1, 1000.0)
     *(MS,) * 4,
     st.floats(0.1, 1.0),
 )
-def test_the_shares_are_the_identity_of_the_step_and_its_parts(
+def test_loss_shares_follow_the_step_time_identity(
     local, base_local, step_ms, base_ms, comm_ms, idle, work
 ):
     """1 - efficiency = X/S + E/S + (M - w M_base)/S - w (X_base + E_base)/S, for any figures."""

@@ -89,7 +89,7 @@ def one():
     return found
 
 
-def test_a_fleet_is_all_points_that_are_equal_but_for_their_shares(one):
+def test_fleet_holds_points_that_differ_only_in_shares(one):
     assert list(one.scenarios) == ["equal", "fast", "by_speed"]
     assert one.slow_count == 1
     assert one.probe_ratio == pytest.approx(0.49)
@@ -98,7 +98,7 @@ def test_a_fleet_is_all_points_that_are_equal_but_for_their_shares(one):
     assert fleets(scaling_rows([ran("equal", (64, 64), (10, 20))], BASELINE)) == []
 
 
-def test_the_fast_ones_wait_for_the_slow_one_unless_it_has_no_share_of_the_step(one):
+def test_fast_ranks_wait_only_for_ranks_with_work(one):
     fast = one.scenarios["fast"]
     assert fast.row.step_ms_p50 == pytest.approx(16.0)
     assert fast.throughput == pytest.approx(192 / 0.016)
@@ -109,7 +109,7 @@ def test_the_fast_ones_wait_for_the_slow_one_unless_it_has_no_share_of_the_step(
     assert one.scenarios["by_speed"].idle_share_of_fast == 0
 
 
-def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_they_are_not(one):
+def test_verdict_names_best_shares_with_their_gains(one):
     assert one.best.shares == "by_speed"
     assert gain_over(one.best, one.scenarios["equal"]).gain == pytest.approx(21 / 13 - 1)
     assert fleet_name(one, "GPUs") == "1 of 3 GPUs slowed to 49 % speed"
@@ -132,7 +132,7 @@ def lead_of_fleets(fleets_of_run, ranks):
     return " ".join(shares.best_shares_words(best_shares(fleets_of_run), fleets_of_run, ranks))
 
 
-def test_a_report_leads_with_the_shares_that_are_best_most_often_if_intervals_decide():
+def test_lead_names_best_shares_if_intervals_decide():
     near = [
         ran("equal", (64, 64), (10.0, 10.02), 0.89),
         ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
@@ -162,7 +162,7 @@ def test_one_start_names_no_best_shares():
     assert alone.startswith("shares=by_speed was the fastest in this run. With ")
 
 
-def test_devices_that_were_only_probed_are_held_against_what_each_does_alone():
+def test_ideal_speed_up_uses_probed_device_speeds():
     two, three = ran("equal", (64, 64), (10, 10), 1.0), ran("equal", (64, 64, 64), (10, 10, 20))
     _, row = scaling_rows([two, three], {"world_size": 2, "slow_ratio": 1.0})
     assert row.speed_up == pytest.approx((192 / 21) / (128 / 11), rel=1e-3)
@@ -171,7 +171,7 @@ def test_devices_that_were_only_probed_are_held_against_what_each_does_alone():
     assert row.efficiency == pytest.approx(row.speed_up / ideal)
 
 
-def test_devices_that_differ_by_themselves_are_found_by_their_probes():
+def test_unequal_devices_are_found_by_their_probes():
     by_probe = []
     for record in fleet(0.5):
         ranks = [replace(m, share=replace(m.share, slow_ratio=None)) for m in record.measurements]
@@ -195,7 +195,7 @@ def row(**changes):
     return make_row(**known | changes)
 
 
-def test_a_fast_rank_computes_waits_and_exchanges_and_a_slow_one_does_not_wait():
+def test_only_the_fast_rank_waits():
     fast, slow = ranks_of_step(row(comm_exposed_ms=4.0))
     assert (fast.computes_ms, fast.idle_ms, fast.waits_ms) == (9.5, 0.5, 10)
     assert (slow.computes_ms, slow.idle_ms, slow.waits_ms) == (19, 1, 0)
@@ -203,12 +203,12 @@ def test_a_fast_rank_computes_waits_and_exchanges_and_a_slow_one_does_not_wait()
 
 
 @pytest.mark.parametrize("device", [[9.5, 19.0], [11.0, 19.0], None])
-def test_the_parts_add_up_to_the_step_on_each_rank(device):
+def test_parts_of_each_rank_add_up_to_step(device):
     for one in ranks_of_step(row(device_ms_by_rank=device)):
         assert one.own_ms + one.waits_ms + one.unexplained_ms == pytest.approx(25)
 
 
-def test_ranks_without_a_share_of_the_step_are_left_out_and_the_others_keep_their_numbers():
+def test_ranks_without_share_are_omitted_without_renumbering():
     found = ranks_of_step(row(share_by_rank=[64, 0, 64]))
     assert [one.rank for one in found] == [0, 2]
 
@@ -222,11 +222,11 @@ def test_ranks_without_a_share_of_the_step_are_left_out_and_the_others_keep_thei
     ],
     ids=["not taken apart", "one rank", "parts that exceed the step"],
 )
-def test_nothing_is_said_of_ranks_that_nobody_can_tell_apart(changes):
+def test_indistinguishable_ranks_are_not_reported(changes):
     assert ranks_of_step(row(**changes)) == ()
 
 
-def test_of_many_ranks_the_first_the_quickest_and_the_slowest_are_shown():
+def test_only_first_fastest_and_slowest_ranks_are_shown():
     own = [10.0, *[11.0] * 20, 9.0, 20.0]
     ranks = ranks_of_step(row(local_step_ms_by_rank=own, device_ms_by_rank=None))
     assert [one.rank for one in ranks_to_show(ranks)] == [0, 21, 22]

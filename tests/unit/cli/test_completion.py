@@ -73,7 +73,7 @@ def test_what_a_word_can_become_is_offered(offered, line, wanted):
     assert offered(f"raybench {line}") == wanted
 
 
-def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results, offered):
+def test_nested_runs_are_offered_with_their_folder(results, offered):
     results.rename(results.parent / "examples")
     (results / "runs").mkdir(parents=True)
     (results / "circle").symlink_to(results / "circle")  # cannot be listed, and is left out
@@ -90,7 +90,7 @@ def test_points_of_a_compacted_run_are_offered(results, offered):
     assert offered("raybench show mlp-1 ") == IDS
 
 
-def test_the_run_that_began_last_comes_first_though_another_was_resumed_since(results, offered):
+def test_latest_started_run_is_offered_first(results, offered):
     early, late = (f"x-2026110{day}-101010-abcd" for day in (1, 2))
     for run_id in (late, early):
         write_run(results, run_id, map(make_record, POINTS))

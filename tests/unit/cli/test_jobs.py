@@ -46,7 +46,7 @@ def run(*arguments):
     return result.stdout
 
 
-def test_plan_shows_what_varies_as_a_table_and_the_rest_once():
+def test_plan_tabulates_only_settings_that_vary():
     lines = run("plan", "job.yaml").splitlines()
     assert lines[0] == "test: workload mlp"
     assert "hidden=64" in " ".join(lines[1:4])
@@ -88,7 +88,7 @@ def test_quick_replaces_a_fixed_count_of_iterations():
         "{}",
     ],
 )
-def test_no_mistake_brings_control_characters_of_its_names_to_the_terminal(arguments, command):
+def test_control_characters_never_reach_the_terminal(arguments, command):
     harm = "a\x1b]0;owned\x07\x1b[31m\r\u202eb"
     words = [word.format(harm) for word in arguments.split()]
     code, out, err = command(*words, results=None)
@@ -99,7 +99,7 @@ def test_no_mistake_brings_control_characters_of_its_names_to_the_terminal(argum
 
 
 @pytest.mark.parametrize("is_coloured", [False, True])
-def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit(is_coloured, monkeypatch):
+def test_plan_estimates_memory_and_what_fits(is_coloured, monkeypatch):
     monkeypatch.setattr("raybench.cli.shared.color", lambda: is_coloured)
     wide = ("--set", "workload.hidden=16384", "--set", "matrix.world_size=1")
     text = run("plan", "job.yaml", *wide)
@@ -115,7 +115,7 @@ def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit(is_colo
 
 
 @pytest.mark.parametrize("given", ["80", "1.5", "big", "-1GB", "0GiB", "80 GiBs", "9" * 5000 + "B"])
-def test_memory_of_a_device_without_a_unit_is_refused(given):
+def test_device_memory_without_unit_is_refused(given):
     with pytest.raises(click.BadParameter, match=r"^must be a size with its unit, as in 141GB or"):
         run("plan", "job.yaml", "--device-memory", given)
 
@@ -140,7 +140,7 @@ def test_further_rounds_are_planned_without_heating():
     assert len(costs) == 1
 
 
-def test_plan_as_json_has_every_setting_of_the_points_that_overrides_and_a_filter_leave():
+def test_json_plan_has_settings_of_filtered_points():
     words = ("--set", "measure.repeats=2", "--set", "matrix.world_size=4")
     plan = json.loads(run("plan", "job.yaml", "--json", *words, "--filter", "batch_size > 8"))
     assert (plan["job"], plan["devices_needed"], plan["time_at_most_s"]) == ("test", 4, 40.0)
@@ -150,7 +150,7 @@ def test_plan_as_json_has_every_setting_of_the_points_that_overrides_and_a_filte
     assert (point["scaling"], point["hidden"], point["precision"]) == ("weak", 64, "fp32")
 
 
-def test_a_warning_goes_to_stderr_and_leaves_stdout_clean():
+def test_warning_goes_to_stderr_beside_valid_json():
     arguments = ["plan", "job.yaml", "--json", "--set", "exclude=[{batch_size: 9}]"]
     result = CliRunner().invoke(command_line, arguments, standalone_mode=False)
     assert "exclude[0]: matches no point" in result.stderr
@@ -160,7 +160,7 @@ def test_a_warning_goes_to_stderr_and_leaves_stdout_clean():
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
-def test_every_job_of_the_repository_plans_in_80_columns(path):
+def test_every_job_plans_within_80_columns(path):
     assert max(map(len, run("plan", str(path)).splitlines())) <= 80
 
 
@@ -169,7 +169,7 @@ def test_the_committed_schema_is_that_of_the_code():
     assert committed == run("schema"), "run: raybench schema > raybench/job.schema.json"
 
 
-def test_the_schema_accepts_the_jobs_and_refuses_what_the_code_refuses():
+def test_schema_and_code_refuse_the_same_jobs():
     validator = jsonschema.Draft202012Validator(job_schema())
     template = REPOSITORY / "raybench" / "job_template.yaml"
     for path in [*JOBS, template]:
@@ -199,7 +199,7 @@ def test_every_field_of_the_schema_is_described():
     assert set(schema["properties"]) == set(Job.model_fields)
 
 
-def test_init_names_the_job_after_its_file_and_writes_the_schema_that_it_points_at():
+def test_init_names_the_job_and_writes_its_schema():
     for file, name in (("cc v:2.yaml", "cc-v-2"), ("_" * 64 + "2", "2"), ("true.yaml", "true")):
         run("init", file)
         assert run("plan", file).startswith(f"{name}: workload mlp")
@@ -207,7 +207,7 @@ def test_init_names_the_job_after_its_file_and_writes_the_schema_that_it_points_
     assert Path("job.schema.json").read_text() == run("schema")
 
 
-def test_init_writes_a_job_that_plans_and_overwrites_nothing():
+def test_init_writes_valid_jobs_and_overwrites_nothing():
     assert "raybench plan new.yaml" in run("init", "new.yaml")
     assert "8 points" in run("plan", "new.yaml")
     Path("new.yaml").write_text("mine")
@@ -219,7 +219,7 @@ def test_init_writes_a_job_that_plans_and_overwrites_nothing():
         run("init", "nowhere/new.yaml")
 
 
-def test_a_full_disk_leaves_no_half_a_job_behind_and_takes_no_file_away(monkeypatch):
+def test_full_disk_leaves_no_partial_or_missing_file(monkeypatch):
     Path("old.svg").write_text("mine")
 
     def fill(path, content):
@@ -236,7 +236,7 @@ def test_a_full_disk_leaves_no_half_a_job_behind_and_takes_no_file_away(monkeypa
     assert Path("old.svg").exists()
 
 
-def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them():
+def test_init_writes_and_lists_template_jobs():
     assert "raybench plan gemm.yaml" in run("init", "--template", "gemm")
     assert run("plan", "gemm.yaml") == run("plan", str(REPOSITORY / "jobs" / "gemm.yaml"))
     assert "mine.yaml: written" in run("init", "mine.yaml", "--template", "ddp_scaling")
@@ -316,7 +316,7 @@ def test_the_package_has_the_jobs_of_the_repository():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(name):
+def test_shortened_job_needs_two_cores_and_five_minutes(name):
     # The `--set` values of the command in its comment.
     command = re.search(r"^#   raybench sweep \S+(.*(?:\n#     .*)*)", ALL[name], re.MULTILINE)
     words = shlex.split(re.sub(r"\n# +", " ", command[1]))
@@ -354,13 +354,13 @@ def test_a_job_asks_a_question_and_cut_down_needs_two_cores_and_five_minutes(nam
         ((), "marks; columns of points; parameters of workloads. How-to pages: "),
     ],
 )
-def test_a_word_a_heading_a_column_a_mark_and_a_page_are_explained(command, words, said):
+def test_explain_covers_words_columns_marks_and_pages(command, words, said):
     code, out, _ = command("explain", *words, results=None)
     assert code == 0
     assert said in " ".join(out.split())
 
 
-def test_an_unknown_term_is_one_line_with_the_nearest(command):
+def test_unknown_term_gets_the_nearest_suggestion(command):
     told = command("explain", "eficiency", results=None).refusal
     assert "did you mean 'efficiency'" in told
     told = command("explain", "slurm", results=None).refusal

@@ -40,7 +40,7 @@ def test_planning_and_reading_need_neither_ray_nor_torch():
     assert done.stdout
 
 
-def test_measuring_without_them_says_in_one_line_what_to_install(tmp_path):
+def test_measuring_without_libraries_names_the_install_command(tmp_path):
     done = raybench(f"sweep jobs/ddp_scaling.yaml -o {tmp_path}", "doctor", "health")
     assert "Traceback" not in done.stderr
     assert done.stderr.count("exit 2\n") == done.stderr.count(INSTALL) == 3
@@ -73,7 +73,7 @@ kept.write("all")
 @pytest.mark.parametrize(
     "stderr", ["2>/dev/full", "2>&-", "<&- >&- 2>&-", "2>&1 >/dev/null | true", "2>log"]
 )
-def test_what_cannot_be_said_is_dropped_and_all_else_is_done(stderr, tmp_path):
+def test_unwritable_messages_do_not_stop_the_program(stderr, tmp_path):
     command, *pipe = stderr.split(" | ")
     text = f"{{ {SAYS} {command}; }}"
     done = subprocess.run(

@@ -20,7 +20,7 @@ RUN = "ddp_scaling-20261122-142621-6209"
         ((RUN, "--world-size", "8,x"), "must be numbers from 2"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused_in_one_line(command, arguments, why):
+def test_impossible_prediction_is_refused_in_one_line(command, arguments, why):
     assert why in command("predict", *arguments, results=EXAMPLES).refusal
 
 

@@ -41,7 +41,7 @@ def show_all(progress):
 
 
 @pytest.mark.parametrize(("kind", "is_redrawn"), [("pipe", False), ("dumb", False), ("tty", True)])
-def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(kind, is_redrawn):
+def test_only_terminals_with_cursor_movement_are_redrawn(kind, is_redrawn):
     console = console_of(kind)
     with ConsoleListener(console).waiting("[/x]"), show_phase(console, "[/y] a.yaml:100: b"):
         assert is_redrawn or written(console) == "[/y] a.yaml:100: b\n"  # not as an emoji
@@ -52,7 +52,7 @@ def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(kind, is_redrawn):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "tty"])
-def test_every_point_of_a_long_sweep_leaves_one_line(kind):
+def test_every_point_leaves_one_line(kind):
     console = console_of(kind)
     show_all(PointProgress(PLAN, console))
     lines = written(console).splitlines()
@@ -70,7 +70,7 @@ def drawn(progress, console):
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
-def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest():
+def test_redrawn_lines_fit_the_screen_and_count_rest():
     console = console_of("tty")
     progress = PointProgress(PLAN, console)
     for index, point in enumerate(PLAN.points):
@@ -81,7 +81,7 @@ def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest():
     assert lines[-2] == "and 20 more are running"
 
 
-def test_points_that_finish_or_are_tried_again_run_no_more():
+def test_finished_and_retried_points_are_not_running():
     console = console_of("tty")
     progress = PointProgress(PLAN, console)
     first, second = PLAN.points[:2]
@@ -113,7 +113,7 @@ def test_a_point_that_is_added_counts():
         ({"flops_per_step": 4e11}, "200.0 TFLOP/s"),
     ],
 )
-def test_a_finished_point_tells_its_step_time_and_what_it_comes_to(changes, told):
+def test_finished_point_shows_step_time_and_rate(changes, told):
     items = {"items_per_step": None} if changes else {}
     measurement = make_measurement(0, [[2_000_000] * 6], **items, **changes)
     console = console_of("pipe")

@@ -31,7 +31,7 @@ def test_what_stands_behind_the_dashes_is_the_scripts(dry_run):
     assert points[0]["items_per_step"] == "64"
 
 
-def test_axes_come_by_set_and_stand_in_the_arguments(dry_run):
+def test_axes_from_set_fill_script_arguments(dry_run):
     options = ["--script", "train.py", "--set", "matrix.batch_size=8,16"]
     points = points_of(dry_run(*options, "--", "--batch-size", "{batch_size}"))
     assert [point["batch_size"] for point in points] == [8, 16]
@@ -58,6 +58,6 @@ def test_a_mistake_is_one_line(dry_run, arguments, message):
     assert not re.search(r":\d+:\d+:", told)
 
 
-def test_the_job_has_a_name_that_runs_can_have(dry_run):
+def test_script_name_becomes_a_valid_job_name(dry_run):
     Path("_my train:v2.py").touch()
     assert json.loads(dry_run("--script", "_my train:v2.py").out)["job"] == "my-train-v2"

@@ -69,7 +69,7 @@ def test_one_axis_is_a_list_sorted_by_value():
     assert found.left_out == 0
 
 
-def test_a_list_has_an_interval_for_each_value_of_rounds():
+def test_list_of_repeated_rounds_has_intervals():
     found = table_of(in_rounds((3, 3)), ON_ONE)
     assert found.table.titles == ("", "speed-up", "±", "step ms", "samples/s")
     by_name = {row[0]: row[2] for row in found.table.texts}
@@ -77,7 +77,7 @@ def test_a_list_has_an_interval_for_each_value_of_rounds():
     assert by_name["1 GPU"] == ""
 
 
-def test_two_axes_are_a_table_of_numbers_from_left_to_right():
+def test_two_axes_form_a_sorted_table():
     found = table_of(crossed((1024, 64, 256), (Precision.BF16, Precision.FP32)), ON_ONE)
     assert found.table.titles == ("", "batch 64", "batch 256", "batch 1,024")
     assert [row[0] for row in found.table.texts] == ["fp32", "bf16"]

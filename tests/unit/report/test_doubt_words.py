@@ -202,7 +202,7 @@ def test_other_clocks_explain_so_much_of_the_speed(ratio, told):
         (DoubtKind.NOT_ALONE, (None, None, "run b"), "Other programs used the same devices"),
     ],
 )
-def test_one_sentence_replaces_the_doubts_of_a_busy_machine(kind, known, told):
+def test_busy_machine_doubts_become_one_sentence(kind, known, told):
     value, limit, subject = known
     worst = Doubt(kind=kind, value=value, limit=limit, subject=subject)
     group = DoubtGroup(count=8, worst=worst, row=ROW)
@@ -225,7 +225,7 @@ def test_one_sentence_replaces_the_doubts_of_a_busy_machine(kind, known, told):
         ),
     ],
 )
-def test_what_a_slow_rank_costs_is_told_in_seconds(changes, value, end):
+def test_slow_rank_cost_is_given_in_seconds(changes, value, end):
     row = make_row(world_size=2, device_type="cuda", **changes)
     assert words(DoubtKind.SLOW_RANK, value, 0.02, "rank 1", row).endswith(end)
 
@@ -286,7 +286,7 @@ def test_each_reason_for_no_measurement_has_words(reason):
     assert is_clause(losses_unknown_words(LossesUnknown(reason=reason)))
 
 
-def test_losses_of_a_contradicted_baseline_are_told_as_its():
+def test_unknown_losses_name_the_contradicted_baseline():
     why = LossesUnknown(reason=NotMeasured.PARTS_EXCEED, is_at_baseline=True)
     told = "at the baseline point, the parts add up to more than the step"
     assert losses_unknown_words(why) == told

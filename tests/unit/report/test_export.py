@@ -36,7 +36,7 @@ def summary(tmp_path):
     return stored(tmp_path / "results", status=RunStatus.FAILED)
 
 
-def test_csv_has_a_line_per_point_that_reads_back(summary):
+def test_csv_has_a_line_for_each_point(summary):
     rows = list(csv.DictReader(io.StringIO(export_csv(summary))))
     assert [row["status"] for row in rows] == ["ok", "oom", "skipped"]
     assert [row["params.hidden"] for row in rows] == ["4096"] * 3
@@ -72,14 +72,14 @@ def test_junit_counts_and_tells_what_failed(summary):
     assert float(figures["step_ms_p50"]) == summary.rows[0].step_ms_p50
 
 
-def test_in_a_search_for_the_largest_batch_out_of_memory_is_no_error(tmp_path):
+def test_batch_search_exports_no_out_of_memory_error(tmp_path):
     searched = {"status": RunStatus.FAILED, "job_text": "matrix: {batch_size: {start: 8}}"}
     (suite,) = ET.fromstring(export_junit(stored(tmp_path, **searched)))
     assert suite.get("errors") == "0"
     assert suite.findall("testcase")[1].find("error") is None
 
 
-def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summary, tmp_path):
+def test_github_benchmark_name_does_not_depend_on_run(summary, tmp_path):
     (entry,) = json.loads(export_github(summary))
     assert entry["unit"] == "ms"
     assert entry["value"] == summary.rows[0].step_ms_p50
@@ -97,7 +97,7 @@ def test_github_benchmark_of_nothing_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
-def test_a_tracker_that_is_missing_is_named_with_its_cure(tracker, command, monkeypatch):
+def test_missing_tracker_names_the_package_to_install(tracker, command, monkeypatch):
     monkeypatch.setitem(sys.modules, tracker, None)
     told = command("export", "ddp_scaling", "--to", tracker, results=EXAMPLES).refusal
     assert told.endswith(f"in the checkout of raybench: pip install -e '.[{tracker}]'\n")
@@ -130,9 +130,7 @@ print(json.dumps([done, runs]))
 """
 
 
-def test_mlflow_gets_a_run_with_a_run_for_each_point_once_and_no_server_is_one_line(
-    summary, tmp_path
-):
+def test_mlflow_gets_each_run_and_point_once(summary, tmp_path):
     variables = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     store, results = tmp_path / "mlruns", tmp_path / "results"
     told = run_python(TO_MLFLOW, store, results, **variables)

@@ -47,7 +47,7 @@ def run_with_doubts(*doubts_of_points, **run):
 
 
 @pytest.mark.parametrize(("folder", "run"), RUNS, ids=lambda value: getattr(value, "name", value))
-def test_a_first_screen_fits_or_names_the_full_report(folder, run):
+def test_first_screen_is_short_or_names_full_report(folder, run):
     text = screen(load_run_data(folder, run))
     lines = text.splitlines()
     assert len(lines) <= 24 or "--full" in text
@@ -82,7 +82,7 @@ def test_the_question_of_the_job_comes_first():
         ([], {}, "How long does a step of the workload take?"),
     ],
 )
-def test_a_run_without_a_question_gets_one_of_its_answer(records, baseline, question):
+def test_run_without_question_gets_one_from_its_answer(records, baseline, question):
     run = make_run("run-a", baseline=baseline)
     assert RunReport(answer=decide(make_summary(records, run))).title == question
 
@@ -101,7 +101,7 @@ def test_no_ok_point_is_told_without_an_answer():
     assert "No doubts." not in text
 
 
-def test_a_run_without_points_has_no_doubts_to_tell():
+def test_run_without_points_does_not_mention_doubts():
     for is_short in (True, False):
         document = RunReport(answer=decide(make_summary([])), is_short=is_short)
         text = format_document(document, "terminal")
@@ -130,7 +130,7 @@ def test_at_most_three_doubts_are_shown():
 
 
 @pytest.mark.parametrize(("busy", "is_told"), [(1, False), (2, True), (4, True)])
-def test_on_a_busy_machine_one_sentence_replaces_the_doubts(busy, is_told):
+def test_one_sentence_replaces_doubts_of_busy_machine(busy, is_told):
     cores = Doubt(kind=DoubtKind.BUSY_CORES, value=1.2, limit=2.0, subject="alpha")
     short = Doubt(kind=DoubtKind.SHORT, value=0.3, limit=3.0)
     of_points = [(cores, short)] * busy + [(short,)] * (4 - busy)
@@ -242,7 +242,7 @@ def test_short_commands_stand_behind_their_label():
     assert lines == ["Next: raybench report run-a --full"]
 
 
-def test_a_search_does_not_list_out_of_memory_as_a_failure():
+def test_batch_search_lists_no_out_of_memory_failure():
     batches = [make_steady(1, 8.0, batch_size=1474), make_failed(make_point(batch_size=1480))]
     found = make_summary(batches, make_run("run-a", job_text=SEARCH))
     assert found.is_batch_search

@@ -57,12 +57,12 @@ def test_one_series_is_told_without_best_and_worst():
     )
 
 
-def test_nothing_is_said_of_a_loss_that_is_none():
+def test_negligible_loss_is_not_mentioned():
     told = said([ran(1, 8.0), ran(2, 8.02)], ON_ONE)
     assert told == "2 GPUs reach 2.00 times the samples/s of 1 GPU (ideal 2.00)."
 
 
-def test_without_a_baseline_point_it_says_why_and_what_is_left():
+def test_lead_explains_a_missing_baseline_point():
     summary = make_summary([make_failed(make_point()), ran(2, 8.0)])
     report = RunReport(answer=decide(summary))
     assert report.lead.startswith(
@@ -72,7 +72,7 @@ def test_without_a_baseline_point_it_says_why_and_what_is_left():
     assert [one.text for one in report.without_speed_up] == ["the baseline point ran out of memory"]
 
 
-def test_an_unsteady_baseline_is_a_doubt_and_no_word_of_the_lead():
+def test_unsteady_baseline_does_not_change_the_lead():
     known = [ran(1, 8.0), ran(2, 9.0)]
     told = said(known, ON_ONE, stable=[False, True])
     assert told == said(known, ON_ONE)
@@ -118,7 +118,7 @@ def test_points_of_equal_rates_are_not_decided():
     assert "fp32 and bf16 differ by less than 0.5 %." in told
 
 
-def test_doubts_about_a_step_time_are_none_about_memory():
+def test_step_time_doubts_do_not_concern_memory():
     # Memory does not scatter: so small a gap is one.
     bytes_of = {"peak_mem_allocated_bytes": [2.2 * 2**30, 2 * 2**30], "stable": [False, False]}
     records = [ran(1, 8.0), ran(1, 4.0, Precision.BF16)]
@@ -175,7 +175,7 @@ def test_the_fastest_beside_a_rate_of_0():
     assert text.endswith("fp32 was the fastest in this run.")
 
 
-def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_asks_for_both():
+def test_accumulated_batches_compete_only_if_job_asks():
     records = [
         make_steady(1, step_ms, batch_size=batch, params={"grad_accumulation": 8 // batch})
         for batch, step_ms in ((8, 8.0), (1, 16.0))
@@ -192,7 +192,7 @@ def test_batches_that_share_their_work_by_accumulation_compete_where_the_job_ask
     [((8.0, 18.0), (8.0, 8.9), [False, True]), ((18.0, 8.9), (8.0, 8.9), [True, False])],
     ids=["of the point", "of its baseline"],
 )
-def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence(own_ms, step_ms, exceeds):
+def test_parts_that_exceed_the_step_are_not_used(own_ms, step_ms, exceeds):
     records = [
         make_apart([own] * ranks, step, optimizer_ms=0.5)
         for ranks, own, step in zip((1, 2), own_ms, step_ms, strict=True)

@@ -39,7 +39,7 @@ def test_no_metric_has_the_head_of_a_setting(run):
 
 
 @pytest.mark.parametrize("run", JOBS)
-def test_a_head_is_either_a_time_or_a_share(run):
+def test_no_head_names_both_times_and_shares(run):
     kinds = {}
     for table in tables_of(run):
         cells = zip(*table.texts, strict=True)
@@ -116,7 +116,7 @@ def test_only_named_causes_below_zero_are_explained():
     )
 
 
-def test_metric_of_a_workload_is_explained_as_declared_today():
+def test_stored_run_shows_the_current_metric_description():
     table = tables_of("resnet50_amp-20261122-204651-f6b6")[0]
     assert (
         dict(table.legend())["output error"]

@@ -63,7 +63,7 @@ def page_data(summary):
     )
 
 
-def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself():
+def test_page_escapes_names_and_is_self_contained():
     records = [
         make_record(
             make_point(workload=HOSTILE, world_size=size, params={HOSTILE: value}),
@@ -104,7 +104,7 @@ def first_screen(summary):
     return [" ".join(text.split()) for text in re.split(r"<[^>]+>", body) if text.strip()]
 
 
-def test_the_first_screen_has_question_facts_answer_and_doubts():
+def test_first_screen_has_question_answer_and_doubts():
     texts = first_screen(load_run_data(EXAMPLES, "ddp_scaling-20261122-142621-6209"))
     wanted = (
         "How does a DDP training step scale from 1 to 2 to 4 devices",
@@ -164,5 +164,5 @@ def test_steps_of_no_duration_have_a_page(tmp_path, command):
     assert (done.code, (tmp_path / "page.html").exists()) == (0, True), done.err
 
 
-def test_a_run_without_any_point_is_a_page_too():
+def test_run_without_ok_points_has_a_page():
     assert "out of memory" in format_run_page(page_data(make_summary([make_failed()])))

@@ -54,7 +54,7 @@ def pipeline(**params):
     return [point(scope, ranks, **params) for scope in ("loop", "block") for ranks in (1, 2)]
 
 
-def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
+def test_scopes_are_compared_cold_and_warm():
     [table] = tables_of(make_summary(pipeline()), "scopes")
     assert table.title == "mine:Pipeline: blocks, forward pass and whole loop, ms"
     assert table.titles == (
@@ -72,7 +72,7 @@ def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
 
 
 @pytest.mark.parametrize("used", [1, 2])
-def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used):
+def test_reused_processes_have_no_cold_speed_up(used):
     loop = [point("loop", ranks, is_new=ranks != used) for ranks in (1, 2)]
     found = make_summary([*loop, *pipeline()[2:]])
     [table] = tables_of(found, "scopes")
@@ -82,14 +82,14 @@ def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used):
     assert [row["cold speed-up"] for row in cells[:2]] == ["1.00", "1.00"]
 
 
-def test_what_the_whole_loses_and_the_module_does_not_has_a_column_for_each_cause():
+def test_scope_losses_have_a_column_per_cause():
     found = make_summary([take_apart(record) for record in pipeline()])
     [table] = tables_of(found, "scopes")
     cells = dict(zip(table.titles, table.texts[-1], strict=True))
     assert (cells["comm %"], cells["host gap %"]) == ("6.3%", "31.2%")
 
 
-def test_settings_in_which_points_differ_have_a_column_each():
+def test_differing_settings_have_a_column_each():
     found = make_summary([*pipeline(compile=True), *pipeline(compile=False)])
     [table] = tables_of(found, "scopes")
     titles = [one.title for one in table.columns if one.is_setting]
@@ -97,7 +97,7 @@ def test_settings_in_which_points_differ_have_a_column_each():
     assert len(table.rows) == 8
 
 
-def test_points_that_were_not_measured_and_scopes_that_do_not_differ_have_no_line():
+def test_unmeasured_points_and_single_scopes_are_omitted():
     failed = make_failed(pipeline()[0].point)
     [table] = tables_of(make_summary([failed, *pipeline()[1:]]), "scopes")
     assert [row[:2] for row in table.texts] == [("1", "block"), ("2", "block"), ("2", "loop")]
@@ -123,7 +123,7 @@ def ran(*own_ms, wall=False, batch=64):
     return make_apart(own_ms, 25.0, idle_ms=0.5, point=point, wall=clocks)
 
 
-def test_a_point_with_a_slow_rank_shows_what_each_rank_does():
+def test_slow_rank_point_shows_parts_of_each_rank():
     [table] = tables_of(make_summary([ran(10.0, 20.0)]), "ranks")
     assert table.kind == "where ranks differ, ms of each rank"
     assert table.titles[-5:] == ("rank", "compute", "host gap", "waits", "unexplained")
@@ -131,7 +131,7 @@ def test_a_point_with_a_slow_rank_shows_what_each_rank_does():
     assert [row[-5:] for row in table.texts] == [first, second]
 
 
-def test_the_ranks_of_a_point_with_a_share_have_their_clocks_beside_their_parts():
+def test_ranks_with_shares_show_synced_and_unsynced_times():
     [row] = make_rows([ran(10.0, 20.0, wall=True)], share_by_rank=(0, 32, 32))
     table = ranks_of_point(row, MILLISECONDS)
     assert table.titles[-2:] == ("unsynced", "synced")

@@ -102,7 +102,7 @@ def test_a_command_prints_what_its_snapshot_holds(name, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["80.txt", "120.txt"])
 @pytest.mark.parametrize("name", NOISY)
-def test_a_noisy_run_is_reported_as_its_snapshot_holds(name, kind, monkeypatch):
+def test_noisy_run_matches_its_snapshot(name, kind, monkeypatch):
     words, width, kept = FORMATS[kind]
     monkeypatch.chdir(EXAMPLES.parents[1])
     words = [words[0], NOISY[name], *words[1:], "--results", str(NOISY_FOLDER)]
@@ -110,7 +110,7 @@ def test_a_noisy_run_is_reported_as_its_snapshot_holds(name, kind, monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "name"), [("md", "predict.md"), ("json", "predict.json")])
-def test_a_run_of_one_and_two_devices_predicts_what_its_snapshot_holds(kind, name, tmp_path):
+def test_prediction_from_two_devices_matches_its_snapshot(kind, name, tmp_path):
     for table in ("runs", "devices", "points"):
         shutil.copytree(EXAMPLES / table / RUNS[0], tmp_path / table / RUNS[0])
     for part in (tmp_path / "points" / RUNS[0]).glob("*.parquet"):

@@ -42,7 +42,7 @@ def products():
     ]
 
 
-def test_products_on_cpu_workers_are_told_as_those_of_workers():
+def test_products_on_cpu_do_not_mention_gpus():
     summary = make_summary(products())
     summary.__dict__["ranks"] = "workers"
     summary.__dict__["rows"] = [
@@ -54,7 +54,7 @@ def test_products_on_cpu_workers_are_told_as_those_of_workers():
     assert "GPU" not in text
 
 
-def test_a_page_names_the_model_its_size_and_the_optimizer_of_what_is_trained():
+def test_page_names_model_size_and_optimizer():
     summary = load_run_data(EXAMPLES, "mixed_precision")
     name, size, optimizer = model(summary)
     assert (name, size) == ("GPT-2 shaped transformer, 1,024 tokens a sequence", "124 M parameters")
@@ -67,7 +67,7 @@ def test_a_page_names_the_model_its_size_and_the_optimizer_of_what_is_trained():
     assert model(summary) == ("mlp",)
 
 
-def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built():
+def test_reported_parameter_count_matches_the_built_model():
     with torch.device("meta"):
         for preset, shape in LANGUAGE_PRESETS.items():
             for layers, seq_len in ((1, 8), (2, 1024)):

@@ -49,7 +49,7 @@ def results(tmp_path_factory):
         return measure_here(folder / "results", [point], **measure)
 
 
-def test_its_values_are_in_the_table_after_the_timed_steps(results):
+def test_metric_values_are_stored_in_the_table(results):
     [row] = raybench.load(results, "points").to_dict("records")
     assert row["status"] == "ok", row["error_message"]
     assert row["workload_metrics"] == {"bubble_ms": 12.25, "stages": 8.0}
@@ -70,7 +70,7 @@ def test_its_values_are_in_the_table_after_the_timed_steps(results):
         ("export run-a --format json", ['"bubble_ms": 12.25']),
     ],
 )
-def test_each_format_has_it_with_its_unit_and_what_it_means(results, words, texts, command):
+def test_each_format_has_metric_with_unit_and_meaning(results, words, texts, command):
     [point_id] = raybench.load(results, "points")["point_id"]
     code, out, err = command(*words.replace("POINT", point_id).split(), results=results)
     assert (code, err) == (0, "")
@@ -96,7 +96,7 @@ def test_the_ranks_become_a_point_as_it_declares():
     assert point_metrics(of_ranks(None, None))["workload_metrics"] is None
 
 
-def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point():
+def test_metric_over_step_uses_sum_of_ranks():
     # Steps of 8 ms.
     rate = point_metrics(of_ranks(100.0, 60.0, over_step="per_second"))
     assert rate["workload_metrics"] == {"bubble_ms": pytest.approx(20_000)}
