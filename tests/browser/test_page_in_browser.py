@@ -112,9 +112,7 @@ class Opened:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, PHONE, HUGE], ids=["wide", "phone", "huge"])
-def test_it_opens_without_an_error_without_a_request_and_without_scrolling_sideways(
-    browser, any_path, size, theme
-):
+def test_it_opens_without_errors_requests_or_sideways_scrolling(browser, any_path, size, theme):
     opened = Opened(browser, any_path, size, theme)
     opened.page.screenshot(full_page=True)
     assert opened.said == []
@@ -142,7 +140,7 @@ def test_the_first_screen_holds_the_whole_answer(browser, page_path, size):
     opened.context.close()
 
 
-def test_a_wide_screen_has_charts_and_doubts_beside_the_answer(browser, page_path):
+def test_a_wide_screen_has_charts_beside_the_answer(browser, page_path):
     opened = Opened(browser, page_path, WIDE, "light")
     chart = opened.page.locator("#result svg.chart:visible").first.bounding_box()
     shown = min(chart["y"] + chart["height"], WIDE[1]) - chart["y"]
@@ -155,9 +153,7 @@ def test_a_wide_screen_has_charts_and_doubts_beside_the_answer(browser, page_pat
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-def test_no_label_of_a_chart_is_smaller_than_twelve_pixels_cut_off_or_on_another_one(
-    browser, any_path, size
-):
+def test_chart_labels_are_large_uncut_and_not_overlapping(browser, any_path, size):
     opened = Opened(browser, any_path, size, "light")
     found = opened.page.locator("svg.chart:visible").evaluate_all(
         """charts => charts.flatMap(chart => {
@@ -198,7 +194,7 @@ def milliseconds(text):
     return float(number) * {"µs": 1e-3, "ms": 1.0, "s": 1e3}[unit]
 
 
-def test_the_points_are_sorted_by_a_head_and_back(browser, page_path):
+def test_a_column_head_sorts_points_both_ways(browser, page_path):
     opened = Opened(browser, page_path, WIDE, "light")
     head = opened.page.locator("#all th", has_text="step").first
     for wanted, order in (("ascending", 1), ("descending", -1)):
@@ -213,7 +209,7 @@ def test_the_points_are_sorted_by_a_head_and_back(browser, page_path):
     opened.context.close()
 
 
-def test_the_points_are_filtered_by_words_and_by_their_settings(browser, page_path):
+def test_points_are_filtered_by_words_and_settings(browser, page_path):
     opened = Opened(browser, page_path, WIDE, "light")
     page = opened.page
     points = column(page, "point")
@@ -248,7 +244,7 @@ def test_a_print_has_every_table_and_no_controls(browser, page_path):
     opened.context.close()
 
 
-def test_the_theme_follows_the_reader_and_the_button_and_reaches_the_charts(browser, page_path):
+def test_charts_follow_the_theme_of_reader_and_button(browser, page_path):
     light, dark = (Opened(browser, page_path, WIDE, theme) for theme in ("light", "dark"))
     assert light.color("body", "backgroundColor") == "rgb(255, 255, 255)"
     assert dark.color("body", "backgroundColor") == "rgb(20, 23, 28)"
@@ -265,7 +261,7 @@ def test_the_theme_follows_the_reader_and_the_button_and_reaches_the_charts(brow
         opened.context.close()
 
 
-def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(browser, any_path):
+def test_hovering_over_a_mark_shows_its_tip(browser, any_path):
     opened = Opened(browser, any_path, WIDE, "light")
     tip = opened.page.locator("#tip")
     assert not tip.is_visible()
@@ -288,7 +284,7 @@ def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(browser, any_path):
     opened.context.close()
 
 
-def test_without_scripts_the_charts_the_tables_and_both_themes_are_there(browser, page_path):
+def test_the_page_works_without_scripts(browser, page_path):
     context = browser.new_context(java_script_enabled=False, color_scheme="dark")
     page = context.new_page()
     page.goto(page_path.as_uri())
@@ -300,7 +296,7 @@ def test_without_scripts_the_charts_the_tables_and_both_themes_are_there(browser
     context.close()
 
 
-def test_a_script_that_got_into_the_page_would_not_run(browser, page_path, tmp_path, outside):
+def test_an_injected_script_does_not_run(browser, page_path, tmp_path, outside):
     harmed = tmp_path / "harmed.html"
     text = page_path.read_text()
     address, reached = outside

@@ -30,7 +30,7 @@ def run(cluster, world_size, *, precision=Precision.BF16, timeout_s=60.0, **para
     return cluster.run(Task(point=point, settings=settings), worker_ids)
 
 
-def test_every_worker_has_a_gpu_of_its_own_in_index_order(cluster):
+def test_every_worker_has_its_own_gpu(cluster):
     assert len({device.uuid for device in cluster.devices}) == len(cluster.devices)
     assert [device.index for device in cluster.devices] == list(range(len(cluster.devices)))
     for device in cluster.devices:
@@ -41,7 +41,7 @@ def test_every_worker_has_a_gpu_of_its_own_in_index_order(cluster):
         assert "NVLink" in device.topology
 
 
-def test_nccl_sums_the_ranks_and_each_group_in_turn(cluster):
+def test_nccl_sums_in_groups_of_changing_size(cluster):
     for world_size in (1, 2, len(cluster.devices), 2, 1):
         answers = run(cluster, world_size)
         assert failures(answers) == []
@@ -52,7 +52,7 @@ def test_nccl_sums_the_ranks_and_each_group_in_turn(cluster):
             assert min(repetition.timed.step_ns) > 0
 
 
-def test_each_rank_tells_which_way_its_bytes_went_and_keeps_no_variable_of_the_log(cluster):
+def test_each_rank_reports_its_transport(cluster):
     if "NCCL_DEBUG" in os.environ:
         pytest.skip("the user has the log of NCCL")
     for answer in run(cluster, 2):
@@ -60,7 +60,7 @@ def test_each_rank_tells_which_way_its_bytes_went_and_keeps_no_variable_of_the_l
         assert way.startswith("NET/Socket on" if over_sockets() else ("P2P/", "SHM/"))
 
 
-def test_event_times_agree_with_the_host_clock_over_a_block(cluster):
+def test_event_times_agree_with_the_host_clock(cluster):
     (answer, *_) = run(cluster, 2, spin_ms=5)
     (repetition,) = answer.repetitions
     starts, steps = repetition.timed.start_ns, repetition.timed.step_ns
@@ -88,7 +88,7 @@ def over_sockets():
         ("skip", Status.TIMEOUT, "Timeout", (True, True), 8 + 3),
     ],
 )
-def test_a_fault_of_one_rank_costs_no_other_process_and_little_time(
+def test_a_fault_ends_quickly_and_spares_other_ranks(
     cluster, fault, status, error_type, kept, limit_s
 ):
     assert failures(run(cluster, 2)) == []
@@ -109,7 +109,7 @@ def test_a_fault_of_one_rank_costs_no_other_process_and_little_time(
     assert took_s < limit_s
 
 
-def test_a_rank_that_fails_in_its_close_does_not_spoil_the_next_point(cluster):
+def test_an_error_in_close_spares_the_next_point(cluster):
     before = [device.process_id for device in cluster.devices]
     for _ in range(3):
         answers = run(cluster, 2, fault="late")

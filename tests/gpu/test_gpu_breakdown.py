@@ -90,7 +90,7 @@ def test_the_host_holds_up_a_tiny_model_only(cluster, settings, host_bound):
 
 
 @needs_two
-def test_a_ddp_step_alone_takes_as_long_by_copies_as_by_its_hook(cluster):
+def test_local_ddp_steps_agree_between_copies_and_hook(cluster):
     # Of 8 layers of 8192 x 8192, which the devices bound: some 50 ms.
     by_hook, by_copies = (
         row_of(cluster, OWN_DDP, world_size=2, batch_size=4096, by_context=by_context)
@@ -115,7 +115,7 @@ def test_exposed_communication_is_what_the_collective_takes_alone(cluster):
     assert row.comm_bytes == {"all_reduce": 512 * 2**20}
 
 
-def test_the_memory_at_the_peak_is_made_of_what_the_model_needs(cluster):
+def test_peak_memory_is_split_into_its_parts(cluster):
     row = row_of(cluster, OWN_DDP, batch_size=1024, by_context=True)
     parameters = 8 * (8192 * 8192 + 8192) * 4
     assert row.mem_parameters_bytes == parameters
@@ -127,7 +127,7 @@ def test_the_memory_at_the_peak_is_made_of_what_the_model_needs(cluster):
 
 
 @needs_two
-def test_a_slow_collective_is_found_to_be_communication_and_nothing_else(cluster):
+def test_a_slow_collective_adds_only_exposed_communication(cluster):
     sound, slow = (
         row_of(cluster, REDUCE, world_size=2, env=env, **IDLE_CLOCK) for env in ({}, ONE_CHANNEL)
     )

@@ -18,7 +18,7 @@ SMALL = {"preset": "tiny", "height": 256, "width": 256, "text_tokens": 64}
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
-def test_each_kernel_gives_the_log_sum_exp_by_which_parts_are_merged(kernel):
+def test_each_kernel_gives_log_sum_exp_for_merging(kernel):
     # As the workload has them: heads inside of tokens, and a number that no tile divides.
     shape = (3, 1, 1200, 24, 128)
     generator = torch.Generator("cuda").manual_seed(1)
@@ -37,14 +37,14 @@ def test_each_kernel_gives_the_log_sum_exp_by_which_parts_are_merged(kernel):
         assert float((found - expected).norm() / expected.norm()) < 1e-2
 
 
-def test_torch_takes_a_kernel_that_gives_a_log_sum_exp():
+def test_torch_chooses_a_kernel_with_log_sum_exp():
     tokens = torch.empty(1, 24, 4608, 128, device="cuda", dtype=torch.bfloat16)
     print("attention: auto is", choose_kernel("auto", tokens))
     assert choose_kernel("auto", tokens) in ("flash", "cudnn")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_blocks_compute_the_same_and_each_kind_is_compiled_once():
+def test_compiled_blocks_agree_and_each_kind_compiles_once():
     from torch._dynamo.utils import counters
 
     outputs = []

@@ -83,7 +83,7 @@ def test_a_step_that_waits_for_memory_is_told(allocated, kind):
     assert (healthy["alloc_retries"], healthy["device_allocs"]) == (0, 0)
 
 
-def test_another_kernel_of_attention_than_the_baseline_is_told(tmp_path):
+def test_a_different_attention_kernel_than_baseline_is_reported(tmp_path):
     points, doubts = sweep(tmp_path, ATTENTION)
     kernels = {one["precision"]: ", ".join(one["attention_kernels"]) for one in points}
     print(kernels)

@@ -72,7 +72,7 @@ def test_healthy_gpus_are_healthy(tmp_path):
     assert len(found["healthy"]) == len(found["devices"])
 
 
-def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path):
+def test_a_gpu_busy_with_another_program_is_named(tmp_path):
     with hog(1):
         found = check(tmp_path, ["alone"], [GEMM, MEMORY])
     [busy] = [one for one in found["devices"] if one["index"] == 1]
@@ -85,9 +85,7 @@ def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(("sms", "least", "most"), [(99, 1.1, 1.5), (66, 1.4, 2), (33, 2, 4)])
-def test_a_worker_that_is_confined_to_some_of_132_multiprocessors_is_named(
-    sms, least, most, tmp_path
-):
+def test_a_worker_with_few_multiprocessors_is_named(sms, least, most, tmp_path):
     found = check(tmp_path, ["alone"], [GEMM], FEW_SMS=str(sms))
     if "H200" not in found["devices"][0]["name"]:
         pytest.skip("what so few multiprocessors do is known of an H200")
@@ -98,7 +96,7 @@ def test_a_worker_that_is_confined_to_some_of_132_multiprocessors_is_named(
     assert finding["verdict"] == ("bad" if finding["ratio"] > 1.5 else "suspect")
 
 
-def test_without_peer_to_peer_all_are_slow_alike_and_the_variable_is_named(tmp_path):
+def test_disabled_peer_to_peer_is_named_as_cause(tmp_path):
     found = check(tmp_path, ["pairs", "together"], FEW, NCCL_P2P_DISABLE="1")
     if "H200" not in found["devices"][0]["name"]:
         pytest.skip("what all_reduce reaches is known of H200s")

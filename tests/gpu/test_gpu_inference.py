@@ -16,7 +16,7 @@ SETTINGS = Measure(warmup=15, iterations=30, breakdown=False)
 
 @pytest.mark.parametrize("mode", [Precision.FP32, Precision.FP16, Precision.BF16])
 @pytest.mark.parametrize("cuda_graph", [False, True])
-def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(mode, cuda_graph):
+def test_decoding_agrees_with_a_whole_pass(mode, cuda_graph):
     context = make_context(mode, batch_size=2, cuda_graph=cuda_graph)
     tokens = torch.randint(50_304, (2, 33), generator=context.generator(), device=context.device)
     seen = {}

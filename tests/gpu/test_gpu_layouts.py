@@ -37,7 +37,7 @@ def be_rank(rank, folder):
         dist.destroy_process_group()
 
 
-def test_compiled_layouts_compute_on_two_gpus_what_one_does(tmp_path):
+def test_two_compiled_gpus_compute_what_one_does(tmp_path):
     mp.spawn(be_rank, args=(str(tmp_path),), nprocs=2)
     found = {name: float((tmp_path / f"{name}-0").read_text()) for name in LAYOUTS}
     print(found)

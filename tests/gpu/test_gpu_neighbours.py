@@ -41,7 +41,7 @@ measure: {warmup: 5, iterations: 20, max_seconds: 2, breakdown: false}
 _IS_THERE_S = 30.0
 
 
-def test_another_sweep_and_another_process_on_the_gpu_are_told(tmp_path, monkeypatch):
+def test_other_sweeps_and_processes_on_gpus_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
     terms = ReservationTerms(holder=this_process("run mine"), shared=True)
     cluster = RayCluster(connect_ray("local", "cuda", wanted=1), terms=terms)

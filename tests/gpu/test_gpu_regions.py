@@ -57,7 +57,7 @@ class InBackward(Spinning):
             Timed.apply(self._model(self._rows)).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def test_regions_have_the_time_of_the_device_though_the_host_is_ahead():
+def test_regions_are_timed_on_the_device():
     context = make_context()
     breakdown = measure(lambda: Spinning(context), context, SETTINGS).breakdown
     found = {region.name: region for region in breakdown.regions}
@@ -69,14 +69,14 @@ def test_regions_have_the_time_of_the_device_though_the_host_is_ahead():
     assert "CUDA events" in breakdown.methods["regions"]
 
 
-def test_regions_in_a_backward_pass_are_timed_on_the_stream_that_it_runs_on():
+def test_backward_regions_are_timed_on_their_own_stream():
     context = make_context()
     breakdown = measure(lambda: InBackward(context), context, SETTINGS).breakdown
     found = {region.name: region.ms for region in breakdown.regions}
     assert 0 < found["in backward"] < found["backward"]
 
 
-def test_a_step_with_regions_can_be_captured_and_says_why_it_has_none():
+def test_a_captured_step_reports_why_regions_are_missing():
     context = make_context(cuda_graph=True)
     breakdown = measure(lambda: Spinning(context), context, SETTINGS).breakdown
     assert breakdown.regions == ()

@@ -134,7 +134,7 @@ while True:
 """
 
 
-def test_a_rank_alone_uses_the_device_of_its_worker(two_gpus, tmp_path):
+def test_a_single_rank_uses_its_workers_device(two_gpus, tmp_path):
     """And not the first one, which is what LOCAL_RANK 0 would be without a mask."""
     (answer,) = two_gpus.run(task_of(tmp_path, NAMES_ITS_DEVICE, world_size=1), (1,))
     assert isinstance(answer, Measurement), answer
@@ -175,7 +175,7 @@ for step in range(10**9):
         ("time.sleep(1000)", 20.0, Status.TIMEOUT, "at train.py:"),
     ],
 )
-def test_a_rank_that_raises_or_hangs_is_named_and_frees_the_other_from_nccl(
+def test_a_failing_rank_is_named_and_frees_peers(
     two_gpus, tmp_path, fault, timeout_s, status, words
 ):
     before = [device.process_id for device in two_gpus.devices]

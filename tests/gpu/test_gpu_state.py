@@ -43,7 +43,7 @@ def step_ms(measurement):
     return statistics.median(repetition.timed.step_ns) / 1e6
 
 
-def test_a_mess_is_not_seen_by_the_next_point(cluster, tmp_path):
+def test_changed_settings_do_not_reach_the_next_point(cluster, tmp_path):
     before, _ = run_mess(cluster, tmp_path, "none")
     _, messy = run_mess(cluster, tmp_path, "settings")
     after, _ = run_mess(cluster, tmp_path, "none")
@@ -53,7 +53,7 @@ def test_a_mess_is_not_seen_by_the_next_point(cluster, tmp_path):
     assert after == before
 
 
-def test_each_point_of_a_process_has_the_attention_kernel_of_the_first(cluster, tmp_path):
+def test_points_of_a_process_choose_the_same_kernel(cluster, tmp_path):
     workload, params = "tests.gpu.state_workloads:Attention", {"folder": str(tmp_path)}
     choices = []
     for fresh_workers in (True, False, False):
@@ -63,9 +63,7 @@ def test_each_point_of_a_process_has_the_attention_kernel_of_the_first(cluster, 
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-def test_a_point_takes_as_long_and_as_much_memory_after_others_and_in_new_processes(
-    cluster, precision, capsys
-):
+def test_earlier_points_change_neither_time_nor_memory(cluster, precision, capsys):
     first = run(cluster, "mlp", MLP, precision)
     process_id = cluster.devices[0].process_id
     run(cluster, "transformer", {"attention": "math"}, Precision.TF32)
@@ -82,7 +80,7 @@ def test_a_point_takes_as_long_and_as_much_memory_after_others_and_in_new_proces
         assert other.peak_mem_reserved_bytes == first.peak_mem_reserved_bytes
 
 
-def test_device_memory_that_is_kept_is_told_and_costs_the_process(cluster, tmp_path):
+def test_kept_device_memory_is_reported_and_ends_processes(cluster, tmp_path):
     run_mess(cluster, tmp_path, "none")
     process_id = cluster.devices[0].process_id
     _, greedy = run_mess(cluster, tmp_path, "memory")

@@ -49,7 +49,7 @@ def test_the_device_is_described(described):
     assert described.other_processes is None or described.other_processes >= 0
 
 
-def test_a_reading_is_cheap_and_grows_with_the_work(device, described):
+def test_readings_are_cheap_and_grow_with_work(device, described):
     counters = Counters(device)
     counters.read()
     started_s = time.perf_counter()
@@ -89,7 +89,7 @@ def test_samples_and_clocks_see_a_busy_device(device, described):
 
 
 @pytest.mark.parametrize("mode", list(Precision))
-def test_the_product_s_rate_is_below_the_datasheet_s_peak(device, described, mode):
+def test_sustained_rate_stays_below_the_datasheet_peak(device, described, mode):
     started_s = time.perf_counter()
     before = torch.cuda.memory_reserved(device)
     reached = tflops_sustained(device, [mode])[mode]

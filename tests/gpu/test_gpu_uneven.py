@@ -37,7 +37,7 @@ def measured(cluster, workload, *, batch_size, passes, **settings):
 
 # Shares as given, of no powers of two: weights are rounded then.
 @pytest.mark.parametrize("shares", ["22000/10768", "by_speed_accumulation"])
-def test_gradients_are_those_of_one_process_over_all_samples(cluster, shares):
+def test_uneven_gradients_equal_those_of_one_process(cluster, shares):
     row = measured(cluster, DOUBLE, batch_size=2048, passes=PASSES, shares=shares, slow_ratio=0.33)
     first, second = row.share_by_rank
     assert first + second == 2 * 2048 * PASSES
@@ -45,7 +45,7 @@ def test_gradients_are_those_of_one_process_over_all_samples(cluster, shares):
     assert row.gradient_error <= 1e-12
 
 
-def test_extra_compute_leaves_a_device_the_speed_that_was_asked_for(cluster):
+def test_extra_compute_slows_a_device_as_requested(cluster):
     row = measured(cluster, "mlp", batch_size=16384, passes=1, slow_ratio=0.33)
     fast, slow = row.slow_ratio_by_rank
     assert fast is None
@@ -54,7 +54,7 @@ def test_extra_compute_leaves_a_device_the_speed_that_was_asked_for(cluster):
     assert own[0] / own[1] == pytest.approx(slow, rel=0.05)
 
 
-def test_half_of_the_multiprocessors_are_a_slower_device_and_the_row_says_so(cluster):
+def test_half_the_multiprocessors_emulate_a_slower_device(cluster):
     row = measured(cluster, "mlp", batch_size=16384, passes=1, slow_ratio=0.5, slow_by=SlowBy.SMS)
     assert 0.4 < row.slow_ratio_by_rank[1] < 0.8
     (doubt,) = (doubt for doubt in row.doubts if doubt.kind is DoubtKind.EMULATED)
@@ -62,7 +62,7 @@ def test_half_of_the_multiprocessors_are_a_slower_device_and_the_row_says_so(clu
     assert doubt.value == row.slow_ratio_by_rank[1]
 
 
-def test_passes_by_speed_make_the_step_shorter_and_as_long_as_predicted(cluster):
+def test_passes_by_speed_shorten_the_step_as_predicted(cluster):
     equal, by_speed = (
         measured(cluster, "mlp", batch_size=4096, passes=PASSES, shares=shares, slow_ratio=0.5)
         for shares in ("equal", "by_speed_accumulation")

@@ -55,7 +55,7 @@ def median_ns(done):
     return float(torch.tensor(repetition.timed.step_ns).double().median())
 
 
-def test_all_steps_of_all_replays_are_done_by_the_device_alone():
+def test_replays_run_every_step_on_the_device_alone():
     context = make_context(cuda_graph=True)
     workload = Counting(context)
     (repetition,) = measured(workload, context).repetitions
@@ -79,7 +79,7 @@ def test_replayed_launches_take_less_than_those_of_python():
     assert graph_ns < 0.8 * eager_ns
 
 
-def test_a_long_kernel_takes_as_long_in_a_graph():
+def test_a_long_kernel_takes_equal_time_in_graphs():
     class Long(Counting):
         def step(self):
             torch.cuda._sleep(4_000_000)
@@ -88,7 +88,7 @@ def test_a_long_kernel_takes_as_long_in_a_graph():
     assert graph_ns == pytest.approx(eager_ns, rel=0.02)
 
 
-def test_training_can_be_captured_and_leaves_no_memory_behind():
+def test_captured_training_leaves_no_memory_behind():
     before = torch.cuda.memory_allocated()
     context = make_context(cuda_graph=True)
     done = measure(lambda: Mlp(context, hidden=256, layers=3), context, SETTINGS)
@@ -99,7 +99,7 @@ def test_training_can_be_captured_and_leaves_no_memory_behind():
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
-def test_a_step_that_waits_for_the_device_is_refused_in_one_line():
+def test_a_step_that_waits_for_devices_is_refused():
     # In a process of its own: a broken capture leaves the random generator of the device captured.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         told = pool.submit(refusal_of_waiting).result()

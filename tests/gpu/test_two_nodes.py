@@ -88,7 +88,7 @@ def report(folder):
     return " ".join(done.stdout.split())
 
 
-def test_training_over_two_nodes_says_which_network_and_what_it_costs(two_nodes, tmp_path):
+def test_training_over_two_nodes_reports_network_and_cost(two_nodes, tmp_path):
     by_network = sweep(TRAINING, tmp_path, two_nodes).set_index("world_size").sort_index()
     assert list(by_network["node_count"]) == [1, 2]
     devices = table(tmp_path, "devices")
@@ -108,7 +108,7 @@ def test_training_over_two_nodes_says_which_network_and_what_it_costs(two_nodes,
     assert "exposed communication" in told
 
 
-def test_sums_over_two_nodes_are_slower_than_within_one(two_nodes, tmp_path):
+def test_sums_are_slower_over_two_nodes(two_nodes, tmp_path):
     across = sweep(SUMS, tmp_path / "across", two_nodes)
     within = sweep(SUMS, tmp_path / "within", "local")
     ways = [{way for each in one["transports"] for way in each} for one in (across, within)]

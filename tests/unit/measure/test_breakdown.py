@@ -59,7 +59,7 @@ def test_collectives_run_one_after_the_other(buckets, comm, tail):
     assert tail_ms(buckets) == pytest.approx(tail)
 
 
-def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer():
+def test_a_cpu_rank_reports_local_step_and_optimizer():
     workload = Slow()
     found = break_down(workload, Timer(CPU), ALONE, Extent(steps=5))
     assert [len(block) for block in found.local_ms] == [3, 3]
@@ -102,7 +102,7 @@ def test_all_ranks_repeat_for_an_unsure_one(tmp_path):
     assert unsure == sure == [3] * 14
 
 
-def test_optimizers_of_one_step_are_added_up_but_not_one_inside_of_another(monkeypatch):
+def test_only_outermost_optimizers_of_a_step_add_up(monkeypatch):
     monkeypatch.setattr(marks, "make_marker", lambda _: count(step=1_000_000).__next__)
     found = OptimizerMarks(CPU)
     begin, end = found.begin, found.end
@@ -113,17 +113,17 @@ def test_optimizers_of_one_step_are_added_up_but_not_one_inside_of_another(monke
     assert found.take() == [2, None, 2]
 
 
-def test_the_gradients_of_a_subclass_of_ddp_are_found():
+def test_gradient_hooks_of_a_ddp_subclass_are_found():
     model = type("Own", (DistributedDataParallel,), {"__init__": nn.Module.__init__})()
     model._comm_hooks = ["its own"]
     assert ScriptMarks.hook_gradients(SimpleNamespace()) is NotMeasured.SCRIPT_OWN_HOOK
 
 
-def test_marks_of_no_step_are_not_read_because_nothing_has_waited_for_the_device():
+def test_no_marks_are_read_without_steps():
     assert ScriptMarks.take(SimpleNamespace(), 0) == {}
 
 
-def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step():
+def test_a_cuda_graph_is_not_broken_down():
     workload = Slow()
     context = replace(ALONE, cuda_graph=True)
     found = break_down(workload, Timer(CPU), context, Extent(steps=5))
@@ -146,7 +146,7 @@ def spins(monkeypatch):
     return asked
 
 
-def test_the_device_is_held_back_for_longer_than_the_host_needs_unless_it_is_ahead(spins):
+def test_the_device_is_delayed_if_the_host_lags(spins):
     breakdown.time_queued_steps(lambda: None, OptimizerMarks(CPU), 400, steps=3)
     assert spins == []
     device_ms = breakdown.time_queued_steps(
@@ -156,7 +156,7 @@ def test_the_device_is_held_back_for_longer_than_the_host_needs_unless_it_is_ahe
     assert [cycles >= 6000 for cycles in spins] == [True] * 3
 
 
-def test_the_host_clock_stops_when_a_step_is_issued_and_again_when_it_is_done():
+def test_host_clock_times_issue_and_completion_separately():
     found = time_by_wall_clock(lambda: time.sleep(0.002), 3, wait=lambda: time.sleep(0.02))
     assert 2 <= found.unsynced_ms < 20
     assert found.synced_ms >= 22

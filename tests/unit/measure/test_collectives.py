@@ -138,7 +138,7 @@ answers = answers_of_ranks(run_rank, RANKS)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_calls_and_bytes_are_those_of_the_closed_forms(way, answers):
+def test_calls_and_bytes_follow_the_closed_forms(way, answers):
     for answer in answers:
         found = {one.kind: one for one in answer.ways[way].traffic}
         sizes = {kind: (one.message_bytes, one.bus_bytes) for kind, one in found.items()}
@@ -147,7 +147,7 @@ def test_calls_and_bytes_are_those_of_the_closed_forms(way, answers):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_local_copy_writes_as_much_and_only_what_the_rank_has(way, answers):
+def test_local_copies_fill_outputs_with_own_data_only(way, answers):
     for rank, answer in enumerate(answers):
         seen = answer.ways[way]
         assert len(seen.local) == len(seen.real)
@@ -157,7 +157,7 @@ def test_a_local_copy_writes_as_much_and_only_what_the_rank_has(way, answers):
             assert {round(value) // 100 for value in seen.local} == {rank + 1}
 
 
-def test_collectives_are_real_before_and_after_also_where_a_step_raised(answers):
+def test_collectives_are_real_again_after_local_steps(answers):
     for way in WAYS:
         for answer in answers:
             assert answer.ways[way].real == answer.ways[way].real_again
@@ -167,7 +167,7 @@ def test_collectives_are_real_before_and_after_also_where_a_step_raised(answers)
     assert all(answer.groups_are_as_before for answer in answers)
 
 
-def test_a_ddp_model_computes_alone_what_it_does_with_its_hook(answers):
+def test_ddp_gradients_agree_between_copies_and_hook(answers):
     for answer in answers:
         assert answer.gradients["copies"] == pytest.approx(answer.gradients["hook"])
     assert answers[0].gradients["copies"] != answers[1].gradients["copies"]
@@ -175,11 +175,11 @@ def test_a_ddp_model_computes_alone_what_it_does_with_its_hook(answers):
     assert [answer.saved for answer in answers] == [8.0] * RANKS
 
 
-def test_a_python_object_that_only_a_peer_has_is_none(answers):
+def test_python_objects_of_peers_are_none(answers):
     assert [answer.objects for answer in answers] == [[1, 5, 0, 0], [None, None, 1, 1]]
 
 
-def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(answers):
+def test_fsdp_communication_is_measured_without_declarations(answers):
     layer = WIDTH * WIDTH * 4
     for found in (answer.breakdowns["sharded"] for answer in answers):
         assert all(found.local_ms)
@@ -193,7 +193,7 @@ def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(answ
         assert "local copies" in found.methods["local_step_ms"]
 
 
-def test_a_slow_collective_is_exposed_and_not_in_the_local_step(answers):
+def test_local_steps_exclude_a_slow_collective(answers):
     for answer in answers:
         slow = answer.breakdowns["slow"]
         assert OWN_MS <= min(slow.local_ms[0]) < OWN_MS + DELAY_MS / 2
@@ -208,7 +208,7 @@ def test_gradients_reduced_in_some_steps_have_no_time(answers):
         assert found.not_measured["comm_ms"] is NotMeasured.NO_GRADIENTS_REDUCED
 
 
-def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers):
+def test_all_ranks_report_a_step_that_fails_alone(answers):
     failing = [answer.breakdowns["failing"] for answer in answers]
     reasons = [one.not_measured["comm_exposed_ms"] for one in failing]
     assert reasons == [NotMeasured.FAILS_ALONE] * RANKS
@@ -223,7 +223,7 @@ def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers):
     assert "a peer is missing" in uncounted.doubts[0].subject
 
 
-def test_what_is_all_communication_or_none_is_not_taken_apart(answers):
+def test_steps_of_only_or_no_communication_stay_whole(answers):
     class Silent(Workload):
         def step(self) -> None: ...
 
@@ -239,7 +239,7 @@ def test_what_is_all_communication_or_none_is_not_taken_apart(answers):
     ("dtype", "is_random"),
     [(torch.bfloat16, True), (torch.float8_e4m3fn, True), (torch.int64, False)],
 )
-def test_what_only_a_peer_has_is_random_and_integers_are_0(dtype, is_random):
+def test_data_of_peers_is_random_and_integers_zero(dtype, is_random):
     outputs = [torch.ones(64).to(dtype) for _ in range(2)]
     copies = LocalCopies()
     for output in outputs:

@@ -46,7 +46,7 @@ def test_each_iteration_has_its_own_duration_and_start(clock):
     assert timer.time_block(lambda: clock.spend(10), 1, PartTimes()).start_ns == (1_123,)
 
 
-def test_the_collector_is_off_inside_and_on_afterwards_even_after_an_error():
+def test_garbage_collection_resumes_even_after_an_error():
     def block() -> None:
         with instruments.no_garbage_collection():
             with instruments.no_garbage_collection():
@@ -59,7 +59,7 @@ def test_the_collector_is_off_inside_and_on_afterwards_even_after_an_error():
     assert gc.isenabled()
 
 
-def test_a_loop_of_steps_is_one_sample_of_their_mean_and_untimed_ones_lead_into_the_block(clock):
+def test_a_loop_of_steps_becomes_one_mean_sample(clock):
     durations = iter([*[90] * 4, *[3] * 8])
     parts = PartTimes()
 
@@ -110,7 +110,7 @@ class TorchAllocator:
         self._peak = dict(self._now)
 
 
-def test_what_only_warm_ups_and_checks_allocate_counts_as_reserved_alone(monkeypatch):
+def test_paused_allocations_count_as_reserved_only(monkeypatch):
     memory, peak = TorchAllocator(monkeypatch), instruments.MemoryUse(CUDA)
     for timed in (6, 5):  # two repeats
         memory.use(8, 2)
@@ -123,7 +123,7 @@ def test_what_only_warm_ups_and_checks_allocate_counts_as_reserved_alone(monkeyp
     assert (peak.allocated_bytes, peak.reserved_bytes) == (6, 9)
 
 
-def test_calls_of_the_allocator_are_those_inside_the_blocks(monkeypatch):
+def test_allocator_calls_count_only_inside_blocks(monkeypatch):
     counts = {"num_alloc_retries": 3, "num_device_alloc": 40}
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: dict(counts))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
@@ -161,7 +161,7 @@ answers = answers_of_ranks(run_rank, 2)
 
 
 @pytest.mark.alone
-def test_the_longest_duration_of_each_step_and_what_rank_0_decides_are_known_to_all(answers):
+def test_ranks_share_slowest_durations_and_rank_0_decisions(answers):
     assert [slowest for slowest, _, _ in answers] == [[7, 9], [7, 9]]
     assert [decision for _, decision, _ in answers] == [40, 40]
 

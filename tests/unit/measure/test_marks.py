@@ -34,7 +34,7 @@ def results(tmp_path_factory):
     return measure_here(tmp_path_factory.mktemp("regions"), points, warmup=2, iterations=4)
 
 
-def test_each_region_of_a_point_is_a_row_with_its_time_and_its_share_of_the_step(results):
+def test_each_region_has_a_row_with_its_share(results):
     points = load(results, "points").set_index("workload")
     found = load(results, "regions")
     assert set(found["point_id"]) == {points.loc["region_workloads:Parts"]["point_id"]}
@@ -69,7 +69,7 @@ def marks(monkeypatch):
     return made
 
 
-def test_regions_mark_nothing_in_warm_up_and_timed_steps(marks):
+def test_only_the_breakdown_marks_regions(marks):
     context = make_context()
     for is_asked in (False, True):
         settings = Measure(warmup=2, iterations=4, breakdown=is_asked)
@@ -77,7 +77,7 @@ def test_regions_mark_nothing_in_warm_up_and_timed_steps(marks):
         assert bool(marks) is is_asked
 
 
-def test_only_steps_with_regions_are_run_once_more_for_them():
+def test_only_steps_with_regions_run_again_for_them():
     class Counted(Workload):
         def __init__(self, context: Context, names: Sequence[str]) -> None:
             self.steps, self._context, self._names = 0, context, names
@@ -100,7 +100,7 @@ def test_only_steps_with_regions_are_run_once_more_for_them():
     assert steps["part",] == steps[()] + 6
 
 
-def test_times_of_one_name_add_up_and_outer_regions_contain_inner_ones(marks):
+def test_repeated_regions_add_up_and_outer_contain_inner(marks):
     timed = RegionMarks(CPU)
 
     def step(times: int) -> None:
@@ -118,7 +118,7 @@ def test_times_of_one_name_add_up_and_outer_regions_contain_inner_ones(marks):
     assert (inner.name, inner.calls, inner.ms) == ("inner", 2, 1.0)
 
 
-def test_a_region_that_is_left_by_an_error_that_the_step_catches_has_ended(marks):
+def test_a_caught_error_ends_its_region(marks):
     timed = RegionMarks(CPU)
     with suppress(StopIteration), timed.region("data"):
         next(iter(()))
@@ -127,7 +127,7 @@ def test_a_region_that_is_left_by_an_error_that_the_step_catches_has_ended(marks
     assert (found.name, found.ms) == ("data", 1.0)
 
 
-def test_a_region_inside_compiled_code_is_left_out_and_named():
+def test_regions_in_compiled_code_are_omitted_and_named():
     context = make_context()
     workload = region_workloads.Compiled(context)
     workload.step()
@@ -184,7 +184,7 @@ class Trains(Workload):
 
 
 @pytest.mark.parametrize(("where", "gradients"), [("forward", 0), ("optimizer", PARAMETERS)])
-def test_gradients_are_those_that_are_there_when_memory_is_largest(allocator, where, gradients):
+def test_gradients_are_counted_at_the_memory_peak(allocator, where, gradients):
     trains = Trains(allocator, where)
     found = watch_peak(trains.step, CPU)
     assert found.optimizer_bytes == STATE
@@ -194,7 +194,7 @@ def test_gradients_are_those_that_are_there_when_memory_is_largest(allocator, wh
     assert not any(p._post_accumulate_grad_hooks for p in trains.model.parameters())
 
 
-def test_a_rank_without_a_model_steps_as_often_as_its_peers():
+def test_a_rank_without_a_model_also_steps_twice():
     steps: list[None] = []
     assert watch_peak(lambda: steps.append(None), torch.device("cpu", 7)) is None
     assert len(steps) == 2
@@ -210,7 +210,7 @@ def parameter_bytes(workload: Workload) -> int:
 
 
 @pytest.mark.usefixtures("allocator")
-def test_a_model_is_found_wherever_a_workload_holds_it():
+def test_a_model_is_found_anywhere_in_its_workload():
     class Infers(Bare):
         def __init__(self) -> None:
             model = nn.Linear(4, 4, bias=False)

@@ -94,7 +94,7 @@ def test_so_many_steps_warm_up_and_are_timed(clock, settings, pace_s, warmup, ti
     assert set(repetition.timed.step_ns) == {round(step_s * 1e9)}
 
 
-def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
+def test_each_repeat_frees_the_workload_before_it():
     class Cyclic(Workload):
         items_per_step = 1
 
@@ -112,7 +112,7 @@ def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_an_error_of_close_is_a_note_on_the_error_before_it_or_raised(fails):
+def test_close_errors_are_raised_or_noted(fails):
     class Broken(Workload):
         items_per_step = 1
 
@@ -156,7 +156,7 @@ def test_noisy_steps_are_timed_no_longer(clock):
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_warm_up_says_for_how_long_it_compiled(clock, steps):
+def test_a_warm_up_reports_how_many_steps_compiled(clock, steps):
     class Compiled(Paced):
         done = 0
 
@@ -172,7 +172,7 @@ def test_a_warm_up_says_for_how_long_it_compiled(clock, steps):
     assert done.repetitions[0].compiling_steps == steps
 
 
-def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock, monkeypatch):
+def test_drifting_samples_become_warm_up_and_timing_restarts(clock, monkeypatch):
     class OneCallABlock(phases.MemoryUse):
         @contextmanager
         def counting(self) -> Iterator[None]:
@@ -189,7 +189,7 @@ def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock, mo
     assert repetition.timed.start_ns[0] > repetition.warmup.start_ns[-1]
 
 
-def test_a_timed_block_begins_with_two_untimed_steps_and_times_short_ones_in_loops(clock):
+def test_timed_blocks_lead_in_and_loop_short_steps(clock):
     (repetition,) = measure_paced(clock, cold_s=0.01, warmup=10, iterations=50).repetitions
     warm_end_ns = repetition.warmup.start_ns[-1] + repetition.warmup.step_ns[-1]
     assert repetition.timed.start_ns[0] - warm_end_ns == 20_000_000
@@ -227,7 +227,7 @@ class Sized(Workload):
         self._calls.append("close")
 
 
-def test_what_a_workload_says_of_its_step_is_handed_on():
+def test_declared_properties_of_a_step_are_passed_on():
     class Shared(Sized):
         shares_work = True
 
@@ -241,7 +241,7 @@ def test_what_a_workload_says_of_its_step_is_handed_on():
     assert done.energy_j is None
 
 
-def test_a_workload_checks_itself_after_warm_up_and_after_the_timed_steps():
+def test_workloads_are_checked_after_warm_up_and_timing():
     calls: list[str] = []
     measure(lambda: Sized(calls), warmup=1, iterations=1, repeats=2)
     assert calls == ["step", "check", "step", "check", "close"] * 2
@@ -288,7 +288,7 @@ def by_power(time_s: float) -> dict[str, float]:
     return {"power": max(0.0, time_s - 3), "thermal": 0.0}
 
 
-def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(clock, monkeypatch):
+def test_throttled_steps_are_marked_and_timed_energy_counted(clock, monkeypatch):
     monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_power))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
     # The cold step takes a second, so the first timed block of 5 s begins before the throttling.
@@ -347,7 +347,7 @@ def test_steps_heat_the_device_before_the_warm_up(clock, monkeypatch):
     assert measure_paced(clock, **settings).heated_s is None
 
 
-def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_share(clock):
+def test_timed_blocks_have_times_of_the_shared_clock(clock):
     begin_ns = time.monotonic_ns()
     done = measure_paced(clock, step_s=1.0, warmup=1, iterations=8)
     # The first block is one step, to learn how long it takes; the others are 5 s at most.
@@ -359,9 +359,7 @@ def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_sha
 
 
 @pytest.mark.parametrize(("hot_s", "warm_s"), [(0.0, 1.0), (4.0, 4.0), (100.0, 10.0)])
-def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
-    clock, monkeypatch, hot_s, warm_s
-):
+def test_thermal_throttling_prolongs_warm_up_within_limits(clock, monkeypatch, hot_s, warm_s):
     by_heat = lambda time_s: {"thermal_sw": min(time_s, 1.0 + hot_s)}  # noqa: E731
     monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_heat))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
@@ -370,7 +368,7 @@ def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
     assert any(repetition.timed.throttled) == (hot_s > 10)
 
 
-def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
+def test_peak_memory_excludes_the_warm_up(clock, monkeypatch):
     done: list[str] = []
 
     class Watched(phases.MemoryUse):
@@ -389,7 +387,7 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
     assert "step" in done[done.index("forget") :]
 
 
-def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(clock, monkeypatch):
+def test_set_up_includes_waiting_for_clocks_after_build(clock, monkeypatch):
     done: list[str] = []
     rested = DeviceReading(time_s=-9.0)
     monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_power))
@@ -434,7 +432,7 @@ class Comparing(Paced):
 ASKED = {"warmup": 2, "iterations": 5, "check_gradients": True}
 
 
-def test_gradients_are_compared_after_the_timed_steps_where_that_is_asked_for(clock):
+def test_gradients_are_compared_after_timing_if_requested(clock):
     found = measure(lambda: Comparing(clock), **ASKED)
     assert str(found.gradient_error) == "nan"
     assert Comparing.asked_after >= 7

@@ -79,7 +79,7 @@ def times_of(model: nn.Module, inputs: Tensor, steps: int = 3) -> dict[str, Modu
     return {found.name: found for found in module_times(model, step, CPU, steps)}
 
 
-def test_each_module_has_its_own_time_forward_and_backward():
+def test_each_module_has_forward_and_backward_times():
     model = nn.Sequential(nn.Linear(4, 4), Sleepy(), nn.Linear(4, 1), Sleepy(), Sleepy())
     found = times_of(model, torch.ones(2, 4))
     kinds = ["Sequential", "Linear", "Sleepy", "Linear", "Sleepy", "Sleepy"]
@@ -127,7 +127,7 @@ def test_recomputed_activations_count_as_forward():
     assert found["second.0"].backward_ms is not None
 
 
-def test_compiled_modules_are_timed_as_a_whole_and_not_compiled_anew():
+def test_compiled_modules_are_timed_without_recompiling():
     model = nn.Sequential(nn.Linear(4, 4), *(nn.Sequential(nn.Linear(4, 4)) for _ in range(2)))
     for block in model[1:]:
         block.compile(backend="eager")
@@ -144,7 +144,7 @@ def test_compiled_modules_are_timed_as_a_whole_and_not_compiled_anew():
 
 # By torch.compile, which looks at what a hook was given.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_a_model_that_is_compiled_whole_has_no_modules():
+def test_a_fully_compiled_model_has_no_modules():
     model = LanguageModel(DecoderShape(layers=1, heads=1, width=8, vocabulary=16), seq_len=4)
     compiled, tokens = torch.compile(model, backend="eager"), torch.zeros(1, 4, dtype=torch.long)
 
@@ -165,7 +165,7 @@ def test_the_trace_holds_the_steps_asked_for():
     assert any(name.startswith("Optimizer.step") for name in names)
 
 
-def test_a_workload_whose_model_is_no_module_has_a_trace_and_no_modules():
+def test_a_model_that_is_no_module_is_traced():
     workload = Copying(make_context())
     for workload.model in (None, "large"):
         found = profile(workload, make_context(), 1)
@@ -185,7 +185,7 @@ def attend_by_own_operator(query: torch.Tensor) -> torch.Tensor:
     return attend(query)
 
 
-def test_the_kernel_that_torch_takes_is_named_forward_and_backward():
+def test_the_attention_kernel_is_named_forward_and_backward():
     for backend, kernel in ((SDPBackend.MATH, "math"), (SDPBackend.FLASH_ATTENTION, "flash")):
         with sdpa_kernel(backend):
             assert attention_kernels(attend) == (kernel,)
@@ -193,7 +193,7 @@ def test_the_kernel_that_torch_takes_is_named_forward_and_backward():
     assert attention_kernels(lambda: TOKENS + 1) == ()
 
 
-def test_all_kernels_of_a_step_are_named_also_in_an_operator_of_ones_own():
+def test_kernels_inside_custom_operators_are_named_too():
     def step() -> None:
         attend_by_own_operator(TOKENS.detach())
         with sdpa_kernel(SDPBackend.MATH):
@@ -295,7 +295,7 @@ class Copying(Workload):
         self.source.clone()
 
 
-def test_training_costs_three_forward_passes_less_the_gradient_of_the_input():
+def test_training_flops_omit_the_gradient_of_the_input():
     counted = step_flops(Stack, {"hidden": HIDDEN, "layers": LAYERS}, context())
     assert counted.flops == TRAINING
     assert isinstance(counted.flops, float)
@@ -304,7 +304,7 @@ def test_training_costs_three_forward_passes_less_the_gradient_of_the_input():
     assert "meta" in counted.method
 
 
-def test_the_workload_is_built_for_one_rank_on_the_meta_device_and_closed():
+def test_flops_are_counted_on_meta_with_one_rank():
     Stack.contexts.clear()
     Stack.closed = 0
     step_flops(Stack, {}, context())
@@ -316,7 +316,7 @@ def test_the_workload_is_built_for_one_rank_on_the_meta_device_and_closed():
     assert Stack.closed == 1
 
 
-def test_a_compiled_model_is_counted_without_compiling_it_and_causal_attention_as_full():
+def test_flops_need_no_compilation_and_ignore_causal_masks():
     assert step_flops(Compiled, {}, context()).flops == TRAINING
     assert step_flops(CausalAttention, {}, context()).flops == 2 * 2 * (2 * 4 * 64 * 64 * 8)
 
@@ -331,7 +331,7 @@ def test_a_compiled_model_is_counted_without_compiling_it_and_causal_attention_a
         (type("Choosy", (Stack,), {"ranks_per_item": lambda of: of["seed"]}), "KeyError"),
     ],
 )
-def test_what_cannot_be_counted_is_unknown_with_a_reason_of_one_line(workload, reason):
+def test_uncountable_flops_have_a_reason_of_one_line(workload, reason):
     counted = step_flops(workload, {}, context())
     assert counted.flops is None
     assert counted.method.startswith("not counted: ")
@@ -386,14 +386,14 @@ class Limited:
         return event
 
 
-def test_a_product_is_as_fast_as_under_the_power_limit_not_as_in_its_first_moments(monkeypatch):
+def test_sustained_rate_is_measured_under_the_power_limit(monkeypatch):
     limited = Limited(monkeypatch)
     found = tflops_sustained(torch.device("cuda", 0), [Precision.BF16])
     assert found == {Precision.BF16: pytest.approx(PRODUCT_TFLOP / 2e-3)}
     assert limited.now_ms > 400
 
 
-def test_a_cpu_and_a_device_without_float8_or_room_for_the_matrices_have_no_rate(monkeypatch):
+def test_unsupported_products_have_no_sustained_rate(monkeypatch):
     limited = Limited(monkeypatch)
     assert tflops_sustained(torch.device("cpu"), list(Precision)) == dict.fromkeys(Precision)
     assert limited.products == 0

@@ -92,7 +92,7 @@ def run_rank(rank: int, store: str) -> dict[str, Found]:
 ranks = answers_of_ranks(run_rank, 2)
 
 
-def test_the_probe_finds_how_fast_each_device_is_and_shares_let_both_be_done_together(ranks):
+def test_shares_by_probed_speed_finish_together(ranks):
     first, second = (rank["by_speed"][0] for rank in ranks)
     assert first.slow_ratio is None
     assert second.slow_ratio == pytest.approx(0.5, rel=0.1)
@@ -114,20 +114,20 @@ def test_all_ranks_agree_on_all_shares(ranks):
     assert ranks[0]["150/50"][1] == (150, 50)
 
 
-def test_losses_are_weighted_by_the_shares_and_a_rank_without_one_is_idle(ranks):
+def test_shares_weight_losses_and_zero_shares_stay_idle(ranks):
     assert [rank["150/50"][3] for rank in ranks] == [(15, 1.5, 2, False), (5, 0.5, 2, False)]
     # The others are a group of their own.
     assert [rank["fast"][3][2:] for rank in ranks] == [(1, False), (1, True)]
 
 
-def test_devices_are_probed_once_for_all_shares_of_a_step(ranks):
+def test_devices_are_probed_once_for_all_shares(ranks):
     counts = [ranks[0][shares][4] for shares in ("equal", "fast", "by_speed")]
     # Four sizes and the exchange, the step alone, the check of gradients, and the one looked at.
     assert counts[0] == 8
     assert counts[1] - counts[0] == 3
 
 
-def test_emulated_devices_other_gradients_and_batch_norm_are_doubted(ranks):
+def test_emulation_wrong_gradients_and_batch_norm_raise_doubts(ranks):
     emulated, *_ = ranks[1]["equal"][2]
     assert (emulated.kind, emulated.limit) == (DoubtKind.EMULATED, 0.5)
     assert emulated.subject == "rank 1"
@@ -143,7 +143,7 @@ def test_multiprocessors_can_be_taken_away_on_cuda_only():
         share_out(make, context_of(0, point), point, None, {})
 
 
-def test_batches_by_speed_are_multiples_that_devices_are_quick_with(ranks):
+def test_batches_by_speed_are_multiples_of_fast_sizes(ranks):
     # Of 10 samples in a pass each is one; of 1024, sixteen are.
     assert ranks[0]["by_speed"][1][0] % 10 == 0
     point = point_of("by_speed", batch_size=1024, global_batch_size=20480)

@@ -17,7 +17,7 @@ def policy(**settings: Any) -> StoppingPolicy:
     return StoppingPolicy(settings=Measure(**settings))
 
 
-def test_a_warm_up_that_a_cuda_graph_needs_is_done_whatever_job_and_budget_say():
+def test_cuda_graph_warm_up_overrides_job_and_budget():
     chosen = policy(warmup=2, max_seconds=0.001)
     assert chosen.next_warmup([S], at_least=12) == 1
     assert chosen.next_warmup([S, MS], at_least=12) == 10
@@ -25,7 +25,7 @@ def test_a_warm_up_that_a_cuda_graph_needs_is_done_whatever_job_and_budget_say()
     assert policy(warmup=1).next_warmup([S]) == 0
 
 
-def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
+def test_adaptive_warm_up_stops_when_steady_or_longest():
     chosen = policy(warmup=Span(min=20, max=60), seconds=0.03, max_seconds=1000.0)
     climbing = [S] + [MS + 20_000 * i for i in range(100)]
     assert chosen.next_warmup([S] + [MS] * 29) == 0
@@ -94,7 +94,7 @@ def test_a_fixed_count_is_timed_as_it_is():
     assert len(timed) == 50
 
 
-def test_samples_that_drift_were_warm_up_and_timing_begins_anew():
+def test_drifting_samples_restart_timing_unless_the_job_forbids():
     sinking = [10 * MS * (1 - 0.02 * i / 300) for i in range(300)]
     assert policy().next_timed(course(sinking, WARM)) == RESTART
     anew = course([], WARM, drifted_ns=sinking)
@@ -106,7 +106,7 @@ def test_samples_that_drift_were_warm_up_and_timing_begins_anew():
     assert fixed.next_timed(course(sinking, WARM)) != RESTART, "the job fixes the count"
 
 
-def test_a_drift_shows_against_the_end_of_the_warm_up_too():
+def test_drift_is_also_measured_against_the_warm_up():
     warm = [S, *(1.01 * x for x in noisy(200, 0.002))]
     assert policy(seconds=2).next_timed(course(noisy(200, 0.002), warm)) == RESTART
     for other in ({"inner": 2}, {"is_graph": True}):
@@ -116,7 +116,7 @@ def test_a_drift_shows_against_the_end_of_the_warm_up_too():
         )
 
 
-def test_what_warm_up_lacks_in_time_is_done_in_loops():
+def test_missing_warm_up_time_is_spent_in_loops():
     short = [S] + [100_000] * 1000
     owing = course([], short, inner=10)
     assert policy().next_timed(owing) == 900
@@ -124,7 +124,7 @@ def test_what_warm_up_lacks_in_time_is_done_in_loops():
     assert policy().next_timed(course([], short, inner=10, drifted_ns=[100_000] * 900)) == 3000
 
 
-def test_a_step_time_has_settled_where_its_level_changes_no_more():
+def test_step_time_has_settled_when_its_level_stays():
     chosen = policy()
     assert chosen.has_settled(course(noisy(200, 0.001), WARM)) is True
     drifting = course([10 * MS * (1 + i / 5000) for i in range(200)], WARM)
@@ -132,7 +132,7 @@ def test_a_step_time_has_settled_where_its_level_changes_no_more():
     assert chosen.has_settled(course([S] * 4, [S] * 5)) is None, "nobody can tell by eight steps"
 
 
-def test_two_steps_lead_into_a_block_unless_they_are_slow():
+def test_two_steps_lead_in_unless_they_are_slow():
     for quick in (course([10 * MS]), course([], [S, 10 * MS])):
         assert policy().lead_in(quick) == 2
     for slow in (course([300 * MS]), course([10 * MS], inner=30), course([], [S])):
@@ -144,14 +144,14 @@ def test_two_steps_lead_into_a_block_unless_they_are_slow():
     [(2 * MS, False, 1), (MS, False, 1), (300_000, False, 4), (100, False, 1000), (0, False, 1000),
      (2 * MS, True, 1), (20_000, True, 50), (100, True, 100)],
 )  # fmt: skip
-def test_short_steps_are_timed_in_loops_of_a_millisecond(step_ns, graph, expected):
+def test_short_steps_are_timed_in_millisecond_loops(step_ns, graph, expected):
     slow_start = [S] + [5 * MS] * 5
     assert policy().inner_iterations(slow_start + [step_ns] * 10, graph=graph) == expected
     assert policy().inner_iterations([step_ns], graph=graph) == expected
 
 
 @pytest.mark.parametrize(("step_ns", "steps"), [(MS, 10), (100 * MS, 5), (10 * S, 3)])
-def test_a_breakdown_costs_about_a_tenth_of_the_budget(step_ns, steps):
+def test_a_breakdown_costs_a_tenth_of_the_budget(step_ns, steps):
     assert policy(max_seconds=20.0).breakdown_steps([step_ns] * 3) == steps
 
 
@@ -161,7 +161,7 @@ def look(name: str, step_s: float, runs: int = 60) -> list[Look]:
 
 @pytest.mark.parametrize("step_s", [0.005, 0.3, 1.0])
 @pytest.mark.parametrize("name", ["independent 1 %", "AR 0.6 5 %"])
-def test_the_median_is_right_its_interval_honest_and_clean_noise_not_marked(name, step_s):
+def test_noise_leaves_medians_unbiased_covered_and_stable(name, step_s):
     found = look(name, step_s)
     noise = 0.01 if "1 %" in name else 0.05
     assert abs(np.mean([o.bias for o in found])) <= 0.4 * noise

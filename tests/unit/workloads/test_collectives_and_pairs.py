@@ -131,21 +131,21 @@ ranks = answers_of_ranks(observe, 3, 3)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_payload_is_right_after_every_block_of_steps(case, ranks):
+def test_payloads_are_right_after_every_block(case, ranks):
     assert [rank[case]["checks"] for rank in ranks] == [["right"] * 3] * len(ranks)
     # No element that is sent is zero.
     assert [rank[case]["zeros"] for rank in ranks] == [0] * len(ranks)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_that_moves_nothing_is_found_out_on_every_rank_that_receives(case, ranks):
+def test_every_receiving_rank_detects_an_idle_step(case, ranks):
     receivers = ranks[1:] if case.startswith("broadcast") else ranks
     for rank, seen in enumerate(receivers, start=len(ranks) - len(receivers)):
         assert seen[case]["idle"].startswith(f"rank {rank}: {case.split()[0]} of ")
         assert "left a wrong payload: element " in seen[case]["idle"]
 
 
-def test_one_wrong_element_is_named_by_rank_operation_and_place(ranks):
+def test_wrong_elements_are_named_with_rank_and_operation(ranks):
     for operation, told in zip(OPERATIONS, ranks[1]["spoiled"], strict=True):
         assert told.startswith(
             f"rank 1: {operation} of 768 bytes left a wrong payload: element 5 of "
@@ -194,7 +194,7 @@ def test_a_group_leaves_the_other_ranks_alone(ranks):
     assert [rank["grouped"] for rank in ranks] == [("right", 1.0)] * 3
 
 
-def test_a_rank_that_waits_declares_what_a_group_does():
+def test_an_idle_rank_declares_bandwidth_of_its_peers():
     # Rows take their bandwidth from rank 0.
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)  # type: ignore[no-untyped-call]
     idle = GroupedCollective(make_context(0, 4), groups="1-3", size_bytes=48)
@@ -202,14 +202,14 @@ def test_a_rank_that_waits_declares_what_a_group_does():
     assert (idle.message_bytes, idle.busbw_factor) == (48, 4 / 3)
 
 
-def test_groups_are_ranges_or_lists_and_are_written_as_they_are_read():
+def test_groups_of_ranges_and_lists_round_trip():
     groups = parse_groups("0-3,4+6", 8)
     assert groups == ((0, 1, 2, 3), (4, 6))
     assert groups_text(groups) == "0-3,4+6"
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_message_arrives_at_each_partner_and_one_rank_sits_out(direction, ranks):
+def test_messages_reach_each_partner_and_one_rank_idles(direction, ranks):
     for turn in range(3):
         seen = [rank[direction, turn] for rank in ranks]
         assert [after for *_, after in seen] == ["right"] * 3
@@ -229,7 +229,7 @@ def test_pairs_can_be_named(ranks):
     assert parse_pairs("3-0,1-2", 4) == ((0, 3), (1, 2))
 
 
-def test_the_rank_whose_gradients_differ_is_named_where_most_are_equal(ranks):
+def test_a_majority_identifies_the_rank_with_wrong_gradients(ranks):
     error = "NoMajorityError"
     assert [rank["Smoke"] for rank in ranks] == [("right", error)] * 3
     assert [rank["BentGradients"] for rank in ranks] == [
@@ -239,12 +239,12 @@ def test_the_rank_whose_gradients_differ_is_named_where_most_are_equal(ranks):
     ]
 
 
-def test_the_same_product_has_the_same_digest_on_each_rank(ranks):
+def test_equal_products_have_equal_digests_on_all_ranks(ranks):
     assert len({rank["digest"] for rank in ranks}) == 1
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 16, 33])
-def test_after_all_turns_each_pair_has_come_once_and_none_shares_a_rank(size):
+def test_turns_pair_all_ranks_exactly_once(size):
     met = [pairs_of_turn(size, turn) for turn in range(turns(size))]
     for pairs in met:
         ranks = [rank for pair in pairs for rank in pair]
@@ -255,7 +255,7 @@ def test_after_all_turns_each_pair_has_come_once_and_none_shares_a_rank(size):
 
 
 @pytest.mark.parametrize("text", ["0-0", "0-1,1-2", f"0-{10**20}", "0", "a-b", "0-1;2-3", "1+1"])
-def test_what_is_not_disjoint_is_refused_in_one_line(text):
+def test_overlapping_pairs_or_groups_are_refused(text):
     for parse, what in ((parse_pairs, "pairs"), (parse_groups, "groups")):
         with pytest.raises(UsageError, match=f"disjoint {what} of ranks") as raised:
             parse(text, 4)

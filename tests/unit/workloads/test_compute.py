@@ -24,7 +24,7 @@ def make_memory(**parameters: Any) -> Memory:
 
 
 @pytest.mark.parametrize("precision", USUAL_PRECISIONS)
-def test_the_precision_is_the_type_of_the_tensors_and_the_product_is_right(precision):
+def test_products_have_the_precision_and_the_right_values(precision):
     gemm = make_gemm(precision)
     for _ in range(3):
         gemm.step()
@@ -35,7 +35,7 @@ def test_the_precision_is_the_type_of_the_tensors_and_the_product_is_right(preci
     assert gemm.flops_per_step == 2 * 96 * 80 * 512
 
 
-def test_a_product_that_no_step_wrote_is_found_out():
+def test_stale_or_misplaced_products_are_detected():
     gemm = make_gemm()
     with pytest.raises(WrongResultError, match=r"^rank 1: the product in fp32 is off by nan"):
         gemm.check()
@@ -45,7 +45,7 @@ def test_a_product_that_no_step_wrote_is_found_out():
         gemm.check()
 
 
-def test_arithmetic_of_tf32_under_the_name_of_fp32_is_found_out():
+def test_tf32_arithmetic_is_detected_in_fp32():
     gemm = make_gemm(m=512, n=512, k=1024)
     gemm.step()
     kept = (operand.clone() for operand in (gemm.first, gemm.second))
@@ -66,7 +66,7 @@ def _to_tf32(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_result_is_right_after_every_block_of_steps(operation, dtype):
+def test_memory_results_are_right_after_every_block(operation, dtype):
     memory = make_memory(operation=operation, dtype=dtype)
     for _ in range(3):
         memory.step()
@@ -102,7 +102,7 @@ def test_one_wrong_element_is_named(operation):
         memory.check()
 
 
-def test_a_digest_is_of_every_bit_and_fits_into_a_double():
+def test_a_digest_covers_every_bit_and_fits_doubles():
     tensor = torch.arange(1000, dtype=torch.float32)
     before = digest_of(tensor)
     tensor.view(torch.int32)[77] ^= 1
@@ -110,7 +110,7 @@ def test_a_digest_is_of_every_bit_and_fits_into_a_double():
     assert digest_of(tensor[5]) == digest_of(tensor[5:6])  # of no dimension
 
 
-def test_a_product_that_changes_on_one_device_is_counted():
+def test_changed_products_on_one_device_are_counted():
     workload = SameBits(make_context(), size=64)
     for bent in (False, False, True):
         workload.step()

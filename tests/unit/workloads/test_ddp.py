@@ -246,7 +246,7 @@ def test_gradients_go_the_way_of_the_hook(case, answers):
     assert average == pytest.approx(first.by_itself, rel=1e-3, abs=1e-7)
 
 
-def test_a_compiled_model_and_one_with_a_hook_of_its_own_take_none(answers):
+def test_compiled_models_and_custom_hooks_get_no_hook(answers):
     for first, second, third in (answer.why_no_hook for answer in answers):
         assert first is NotMeasured.COMPILED
         assert second is NotMeasured.OWN_HOOK
@@ -263,7 +263,7 @@ def test_a_step_of_two_ranks_is_taken_apart(whose, answers):
         assert "noop_hook" in found.methods["comm_exposed_ms"]
 
 
-def test_a_rank_without_regions_does_not_keep_the_others_from_theirs(answers):
+def test_a_rank_without_regions_does_not_hide_others(answers):
     named, unnamed = (answer.own_class for answer in answers)
     assert [region.name for region in named.regions] == ["first", "second"]
     assert all(region.ms > 0 for region in named.regions)

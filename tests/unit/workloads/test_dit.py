@@ -35,14 +35,14 @@ RING = {"world_size": 2, "ring": 2}
 
 
 @pytest.mark.parametrize("scope", ["double_block", "single_block", "forward"])
-def test_the_operations_of_a_step_are_those_that_are_counted(scope):
+def test_declared_operations_match_those_torch_counts(scope):
     flops = DIT_PRESETS["tiny"].flops(scope, text=512, image=4096)
     params = {"preset": "tiny", "scope": scope}
     # As torch executes them, whatever the class declares.
     assert step_flops(Dit, params, make_context(seed=3)).flops == flops
 
 
-def test_flux_has_the_sizes_that_it_is_known_by():
+def test_flux_has_its_published_sizes():
     shape = DIT_PRESETS["flux"]
     assert (shape.width, shape.head_width) == (3072, 128)
     with torch.device("meta"):
@@ -99,7 +99,7 @@ def test_parts_are_merged_to_the_whole():
     assert merge([(out.float(), one.float()) for out, one in parts]).dtype is torch.float32
 
 
-def test_a_kernel_that_the_device_lacks_is_refused_in_one_line():
+def test_an_unsupported_kernel_is_refused():
     tokens = torch.randn(1, 2, 8, 8)
     assert choose_kernel("auto", tokens) == "flash"
     with pytest.raises(UsageError, match="attention cudnn is for CUDA devices; on a CPU take"):
@@ -118,7 +118,7 @@ def test_all_kernels_compute_the_same():
 
 
 @pytest.mark.long
-def test_attention_over_ranks_is_one_operator_of_a_compiled_block():
+def test_attention_over_ranks_compiles_as_one_operator():
     shape = DIT_PRESETS["tiny"]
     whole = partial(attend_whole, "flash")
     blocks = [SingleBlock(shape, attend) for attend in (whole, AttentionOperator(whole))]
@@ -191,7 +191,7 @@ def as_before():
         setting.write(value)
 
 
-def test_code_compiled_for_one_kernel_has_another_key_than_that_for_others():
+def test_each_kernel_choice_has_its_own_cache_key():
     keys = set()
     asked: tuple[KernelOrAuto, ...] = ("auto", "flash", "math")
     for one in asked:
@@ -203,9 +203,7 @@ def test_code_compiled_for_one_kernel_has_another_key_than_that_for_others():
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
-def test_a_compiled_step_runs_the_kernel_that_is_asked_for_and_not_that_of_the_cache(
-    tmp_path, monkeypatch
-):
+def test_a_compiled_step_ignores_kernels_cached_for_others(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     tokens = torch.ones(1, 2, 16, 8)
     found = []

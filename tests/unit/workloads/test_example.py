@@ -30,7 +30,7 @@ def test_the_example_trains_in_every_precision(precision):
     assert workload.items_per_step == 2
 
 
-def test_the_step_of_the_example_with_regions_names_all_of_its_parts():
+def test_the_example_with_regions_names_all_parts():
     names: dict[str, Any] = {}
     exec((EXAMPLE.parent / "decoder_parts.py").read_text(), names)
     context = make_context(batch_size=2, precision=Precision.BF16)
@@ -41,7 +41,7 @@ def test_the_step_of_the_example_with_regions_names_all_of_its_parts():
     assert calls == {"forward": 1, "attention": 2, "mlp": 2, "backward": 1}
 
 
-def test_the_class_of_the_tutorial_runs_and_is_checked_by_its_types():
+def test_the_tutorial_class_runs_and_declares_its_settings():
     text = (REPOSITORY / "docs" / "tutorial" / "own-class.md").read_text()
     _, _, rest = text.partition("```python\n")
     names: dict[str, Any] = {}

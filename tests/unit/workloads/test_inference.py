@@ -75,12 +75,12 @@ def tokens():
 
 
 @pytest.mark.parametrize("prompt", [1, 6])
-def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence(model, tokens, prompt):
+def test_decoding_token_by_token_gives_the_same_logits(model, tokens, prompt):
     whole = model(tokens)[:, prompt - 1 :]
     assert (decode(model, tokens, prompt=prompt) - whole).abs().max() < 1e-12 * whole.abs().max()
 
 
-def test_a_step_of_decoding_gives_the_logits_after_the_whole_sequence():
+def test_a_decoding_step_gives_logits_of_the_sequence():
     workload = make("decode")
     tokens = torch.randint(TINY.vocabulary, (3, 13), generator=make_context().generator())
     whole = workload.model(tokens)[:, -1:]
@@ -112,7 +112,7 @@ def graphs(monkeypatch):
 
 
 @pytest.mark.parametrize(("phase", "batch_size"), [("decode", 1), ("decode", 3), ("prefill", 1)])
-def test_one_block_is_compiled_for_all_layers_and_gives_the_same_logits(graphs, phase, batch_size):
+def test_all_layers_share_one_compiled_block(graphs, phase, batch_size):
     wanted = answer_of(make(phase, batch_size=batch_size))
     compiled = make(phase, batch_size=batch_size, compile=True)
     torch.testing.assert_close(answer_of(compiled), wanted)
@@ -145,9 +145,7 @@ def test_replicas_have_the_same_weights_and_other_data(kind):
     [(False, torch.float32, torch.bfloat16), (True, torch.bfloat16, torch.bfloat16)],
 )
 @pytest.mark.parametrize("phase", [None, "prefill", "decode"])
-def test_autocast_keeps_weights_in_fp32_and_cast_weights_stores_them_in_half(
-    phase, cast_weights, stored, arithmetic
-):
+def test_only_cast_weights_are_stored_in_half_precision(phase, cast_weights, stored, arithmetic):
     workload = make(phase, Precision.BF16, cast_weights=cast_weights)
     assert {p.dtype for p in workload.model.parameters()} == {stored}
     assert answer_of(workload).dtype == arithmetic
@@ -182,7 +180,7 @@ def test_each_phase_says_what_its_step_does():
 
 # The larger one has one table for tokens and logits, all of which is read.
 @pytest.mark.parametrize("preset", ["llama-tiny", "llama-1b"])
-def test_decoding_reads_all_weights_of_llama_but_a_table_of_tokens_alone(preset):
+def test_decoding_reads_all_weights_except_the_token_table(preset):
     shape = LANGUAGE_PRESETS[preset]
     context = make_context(device=torch.device("meta"))
     workload = Transformer(context, preset=preset, seq_len=12, mode="inference", phase="decode")
@@ -192,7 +190,7 @@ def test_decoding_reads_all_weights_of_llama_but_a_table_of_tokens_alone(preset)
     assert workload.memory_bytes == 4 * (read + cache)
 
 
-def test_a_model_that_decodes_has_a_position_for_the_new_token():
+def test_decoding_has_a_position_for_the_new_token():
     params = {"preset": "tiny", "seq_len": "12", "mode": "inference", "phase": "decode"}
     built = sum(p.numel() for p in make("decode").model.parameters())
     assert parameter_count("transformer", params) == built
@@ -216,6 +214,6 @@ FIXED = {"mode": "inference", "seq_len": 12, "optimizer": "adamw", "grad_accumul
         ({"cast_weights": True, "precision": "tf32"}, "needs precision fp16 or bf16, given tf32"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_anything_runs(given, reason):
+def test_incompatible_settings_are_refused(given, reason):
     found = Transformer.why_not({**SETTINGS, **FIXED, **given})
     assert (reason in found) if reason and found else (found or None) is reason

@@ -21,7 +21,7 @@ of_two = answers_of_ranks(run_rank, 2, 2)
 
 
 @pytest.mark.parametrize("name", LAYOUTS[2])
-def test_loss_and_gradients_of_a_layout_of_two_ranks_are_those_of_one_device(of_two, name):
+def test_two_ranks_compute_gradients_of_one_device(of_two, name):
     assert max(found[name] for found in of_two) < EXACT
 
 
@@ -33,14 +33,14 @@ def test_a_fault_in_what_ranks_share_shows(of_two):
 
 
 @pytest.mark.long
-def test_loss_and_gradients_of_layouts_of_four_ranks_are_those_of_one_device(tmp_path):
+def test_four_ranks_compute_gradients_of_one_device(tmp_path):
     for found in run_ranks(run_rank, 4, 4, str(tmp_path / "store")):
         assert found.keys() == LAYOUTS[4].keys()
         assert max(found.values()) < EXACT
 
 
 @pytest.mark.long
-def test_compiled_layouts_of_two_ranks_compute_what_one_device_does(tmp_path):
+def test_two_compiled_ranks_compute_gradients_of_one_device(tmp_path):
     for found in run_ranks(run_rank_compiled, 2, 2, str(tmp_path / "store")):
         assert found.keys() == COMPILED.keys()
         assert max(found.values()) < EXACT
@@ -56,7 +56,7 @@ def test_compiled_layouts_of_two_ranks_compute_what_one_device_does(tmp_path):
         (8, {"dp_shard": -1, "dp_replicate": 2, "tp": 2}, (2, 2, 2)),
     ],
 )
-def test_a_degree_that_is_not_given_is_what_the_others_leave(world_size, options, degrees):
+def test_an_omitted_degree_is_derived_from_the_others(world_size, options, degrees):
     layout = Layout.make(world_size, options)
     assert (layout.dp_replicate, layout.dp_shard, layout.tp) == degrees
 
@@ -86,7 +86,7 @@ def job(world_size: int = 4, precision: str = "bf16", **workload: Any) -> str:
         ({"dp_shard": 4, "static_graph": True}, "leave out static_graph, given true"),
     ],
 )  # fmt: skip
-def test_plan_refuses_what_cannot_be_divided_and_says_what_can(workload, message):
+def test_indivisible_layouts_are_refused_with_a_suggestion(workload, message):
     assert re.search(message, problems_of(job(**workload))[0])
 
 
@@ -102,7 +102,7 @@ def make_context(world_size: int = 1) -> Context:
 
 # Of the larger ones only the sizes differ.
 @pytest.mark.parametrize("preset", ["llama-tiny", "llama-1b"])
-def test_the_operations_of_llama_are_those_of_its_formula(preset):
+def test_operations_of_llama_match_its_formula(preset):
     parameters = {"preset": preset, "seq_len": 128, "activation_checkpointing": "full"}
     wanted = llama_flops(LLAMA_PRESETS[preset], tokens=256, seq_len=128)
     assert step_flops(Transformer, parameters, make_context()).flops == wanted
@@ -117,14 +117,14 @@ def test_a_training_of_llama_declares_its_operations(preset, declares):
     assert built.flops_per_step == (counted if declares else None)
 
 
-def test_ranks_of_a_tp_group_do_their_part_of_the_operations():
+def test_ranks_of_a_tp_group_divide_the_operations():
     parameters = {"preset": "llama-tiny", "seq_len": 32}
     whole = step_flops(Transformer, parameters, make_context()).flops
     part = step_flops(Transformer, {**parameters, "tp": 2}, make_context(world_size=2)).flops
     assert part == whole / 2
 
 
-def test_mfu_counts_6_n_and_attention_as_published_tables_do():
+def test_mfu_matches_a_published_table():
     # KempnerForge: 10,471 tokens/s on an H200 of 989.5 TFLOP/s are 57.8 %.
     flops = model_flops(LLAMA_PRESETS["llama-8b"], tokens=10_471, seq_len=4096)
     assert flops / 989.5e12 == pytest.approx(0.578, abs=0.0005)

@@ -35,7 +35,7 @@ def epoch(loader: Iterator[Batch], batches: int) -> list[int]:
     return [int(row) for inputs, _ in islice(loader, batches) for row in inputs]
 
 
-def test_slices_are_views_that_cover_the_full_batches_over_and_over():
+def test_slices_are_views_that_repeat_the_full_batches():
     rows = torch.arange(7)
     inputs, targets = list(islice(slices(rows, -rows, 3), 2))[1]
     assert inputs.data_ptr() == rows[3:].data_ptr()
@@ -44,7 +44,7 @@ def test_slices_are_views_that_cover_the_full_batches_over_and_over():
     assert seen == [[0, 1, 2], [3, 4, 5], [0, 1, 2], [3, 4, 5]]
 
 
-def test_the_ranks_share_the_rows_out_and_every_batch_is_full():
+def test_ranks_share_the_rows_in_full_batches():
     loaders = [load(make_context(rank=rank, world_size=2)) for rank in (0, 1)]
     first, second = (epoch(loader, 2) for loader in loaders)
     assert len(first) == len(second) == 8
@@ -53,7 +53,7 @@ def test_the_ranks_share_the_rows_out_and_every_batch_is_full():
     assert torch.equal(inputs, -targets)
 
 
-def test_every_epoch_has_another_order_and_the_loader_never_ends():
+def test_every_epoch_is_shuffled_and_the_loader_repeats():
     loader = load(make_context(rank=1, world_size=2), rows=16)
     orders = [epoch(loader, 2) for _ in range(3)]
     assert orders[0] != orders[1] != orders[2]
@@ -61,7 +61,7 @@ def test_every_epoch_has_another_order_and_the_loader_never_ends():
     assert set(orders[0]) != set(orders[1])
 
 
-def test_without_the_sampler_each_rank_reads_all_rows_in_its_own_order():
+def test_without_sampler_each_rank_reads_all_rows():
     contexts = [make_context(rank=rank, world_size=2) for rank in (0, 1)]
     loaders = [load(context, rows=16, distributed_sampler=False) for context in contexts]
     first, second = (epoch(loader, 4) for loader in loaders)
@@ -69,7 +69,7 @@ def test_without_the_sampler_each_rank_reads_all_rows_in_its_own_order():
     assert first != second
 
 
-def test_the_data_part_of_a_step_is_the_waiting_for_the_loader():
+def test_waiting_for_the_loader_is_the_data_part():
     for data, parts in (("dataloader", ["data"]), ("device", [])):
         context = make_context()
         workload = Linear(context, data=data, rows=8)
@@ -78,7 +78,7 @@ def test_the_data_part_of_a_step_is_the_waiting_for_the_loader():
         workload.close()
 
 
-def test_the_seconds_of_an_epoch_are_those_of_its_steps():
+def test_an_epoch_lasts_as_long_as_its_steps():
     workload = Linear(make_context(), data="dataloader", rows=32, grad_accumulation=2)
     assert workload.epoch_s == 4
     workload.close()
@@ -97,7 +97,7 @@ def test_the_loaders_processes_are_gone_after_close():
     assert multiprocessing.active_children() == []
 
 
-def test_a_batch_of_more_rows_than_there_are_is_one_clear_line():
+def test_a_batch_larger_than_the_data_is_refused():
     with pytest.raises(UsageError, match=r"64 is more than the 60 rows .*all of them"):
         Linear(make_context(batch_size=64), rows=60)
     with pytest.raises(UsageError, match=r"64 is more than the 50 rows .*100 rows over 2 ranks"):
@@ -113,7 +113,7 @@ def test_a_batch_of_more_rows_than_there_are_is_one_clear_line():
         ({"data": "dataloader", "cuda_graph": True}, "cuda_graph: true needs data: device"),
     ],
 )
-def test_plan_refuses_what_has_no_loader_or_no_graph(given, rule):
+def test_settings_without_loader_or_graph_are_refused(given, rule):
     usual = {name: setting.default for name, setting in settings_of_class(Linear).items()}
     assert rule in (Linear.why_not({**usual, **given}) or "")
     assert Linear.why_not({**usual, "data": given["data"]}) is None
@@ -164,7 +164,7 @@ def test_a_network_trains_or_runs_on_random_images():
 
 
 @needs_torchvision
-def test_the_error_of_the_output_is_none_in_fp32_and_some_in_half_precision():
+def test_half_precision_has_an_output_error_unlike_fp32():
     assert make(mode="inference").output_error == 0
     for cast_weights in (False, True):
         network = make(Precision.BF16, mode="inference", cast_weights=cast_weights)

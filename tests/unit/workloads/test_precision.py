@@ -57,7 +57,7 @@ def test_a_workload_that_switches_tf32_on_is_seen():
     assert effective_precision() == "tf32"
 
 
-def test_the_variable_that_switches_tf32_off_below_torch_is_seen(monkeypatch):
+def test_the_variable_that_disables_tf32_is_seen(monkeypatch):
     apply_precision(Precision.TF32)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     assert effective_precision() == "fp32"
@@ -132,7 +132,7 @@ def gradients(is_float8: bool) -> dict[str, torch.Tensor]:
 @needs_torchao
 # Of torchao itself, where Python compiles it.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torchao", "ignore:invalid escape sequence")
-def test_gradients_in_float8_are_those_of_bf16_rounded_to_three_bits():
+def test_float8_gradients_are_bf16_rounded_to_three_bits():
     found, wanted = gradients(True), gradients(False)
     shares = [float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in wanted]
     assert min(shares) > 0.005  # as many in bf16 would be

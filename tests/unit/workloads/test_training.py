@@ -62,9 +62,7 @@ def gradients_of_one_step(workload: AnyBuiltIn) -> list[Tensor]:
 # On a CPU tf32 is fp32.
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.BF16])
 @pytest.mark.parametrize("name", BUILDS)
-def test_steps_of_a_usual_learning_rate_lower_the_loss_in_every_precision(
-    name, precision, monkeypatch
-):
+def test_training_lowers_the_loss_in_every_precision(name, precision, monkeypatch):
     monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     losses: list[float] = []
     workload = BUILDS[name](make_context(precision=precision))
@@ -96,7 +94,7 @@ def condition(workload: AnyBuiltIn) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("name", "steps"), [("linear", 902), ("mlp", 902), ("transformer", 152)])
-def test_late_steps_compute_with_the_same_kinds_of_numbers_as_early_ones(name, steps):
+def test_late_steps_compute_with_numbers_like_early_ones(name, steps):
     workload = BUILDS[name](make_context(batch_size=2))
     found = []
     # A multiple of four apart: `linear` has four batches that take turns.
@@ -110,7 +108,7 @@ def test_late_steps_compute_with_the_same_kinds_of_numbers_as_early_ones(name, s
     assert late[1] == pytest.approx(early[1], abs=1e-3)
 
 
-def test_a_step_alone_has_no_ddp_and_leaves_no_gradients_behind():
+def test_one_rank_has_no_ddp_and_frees_gradients():
     workload = small_mlp(make_context(batch_size=2), grad_accumulation=4)
     assert workload.items_per_step == 8
     assert workload.replica is workload.model
@@ -120,7 +118,7 @@ def test_a_step_alone_has_no_ddp_and_leaves_no_gradients_behind():
     assert workload.model is None
 
 
-def test_the_same_seed_gives_the_same_parameters_and_another_seed_others():
+def test_the_seed_alone_determines_the_parameters():
     first, same, other = (
         parameters(small_mlp(make_context(seed=seed, rank=rank)))
         for seed, rank in ((1, 0), (1, 3), (2, 0))
@@ -153,7 +151,7 @@ def test_autocast_reaches_the_layers_while_parameters_stay_fp32():
     assert {p.dtype for p in workload.model.parameters()} == {torch.float32}
 
 
-def test_only_fp16_scales_its_gradients_and_its_scale_never_grows():
+def test_only_fp16_scales_gradients_and_never_grows_scales():
     for precision in Precision:
         scaler = small_mlp(make_context(precision=precision)).scaler
         assert scaler.is_enabled() == (precision == "fp16")
@@ -161,7 +159,7 @@ def test_only_fp16_scales_its_gradients_and_its_scale_never_grows():
         assert not scaler.is_enabled() or scaler.get_growth_interval() > 10**9
 
 
-def test_an_fp16_overflow_skips_the_update_and_halves_the_scale():
+def test_an_fp16_overflow_skips_updates_and_halves_scales():
     workload = small_mlp(make_context(precision=Precision.FP16))
     with torch.no_grad():
         for parameter in workload.model.parameters():
@@ -184,7 +182,7 @@ def test_the_transformer_is_causal():
     assert not torch.allclose(logits[:, 5:], others[:, 5:])
 
 
-def test_the_target_of_a_token_is_the_one_after_it():
+def test_targets_are_the_tokens_that_follow():
     seen: list[Tensor] = []
     workload = Transformer(make_context(batch_size=3), preset="tiny", seq_len=16)
     workload.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -216,7 +214,7 @@ def test_a_block_with_checkpointing_is_compiled_as_one():
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16])
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_step_on_the_meta_device_counts_its_operations(name, precision):
+def test_operations_are_counted_on_the_meta_device(name, precision):
     context = replace(make_context(precision=precision), device=torch.device("meta"))
     workload = BUILDS[name](context)
     with FlopCounterMode(display=False) as counter:
@@ -226,20 +224,20 @@ def test_a_step_on_the_meta_device_counts_its_operations(name, precision):
     workload.close()
 
 
-def test_a_step_that_waits_for_the_device_cannot_be_a_graph():
+def test_fp16_training_is_refused_as_a_graph():
     in_graph = replace(make_context(precision=Precision.FP16), cuda_graph=True)
     with pytest.raises(UsageError, match="cuda_graph: true cannot be had in precision fp16"):
         small_mlp(in_graph)
 
 
-def test_each_option_of_ddp_is_an_argument_of_torch_whose_default_it_has():
+def test_options_of_ddp_have_the_defaults_of_torch():
     arguments = inspect.signature(DistributedDataParallel).parameters
     for name, default in option_defaults(DdpOptions).items():
         # None stands for the 25 MiB of a bucket.
         assert arguments[name].default in (default, None)
 
 
-def test_an_option_of_ddp_reaches_torch_only_where_it_is_not_the_default(monkeypatch):
+def test_only_changed_options_of_ddp_reach_torch(monkeypatch):
     seen: list[dict[str, object]] = []
 
     class Noted(nn.Module):
@@ -258,7 +256,7 @@ def test_an_option_of_ddp_reaches_torch_only_where_it_is_not_the_default(monkeyp
 # Of long sequences the first 256 tokens are compared.
 @pytest.mark.parametrize("seq_len", [16, 300])
 @pytest.mark.parametrize("preset", ["tiny", "llama-tiny"])
-def test_the_error_of_the_logits_in_training_is_none_in_fp32_and_some_in_bf16(preset, seq_len):
+def test_bf16_training_has_a_logit_error_unlike_fp32(preset, seq_len):
     def error(precision: Precision, **settings) -> float | None:
         context = make_context(precision=precision)
         trained = Transformer(context, preset=preset, seq_len=seq_len, **settings)

@@ -93,17 +93,17 @@ def difference(outcome: SimpleNamespace, alone: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_uneven_ranks_train_as_one_process_over_the_same_global_batch(case, ranks, alone):
+def test_uneven_ranks_train_like_one_process(case, ranks, alone):
     for rank in ranks:
         assert difference(rank[case], alone) <= 1e-12
         assert rank[case].gradient_error <= 1e-12
 
 
-def test_without_weights_of_the_loss_they_train_otherwise_and_the_check_says_so(ranks, alone):
+def test_the_check_detects_training_without_loss_weights(ranks, alone):
     for rank in ranks:
         assert difference(rank[CONTROL], alone) > 1e-4
         assert rank[CONTROL].gradient_error > 0.01
 
 
-def test_each_rank_reduces_once_a_step_however_many_passes_it_has(ranks):
+def test_each_rank_reduces_once_per_step(ranks):
     assert {tuple(rank["uneven passes"].reductions) for rank in ranks} == {(1,) * STEPS}
