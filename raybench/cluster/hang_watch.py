@@ -15,8 +15,6 @@ from raybench.records.hang import HangCause, HangVerdict
 
 # Evidence of a hang must stay the same this often.
 _LOOKS = 3
-# Where a point is at its time limit without an earlier look.
-_WAITED_AT_LIMIT_S = 2.0
 
 
 class WatchedRanks(Protocol):
@@ -46,14 +44,14 @@ class HangWatch:
     def __init__(
         self,
         ranks: WatchedRanks,
-        hang_s: float | None,
+        hang_s: float,
         tell: Callable[[HangVerdict], None],
     ) -> None:
         """Begin to watch.
 
         Args:
             ranks: the ranks of the point.
-            hang_s: how long a point may go on after a verdict; None: until its time limit.
+            hang_s: how long a point may go on after a verdict.
             tell: gets each new verdict.
         """
         self._ranks, self._hang_s, self._tell = ranks, hang_s, tell
@@ -61,6 +59,7 @@ class HangWatch:
         # Looks without a verdict since the last progress.
         self._fruitless = 0
         self._blocks: dict[int, tuple[int, bool]] = {}
+        self._missing: set[int] = set()
         self._look: Look | None = None
         self._seen: list[Evidence] = []
         self._found: HangFinding | None = None
@@ -81,14 +80,13 @@ class HangWatch:
             return False
         look = self._next_look(missing)
         now_s = time.monotonic()
-        if look is None:
-            self._next_s = now_s + timeouts.HANG_PROGRESS_EVERY_S
-        elif self._found is not None:
-            over_s = self._found_s + self._hang_s if self._hang_s is not None else None
-            if over_s is not None and now_s >= over_s:
+        if self._found is not None:
+            over_s = self._found_s + self._hang_s
+            if now_s >= over_s:
                 return True
-            later_s = now_s + timeouts.HANG_PROGRESS_EVERY_S
-            self._next_s = later_s if over_s is None else min(later_s, over_s)
+            self._next_s = min(now_s + timeouts.HANG_PROGRESS_EVERY_S, over_s)
+        elif look is None:
+            self._next_s = now_s + timeouts.HANG_PROGRESS_EVERY_S
         elif now_s < look.due_s:
             self._next_s = min(look.due_s, now_s + timeouts.HANG_LONGEST_PAUSE_S)
         else:
@@ -96,21 +94,21 @@ class HangWatch:
             self._look_again(missing)
         return False
 
-    def at_limit(self, missing: Collection[int]) -> HangFinding | None:
-        """Return the last verdict, or that of a look now: the time of the point is up."""
-        if self._found is None and missing and (seen := self._ranks.evidence(missing)) is not None:
-            verdict = judge(seen, None, _WAITED_AT_LIMIT_S)
-            if verdict is not None:
-                self._found = _finding(verdict, seen)
+    @property
+    def finding(self) -> HangFinding | None:
+        """The last verdict; None if there is none or if a rank has moved since."""
         return self._found
 
     def _next_look(self, missing: Collection[int]) -> Look | None:
         """Read the progress; forget the verdict if a rank has moved."""
         progress = self._ranks.progress()
         known = {rank: progress[rank] for rank in missing if rank in progress}
-        blocks = {rank: (one.blocks, one.is_in_block) for rank, one in known.items()}
-        if blocks != self._blocks:
-            self._blocks, self._fruitless, self._found = blocks, 0, None
+        blocks = {rank: (told.blocks, told.is_in_block) for rank, told in known.items()}
+        # A rank whose agent is late has not moved, so only compare ranks that are known both times.
+        has_moved = any(self._blocks.get(rank, block) != block for rank, block in blocks.items())
+        if has_moved or set(missing) != self._missing:
+            self._missing, self._fruitless, self._found = set(missing), 0, None
+        self._blocks = {**self._blocks, **blocks}
         if len(known) < len(missing):
             return None
         return next_look(list(known.values()), self._fruitless)
@@ -139,7 +137,7 @@ class HangWatch:
             self._fruitless += 1
             return
         self._found, self._found_s = _finding(verdict, last), now_s
-        self._next_s = now_s + min(timeouts.HANG_PROGRESS_EVERY_S, self._hang_s or 0.0)
+        self._next_s = now_s + min(timeouts.HANG_PROGRESS_EVERY_S, self._hang_s)
         self._tell(verdict)
 
 

@@ -103,9 +103,15 @@ def finish_point(
     """
     point = _Point(ranks)
     settings = task.settings
-    watch = HangWatch(ranks, settings.hang_s, tell_hang)
+    watch: HangWatch | None = None
+    if settings.hang_s is not None and len(ranks.devices) > 1:
+        watch = HangWatch(ranks, settings.hang_s, tell_hang)
+
+    def is_over() -> bool:
+        return bool(point.failures) or (watch is not None and watch.is_over(point.missing))
+
     began_s = time.monotonic()
-    point.collect(settings.timeout_s, enough=lambda: point.failures or watch.is_over(point.missing))
+    point.collect(settings.timeout_s, enough=is_over)
     is_early = time.monotonic() < began_s + settings.timeout_s
     answers = tuple(point.answers[rank] for rank in sorted(point.answers))
     # A failed rank breaks the process group, even if the others have answered before.
@@ -113,7 +119,7 @@ def finish_point(
     if is_whole and all(answer.worker_reusable for answer in answers):
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
     is_timeout = bool(point.missing) and not point.failures
-    finding = watch.at_limit(point.missing) if is_timeout else None
+    finding = watch.finding if watch is not None and is_timeout else None
     if not is_timeout:
         point.collect(timeouts.ABORT_S, enough=lambda: _own_failure(point.failures))
     finished = frozenset(point.answers)
@@ -131,6 +137,9 @@ def finish_point(
         ranks.kill(to_kill)
         point.collect(timeouts.ABORT_S)
     observed = point.observe(finished)
+    if is_timeout and is_early:
+        # Stacks are written at the time limit, so stacks in the logs are those of earlier points.
+        observed = replace(observed, log_tails={})
     if is_timeout:
         limit = TimeLimit(
             timeout_s=settings.timeout_s, hang_s=settings.hang_s if is_early else None

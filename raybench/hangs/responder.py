@@ -153,7 +153,7 @@ class Responder:
                     onlyActive=False,
                 )
             except Exception as raised:
-                error = repr(raised)[:200]
+                error = ascii(raised)[:80]
                 continue
             os.pwrite(self._answers, data, place)
             sizes[name], place = len(data), place + len(data)

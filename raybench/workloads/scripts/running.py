@@ -168,7 +168,10 @@ class RunningScript(Workload):
         }
         variables = dict(_torchrun_variables(context, store))
         if task.settings.hang_s is not None:
-            variables |= TIMES_OF_COLLECTIVES
+            # A value that the user exported wins.
+            variables |= {
+                name: value for name, value in TIMES_OF_COLLECTIVES.items() if name not in of_worker
+            }
         self._is_aborted, self._step_of = is_aborted, str(given["step_of"])
         timeout_s = max(0.1, deadline_s - _WRITE_S - time.monotonic())
         self._deadline_s = time.monotonic() + timeout_s

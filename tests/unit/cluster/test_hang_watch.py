@@ -46,7 +46,7 @@ def clock(monkeypatch):
     return now_s
 
 
-def watched(ranks, clock, seconds, hang_s=None):
+def watched(ranks, clock, seconds, hang_s=1000.0):
     """The verdicts that are told in so many seconds, and when the point was over."""
     told = []
     watch = HangWatch(ranks, hang_s, lambda verdict: told.append((clock[0] - 1000, verdict)))
@@ -84,8 +84,7 @@ def test_a_rank_that_works_is_not_named(clock):
     told, watch = watched(ranks, clock, 60)
     assert told == []
     assert 6 <= ranks.looks <= 9
-    # Once the time is up, what is seen then must do.
-    assert watch.at_limit(BOTH).verdict.rank == 1
+    assert watch.finding is None
 
 
 def test_progress_takes_a_verdict_back(clock):
@@ -97,6 +96,16 @@ def test_progress_takes_a_verdict_back(clock):
     for _ in range(100):
         clock[0] += 1.0
         assert not watch.is_over(BOTH)
+
+
+def test_a_late_agent_takes_no_verdict_back(clock):
+    ranks = Ranks(lambda: clock[0])
+    told, watch = watched(ranks, clock, 20, hang_s=15.0)
+    assert len(told) == 1
+    ranks.progress = dict
+    while not watch.is_over(BOTH):
+        clock[0] += 1.0
+        assert clock[0] < 1040
 
 
 def test_ranks_that_nobody_knows_are_not_looked_at(clock):

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 from fakes import make_device, make_measurement, make_point
-from hung_ranks import make_rank
 
 from raybench.cluster.point_end import (
     PointObservation,
@@ -17,7 +16,6 @@ from raybench.cluster.point_end import (
     finish_point,
     with_losses,
 )
-from raybench.hangs.evidence import Evidence
 from raybench.job.model import Measure
 from raybench.records.measurement import Failure
 from raybench.records.status import Status
@@ -292,21 +290,3 @@ def test_a_lost_node_explains_only_dead_processes():
     assert types(told) == ["NodeLost", "OutOfMemoryError", ""]
     assert told[0].message == "node a is gone"
     assert types(with_losses([died], ["cpu:1 on a is lost: it is killed"])) == ["WorkerLost"]
-
-
-class HangingRanks(ScriptedRanks):
-    """Ranks of which evidence says that the first does not enter a collective."""
-
-    def evidence(self, ranks):
-        return Evidence(ranks=tuple(make_rank(rank, waits=rank > 0) for rank in ranks))
-
-
-def test_evidence_at_the_limit_names_the_rank():
-    ranks = HangingRanks(None, None, kind="cpu")
-    outcome = finish_point(ranks, TASK)
-    first, second = outcome.answers
-    assert (first.error_type, first.hang.rank, first.hang.waiting_ranks) == ("Timeout", 0, (1,))
-    assert "flight recorder on" in first.detail
-    assert (second.error_type, second.hang) == ("PeerFailed", None)
-    # gloo's ranks wake once the one that hangs is gone.
-    assert ranks.calls[:2] == ["abort", "kill [0]"]
