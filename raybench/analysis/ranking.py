@@ -236,10 +236,8 @@ class OfDatasheet:
     """Share of the datasheet's peak that a point reaches."""
 
     # Peak memory bandwidth; None for another metric.
-    memory_peak_gb_s: float | None = None
-    share: float | None = None
-    # TFLOP/s in the first moments, if faster.
-    burst_tflops: float | None = None
+    memory_peak_gb_s: float | None
+    share: float
 
 
 def with_declaration(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
@@ -409,15 +407,15 @@ def _largest_messages(cases: Sequence[RankedCase]) -> tuple[list[RankedCase], li
 
 
 def share_of_datasheet(metric: Metric, row: ScaledRow) -> OfDatasheet | None:
-    """Return the share of the datasheet's peak; None without a datasheet, or for other metrics."""
+    """Return the share of the datasheet's peak; None if the peak or the value is unknown.
+
+    Only TFLOP/s and memory bandwidth have a peak; None for other metrics, too.
+    """
     if metric.name == "memory_gb_s":
         peak_gb_s = memory_peak_gb_s(str(row.device_name))
-        if peak_gb_s is None:
+        if peak_gb_s is None or row.memory_gb_s is None:
             return None
-        return OfDatasheet(memory_peak_gb_s=peak_gb_s, share=(row.memory_gb_s or 0.0) / peak_gb_s)
-    if metric.name != "achieved_tflops_per_device":
+        return OfDatasheet(memory_peak_gb_s=peak_gb_s, share=row.memory_gb_s / peak_gb_s)
+    if metric.name != "achieved_tflops_per_device" or row.mfu_pct is None:
         return None
-    burst, achieved = row.burst_tflops_per_device, row.achieved_tflops_per_device or 0
-    is_faster = burst is not None and burst >= 1.01 * achieved
-    share = None if row.mfu_pct is None else row.mfu_pct / 100
-    return OfDatasheet(share=share, burst_tflops=burst if is_faster else None)
+    return OfDatasheet(memory_peak_gb_s=None, share=row.mfu_pct / 100)

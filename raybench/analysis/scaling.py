@@ -162,7 +162,8 @@ def _with_own_columns(row: PointRow, trials: Trials, baseline: Mapping[str, Scal
 
 def _known_doubts(row: PointRow) -> tuple[Doubt, ...] | None:
     """Return stored doubts and doubts that follow from columns; None if both are unknown."""
-    # Doubts of OF_MEAN were stored for one round. The columns of the mean give them anew.
+    # Stored doubts of these kinds describe single rounds, so derive them again from the columns of
+    # the mean over the rounds.
     stored = (doubt for doubt in row.doubts or () if doubt.kind not in OF_MEAN)
     doubts = worst_of_each((*stored, *column_doubts(row)))
     return doubts if doubts or row.doubts is not None else None

@@ -257,7 +257,7 @@ def complete_run(
     A text with a slash that is no run completes to a path.
     """
     inside = []
-    for folder in _inside(ctx):
+    for folder in _nested_results(ctx):
         inside += [f"{folder}/{name}" for name in _runs(ctx, folder)]
     names = [name for name in (_LATEST, *_runs(ctx), *inside) if name.startswith(incomplete)]
     if os.sep in incomplete and not names:
@@ -270,7 +270,7 @@ def complete_point(
 ) -> list[CompletionItem]:
     """Complete ids of the stored points of the argument `run`, if it names exactly one run."""
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
-    if folder not in ("", *_inside(ctx)):
+    if folder not in ("", *_nested_results(ctx)):
         return []
     runs = _runs(ctx, folder)
     if given == _LATEST:
@@ -316,8 +316,8 @@ def _runs(ctx: click.Context, inside: str = "") -> list[str]:
     return [name for _, name in sorted(stamped, reverse=True)]
 
 
-def _inside(ctx: click.Context) -> list[str]:
-    """Return the names of results folders inside the results, such as `examples`."""
+def _nested_results(ctx: click.Context) -> list[str]:
+    """Return the names of subfolders that are results folders themselves, such as `examples`."""
     folders = _folders(_results(ctx))
     return sorted(folder.name for folder in folders if Path(folder.path, "runs").is_dir())
 

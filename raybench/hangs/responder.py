@@ -99,7 +99,7 @@ class Responder:
         if self._pipe is not None:
             return
         self._pipe, self._keeps_pipe_open = os.pipe()
-        threading.Thread(target=self._answer, name="raybench-hangs", daemon=True).start()
+        threading.Thread(target=self._serve_requests, name="raybench-hangs", daemon=True).start()
         self._write_facts()
 
     def watch_this_thread(self) -> None:
@@ -130,11 +130,12 @@ class Responder:
         data = json.dumps(value).encode()
         os.pwrite(self._answers, data.ljust(HEAD_AT - FACTS_AT, b"\0"), place)
 
-    def _answer(self) -> None:
+    def _serve_requests(self) -> None:
         assert self._pipe is not None
         while True:
             request = int.from_bytes(os.read(self._pipe, REQUEST_BYTES), "little")
-            # Whatever a version of torch raises: an answer without a dump says so.
+            # `_dump` reports errors of torch in its answer. Any other error must not end this
+            # thread; that request then gets no answer.
             with suppress(Exception):
                 self._dump(request)
 
@@ -152,6 +153,7 @@ class Responder:
                     includeStackTraces=bool(request % 2),
                     onlyActive=False,
                 )
+            # Versions of torch raise different errors, so the answer has the error as text.
             except Exception as raised:
                 error = ascii(raised)[:80]
                 continue

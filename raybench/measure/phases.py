@@ -412,7 +412,7 @@ def _energy_of_samples(
 
 
 def _point_ns(blocks: _Blocks) -> Sequence[float]:
-    """Return the step time over all ranks of each iteration, in ns."""
+    """Return one step time in ns per iteration, from the times of all ranks."""
     ranks_ns = [durations_ns for _, durations_ns in blocks]
     return step_series(list(np.concatenate(ranks_ns, axis=1))).tolist() if blocks else ()
 

@@ -105,7 +105,7 @@ class ScriptTimer(MemoryUse):
     def restart(self) -> None:
         """Count all iterations so far as warm-up; forget the peak of allocated memory.
 
-        The same optimizer ends all later iterations.
+        From now on another optimizer can no longer be the one whose step ends an iteration.
         """
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self.script.forget_memory()

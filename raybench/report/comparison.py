@@ -131,10 +131,10 @@ class Comparison(Document):
         return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
-        """Return whether a point may be slower by more than `change` (0.1: 10 %) unnoticed.
+        """Return whether any point may be slower by more than `change` (0.1: 10 %) unnoticed.
 
-        A point may be if its interval allows that or is missing, unless the point is called slower
-        or is `broken`.
+        A point without an interval may be slower by any amount. Points that are called slower, are
+        `broken` or are only in NEW are left out.
         """
         return any(share > change for share in self._unseen())
 

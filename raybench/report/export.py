@@ -72,7 +72,7 @@ def exported_points(data: RunData) -> list[ExportedPoint]:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)
         named = {name: value for name, value in settings.items() if name != "workload"}
         figures = {}
-        # A column goes before a metric of the workload with the same name.
+        # A column wins over a metric of the workload with the same name.
         for name, value in {**(row["workload_metrics"] or {}), **row}.items():
             if isinstance(value, int | float) and name not in _NOT_FIGURES:
                 figures[name] = int(value) if isinstance(value, bool) else value

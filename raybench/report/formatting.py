@@ -118,7 +118,7 @@ def number(value: float | None, digits: int = 4) -> str:
 def step_time(row: PointRow) -> str:
     """Return the step time of a point as `9.635 µs ±1.2%`; "" for None."""
     value = row.step_ms_p50
-    return f"{duration(value)}{_precision(row)}" if value is not None else ""
+    return f"{duration(value)}{_plus_minus(row)}" if value is not None else ""
 
 
 def duration(time_ms: float) -> str:
@@ -128,7 +128,7 @@ def duration(time_ms: float) -> str:
 
 def step_in(unit: Unit, row: PointRow) -> str:
     """Return the step time in `unit` as `9.635 ±1.2%`; "" for None."""
-    return f"{time_in(unit, row.step_ms_p50)}{_precision(row)}"
+    return f"{time_in(unit, row.step_ms_p50)}{_plus_minus(row)}"
 
 
 def time_in(unit: Unit, time_ms: float | None) -> str:
@@ -158,7 +158,8 @@ def step_uncertainty(row: PointRow) -> float | None:
     return None if low is None or high is None or not value else (high - low) / 2 / value
 
 
-def _precision(row: PointRow) -> str:
+def _plus_minus(row: PointRow) -> str:
+    """Return ` ±1.2%`, with the blank; "" for a point without an interval."""
     share = step_uncertainty(row)
     return "" if share is None else f" {half_width(share)}"
 

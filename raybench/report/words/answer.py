@@ -567,7 +567,7 @@ def _beside_values(leading: Values, answer: RunAnswer) -> list[str]:
 def of_datasheet(metric: Metric, row: ScaledRow) -> str:
     """Return a sentence on the share of the datasheet's peak; "" where it is unknown."""
     reached = share_of_datasheet(metric, row)
-    if reached is None or reached.share is None:
+    if reached is None:
         return ""
     peak = "the datasheet's peak"
     if reached.memory_peak_gb_s is not None:

@@ -242,7 +242,7 @@ class RunningScript(Workload):
     def forget_memory(self) -> None:
         """Make the script reset its memory peaks before its next step, without waiting.
 
-        The same optimizer ends all later iterations.
+        From now on another optimizer can no longer be the one whose step ends an iteration.
         """
         self._send(do="forget_memory")
 
@@ -370,7 +370,8 @@ class RunningScript(Workload):
 
 
 def _failure_of(raised: Mapping[str, Any]) -> Failure:
-    """Return the failure of a script that has raised an exception."""
+    """Return the failure of a script that has raised an exception; the worker sets the rank."""
+    # The exception stays in the process of the script, so the names of its classes decide.
     text = raised["message"].strip()
     first_line = next(iter(text.splitlines()), "") or f"{raised['type']}: no message"
     location = place_among(raised["frames"])
