@@ -21,7 +21,7 @@ class WatchedRanks(Protocol):
     """Where progress and evidence of ranks come from."""
 
     def progress(self) -> Mapping[int, RankProgress]:
-        """Return rank -> progress; ranks of which nothing is known are missing."""
+        """Return rank -> progress; ranks without known progress are missing."""
         return {}
 
     def evidence(self, ranks: Collection[int]) -> Evidence | None:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from raybench.records.device import DeviceKind
 
 
-# Of a stack in a description, the innermost first.
+# A description shows this many innermost frames of a stack.
 _FRAMES = 5
-# Of ranks in a description; a row does not hold more.
+# A description shows this many ranks, because a row holds no more text.
 _MOST_RANKS = 8
 
 
@@ -53,9 +53,9 @@ class RankEvidence:
     """What is known of a rank at one moment."""
 
     place: RankPlace
-    # Of the process that runs the rank: the script's, where there is one.
+    # The process that runs the rank: the script's process, if there is a script.
     process: ProcessFacts
-    # Innermost frame first; empty where the process did not write it.
+    # Innermost frame first; empty if the process wrote no stack.
     stack: tuple[Frame, ...] = ()
     # Where the rank is in the user's code, and for what it waits there.
     line: Frame | None = None

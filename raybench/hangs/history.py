@@ -1,4 +1,4 @@
-"""Which of two ranks departed from what both did before: a prediction from their common calls."""
+"""Predict the next collective from the earlier calls, to find the rank that departs from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raybench.hangs.recorder import Call, CallShape
 
 # Longer common contexts tell no more.
 _MOST_CONTEXT = 24
-# Of the calls that followed the same context before, so many must agree.
+# Share of the calls after the same context that must agree.
 _AGREEMENT = 0.75
 # How far ahead a rank that skipped calls may be.
 _MOST_SKIPPED = 256
@@ -27,7 +27,7 @@ def key_of(call: Call) -> Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextCall:
-    """What came next before, after the same calls."""
+    """The call that followed the same calls earlier."""
 
     key: Key
     # The calls after the predicted one, the last time.
@@ -35,7 +35,7 @@ class NextCall:
 
 
 def predict(history: Sequence[Key]) -> NextCall | None:
-    """Return the call that follows by the pattern so far; None where that has no clear one."""
+    """Return the call that the pattern so far predicts; None without a clear pattern."""
     for length in range(min(_MOST_CONTEXT, len(history) - 1), 0, -1):
         context = tuple(history[-length:])
         ends = [

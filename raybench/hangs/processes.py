@@ -32,14 +32,14 @@ class NoAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """What /proc tells of a process and of the thread that runs the rank."""
+    """Facts from /proc about a process and the thread that runs the rank."""
 
     pid: int
-    # As in /proc/PID/stat: R, S, D, T, ...; empty where there is no such process.
+    # As in /proc/PID/stat: R, S, D, T, ...; empty if the process is gone.
     state: str
-    # The function of the kernel in which the thread waits; empty where that is not told.
+    # The function of the kernel in which the thread waits; empty if unknown.
     kernel_wait: str = ""
-    # Processor time of the thread, of all threads where that is not told.
+    # CPU time of the thread, or of all threads if the thread is unknown.
     cpu_s: float = 0.0
 
     @property
@@ -192,7 +192,7 @@ class _Responding:
 
     @classmethod
     def find(cls, pid: int) -> _Responding | None:
-        """Return the responder of the process; None where it has none of its own."""
+        """Return the responder of the process; None if the process has no responder."""
         files = dict(_memory_files(pid))
         if not {responder.STACKS, responder.ANSWERS} <= files.keys():
             return None
@@ -238,7 +238,7 @@ class _Responding:
         """Return the stack that came since the responder was found; empty before its end."""
         size = os.fstat(self._stacks).st_size - self._stack_at
         text = os.pread(self._stacks, size, self._stack_at).decode(errors="replace")
-        # faulthandler writes a line in pieces; the outermost frame is that of a module or a thread.
+        # faulthandler writes a line in pieces, so only text that has stopped growing is complete.
         is_whole = text.endswith("\n") and size == os.fstat(self._stacks).st_size - self._stack_at
         return text if is_whole and text.count("\n") > 1 else ""
 

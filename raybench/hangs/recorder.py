@@ -34,7 +34,7 @@ class CallShape:
 
     # torch's name, such as all_reduce.
     operation: str
-    # Of the inputs.
+    # Sizes and types of the inputs.
     sizes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
 
@@ -52,9 +52,9 @@ class Call:
     number: int
     shape: CallShape
     stage: Stage
-    # Since the rank has entered it.
+    # Seconds since the rank has entered the call.
     age_s: float
-    # The line that called it; None where the dump is without lines.
+    # The line of the call; None if the dump has no lines.
     place: Frame | None
 
 

@@ -39,8 +39,9 @@ ANSWERS = "raybench-hang-answers"
 # Where in ANSWERS: facts on this process, the head of the last answer, the progress, the body of
 # the answer. The first two are JSON, each written by one call and filled up with zeros.
 FACTS_AT, HEAD_AT, BLOCKS_AT, BODY_AT = 0, 512, 1024, 1536
-# Of `Blocks`: blocks that have ended, when the current one began (0: none runs), the last change,
-# the longest block; times in ns of the monotonic clock, which all processes of a host share.
+# The record of `Blocks`: number of ended blocks, begin of the current block (0: no block runs),
+# last change, longest block. Times are ns of the monotonic clock, which all processes of a host
+# share.
 BLOCKS = struct.Struct("<4q")
 # NCCL's service for questions about its state; each process gets an address of its own.
 RAS_VARIABLE = "NCCL_RAS_ADDR"

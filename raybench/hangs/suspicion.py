@@ -45,8 +45,8 @@ def next_look(ranks: Sequence[RankProgress], looks: int) -> Look | None:
     """Return when to look at the point; None while only the limits of set-up count.
 
     Args:
-        ranks: those that have not answered.
-        looks: how many there were since the last progress of any rank.
+        ranks: ranks that have not answered.
+        looks: number of looks since the last progress of any rank.
     """
     # A first step may compile or load data for minutes.
     if not any(rank.is_in_block for rank in ranks) or any(rank.blocks == 0 for rank in ranks):

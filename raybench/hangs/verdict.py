@@ -338,6 +338,9 @@ def _of_ras(evidence: Evidence) -> HangVerdict | None:
     if not isinstance(evidence.ras, RasReport) or any(map(_is_read, evidence.ranks)):
         return None
     by_pid = {rank.process.pid: rank for rank in evidence.ranks}
+    # Containers on several nodes may have the same process ids; RAS then names no rank for certain.
+    if len(by_pid) < len(evidence.ranks):
+        return None
     for communicator in evidence.ras.communicators:
         answered = [rank for rank in communicator.ranks if not rank.is_missing]
         silent = [by_pid[r.pid] for r in communicator.ranks if r.is_missing and r.pid in by_pid]

@@ -105,7 +105,7 @@ class ScriptTimer(MemoryUse):
     def restart(self) -> None:
         """Count all iterations so far as warm-up; forget the peak of allocated memory.
 
-        From now on another optimizer can no longer be the one whose step ends an iteration.
+        After this call no other optimizer can end an iteration.
         """
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self.script.forget_memory()

@@ -46,18 +46,18 @@ class HangVerdict:
     """Which rank hangs, and why."""
 
     cause: HangCause
-    # None where no single rank is to blame; so are the next four.
+    # This and the next four fields are None if no single rank is to blame.
     rank: int | None = None
     host: str | None = None
     device_kind: DeviceKind | None = None
     device_index: int | None = None
-    # Of the process that runs the rank: the script's, where there is one.
+    # The process that runs the rank: the script's process, if there is a script.
     pid: int | None = None
-    # Other ranks of which the same is known.
+    # Other ranks with the same evidence.
     also: tuple[int, ...] = ()
-    # In which the others wait; None where that is not known.
+    # The collective in which other ranks wait; None if unknown.
     collective: str | None = None
-    # Of the collective among the calls of its group.
+    # Number of the collective among the calls of its group.
     number: int | None = None
     # Where the rank is in the user's code, as `train.py:88`; None without a stack.
     line: str | None = None

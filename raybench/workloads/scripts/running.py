@@ -242,7 +242,7 @@ class RunningScript(Workload):
     def forget_memory(self) -> None:
         """Make the script reset its memory peaks before its next step, without waiting.
 
-        From now on another optimizer can no longer be the one whose step ends an iteration.
+        After this call no other optimizer can end an iteration.
         """
         self._send(do="forget_memory")
 

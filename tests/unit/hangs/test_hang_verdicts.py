@@ -160,6 +160,20 @@ def test_without_recorder_ras_counts_name_the_rank():
     assert (verdict.collective, verdict.number) == ("all_reduce", 19)
 
 
+def test_equal_process_ids_of_two_nodes_name_nobody():
+    off = {"recorder": RecorderState.OFF, "line": None}
+    ranks = [rank(0, **off), rank(1, **off)]
+    launched = [
+        RasRank(rank=n, host="10.0.0.1", pid=4711, launched={"AllReduce": 19 - n}) for n in range(2)
+    ]
+    report = RasReport(
+        nccl_version="2.28.9",
+        communicators=(Communicator(name="0x1", size=2, ranks=tuple(launched)),),
+    )
+    same = [replace(late, process=replace(late.process, pid=4711)) for late in ranks]
+    assert judge(evidence(*same, ras=report), None, LEAST_WAIT_S) is None
+
+
 def test_stacks_alone_name_the_rank():
     off = {"recorder": RecorderState.OFF}
     waiting = rank(0, wait=Wait.PEERS, **off)
