@@ -148,9 +148,9 @@ def test_the_process_below_a_worker_is_the_rank(tmp_path):
         time.sleep(0.5)  # until it sleeps
         place = RankPlace(rank=0, host="here", device_kind="cpu", device_index=0, worker_pid=worker)
         (found,) = collect([place], 5.0)
-        children = [int(p) for p in _children(script)]
-        for pid in (*children, script):
-            os.kill(pid, signal.SIGKILL)
+        children = [int(pid) for pid in _children(script)]
+    for pid in (*children, script):
+        os.kill(pid, signal.SIGKILL)
     assert found.process.pid == script
     assert (str(found.line), found.wait) == ("script.py:7", Wait.SLEEP)
     assert found.recorder is RecorderState.OFF
