@@ -1,1 +1,1 @@
-"""The devices themselves: identity, counters, telemetry, datasheet peaks."""
+"""What drivers and libraries say about devices: identity, counters, samples, errors, NCCL."""

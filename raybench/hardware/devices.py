@@ -43,19 +43,18 @@ if TYPE_CHECKING:
 
 # Size of a set of NUMA nodes in NVML, in words of 64 bits.
 _NODE_WORDS = 4
-# Limits of the clocks for a smaller share of the time are ignored: a ramp-up has them.
+# Clock limits for a smaller share of the time are ignored: each ramp-up has them.
 _LIMITED_SHARE = 0.02
-# For `wait_until_unlimited`: time without a limit, longest wait, period of reading.
+# `wait_until_unlimited`: required time without a limit, longest wait, polling period.
 _UNLIMITED_S, _LONGEST_WAIT_S, _WAIT_POLL_S = 0.3, 3.0, 0.05
 # Reasons of limits that are due to heat or a fault, not to the work.
 _HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
-# NVML updates its energy counter every 20 to 100 ms, and on A100 and H100 it samples only a quarter
-# of the time (arXiv 2312.02741). The sum over short blocks is exact to one or two updates, because
-# the next block counts the energy that one block misses.
+# Shorter measurements of energy are inexact: NVML updates its counter every 20 to 100 ms, and A100
+# and H100 sample only a quarter of the time (arXiv 2312.02741).
 _SHORTEST_ENERGY_S = 2.0
-# One reading of the clock takes 30 us.
+# Longest period of reading the SM clock. One reading takes 30 us.
 _CLOCK_PERIOD_S = 0.1
-# Number of readings to keep: half an hour.
+# Half an hour of readings.
 _KEPT_CLOCKS = 18_000
 # NVML's scope for the sum over all links.
 _ALL_LINKS = 0xFFFFFFFF
@@ -64,8 +63,9 @@ _NVLINK_RX = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS)
 
 # PCI domain, bus and device of the GPU, and the number of the error.
 _XID_LINE = re.compile(rb"NVRM: Xid \(PCI:([0-9a-f]+):([0-9a-f]+):([0-9a-f]+)[^)]*\): (\d+)", re.I)
+# Longest record of /dev/kmsg.
 _RECORD_BYTES = 8192
-# Upper limit of events read at once, after a burst of errors.
+# Upper limit of events that one `read` takes, after a burst of errors.
 _MOST_EVENTS = 1000
 
 _FABRIC_STATES = {
@@ -73,7 +73,7 @@ _FABRIC_STATES = {
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
     pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "completed",
 }
-# Two bits each in the mask of the fabric's health: 1 is true, 2 false, 0 not supported.
+# Each fault has two bits in the mask of the fabric's health: 1 is true, 2 false, 0 not supported.
 _FABRIC_FAULTS = {
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW: "degraded bandwidth",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "an unhealthy route",
@@ -86,14 +86,14 @@ _LINK_ERRORS = {
     "replay": (pynvml.NVML_NVLINK_ERROR_DL_REPLAY, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY),
     "recovery": (pynvml.NVML_NVLINK_ERROR_DL_RECOVERY, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY),
 }
-_RETIREMENTS = (
+_RETIREMENT_CAUSES = (
     pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
     pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
 )
 
 # PCI address (domain, bus, device) -> numbers of the errors in the kernel's log.
 _LoggedXids = Mapping[tuple[int, ...], Sequence[int]]
-# When the SM clock was read, by the host's monotonic clock in ns, and the clock in MHz.
+# Time of a reading by `time.monotonic_ns`, and the SM clock in MHz.
 ClockReading = tuple[int, int]
 
 
@@ -146,7 +146,7 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    """Return field of `Device` -> value, for the facts that NVML reports."""
+    """Return the fields of `Device` that NVML knows."""
     handle = nvml.device(uuid)
     if handle is None:
         return {}
@@ -157,6 +157,7 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     # Not nvmlDeviceGetNumaNodeId: on Grace Hopper it returns the node of the GPU's own memory.
     affinity, scope = pynvml.nvmlDeviceGetMemoryAffinity, pynvml.NVML_AFFINITY_SCOPE_NODE
     words = nvml.ask(affinity, handle, _NODE_WORDS, scope) or ()
+    # One bit for each NUMA node near the GPU.
     near_nodes = sum(word << (64 * position) for position, word in enumerate(words))
     answers = {
         "pci_bus_id": pci.busId if pci else None,
@@ -174,28 +175,22 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "mig_mode": nvml.flag(mig_modes and mig_modes[0]),
         "pcie_link": _pcie_link(handle, "Curr"),
         "pcie_link_max": _pcie_link(handle, "Max"),
-        # Unknown if several nodes are near.
         "numa_node": near_nodes.bit_length() - 1 if near_nodes.bit_count() == 1 else None,
-        # This process has a context on the device. If NVML does not list it, the list is
-        # incomplete, so the number is unknown.
+        # This process has a context on the device, so a list without it is incomplete.
         "other_processes": len(processes) - 1 if os.getpid() in processes else None,
     }
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
-def _pcie_link(handle: Any, limit: Literal["Curr", "Max"]) -> str | None:
-    """Return a text such as "gen5 x16"; None if unknown. An idle link may run at a lower speed."""
-    generation = nvml.ask(getattr(pynvml, f"nvmlDeviceGet{limit}PcieLinkGeneration"), handle)
-    width = nvml.ask(getattr(pynvml, f"nvmlDeviceGet{limit}PcieLinkWidth"), handle)
+def _pcie_link(handle: Any, state: Literal["Curr", "Max"]) -> str | None:
+    """Return the current or the fastest PCIe link, such as "gen5 x16"; None if unknown."""
+    generation = nvml.ask(getattr(pynvml, f"nvmlDeviceGet{state}PcieLinkGeneration"), handle)
+    width = nvml.ask(getattr(pynvml, f"nvmlDeviceGet{state}PcieLinkWidth"), handle)
     return None if None in (generation, width) else f"gen{generation} x{width}"
 
 
 def _topology(handle: Any) -> str:
-    """Return how this device reaches the other devices of its node, as `NVLink x12, 1:NV, 2:SYS`.
-
-    The text has the number of active NVLinks, then the path to each other device by CUDA index.
-    Raises NVMLError.
-    """
+    """Return the active NVLinks and the path to each CUDA device, `NVLink x12, 1:NV, 2:SYS`."""
     # The names of `nvidia-smi topo -m`.
     names = {
         pynvml.NVML_TOPOLOGY_INTERNAL: "board",
@@ -205,9 +200,10 @@ def _topology(handle: Any) -> str:
         pynvml.NVML_TOPOLOGY_NODE: "NODE",
         pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
     }
-    links = []
+    paths = []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    for index in range(len(visible.split(",")) if visible else pynvml.nvmlDeviceGetCount()):
+    count = len(visible.split(",")) if visible else pynvml.nvmlDeviceGetCount()
+    for index in range(count):
         other = nvml.device(nvml.uuid_of(index) or "")
         if other is None or pynvml.nvmlDeviceGetUUID(other) == pynvml.nvmlDeviceGetUUID(handle):
             continue
@@ -215,9 +211,9 @@ def _topology(handle: Any) -> str:
         capability = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
         status = nvml.ask(pynvml.nvmlDeviceGetP2PStatus, handle, other, capability)
         is_nvlink = status == pynvml.NVML_P2P_STATUS_OK
-        links.append(f"{index}:{'NV' if is_nvlink else names.get(level, level)}")
-    nvlinks = sum(nvml.nvlink_states(handle).values())
-    return ", ".join([f"NVLink x{nvlinks}", *links])
+        paths.append(f"{index}:{'NV' if is_nvlink else names.get(level, level)}")
+    active_nvlinks = sum(nvml.nvlink_states(handle).values())
+    return ", ".join([f"NVLink x{active_nvlinks}", *paths])
 
 
 def _free_bytes(folder: str) -> int | None:
@@ -234,7 +230,7 @@ class DeviceReading:
     # Monotonic clock.
     time_s: float
     energy_j: float | None = None
-    # Reason -> seconds for which it limited the clocks; empty if the device does not count them.
+    # Reason -> seconds for which the clocks were limited; empty if the device does not count them.
     limited_s: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -258,11 +254,11 @@ class Counters:
         if self._handle is None:
             return None
         energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
-        counted = nvml.field_values(self._handle, tuple(nvml.LIMITED_NS_FIELDS))
+        limited_ns = nvml.field_values(self._handle, tuple(nvml.LIMITED_NS_FIELDS))
         limited_s = {
-            reason: counted[field] / NS_PER_S
+            reason: limited_ns[field] / NS_PER_S
             for field, reason in nvml.LIMITED_NS_FIELDS.items()
-            if field in counted
+            if field in limited_ns
         }
         for policy, reason in nvml.LIMITED_NS_POLICIES.items():
             if reason not in limited_s:
@@ -279,31 +275,30 @@ class Counters:
 def wait_until_unlimited(
     counters: Counters, since: DeviceReading | None, at_most_s: float = _LONGEST_WAIT_S
 ) -> None:
-    """Block until nothing has limited the clocks for 0.3 s, so that earlier work has no effect.
+    """Block until the clocks were not limited for 0.3 s, so that earlier work has no effect.
 
     Args:
-        since: an earlier reading; the 0.3 s may begin there. None: do not wait.
-        at_most_s: longest wait; never more than 3 s.
+        since: an earlier reading, at which the 0.3 s may begin; None returns at once.
+        at_most_s: longest wait, at most 3 s.
     """
     if since is None:
         return
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
-    last, unlimited_since_s = since, since.time_s
+    previous, unlimited_since_s = since, since.time_s
     # A device without such counters is not waited for.
-    while (now := counters.read()) is not None and now.limited_s:
-        if now.limited_s != last.limited_s:
-            unlimited_since_s = now.time_s
-        if now.time_s - unlimited_since_s >= _UNLIMITED_S or time.monotonic() >= deadline_s:
+    while (reading := counters.read()) is not None and reading.limited_s:
+        if reading.limited_s != previous.limited_s:
+            unlimited_since_s = reading.time_s
+        if reading.time_s - unlimited_since_s >= _UNLIMITED_S or time.monotonic() >= deadline_s:
             return
-        last = now
+        previous = reading
         time.sleep(_WAIT_POLL_S)
 
 
 def throttle_reasons(before: DeviceReading | None, after: DeviceReading | None) -> tuple[str, ...]:
     """Return the reasons that limited the clocks for over 2 % of the time between two readings.
 
-    Reasons are names such as "power_cap". Idling, and clocks set by an administrator, do not count.
-    Empty if a reading is None.
+    Reasons are names such as "power_cap". Empty if a reading is None.
     """
     if before is None or after is None:
         return ()
@@ -326,7 +321,7 @@ def seconds_between(spans: Iterable[ReadingSpan]) -> float:
 
 
 def energy_j(spans: Sequence[ReadingSpan]) -> float | None:
-    """Return the energy in J used in all spans; None if unknown or if they last less than 2 s."""
+    """Return the energy in J of all spans; None if it is unknown or the spans last under 2 s."""
     used_j = 0.0
     for before, after in spans:
         if before is None or after is None or before.energy_j is None or after.energy_j is None:
@@ -336,11 +331,7 @@ def energy_j(spans: Sequence[ReadingSpan]) -> float | None:
 
 
 class Sampler:
-    """Samples the GPUs of this node in a thread.
-
-    Args:
-        period_s: period of the samples. The SM clock is read at least every 0.1 s.
-    """
+    """Samples the GPUs of this node in a thread; reads the SM clock at least every 0.1 s."""
 
     def __init__(self, devices: Sequence[Device], period_s: float = 1.0) -> None:
         self._devices: list[tuple[Device, Any]] = []
@@ -366,11 +357,10 @@ class Sampler:
         return tuple(self._samples.popleft() for _ in range(len(self._samples)))
 
     def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
-        """Return the SM clocks of a device in MHz, as `clocks_within`; empty if it is not sampled.
-
-        Readings are kept for half an hour.
+        """Return the SM clocks of a device in MHz during spans of the last half hour.
 
         Args:
+            uuid: of the device; an unknown device has no clocks.
             spans_ns: (begin, end) by `time.monotonic_ns`.
         """
         return clocks_within(list(self._clocks.get(uuid, ())), spans_ns)
@@ -382,7 +372,7 @@ class Sampler:
             self._thread.join()
 
     def _run(self) -> None:
-        """Read the clocks at each turn, and a sample when it is due."""
+        """Read the SM clocks in each period, and take a sample when it is due."""
         due_s = time.monotonic() + self._period_s
         while not self._stopped.wait(min(_CLOCK_PERIOD_S, self._period_s)):
             for device, handle in self._devices:
@@ -395,11 +385,13 @@ class Sampler:
 
 
 def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
-    """Return the clocks in these spans in MHz, oldest first.
+    """Return the clocks in MHz during the spans, oldest first.
+
+    Without a reading in any span, the reading nearest to the last span counts.
 
     Args:
-        clocks: oldest first.
-        spans_ns: (begin, end) by the same clock.
+        clocks: readings, oldest first.
+        spans_ns: (begin, end) by `time.monotonic_ns`.
     """
     within = []
     for at_ns, mhz in clocks:
@@ -407,8 +399,7 @@ def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) ->
             within.append(mhz)
     if within or not spans_ns:
         return tuple(within)
-    # No span contains a reading. Take the reading nearest to the last span if it is at most 0.1 s
-    # away, because the device did the same work then.
+    # A reading at most 0.1 s away counts, because the device did the same work then.
     begin_ns, end_ns = spans_ns[-1]
     distances = [(max(begin_ns - at_ns, at_ns - end_ns), mhz) for at_ns, mhz in clocks]
     distance_ns, mhz = min(distances, default=(math.inf, 0))
@@ -416,7 +407,7 @@ def clocks_within(clocks: Sequence[ClockReading], spans_ns: Sequence[SpanNs]) ->
 
 
 def memory_in_use_bytes() -> dict[str, int]:
-    """Return UUID -> bytes in use by processes, for each GPU of the host that NVML reads."""
+    """Return UUID -> memory of processes in bytes, for each GPU of the host that NVML reads."""
     used = {}
     for handle in nvml.devices():
         uuid, memory = nvml.ask(pynvml.nvmlDeviceGetUUID, handle), nvml.memory(handle)
@@ -426,11 +417,11 @@ def memory_in_use_bytes() -> dict[str, int]:
 
 
 def _sample(device: Device, handle: Any) -> DeviceSample:
-    # Do not read PCIe throughput, running processes and fans: this is slow or blocks other work.
+    # Reading PCIe throughput, running processes or fans is slow or blocks other work.
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory(handle)
-    sent = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
-    traffic_bytes = {field: int(kib) * KIB for field, kib in sent.items()}
+    traffic_kib = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
+    traffic_bytes = {field: int(kib) * KIB for field, kib in traffic_kib.items()}
     return DeviceSample(
         node_id=device.node_id,
         index=device.index,
@@ -451,18 +442,15 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
 
 
 class FactReader:
-    """Reads the devices of this node, and watches them for driver errors."""
+    """Reads facts of the devices of this node, and collects their driver errors."""
 
     def __init__(self, kernel_log: Path = Path("/dev/kmsg")) -> None:
         self._kernel_log = kernel_log
-        # UUID -> watch, from the first `read` on.
+        # UUID -> watch; it begins with the first `read`.
         self._watches: dict[str, _XidWatch] = {}
 
     def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return the facts of each device now, in order.
-
-        A CPU has no facts. A GPU that NVML does not know has only `unread`.
-        """
+        """Return the facts of each device now; empty for a CPU or a GPU that NVML cannot read."""
         logged = kernel_xids(self._kernel_log)
         return tuple(self._read_device(device, logged) for device in devices)
 
@@ -476,7 +464,7 @@ class FactReader:
             self._watches[device.uuid] = _XidWatch(handle, now_s)
         watch = self._watches[device.uuid]
 
-        # Driver errors, from the kernel's log.
+        # Driver errors in the kernel's log.
         kernel_xids = None
         pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
         if pci is not None and logged is not None:
@@ -487,7 +475,7 @@ class FactReader:
         memory = nvml.memory(handle)
         remapped = nvml.ask(pynvml.nvmlDeviceGetRemappedRows, handle)
         retired = []
-        for cause in _RETIREMENTS:
+        for cause in _RETIREMENT_CAUSES:
             addresses = nvml.ask(pynvml.nvmlDeviceGetRetiredPages, handle, cause)
             if addresses is not None:
                 retired.append(len(addresses))
@@ -500,7 +488,7 @@ class FactReader:
             xids_watched_since_s=watch.since_s,
             memory_free_bytes=None if memory is None else memory.free,
             ecc_errors=nvml.ecc_errors(handle),
-            # Rows remapped after correctable errors, and after uncorrectable ones.
+            # Rows remapped after correctable and after uncorrectable errors.
             remapped_rows=remapped[0] + remapped[1] if remapped else None,
             is_remap_pending=nvml.flag(remapped and remapped[2]),
             is_remap_failed=nvml.flag(remapped and remapped[3]),
@@ -511,40 +499,38 @@ class FactReader:
 
 
 class _XidWatch:
-    """Collects the driver errors of one device since `since_s`, by events of NVML."""
+    """Collects the driver errors (Xid) of one device since `since_s`, by events of NVML."""
 
     def __init__(self, handle: Any, since_s: float) -> None:
         self.since_s = since_s
-        self._seen: list[int] = []
-        # The event set; None if the driver reports no events.
-        self._events = nvml.ask(pynvml.nvmlEventSetCreate)
-        if self._events is not None:
+        self._xids: list[int] = []
+        # None if the driver reports no events.
+        self._event_set = nvml.ask(pynvml.nvmlEventSetCreate)
+        if self._event_set is not None:
             try:
                 pynvml.nvmlDeviceRegisterEvents(
-                    handle, pynvml.nvmlEventTypeXidCriticalError, self._events
+                    handle, pynvml.nvmlEventTypeXidCriticalError, self._event_set
                 )
             except pynvml.NVMLError:
-                self._events = None
+                self._event_set = None
 
     def read(self) -> tuple[int, ...] | None:
-        """Return the Xid numbers of all errors since `since_s`, oldest first; None if unknown."""
-        if self._events is None:
+        """Return the Xid numbers of all errors, oldest first; None if the driver has no events."""
+        if self._event_set is None:
             return None
         for _ in range(_MOST_EVENTS):
-            event = nvml.ask(pynvml.nvmlEventSetWait_v2, self._events, 0)
+            event = nvml.ask(pynvml.nvmlEventSetWait_v2, self._event_set, 0)
             if event is None:
                 break
-            self._seen.append(int(event.eventData))
-        return tuple(self._seen)
+            self._xids.append(int(event.eventData))
+        return tuple(self._xids)
 
 
 def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
     """Return PCI (domain, bus, device) -> Xid numbers of its driver errors, oldest first.
 
-    None if the log cannot be read.
-
     Args:
-        log: /dev/kmsg, or an ordinary file of at most 8 KiB.
+        log: /dev/kmsg, or a regular file of at most 8 KiB. A log that cannot be read gives None.
     """
     xids: dict[tuple[int, ...], list[int]] = {}
     try:
@@ -565,7 +551,7 @@ def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
 
 
 def _link_facts(handle: Any) -> dict[str, Any]:
-    """Return field of `DeviceFacts` -> value, for PCIe, NVLinks and fabric."""
+    """Return the fields of `DeviceFacts` on PCIe, NVLinks and fabric."""
     links = [
         NvLink(link=link, is_active=is_active, errors=_link_errors(handle, link))
         for link, is_active in nvml.nvlink_states(handle).items()
@@ -583,7 +569,7 @@ def _link_facts(handle: Any) -> dict[str, Any]:
         return facts
     state = _FABRIC_STATES.get(info.state)
     faults = [name for shift, name in _FABRIC_FAULTS.items() if info.healthMask >> shift & 3 == 1]
-    # Four bits: 0 is not supported, 1 is a correct configuration, and more is a fault.
+    # The configuration has four bits: 0 is not supported, 1 is correct, and more is a fault.
     if info.healthMask >> pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION & 15 > 1:
         faults.append("an incorrect configuration")
     if state == "completed" and info.status != pynvml.NVML_SUCCESS:
@@ -592,7 +578,7 @@ def _link_facts(handle: Any) -> dict[str, Any]:
 
 
 def _link_errors(handle: Any, link: int) -> dict[str, int]:
-    """Return kind -> errors of one NVLink, for the kinds that the driver counts."""
+    """Return kind -> number of errors of one NVLink, for the kinds that the driver counts."""
     fields = {name: (field, link) for name, (_, field) in _LINK_ERRORS.items()}
     counted = {
         name: nvml.ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)

@@ -28,19 +28,20 @@ def loaded_nccl() -> LoadedNccl | None:
     """Return the NCCL that this process calls; None if it has loaded no shared library of NCCL."""
     # Not torch.cuda.nccl.version(): it is the version that torch was compiled with, even if
     # LD_PRELOAD or LD_LIBRARY_PATH have loaded another NCCL.
-    libraries = list(_libraries())
+    libraries = list(_loaded_libraries())
     if len(libraries) > 1:
         # The dynamic linker uses the first library in the global scope, such as one of LD_PRELOAD.
-        in_use = _address(ctypes.CDLL(None))
-        libraries.sort(key=lambda item: _address(item[1]) != in_use)
+        address_in_use = _function_address(ctypes.CDLL(None))
+        in_use = [item for item in libraries if _function_address(item[1]) == address_in_use]
+        libraries = [*in_use, *(item for item in libraries if item not in in_use)]
     for path, library in libraries:
         number = ctypes.c_int()
         if library.ncclGetVersion(ctypes.byref(number)) == 0:
-            return LoadedNccl(version=_text(number.value), path=path)
+            return LoadedNccl(version=_version_text(number.value), path=path)
     return None
 
 
-def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
+def _loaded_libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
     """Yield path and handle of each NCCL library that this process has loaded."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     # The path is the sixth column and may contain blanks.
@@ -52,18 +53,17 @@ def _libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
         except OSError:
             continue  # the file was replaced, and the linker knows the library by another path
-        if _address(library) is not None:
+        if _function_address(library) is not None:
             yield path, library
 
 
-def _address(library: ctypes.CDLL) -> int | None:
-    """Return the address of ncclGetVersion, which tells libraries apart; None without it."""
+def _function_address(library: ctypes.CDLL) -> int | None:
+    """Return the address of ncclGetVersion, which identifies a library; None without it."""
     function = getattr(library, "ncclGetVersion", None)
     return function and ctypes.cast(function, ctypes.c_void_p).value
 
 
-def _text(number: int) -> str:
-    """Return the version with dots."""
-    # The number is 22809 for 2.28.9, and before 2.9 for example 2804 for 2.8.4.
+def _version_text(number: int) -> str:
+    """Return NCCL's version number with dots: 22809 is 2.28.9, and 2804 is 2.8.4."""
     major = 10_000 if number >= 10_000 else 1000
     return f"{number // major}.{number % major // 100}.{number % 100}"

@@ -33,20 +33,19 @@ _NVLS_CHANNELS = re.compile(r"(\d+) nvls channels")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The way from one rank to another."""
+    """How NCCL sends from one rank of a communicator to another."""
 
-    # Ranks in the communicator.
     sender: int
     receiver: int
-    # P2P, SHM, NET or another word of NCCL.
+    # P2P, SHM, NET or another transport of NCCL.
     kind: str
     # Such as CUMEM or IPC for P2P.
     detail: str = ""
-    # Socket, IB or the name of a plug-in, for NET.
+    # For NET: Socket, IB or the name of a plug-in.
     network: str = ""
-    # Name of the network interface of sockets; "" if unknown.
+    # For sockets, the name of the network interface; "" if unknown.
     interface: str = ""
-    # The interface or adapter in words, as `mlx5_0 (RoCE)` or `device 1`, for NET.
+    # For NET, the interface or adapter in words, as `mlx5_0 (RoCE)` or `device 1`.
     place: str = ""
     # Whether the adapter reads and writes the memory of the GPU itself.
     gpu_direct: bool = False
@@ -64,7 +63,7 @@ class Route:
 class NcclLog:
     """What the NCCL log of one rank says about transports."""
 
-    # Each route once.
+    # Without duplicates.
     routes: tuple[Route, ...] = ()
     # Number of InfiniBand and RoCE adapters that NCCL uses.
     adapter_count: int = 0
@@ -74,40 +73,43 @@ class NcclLog:
 
 def parse(lines: Iterable[str]) -> NcclLog:
     """Return the transports in the log of one rank; other lines are ignored."""
-    kept = [line for line in lines if "NCCL" in line]
-    text = "\n".join(kept)
-    # NVLS is used if the devices support it and NCCL gives it channels.
-    supported, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
-    nvls = [supported[1] is None] if supported else []
-    nvls += [int(channels[1]) > 0] if channels else []
+    nccl_lines = [line for line in lines if "NCCL" in line]
 
     # Network -> the text that lists its devices.
     device_lists = {"Socket": "", "IB": ""}
     for network in device_lists:
-        texts = (line.partition(f"NET/{network} : Using")[2] for line in kept)
+        texts = (line.partition(f"NET/{network} : Using")[2] for line in nccl_lines)
         device_lists[network] = next(filter(None, texts), "")
-    # Name and kind of the adapters of each device.
+    # (name, kind) of the adapters that form each device.
     adapters = [_ADAPTER.findall(device) for device in _IB_DEVICE.findall(device_lists["IB"])]
     ib_devices = []
-    for ports in adapters:
-        if ports:
-            names, kinds = zip(*ports, strict=True)
-            ib_devices.append(("+".join(names), kinds[0]))
+    for members in filter(None, adapters):
+        names, kinds = zip(*members, strict=True)
+        ib_devices.append(("+".join(names), kinds[0]))
     networks = {"Socket": _INTERFACE.findall(device_lists["Socket"]), "IB": ib_devices}
 
-    routes = [_route(match, networks) for match in map(_ROUTE.search, kept) if match]
+    routes = [_route(match, networks) for match in map(_ROUTE.search, nccl_lines) if match]
     return NcclLog(
         routes=tuple(dict.fromkeys(routes)),
         adapter_count=sum(map(len, adapters)),
-        has_nvls=all(nvls) if nvls else None,
+        has_nvls=_has_nvls("\n".join(nccl_lines)),
     )
 
 
-def choices(lines: Iterable[str]) -> Iterator[str]:
-    """Yield what NCCL ran, as `Reduce 4 B: RING LL, 1 channel`, for each line of TUNING.
+def _has_nvls(text: str) -> bool | None:
+    """Return whether the devices support NVLS and NCCL gives it channels; None if unknown."""
+    support, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
+    conditions = []
+    if support:
+        # The group matches "not ".
+        conditions.append(support[1] is None)
+    if channels:
+        conditions.append(int(channels[1]) > 0)
+    return all(conditions) if conditions else None
 
-    Only rank 0 of a group writes such lines.
-    """
+
+def choices(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the algorithm of each collective in rank 0's log: `Reduce 4 B: RING LL, 1 channel`."""
     for match in filter(None, map(_ALGORITHM_CHOICE.search, lines)):
         channels = int(match["high"]) - int(match["low"]) + 1
         yield (
@@ -117,11 +119,11 @@ def choices(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _route(match: re.Match[str], networks: Mapping[str, Sequence[tuple[str, str]]]) -> Route:
-    """Return the route of one line.
+    """Return the route of a match of `_ROUTE`.
 
     Args:
-        match: of `_ROUTE`.
-        networks: network -> (name, address or kind) of its devices, in the order of their numbers.
+        match: the match.
+        networks: network -> (name, address or kind) of its devices, by number.
     """
     sender, receiver, transport = int(match["sender"]), int(match["receiver"]), match["transport"]
     network = _NETWORK.fullmatch(transport)

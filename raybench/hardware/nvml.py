@@ -16,7 +16,7 @@ import pynvml
 # A field of `nvmlDeviceGetFieldValues`, or (field, scope). The scope of NVLink fields is the link.
 Field = int | tuple[int, int]
 
-# Bit of NVML -> why clocks are limited, in the words of the tables.
+# Bit of NVML -> reason why clocks are limited, as tables name it.
 _REASON_OF_BIT = {
     pynvml.nvmlClocksEventReasonGpuIdle: "idle",
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "app_clocks",
@@ -28,8 +28,8 @@ _REASON_OF_BIT = {
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power_brake",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clocks",
 }
-# Counters of the same reasons, in nanoseconds since the driver was loaded. Low utilization and
-# clocks set by an administrator are missing, because they do not slow the work down.
+# Counters of the reasons, in nanoseconds since the driver was loaded. Idling and clocks set by an
+# administrator are left out, because they do not slow the work down.
 LIMITED_NS_FIELDS = {
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP: "power_cap",
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SYNC_BOOST: "sync_boost",
@@ -37,8 +37,7 @@ LIMITED_NS_FIELDS = {
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN: "thermal_hw",
     pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN: "power_brake",
 }
-# Counters of older drivers, which have one counter for all thermal limits. Software sets most
-# thermal limits, so the counter is named after it.
+# Counters of older drivers. They have one counter for all thermal limits, most of them by software.
 LIMITED_NS_POLICIES = {
     pynvml.NVML_PERF_POLICY_POWER: "power_cap",
     pynvml.NVML_PERF_POLICY_SYNC_BOOST: "sync_boost",
@@ -86,8 +85,7 @@ def uuids() -> dict[str, int]:
 def uuid_of(index: int) -> str | None:
     """Return the UUID of the device with this CUDA index; None if unknown or a MIG device.
 
-    It assumes that CUDA orders devices by PCI bus. It does not ask CUDA, because a bad device may
-    hang the process.
+    CUDA is assumed to order devices by PCI bus. It is not asked, because a bad device may hang it.
 
     Raises:
         IndexError: CUDA_VISIBLE_DEVICES has fewer entries.
@@ -128,10 +126,9 @@ def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | floa
 
 
 def current_throttle_reasons(handle: Any) -> tuple[str, ...]:
-    """Return why the clocks are limited now, as ("power_cap",); empty if unknown.
+    """Return why the clocks are limited now, such as "power_cap" or "idle"; empty if unknown.
 
-    Reasons include "idle", and "app_clocks" for clocks set by an administrator. A bit without a
-    name is returned as "0x800".
+    A bit without a name is returned in hexadecimal, as "0x800".
     """
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:
@@ -163,9 +160,9 @@ def watts(question: Callable[..., Any], handle: Any) -> float | None:
 
 
 def ecc_errors(handle: Any) -> int | None:
-    """Return the uncorrected memory errors since the driver was loaded."""
-    kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    return ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
+    """Return the number of uncorrected memory errors since the driver was loaded."""
+    kind, counter = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    return ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, counter)
 
 
 def memory(handle: Any) -> Any | None:
@@ -175,7 +172,7 @@ def memory(handle: Any) -> Any | None:
 
 
 def nvlink_states(handle: Any) -> dict[int, bool]:
-    """Return number of an NVLink of the device -> whether it is up."""
+    """Return number of an NVLink -> whether the link is up."""
     answers = {
         link: ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
@@ -184,17 +181,16 @@ def nvlink_states(handle: Any) -> dict[int, bool]:
 
 
 def process_ids(handle: Any) -> set[int]:
-    """Return the ids of the processes with a context on the GPU.
+    """Return the ids of processes with a context on the GPU; a container may hide some.
 
-    In a container some processes may be missing. Call it between points, because it may delay
-    other work on the GPU.
+    Call it between points, because it may delay other work on the GPU.
     """
     graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or ()
     return compute_process_ids(handle) | {process.pid for process in graphics}
 
 
 def compute_process_ids(handle: Any) -> set[int]:
-    """Return the ids of processes with a compute context, without desktops and displays."""
+    """Return the ids of processes with a compute context, which desktops do not have."""
     running = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     return {process.pid for process in running}
 
