@@ -28,36 +28,39 @@ class MessageGroup:
     who: str
     text: str
     count: int
-    # The rank, host and device that failed, or the point that is doubted most; empty: unknown.
+    # A sentence on the ranks, hosts and devices that failed; "" if unknown.
     where: str = ""
-    # What it does to the number, or what to do; a sentence, or empty.
+    # A sentence on the effect of a doubt, or on what to do; may be "".
     advice: str = ""
     # The points ran out of memory.
     is_oom: bool = False
 
     def shortened(self, most: int) -> str:
-        """Return at most `most` characters of the text, with its end; then the other sentences."""
+        """Return the text, its middle cut to `most` characters in all, then place and advice."""
         text = cut_middle(self.text, most).removesuffix(".") + "."
         return " ".join(filter(None, (text, self.where, self.advice)))
 
 
 _MAX_GROUPS = 20
-# Characters of a message; failures that raybench words itself are shorter than LONG.
+# Longest messages in characters. Failures that raybench words itself are shorter than LONG.
 SHORT, LONG = 150, 600
+# Up to so many ranks are named; of more, the first and the last.
+_MOST_RANKS_NAMED = 4
 
 
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
-    """Return lines (points, message) of 20 groups; a last line counts the others."""
+    """Return a line for each of the first 20 groups; a last line counts the other points."""
     lines = [(group.who, group.shortened(LONG)) for group in groups[:_MAX_GROUPS]]
     if more := sum(group.count for group in groups[_MAX_GROUPS:]):
         lines.append((counted(more, "point"), "`--format json` has the other messages."))
     return Listing(title=title, lines=lines, is_quoted=True)
 
 
-def _who(count: int, total: int, noun: str = "point") -> str:
+def _share_of_points(count: int, total: int) -> str:
+    """Return `8 of 40 points`, `all 40 points` or `the point`."""
     if count == total:
-        return f"all {counted(total, noun)}" if total > 1 else f"the {noun}"
-    return f"{count} of {counted(total, noun)}"
+        return f"all {counted(total, 'point')}" if total > 1 else "the point"
+    return f"{count} of {counted(total, 'point')}"
 
 
 def marks(row: ScaledRow) -> str:
@@ -69,25 +72,29 @@ def marks(row: ScaledRow) -> str:
     return "".join(mark for mark in MARKS if mark in letters)
 
 
-def _places(rows: Sequence[PointRow]) -> str:
-    """Return the ranks, hosts and devices of failures, or ""."""
-    placed = [row for row in rows if row.error_rank is not None and row.error_host is not None]
-    if not placed:
+def _failed_ranks(rows: Sequence[PointRow]) -> str:
+    """Return the ranks and hosts of failures, `rank 0, node1, cuda:0`; "" if unknown."""
+    located = [row for row in rows if row.error_rank is not None and row.error_host is not None]
+    if not located:
         return ""
-    ranks = sorted({row.error_rank or 0 for row in placed})
-    hosts = list(dict.fromkeys(str(row.error_host) for row in placed))
-    devices = {row.error_device for row in placed}
+    ranks = sorted({row.error_rank or 0 for row in located})
+    hosts = list(dict.fromkeys(str(row.error_host) for row in located))
+    devices = {row.error_device for row in located}
     if len(ranks) == len(hosts) == len(devices) == 1:
         return f"rank {ranks[0]}, {hosts[0]}, {devices.pop()}"
     # A single rank failed in each point, but not always the same rank.
     *others, last = map(str, ranks)
-    many = f"of {ranks[0]} to {last}" if len(ranks) > 4 else f"{', '.join(others)} or {last}"
-    who = f"one rank each, {many}," if others else f"rank {last}"
-    return f"{who} on {formatting.some(hosts)}"
+    if not others:
+        which = f"rank {last}"
+    elif len(ranks) > _MOST_RANKS_NAMED:
+        which = f"one rank each, of {ranks[0]} to {last},"
+    else:
+        which = f"one rank each, {', '.join(others)} or {last},"
+    return f"{which} on {formatting.some(hosts)}"
 
 
-# Failures with these statuses are grouped, whatever their messages.
-_ALIKE = (Status.OOM, Status.SKIPPED, Status.CANCELLED)
+# Points that ended so form one group, whatever their messages.
+_GROUPED_BY_STATUS = (Status.OOM, Status.SKIPPED, Status.CANCELLED)
 
 
 def failures(
@@ -96,22 +103,23 @@ def failures(
     """Return how points that are not ok ended, and why, as `failed: REASON`.
 
     Args:
-        rows: the `latest_trials` of the table `points`; each row counts.
+        rows: latest attempt of each trial, from the table `points`.
         ranks: `GPUs` or `workers`.
-        is_batch_search: the search has measured what fits, so estimates are left out.
+        is_batch_search: leave out estimates of the memory that a point needs.
     """
     names = distinguishing_settings(rows)
-    members: dict[tuple[object, ...], list[PointRow]] = {}
+    rows_of_group: dict[tuple[object, ...], list[PointRow]] = {}
     for row in rows:
         if row.status is not Status.OK:
-            message = None if row.status in _ALIKE else _reason(row)
-            members.setdefault((row.status, row.error_type, message), []).append(row)
+            message = None if row.status in _GROUPED_BY_STATUS else _reason(row)
+            rows_of_group.setdefault((row.status, row.error_type, message), []).append(row)
     groups = []
-    for failed in members.values():
-        first, places = failed[0], _places(failed)
+    for failed in rows_of_group.values():
+        first, failed_ranks = failed[0], _failed_ranks(failed)
         is_oom = first.status is Status.OOM
         reason = _reason(first)
         if is_oom and is_batch_search:
+            # The search has measured what fits.
             reason = without_estimate(reason)
         if is_oom and names and len(failed) > 1:
             reason = f"for example at {short_name(first, names, ranks)}, {reason}"
@@ -120,7 +128,7 @@ def failures(
                 who=counted(len(failed), "point"),
                 text=f"{first.status.label}: {reason}",
                 count=len(failed),
-                where=f"At {places}." if places else "",
+                where=f"At {failed_ranks}." if failed_ranks else "",
                 is_oom=is_oom,
             )
         )
@@ -132,12 +140,17 @@ def _reason(row: PointRow) -> str:
 
 
 def not_compared(reasons: Iterable[NotCompared], total: int) -> tuple[MessageGroup, ...]:
-    """Return why points have no speed-up, each reason once; `total` counts all points."""
-    counts = Counter(reasons)
-    return tuple(
-        MessageGroup(who=_who(count, total), text=not_compared_words(why), count=count)
-        for why, count in counts.items()
-    )
+    """Return a group for each reason why points have no speed-up.
+
+    Args:
+        reasons: of the points without a speed-up.
+        total: number of points of the run.
+    """
+    groups = []
+    for why, count in Counter(reasons).items():
+        who = _share_of_points(count, total)
+        groups.append(MessageGroup(who=who, text=not_compared_words(why), count=count))
+    return tuple(groups)
 
 
 def doubts(
@@ -150,26 +163,41 @@ def doubts(
         ranks: `GPUs` or `workers`.
     """
     names = distinguishing_settings(rows)
-    return tuple(_doubt(group, rows, names, ranks) for group in groups)
+    messages = []
+    for group in groups:
+        if group.row is None:
+            messages.append(_drift_message(group, rows, ranks))
+        else:
+            messages.append(_doubt_message(group, group.row, rows, names, ranks))
+    return tuple(messages)
 
 
-def _doubt(
-    group: DoubtGroup, rows: Sequence[ScaledRow], names: Sequence[str], ranks: str
+def _drift_message(group: DoubtGroup, rows: Sequence[ScaledRow], ranks: str) -> MessageGroup:
+    """Return the message on doubts about the machine instead of a point."""
+    advice = doubt_advice(group.worst, None)
+    sizes = {row.world_size for row in rows if row.speed_up is not None}
+    if group.worst.kind is DoubtKind.DRIFT and len(sizes) > 1:
+        advice = f"Speed-ups between numbers of {ranks} are corrected. {advice}"
+    who = counted(group.count, "repeated baseline measurement")
+    text = drift_words(group.worst, ranks)
+    return MessageGroup(who=who, text=text, count=group.count, advice=advice)
+
+
+def _doubt_message(
+    group: DoubtGroup,
+    worst_row: ScaledRow,
+    rows: Sequence[ScaledRow],
+    names: Sequence[str],
+    ranks: str,
 ) -> MessageGroup:
-    advice = doubt_advice(group.worst, group.row)
-    if group.row is None:
-        sizes = {row.world_size for row in rows if row.speed_up is not None}
-        if group.worst.kind is DoubtKind.DRIFT and len(sizes) > 1:
-            advice = f"Speed-ups between numbers of {ranks} are corrected. {advice}"
-        who = counted(group.count, "repeated baseline measurement")
-        text = drift_words(group.worst, ranks)
-        return MessageGroup(who=who, text=text, count=group.count, advice=advice)
-    text, where = doubt_words(group.worst, group.row), ""
-    who = _who(group.count, max(group.count, sum(row.status is Status.OK for row in rows)))
+    """Return the message on doubts about points; it names the worst point by settings `names`."""
+    ok_count = sum(row.status is Status.OK for row in rows)
+    who = _share_of_points(group.count, max(group.count, ok_count))
     if names and group.count == 1 and len(rows) > 1:
-        who = short_name(group.row, names, ranks)
+        who = short_name(worst_row, names, ranks)
     elif names and group.count > 1 and group.worst.value is not None:
-        who += f"; at the worst ({short_name(group.row, names, ranks)})"
+        who += f"; at the worst ({short_name(worst_row, names, ranks)})"
     elif names and len(group.subjects) > 1:
-        who += f"; for example at {short_name(group.row, names, ranks)}"
-    return MessageGroup(who=who, text=text, count=group.count, where=where, advice=advice)
+        who += f"; for example at {short_name(worst_row, names, ranks)}"
+    text, advice = doubt_words(group.worst, worst_row), doubt_advice(group.worst, worst_row)
+    return MessageGroup(who=who, text=text, count=group.count, advice=advice)

@@ -62,12 +62,15 @@ from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_compared_words
 from raybench.version import __version__
 
-# The first screen has these versions; the environment has all.
+# Software whose version the first screen shows -> its name there.
 _VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
+# Longest tooltip.
 _HINT_CHARS = 300
-# The height of a screen below the head of the page, and of axes, legend and title of a panel.
+# Height of a screen below the head of the page, and of axes, legend and title of a panel.
 _SCREEN_PX, _AROUND_PX = 640, 100
-_SIGN = re.compile(r"([=_])(?=\w)")
+# page.css has classes for up to nine leading text columns.
+_MOST_TEXT_COLUMNS = 9
+_FOLD_AFTER = re.compile(r"([=_])(?=\w)")
 _PERCENT = re.compile(r"(\d) %")
 _QUOTED = re.compile(r"`([^`]+)`")
 
@@ -102,7 +105,7 @@ def format_run_page(data: ChartData) -> str:
     meanings = []
     for column in points.columns:
         if column.meaning:
-            meanings.append((column.title, _capital(column.meaning)))
+            meanings.append((column.title, _as_sentence(column.meaning)))
     return render_template(
         "page.html",
         counts=of_run.counts(run_data),
@@ -114,7 +117,7 @@ def format_run_page(data: ChartData) -> str:
         versions=versions,
         facts_line=of_run.facts_of_first_screen(run_data),
         trained=of_run.model(run_data),
-        layout=_layout(first.panels) if first else "",
+        layout=_layout_class(first.panels) if first else "",
         first=first,
         why_none=why_no_figure(run_data),
         figures=other_figures(data, first),
@@ -128,8 +131,8 @@ def format_run_page(data: ChartData) -> str:
     )
 
 
-def _layout(panels: Sequence[Panel]) -> str:
-    """Return the CSS class of the first screen, by the width of its charts."""
+def _layout_class(panels: Sequence[Panel]) -> str:
+    """Return the CSS class that places the charts of the first screen."""
     if len(panels) == 1:
         return "single"
     height = sum(panel.height + _AROUND_PX for panel in panels)
@@ -137,7 +140,7 @@ def _layout(panels: Sequence[Panel]) -> str:
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """Return the page of a comparison as HTML, with a bar for each of the 36 largest changes."""
+    """Return the page of a comparison as HTML."""
     blocks = list(replace(comparison, is_short=False).blocks())
     lines = [block for block in blocks if isinstance(block, Line)]
     tables = [block for block in blocks if isinstance(block, Table)]
@@ -175,58 +178,60 @@ def render_template(template: str, **values: Any) -> str:
     )
     environment.filters |= {
         "draw": _drawn,
-        "texts": _leading_texts,
+        "texts": _leading_text_columns,
         "breaks": _with_breaks,
-        "capital": _capital,
+        "capital": _as_sentence,
         "code": _with_code,
     }
     style, script = _asset("page.css"), _asset("page.js")
     policy = (
-        f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; "
+        f"default-src 'none'; style-src {_hash_source(style)}; script-src {_hash_source(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
     shared = {"policy": Markup(policy), "style": Markup(style), "script": Markup(script)}
     return environment.get_template(template).render(**shared, **values)
 
 
-def _source(text: str) -> str:
-    """Return the hash by which a policy allows a style or a script."""
+def _hash_source(text: str) -> str:
+    """Return the entry of a Content-Security-Policy that allows this style or script."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest())
     return f"'sha256-{digest.decode()}'"
 
 
 def _finalized(value: Any) -> str:
-    """Remove control characters, some of which reverse the direction of writing."""
+    """Return a value on one line without control characters; Markup stays unchanged."""
     return value if isinstance(value, Markup) else formatting.one_line(str(value))
 
 
 def _drawn(panel: Panel, figure: Figure) -> Markup:
-    """Draw a panel; its name for screen readers includes the title of the figure."""
-    return Markup(draw(panel, ": ".join(filter(None, (figure.title, panel.title)))))
+    """Return a panel as SVG; its name for screen readers includes the title of the figure."""
+    name = ": ".join(filter(None, (figure.title, panel.title)))
+    return Markup(draw(panel, name))
 
 
-def _leading_texts(table: Table) -> int:
-    """Return with how many columns of text a table begins: at most 9, the limit of page.css."""
-    return min(len([*takewhile(lambda column: column.is_text, table.columns)]), 9)
+def _leading_text_columns(table: Table) -> int:
+    """Return the number of text columns before the first column of numbers, at most 9."""
+    leading = takewhile(lambda column: column.is_text, table.columns)
+    return min(len(list(leading)), _MOST_TEXT_COLUMNS)
 
 
 def _with_code(text: str) -> Markup:
-    """Return a text with code between backticks, never folded between a number and `%`."""
-    quoted = _QUOTED.sub(r"<code>\1</code>", str(escape(formatting.one_line(text))))
-    return Markup(_PERCENT.sub("\\1\u00a0%", quoted))
+    """Return a text whose parts in backticks are code; `5 %` is never folded."""
+    with_code = _QUOTED.sub(r"<code>\1</code>", str(escape(formatting.one_line(text))))
+    return Markup(_PERCENT.sub("\\1\u00a0%", with_code))
 
 
 def _with_breaks(text: str, most: int = 0) -> Markup:
-    """Return a text in which words longer than `most` may be folded after `=` or `_`."""
-    words = (
-        _SIGN.sub(r"\1<wbr>", str(escape(word))) if len(word) > most else escape(word)
-        for word in formatting.one_line(text).split(" ")
-    )
+    """Return a text in which words of more than `most` letters may be folded after = or _."""
+    words = []
+    for word in formatting.one_line(text).split(" "):
+        escaped = str(escape(word))
+        words.append(_FOLD_AFTER.sub(r"\1<wbr>", escaped) if len(word) > most else escaped)
     return Markup(" ".join(words))
 
 
-def _capital(text: str) -> str:
-    """Add a capital and a full stop."""
+def _as_sentence(text: str) -> str:
+    """Return the text with a capital letter and a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -235,7 +240,8 @@ def _asset(name: str) -> str:
     return resources.files("raybench.report").joinpath("html", name).read_text(encoding="utf-8")
 
 
-_HEADS = {
+# Column of the table `devices` -> its heading.
+_DEVICE_HEADINGS = {
     "host": "host",
     "index": "index",
     "name": "model",
@@ -253,10 +259,10 @@ _HEADS = {
 
 def device_table(devices: pd.DataFrame) -> Table:
     """Return the table of devices, sorted by host and index, without empty columns."""
-    used = [name for name in _HEADS if name in devices]
+    used = [name for name in _DEVICE_HEADINGS if name in devices]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
 
-    def text(name: str, value: Any) -> str:
+    def value_text(name: str, value: Any) -> str:
         if not formatting.has_value(value):
             return ""
         if name.endswith("_bytes"):
@@ -265,13 +271,13 @@ def device_table(devices: pd.DataFrame) -> Table:
 
     columns: list[ColumnOf[Any]] = []
     for name in used:
-        head = ShownColumn(title=_HEADS[name], is_text=True)
-        columns.append((head, lambda row, name=name: text(name, row[name])))  # type: ignore[misc]
+        head = ShownColumn(title=_DEVICE_HEADINGS[name], is_text=True)
+        columns.append((head, lambda row, name=name: value_text(name, row[name])))  # type: ignore[misc]
     return make_table(ordered[used].to_dict("records"), columns)
 
 
 def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
-    """Return a row per point, with tooltips and values to sort by."""
+    """Return the table of all points, with tooltips and values to sort by."""
     data = answer.data
     metrics = dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(rows)))
     column_words = of_run.of_columns(data, answer.asked)
@@ -285,10 +291,10 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
             _setting_column(rows, name, data.ranks)
             for name in sorted(varying(rows), key=lambda name: is_numeric(rows, name))
         ),
-        (ShownColumn(title="step", meaning=of_run.step_meaning(data)), _step),
+        (ShownColumn(title="step", meaning=of_run.step_meaning(data)), _step_cell),
         (
             ShownColumn(title="±", meaning=width_meaning + of_run.plus_minus(data)),
-            lambda row: _with_sort(step_uncertainty(row), half_width, 4),
+            lambda row: _sortable_cell(step_uncertainty(row), half_width, 4),
         ),
         (
             ShownColumn(title=MARKS_TITLE, meaning=of_run.marks_meaning(data)),
@@ -299,44 +305,47 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
     return make_table(rows, columns)
 
 
-def _with_sort(value: float | None, write: Callable[[float], str], digits: int) -> Cell:
-    """Return a cell that is sorted by its value; an empty cell for None."""
-    return Cell(text="") if value is None else Cell(text=write(value), sort=f"{value:.{digits}g}")
+def _sortable_cell(value: float | None, to_text: Callable[[float], str], digits: int) -> Cell:
+    """Return a cell that is sorted by `digits` digits of its value; an empty cell for None."""
+    if value is None:
+        return Cell(text="")
+    return Cell(text=to_text(value), sort=f"{value:.{digits}g}")
 
 
 def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnOf[ScaledRow]:
     """Return the column of a setting; sizes are sorted by their bytes."""
-    [(column, text)] = setting_columns(rows, [name], ranks)
+    [(column, unsorted_cell)] = setting_columns(rows, [name], ranks)
 
     def cell(row: ScaledRow) -> Cell:
         value = setting_of(row, name)
         sort = str(value) if name.endswith("_bytes") and value is not None else ""
-        return Cell(text=text_of(text(row)), sort=sort)
+        return Cell(text=text_of(unsorted_cell(row)), sort=sort)
 
     return column, cell
 
 
-def _step(row: ScaledRow) -> Cell:
+def _step_cell(row: ScaledRow) -> Cell:
     """Return the step time of a point, or its status with the error as tooltip."""
     if row.status == "ok":
-        return _with_sort(row.step_ms_p50, formatting.duration, 6)
+        return _sortable_cell(row.step_ms_p50, formatting.duration, 6)
     hint = cut_end(failure_of_row(row), _HINT_CHARS)
     return Cell(text=formatting.STATUS_WORDS[row.status], hint=hint)
 
 
 def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]:
     """Return the column of a metric; shares and speed-ups are sorted by unrounded values."""
+    # The value that means 100 %; None for metrics that are no shares.
     whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
-    def cell(row: ScaledRow) -> Cell:
+    def value_cell(row: ScaledRow) -> Cell:
         value = value_of(row, metric)
         text = formatting.metric(metric, value)
         return Cell(text=text, sort=f"{value / whole:.5g}" if text and whole else "")
 
-    def speed_up(row: ScaledRow) -> Cell:
+    def speed_up_cell(row: ScaledRow) -> Cell:
         if row.speed_up is None and row.why is not None:
             return Cell(text="–", hint=not_compared_words(row.why))
-        return _with_sort(row.speed_up, lambda _: speed_up_words(row), 6)
+        return _sortable_cell(row.speed_up, lambda _: speed_up_words(row), 6)
 
     column = metric_column(metric, formatting.MILLISECONDS, words, None)
-    return column, speed_up if metric.name == "speed_up" else cell
+    return column, speed_up_cell if metric.name == "speed_up" else value_cell

@@ -24,6 +24,7 @@ from raybench.report import formatting
 from raybench.report.documents import SETTING_CHARS, ColumnOf, ShownColumn, text_of
 from raybench.workloads.base import builtin_class
 
+# Settings that short names show as a word instead of `name=value`.
 _WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
 
 
@@ -44,7 +45,7 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
     Args:
         row: the point.
-        names: of the settings; without names the result is empty.
+        names: of the settings; [] returns "".
         ranks: `GPUs` or `workers`.
     """
     words = []
@@ -72,7 +73,7 @@ def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
 
 
 def _preset_words(row: HasSettings) -> str:
-    """Return the preset of a model with the parameters that change it: `175b (8 layers)`."""
+    """Return the preset of a model and the parameters that change it: `175b (8 layers)`."""
     built_in = builtin_class(str(setting_of(row, "workload")))
     return built_in.preset_words(row.params) if built_in else row.params["preset"]
 
@@ -87,17 +88,15 @@ def setting_cell(row: HasSettings, name: str) -> str:
 def setting_columns(
     rows: Sequence[_Row], names: Sequence[str] | None = None, ranks: str = ""
 ) -> list[ColumnOf[Any]]:
-    """Return a column for each setting in which the rows differ, the parameters first.
-
-    Rows of several workloads have two columns: the workload, and its settings.
+    """Return a column for each setting; rows of several workloads have two columns in all.
 
     Args:
         rows: the points.
-        names: the settings to show instead, in this order.
-        ranks: the head of world_size; "" for its name.
+        names: the settings in order; None: the settings that differ, parameters first.
+        ranks: heading of the column of world_size; "" uses the name.
     """
-    if names is None and _are_of_several(rows):
-        return _columns_of_workloads(rows)
+    if names is None and _have_several_workloads(rows):
+        return _workload_and_settings_columns(rows)
     columns: list[ColumnOf[Any]] = []
     for name in varying(rows, params_first=True) if names is None else names:
         head = ShownColumn(
@@ -107,39 +106,36 @@ def setting_columns(
             # A preset is short, and hard to read in two lines.
             min_chars=None if name == "preset" else SETTING_CHARS,
         )
-        columns.append((head, partial(_cell, name=name)))
+        columns.append((head, partial(setting_cell, name=name)))
     return columns
 
 
-def _cell(row: HasSettings, name: str) -> str:
-    return setting_cell(row, name)
-
-
-def _columns_of_workloads(rows: Sequence[_Row]) -> list[ColumnOf[Any]]:
-    rows_of: dict[str, list[_Row]] = {}
+def _workload_and_settings_columns(rows: Sequence[_Row]) -> list[ColumnOf[Any]]:
+    """Return the column of workloads, and one column for the settings that differ in each."""
+    rows_of_workload: dict[str, list[_Row]] = {}
     for row in rows:
-        rows_of.setdefault(row.workload, []).append(row)
-    names_of = {
-        workload: varying(members, params_first=True) for workload, members in rows_of.items()
-    }
+        rows_of_workload.setdefault(row.workload, []).append(row)
+    names_of_workload = {}
+    for workload, members in rows_of_workload.items():
+        names_of_workload[workload] = varying(members, params_first=True)
 
-    def settings(row: _Row) -> str:
+    def settings_cell(row: _Row) -> str:
         texts = {}
-        for name in names_of[row.workload]:
+        for name in names_of_workload[row.workload]:
             if text := setting_cell(row, name):
                 texts[formatting.heading(name)] = text
         return formatting.settings(texts)
 
-    # A workload is never folded.
-    workload = ShownColumn(title="workload", is_text=True, is_setting=True)
-    others = replace(workload, title="settings", min_chars=SETTING_CHARS)
-    return [(workload, lambda row: str(row.workload)), (others, settings)]
+    # The name of a workload is never folded.
+    workloads = ShownColumn(title="workload", is_text=True, is_setting=True)
+    settings = replace(workloads, title="settings", min_chars=SETTING_CHARS)
+    return [(workloads, lambda row: str(row.workload)), (settings, settings_cell)]
 
 
 def point_names(rows: Sequence[_Row]) -> list[str]:
-    """Return the settings of each row that vary, `k=256` or `gemm k=256`, or its id."""
+    """Return the varying settings of each point, `k=256` or `gemm k=256`; its id without any."""
     columns = setting_columns(rows)
-    has_workloads = _are_of_several(rows)
+    has_workloads = _have_several_workloads(rows)
     names = []
     for row in rows:
         texts = {column.title: text_of(cell(row)) for column, cell in columns}
@@ -150,5 +146,5 @@ def point_names(rows: Sequence[_Row]) -> list[str]:
     return names
 
 
-def _are_of_several(rows: Sequence[_Row]) -> bool:
+def _have_several_workloads(rows: Sequence[_Row]) -> bool:
     return len({row.workload for row in rows}) > 1
