@@ -28,25 +28,26 @@ from raybench.report.words import answer as words
 if TYPE_CHECKING:
     from raybench.analysis.answer import RunAnswer
 
-# More rows, or columns, do not fit the first screen.
+# More rows or columns do not fit the first screen.
 MOST_ROWS = 8
 _MOST_COLUMNS = 7
-# A table with more empty cells than this is shown as a list.
+# A table with a smaller share of filled cells is shown as a list.
 _LEAST_FILLED = 0.75
-# Numbers read better from left to right than names do: names must save two rows.
+# A setting of names makes columns only if this saves two rows, because numbers read better from
+# left to right.
 _NAMES_COST = 1.5
-# Before a value that is wide.
-_WIDE = DoubtKind.WIDE.mark
+# Stands before a value with a wide interval.
+_WIDE_MARK = DoubtKind.WIDE.mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerValue:
-    """One value of the answer, and the point that has it."""
+    """One value of the answer, and its point."""
 
     row: ScaledRow
-    # As it is shown, without its unit.
+    # The value without its unit.
     text: str
-    # Sorts a list: the largest first.
+    # Sort key of a list: the largest comes first.
     order: float
     # Half of the 95 % interval as a share of the value; None if unknown.
     half_width: float | None = None
@@ -58,16 +59,16 @@ class AnswerTable:
     """The table of an answer."""
 
     table: Table
-    # How many values it leaves out.
+    # Number of values that the table leaves out.
     left_out: int
-    # A value has the mark of wide values.
+    # Whether a value has the mark of wide values.
     has_wide: bool
-    # The switches that are off in the rows that are named `plain`.
+    # The switches that are off in rows named `plain`.
     plain: tuple[str, ...] = ()
 
 
 def answer_values(answer: RunAnswer) -> list[AnswerValue]:
-    """Return the values that answer the question, each with its point; [] without any."""
+    """Return the values that answer the question of the run."""
     data = answer.data
     match answer.leading:
         case NothingMeasured():
@@ -80,15 +81,16 @@ def answer_values(answer: RunAnswer) -> list[AnswerValue]:
             ]
         case SpeedUps():
             rows = with_most_ranks(data.rows)
-            is_one = len(varying(rows)) == 0
-            rows = [row for row in data.ok_rows if row.speed_up is not None] if is_one else rows
-            return [_speed_up(row) for row in rows]
+            if not varying(rows):
+                # A single point on the most devices leaves room for fewer devices.
+                rows = [row for row in data.ok_rows if row.speed_up is not None]
+            return [_speed_up_value(row) for row in rows]
         case Gains():
             rows = rows_compared(data.rows)
             if len(varying(rows)) < 2:
-                # A single list has room for the baseline, with which other points are compared.
+                # A single list has room for the baseline too.
                 rows = [row for row in data.ok_rows if row.speed_up is not None]
-            return [_speed_up(row) for row in rows]
+            return [_speed_up_value(row) for row in rows]
     if answer.metric is None:
         return []
     unit = formatting.unit_of(data.rows)
@@ -106,7 +108,7 @@ def answer_values(answer: RunAnswer) -> list[AnswerValue]:
     return values
 
 
-def _speed_up(row: ScaledRow) -> AnswerValue:
+def _speed_up_value(row: ScaledRow) -> AnswerValue:
     return AnswerValue(
         row=row,
         text=formatting.ratio(row.speed_up),
@@ -116,10 +118,7 @@ def _speed_up(row: ScaledRow) -> AnswerValue:
 
 
 def half_widths_of_answer(answer: RunAnswer) -> list[tuple[float | None, ScaledRow]]:
-    """Return half of the 95 % interval of each value as a share of it, and the point of the value.
-
-    A half width is None if it is unknown.
-    """
+    """Return half of the 95 % interval of each value, relative to the value, and its point."""
     values = answer_values(answer)
     if isinstance(answer.leading, SpeedUps | Gains):
         # The speed-up of a baseline is 1 by definition and has no interval.
@@ -135,13 +134,14 @@ def answer_table(answer: RunAnswer) -> AnswerTable | None:
     names = distinguishing_settings([value.row for value in values])
     if isinstance(answer.leading, LargestBatches):
         names = [name for name in names if name != "batch"]
-    values = _marked(answer, values)
+    values = _mark_wide_values(answer, values)
     heading = words.table_heading(answer)
-    return _crossed(answer, values, names, heading) or _list(answer, values, names, heading)
+    crossed = _cross_table(answer, values, names, heading)
+    return crossed or _list_table(answer, values, names, heading)
 
 
 def _switches(rows: Iterable[ScaledRow], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the settings that are true in some rows."""
+    """Return the settings that are true in at least one row."""
     switches = dict.fromkeys(names, False)
     for row in rows:
         for name in names:
@@ -149,39 +149,36 @@ def _switches(rows: Iterable[ScaledRow], names: Sequence[str]) -> tuple[str, ...
     return tuple(name for name, is_true in switches.items() if is_true)
 
 
-def _marked(answer: RunAnswer, values: Sequence[AnswerValue]) -> list[AnswerValue]:
-    """Return the values, the wide ones with their mark before the text.
-
-    A value is wide by its interval over the rounds; without one, by the interval of its step time
-    within one round. A speed-up depends on the step time of its baseline point too.
-    """
+def _mark_wide_values(answer: RunAnswer, values: Sequence[AnswerValue]) -> list[AnswerValue]:
+    """Return the values, with a mark before those whose interval is wide."""
     if answer.is_of_memory:
         return list(values)
     is_ratio = isinstance(answer.leading, SpeedUps | Gains)
     bases = {row.series: row for row in answer.data.rows if row.is_baseline}
     marked = []
     for value in values:
-        rows = [value.row]
-        if is_ratio and value.row.series in bases:
-            rows.append(bases[value.row.series])
-        is_wide = any(_is_wide(row) for row in rows)
-        if value.half_width is not None:
-            is_wide = value.half_width >= words.WIDE
+        base = bases.get(value.row.series) if is_ratio else None
         if is_ratio and value.row.is_baseline:
+            # The speed-up of a baseline is 1 by definition.
             is_wide = False
-        text = f"{_WIDE} {value.text}" if is_wide else value.text
+        elif value.half_width is not None:
+            is_wide = value.half_width >= words.WIDE
+        else:
+            # The interval over the rounds is unknown: use the steps within one round.
+            is_wide = _has_wide_doubt(value.row) or (base is not None and _has_wide_doubt(base))
+        text = f"{_WIDE_MARK} {value.text}" if is_wide else value.text
         marked.append(replace(value, text=text, is_wide=is_wide))
     return marked
 
 
-def _is_wide(row: ScaledRow) -> bool:
+def _has_wide_doubt(row: ScaledRow) -> bool:
     return any(doubt.kind is DoubtKind.WIDE for doubt in row.doubts or ())
 
 
-def _list(
+def _list_table(
     answer: RunAnswer, values: Sequence[AnswerValue], names: Sequence[str], heading: str
 ) -> AnswerTable:
-    """Return the values as a list, sorted, each with its interval and its step time."""
+    """Return the values as a sorted list, each with its interval and its step time."""
     ranks, unit = answer.data.ranks, formatting.unit_of(answer.data.rows)
     shown = sorted(values, key=lambda value: -value.order)[:MOST_ROWS]
     columns = [
@@ -213,17 +210,19 @@ def _list(
         table=table,
         left_out=len(values) - len(shown),
         has_wide=any(value.is_wide for value in shown),
-        plain=_plain([value.row for value in shown], names, ranks) if has_plain else (),
+        plain=_plain_switches([value.row for value in shown], names, ranks) if has_plain else (),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """One setting as columns, all others as rows."""
+class _CrossLayout:
+    """A table whose columns are the values of one setting, and whose rows are other settings."""
 
-    column: str
-    others: tuple[str, ...]
+    column_setting: str
+    row_settings: tuple[str, ...]
+    # Values of `row_settings` -> value of `column_setting` -> cell.
     cells: dict[tuple[str, ...], dict[str, AnswerValue]]
+    # Values of `column_setting` in order.
     heads: tuple[str, ...]
 
     @property
@@ -233,83 +232,91 @@ class _Layout:
         return count / (len(self.cells) * len(self.heads))
 
 
-def _crossed(
+def _cross_table(
     answer: RunAnswer, values: Sequence[AnswerValue], names: Sequence[str], heading: str
 ) -> AnswerTable | None:
     """Return a table with one setting as columns; None if no setting fits."""
     if len(names) < 2:
         return None
     rows = [value.row for value in values]
-    # Columns may stand closer together where marks need the room.
     has_wide = any(value.is_wide for value in values)
-    layouts = []
+    candidates = []
     for name in names:
-        layout = _layout(values, name, [other for other in names if other != name])
-        table = _table(answer, layout, heading)
+        layout = _cross_layout(values, name, [other for other in names if other != name])
+        table = _table_of_layout(answer, layout, heading)
+        # Columns may stand closer together if marks need the room.
+        min_chars = _table_chars(table) - (len(layout.heads) if has_wide else 0)
         if (
             2 <= len(layout.heads) <= _MOST_COLUMNS
             and len(layout.cells) <= MOST_ROWS
             and layout.filled >= _LEAST_FILLED
-            and _width(table) - has_wide * len(layout.heads) <= WIDTH
+            and min_chars <= WIDTH
         ):
             cost = len(layout.cells) + (0 if is_numeric(rows, name) else _NAMES_COST)
-            layouts.append((cost, table, layout.others))
-    if not layouts:
+            candidates.append((cost, table, layout.row_settings))
+    if not candidates:
         return None
-    _, table, others = min(layouts, key=lambda layout: layout[0])
-    plain = _plain(rows, others, answer.data.ranks)
+    _, table, row_settings = min(candidates, key=lambda candidate: candidate[0])
+    plain = _plain_switches(rows, row_settings, answer.data.ranks)
     return AnswerTable(table=table, left_out=0, has_wide=has_wide, plain=plain)
 
 
-def _plain(rows: Sequence[ScaledRow], names: Sequence[str], ranks: str) -> tuple[str, ...]:
-    """Return the switches among these settings if a row is called `plain`, else nothing."""
-    is_any = any(_is_plain(row, names, ranks) for row in rows)
-    return _switches(rows, names) if is_any else ()
+def _plain_switches(rows: Sequence[ScaledRow], names: Sequence[str], ranks: str) -> tuple[str, ...]:
+    """Return the switches among these settings; () if no row is named `plain`."""
+    has_plain = any(_is_plain(row, names, ranks) for row in rows)
+    return _switches(rows, names) if has_plain else ()
 
 
 def _is_plain(row: ScaledRow, names: Sequence[str], ranks: str) -> bool:
     """Return whether all switches among the settings are off in a row."""
-    switches = {str(setting_of(row, name)).lower() for name in names} & {"true", "false"}
-    return switches == {"false"} or short_name(row, names, ranks) == "plain"
+    switch_values = {str(setting_of(row, name)).lower() for name in names} & {"true", "false"}
+    return switch_values == {"false"} or short_name(row, names, ranks) == "plain"
 
 
-def _layout(values: Sequence[AnswerValue], name: str, others: Sequence[str]) -> _Layout:
+def _cross_layout(
+    values: Sequence[AnswerValue], column_setting: str, row_settings: Sequence[str]
+) -> _CrossLayout:
+    """Return the values as cells, sorted by the settings of rows and of columns."""
     cells: dict[tuple[str, ...], dict[str, AnswerValue]] = {}
 
-    def order(value: AnswerValue) -> list[object]:
-        return [setting_order(setting_of(value.row, other)) for other in others]
+    def row_order(value: AnswerValue) -> list[object]:
+        return [setting_order(setting_of(value.row, name)) for name in row_settings]
 
-    for value in sorted(values, key=order):
-        key = tuple(str(setting_of(value.row, other)) for other in others)
-        cells.setdefault(key, {})[str(setting_of(value.row, name))] = value
-    heads = dict.fromkeys(str(setting_of(value.row, name)) for value in values)
-    ordered = tuple(sorted(heads, key=setting_order))
-    return _Layout(column=name, others=tuple(others), cells=cells, heads=ordered)
+    for value in sorted(values, key=row_order):
+        key = tuple(str(setting_of(value.row, name)) for name in row_settings)
+        cells.setdefault(key, {})[str(setting_of(value.row, column_setting))] = value
+    heads = dict.fromkeys(str(setting_of(value.row, column_setting)) for value in values)
+    return _CrossLayout(
+        column_setting=column_setting,
+        row_settings=tuple(row_settings),
+        cells=cells,
+        heads=tuple(sorted(heads, key=setting_order)),
+    )
 
 
-def _table(answer: RunAnswer, layout: _Layout, heading: str) -> Table:
+def _table_of_layout(answer: RunAnswer, layout: _CrossLayout, heading: str) -> Table:
     ranks = answer.data.ranks
     heads = []
     for text in layout.heads:
         first = next(cells[text] for cells in layout.cells.values() if text in cells)
-        heads.append(_head(first.row, layout.column, ranks))
+        heads.append(_column_head(first.row, layout.column_setting, ranks))
     rows = []
     for cells in layout.cells.values():
         first = next(iter(cells.values()))
         texts = [cells[text].text if text in cells else "" for text in layout.heads]
-        rows.append((_label(first.row, layout.others, ranks), *texts))
+        rows.append((_row_label(first.row, layout.row_settings, ranks), *texts))
     columns = [ShownColumn(title="", is_text=True), *(ShownColumn(title=head) for head in heads)]
     return Table(columns=tuple(columns), rows=tuple(rows), kind=heading)
 
 
-def _label(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
-    """Return the settings of a row; `plain` tells that all its switches are off."""
+def _row_label(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
+    """Return the settings of a row, with `plain` if all its switches are off."""
     label = short_name(row, names, ranks)
     return f"{label}, plain" if _is_plain(row, names, ranks) and label != "plain" else label
 
 
-def _head(row: ScaledRow, name: str, ranks: str) -> str:
-    """Return a value as the head of a column; a number needs the name of its setting."""
+def _column_head(row: ScaledRow, name: str, ranks: str) -> str:
+    """Return the value of a setting as a heading; a number needs the name of its setting."""
     value = setting_of(row, name)
     if str(value).lower() in ("true", "false"):
         return f"{formatting.heading(name)}={str(value).lower()}"
@@ -317,7 +324,8 @@ def _head(row: ScaledRow, name: str, ranks: str) -> str:
     return setting_cell(row, name) if is_word else short_name(row, [name], ranks)
 
 
-def _width(table: Table) -> int:
+def _table_chars(table: Table) -> int:
+    """Return the width of a table in characters."""
     lines = [table.titles, *table.texts]
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
     return sum(widths) + 2 * (len(widths) - 1)

@@ -41,9 +41,10 @@ WIDTH = 80
 # Characters that may be markup of Markdown or HTML.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
 _BACKTICKS = re.compile(r"`+")
-_TONES = {"strong": "**{}**", "good": "**{}**", "alarm": "> **{}**"}
+_MARKDOWN_TONES = {"strong": "**{}**", "good": "**{}**", "alarm": "> **{}**"}
+# Heading of the column with the marks of doubts.
 MARKS_TITLE = "!"
-# Terminals do not fold cells of settings below this: `world_size` stays whole.
+# Narrowest column of a setting on a terminal: `world_size` stays whole.
 SETTING_CHARS = 10
 
 Tone = Literal["plain", "strong", "aside", "advice", "alarm", "good"]
@@ -51,7 +52,7 @@ Tone = Literal["plain", "strong", "aside", "advice", "alarm", "good"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A paragraph. Its blanks are kept, except in Markdown."""
+    """A paragraph."""
 
     text: str
     tone: Tone = "plain"
@@ -70,7 +71,7 @@ class Listing:
     lines: Sequence[tuple[str, str]]
     # The texts come from results: Markdown shows them as code, terminals align names to the left.
     is_quoted: bool = False
-    # Shown where there are no lines.
+    # Text to show if `lines` is empty.
     otherwise: str = ""
 
 
@@ -79,11 +80,11 @@ class Cell:
     """A cell of a table."""
 
     text: str
-    # The value by which a page sorts, where the text is not a plain number.
+    # The value by which a page sorts; needed if the text is not a plain number.
     sort: str = ""
     # The tooltip on a page.
     hint: str = ""
-    # Except for plain, the colour of the row on a terminal.
+    # Colour of the whole row on a terminal.
     tone: Tone = "plain"
 
 
@@ -91,17 +92,17 @@ class Cell:
 class ShownColumn:
     """A column of a table."""
 
-    # The head, with the unit where the title of the table does not name it.
+    # The heading, with the unit if the title of the table does not name the unit.
     title: str
     # Sentences without the first capital and the last full stop, for legends and tooltips.
     meaning: str = ""
     # Aligned to the left.
     is_text: bool = False
-    # Tells which point a row is about: pages can filter by it, and it is kept without any value.
+    # A setting of the points: pages can filter by it, and it is shown even if it is empty.
     is_setting: bool = False
-    # Terminals may fold its cells to this width; None: never.
+    # Width in characters to which a terminal may fold the column; None: never folded.
     min_chars: int | None = None
-    # Where a table is too wide, the lowest number is left out first; None: never.
+    # A table that is too wide loses the column with the lowest number first; None: never.
     drop: int | None = None
 
 
@@ -111,15 +112,15 @@ class Table:
 
     columns: tuple[ShownColumn, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
-    # What all rows are about, such as the workload of the points.
+    # What all rows have in common, such as the workload of the points.
     subject: str = ""
     # What the table shows, and the unit of its columns.
     kind: str = ""
-    # Sentences that a reader needs beside the meanings of the columns.
+    # Sentences for the legend, after the meanings of the columns.
     note: str = ""
-    # A terminal shows this instead if the table does not fit its width.
+    # Replaces a table that does not fit the width of a terminal.
     narrower: Table | None = None
-    # Heads of the columns that add up to the step.
+    # Headings of the columns that add up to the step.
     summands: tuple[str, ...] = ()
 
     @property
@@ -129,7 +130,7 @@ class Table:
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """Return the heads of the columns."""
+        """Return the headings of the columns."""
         return tuple(column.title for column in self.columns)
 
     @property
@@ -138,15 +139,18 @@ class Table:
         return tuple(tuple(map(text_of, row)) for row in self.rows)
 
     def legend(self) -> list[tuple[str, str]]:
-        """Return (head, meaning) of the columns that have a meaning, then ("", note) if any."""
-        meanings = [
-            (column.title, sentence(column.meaning)) for column in self.columns if column.meaning
-        ]
+        """Return (heading, meaning) of the columns that have a meaning, then ("", note) if any."""
+        entries = []
+        for column in self.columns:
+            if column.meaning:
+                entries.append((column.title, sentence(column.meaning)))
         note = " ".join(filter(None, (self.note, self._sum_note())))
-        return [*meanings, *([("", note)] if note else [])]
+        if note:
+            entries.append(("", note))
+        return entries
 
     def _sum_note(self) -> str:
-        """Return which columns add up to the step; "" if a terminal left any of them out."""
+        """Return which columns add up to the step; "" if a column was left out."""
         if len(self.summands) < 2 or not set(self.summands) <= set(self.titles):
             return ""
         *others, last = self.summands
@@ -155,20 +159,23 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legend:
-    """Makes the tables before it explain their columns, each column once.
-
-    Terminals name the columns here that they left out.
-    """
+    """Makes the tables before it explain their columns; terminals list columns left out here."""
 
 
 Block = Line | Listing | Table | Legend
-# A column, and the function that writes the cell of an item in it.
+# A column, and the function that makes its cell from an item.
 ColumnOf = tuple[ShownColumn, Callable[[T], str | Cell]]
 
 
-def column(title: str, cell: Callable[[T], str | Cell], **facts: Any) -> ColumnOf[T]:
-    """Return a column for `make_table`; `cell` makes the cell of a row."""
-    return ShownColumn(title=title, **facts), cell
+def column(title: str, cell: Callable[[T], str | Cell], **fields: Any) -> ColumnOf[T]:
+    """Return a column for `make_table`.
+
+    Args:
+        title: the heading.
+        cell: makes the cell of an item.
+        fields: other fields of `ShownColumn`.
+    """
+    return ShownColumn(title=title, **fields), cell
 
 
 def text_of(cell: str | Cell) -> str:
@@ -184,7 +191,7 @@ def make_table(
     kind: str = "",
     note: str = "",
 ) -> Table:
-    """Return a table; columns without a filled cell are left out, except settings."""
+    """Return a table with a row for each item; empty columns are left out, except settings."""
     kept = []
     cells_of_columns = []
     for column, cell in columns:
@@ -203,15 +210,15 @@ def make_table(
 
 def legends(tables: Iterable[Table]) -> Iterator[list[tuple[str, str]]]:
     """Yield the legend of each table, without the entries of earlier legends."""
-    said: set[tuple[str, str]] = set()
+    earlier: set[tuple[str, str]] = set()
     for table in tables:
-        new = [entry for entry in table.legend() if entry not in said]
-        said.update(new)
+        new = [entry for entry in table.legend() if entry not in earlier]
+        earlier.update(new)
         yield new
 
 
 def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
-    """Yield each of `legends` as a paragraph."""
+    """Yield the legends of tables as paragraphs, each entry once."""
     for legend in filter(None, legends(tables)):
         yield " ".join(": ".join(filter(None, entry)) for entry in legend)
 
@@ -223,10 +230,10 @@ def metric_column(
 
     Args:
         metric: the metric.
-        unit: of times.
-        words: placeholder -> its text in the meaning of the metric. "items", as "samples", also
-            names the throughput: "samples/s".
-        drop: see `ShownColumn`.
+        unit: unit of times.
+        words: placeholder in the meaning of the metric -> text. "items", such as "samples", also
+            gives the heading of the throughput, "samples/s".
+        drop: a table that is too wide loses the lowest number first; None: never.
     """
     meaning = metric.meaning or metric.description
     for name, word in words.items():
@@ -285,11 +292,11 @@ def format_document(
 def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
     """Yield each block as paragraphs, a list or a table of GitHub-flavoured Markdown."""
     blocks = list(blocks)
-    of_tables = legends(_explained(blocks))
+    table_legends = legends(_tables_before_legend(blocks))
     for block in blocks:
         match block:
             case Line():
-                yield _TONES.get(block.tone, "{}").format(escape(block.text))
+                yield _MARKDOWN_TONES.get(block.tone, "{}").format(escape(block.text))
             case Listing():
                 quote = code if block.is_quoted else escape
                 if block.title:
@@ -300,24 +307,24 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
                 if block.title:
                     yield "### " + escape(block.title)
                 yield "\n".join(_markdown_rows(block))
-                legend = next(of_tables, [])
+                legend = next(table_legends, [])
                 items = [f"* {escape(head)}: {escape(text)}" for head, text in legend if head]
                 notes = [escape(text) for head, text in legend if not head]
                 yield from filter(None, ["\n".join(items), *notes])
 
 
 def _markdown_rows(table: Table) -> Iterator[str]:
-    aligned = [":---" if column.is_text else "---:" for column in table.columns]
+    alignments = [":---" if column.is_text else "---:" for column in table.columns]
     yield f"| {' | '.join(map(escape, table.titles))} |"
-    yield f"| {' | '.join(aligned)} |"
+    yield f"| {' | '.join(alignments)} |"
     for row in table.texts:
         yield f"| {' | '.join(map(escape, row))} |"
 
 
-def _explained(blocks: Sequence[Block]) -> list[Table]:
-    """Return the tables that a `Legend` follows."""
-    legends_at = [index for index, block in enumerate(blocks) if isinstance(block, Legend)]
-    last = max(legends_at, default=0)
+def _tables_before_legend(blocks: Sequence[Block]) -> list[Table]:
+    """Return the tables before the last `Legend`, which explain their columns."""
+    indexes = [index for index, block in enumerate(blocks) if isinstance(block, Legend)]
+    last = max(indexes, default=0)
     return [block for block in blocks[:last] if isinstance(block, Table)]
 
 
@@ -327,7 +334,7 @@ def escape(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return the text on one line as a code span of Markdown; in tables | would end a cell."""
+    """Return the text on one line as a code span of Markdown. Do not use it in tables: `|`."""
     line = plain(text)
     longest = max((len(run) for run in _BACKTICKS.findall(line)), default=0)
     fence = "`" * (longest + 1)
@@ -363,10 +370,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def jsonable(value: Any) -> Any:
-    """Return the value as JSON can hold it.
-
-    NaN, NaT and infinities become None, datetimes ISO 8601, arrays and tuples lists, enums their
-    values, and dataclasses objects.
+    """Return the value as JSON can hold it, such as lists for tuples, and None for NaN and NaT.
 
     Raises:
         TypeError: the value contains NA of pandas; `records` removes it.
@@ -381,15 +385,17 @@ def jsonable(value: Any) -> Any:
         return [jsonable(item) for item in value]
     if hasattr(value, "tolist"):
         return jsonable(value.tolist())
-    if value != value or (isinstance(value, float) and math.isinf(value)):
+    is_nan = value != value
+    if is_nan or (isinstance(value, float) and math.isinf(value)):
         return None
     return value.isoformat() if isinstance(value, datetime) else value
 
 
 # Longer lines of prose are hard to read; tables may be wider.
 _PROSE_WIDTH = 100
-# Where names are wider than this share of the width, texts are placed below the names.
+# A listing whose names are wider than this share of the width has its texts below the names.
 _WIDEST_NAMES = 0.45
+# Blanks between columns.
 _GAP = 2
 _STYLES: dict[Tone, str] = {
     "plain": "",
@@ -402,11 +408,11 @@ _STYLES: dict[Tone, str] = {
 
 
 def render_text(blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False) -> str:
-    """Return the blocks as text, folded to `width` but at most 100 characters.
+    """Return the blocks as text; paragraphs are folded to `width`, and to 100 characters.
 
-    Tables, and lines with `is_whole`, may be wider. Without colour there are no escape sequences.
+    Without colour there are no escape sequences.
     """
-    return render_parts(_parts(blocks, width), width, color)
+    return render_parts(_renderables(blocks, width), width, color)
 
 
 def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> str:
@@ -414,7 +420,7 @@ def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> st
 
     Args:
         parts: pass Text of `one_line`: rich reads a str as markup and keeps escape sequences.
-        width: at most 100 are used, except for Text with `no_wrap` and tables with `min_width`.
+        width: in characters; only Text with `no_wrap` and tables with `min_width` exceed 100.
         color: whether there are escape sequences.
     """
     target = io.StringIO()
@@ -430,76 +436,77 @@ def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> st
     for part in parts:
         is_whole = isinstance(part, Text) and bool(part.no_wrap)
         is_table = isinstance(part, RichTable) and part.min_width is not None
-        most = None if is_table or is_whole else min(width, _PROSE_WIDTH)
-        console.print(part, width=most, crop=False, soft_wrap=is_whole)
-    text = target.getvalue().replace(_BOUND, " ")
+        most_chars = None if is_table or is_whole else min(width, _PROSE_WIDTH)
+        console.print(part, width=most_chars, crop=False, soft_wrap=is_whole)
+    text = target.getvalue().replace(_FIXED_BLANK, " ")
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
-# A line is never folded between a number and its unit.
+# The blank between a number and its unit, where a line is never folded.
 _UNIT = re.compile(r"(?<=[\d.]) (?=(%|ms|µs|s|GiB|MiB|GB/s|x)(?![\w/]))")
 # A private character replaces such a blank, because rich folds at every blank of Unicode.
-_BOUND = "\ue000"
+_FIXED_BLANK = "\ue000"
 
 
-def _prose(text: str) -> str:
-    """Return a text on one line that is never folded between a number and its unit."""
-    return _UNIT.sub(_BOUND, one_line(text))
+def _fix_units(text: str) -> str:
+    """Return a text on one line that rich does not fold between a number and its unit."""
+    return _UNIT.sub(_FIXED_BLANK, one_line(text))
 
 
-def _parts(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
+def _renderables(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
     """Yield what rich draws for each block, with blank lines between the blocks."""
     blocks = list(blocks)
-    explained = [fit(table, width) for table in _explained(blocks)]
-    of_tables = legends(fitted for fitted, _ in explained)
-    pending = iter(explained)
+    # The tables with a legend come first.
+    with_legend = [fit(table, width) for table in _tables_before_legend(blocks)]
+    table_legends = legends(table for table, _ in with_legend)
+    next_with_legend = iter(with_legend)
     for index, block in enumerate(blocks):
         if index and not isinstance(block, Legend) and getattr(block, "is_apart", True):
             yield Text("")
         match block:
             case Line():
                 style, whole = _STYLES[block.tone], block.is_whole or None
-                text = one_line(block.text) if block.is_whole else _prose(block.text)
+                text = one_line(block.text) if block.is_whole else _fix_units(block.text)
                 yield Text(text, style=style, no_wrap=whole)
             case Listing():
-                yield from _listing(block, width)
+                yield from _listing_renderables(block, width)
             case Table():
-                fitted, _ = next(pending, None) or fit(block, width)
-                yield from _titled(fitted.title)
+                fitted, _ = next(next_with_legend, None) or fit(block, width)
+                yield from _title_lines(fitted.title)
                 yield _grid(fitted, width)
-                if legend := next(of_tables, []):
-                    yield from (Text(""), *_legend(legend))
+                if legend := next(table_legends, []):
+                    yield from (Text(""), *_legend_renderables(legend))
             case Legend():
-                hidden = dict.fromkeys(chain.from_iterable(titles for _, titles in explained))
+                hidden = dict.fromkeys(chain.from_iterable(titles for _, titles in with_legend))
                 if hidden:
                     left_out = (
                         f"Left out to fit {width} columns: {', '.join(hidden)}. A wider terminal "
                         "or `--format md` shows them."
                     )
-                    yield from (Text(""), Text(_prose(left_out), style="dim"))
+                    yield from (Text(""), Text(_fix_units(left_out), style="dim"))
 
 
-def _legend(legend: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
-    """Yield the heads of columns beside their meanings, then the note."""
-    heads = RichTable.grid(padding=(0, _GAP, 0, 0))
-    heads.add_column(no_wrap=True)
-    heads.add_column(overflow="fold")
+def _legend_renderables(legend: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
+    """Yield the headings of columns beside their meanings, then the note."""
+    grid = RichTable.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
     for head, text in legend:
         if head:
-            heads.add_row(Text(one_line(head), style="dim"), Text(_prose(text), style="dim"))
-    if heads.row_count:
-        yield heads
-    yield from (Text(_prose(text), style="dim") for head, text in legend if not head)
+            grid.add_row(Text(one_line(head), style="dim"), Text(_fix_units(text), style="dim"))
+    if grid.row_count:
+        yield grid
+    yield from (Text(_fix_units(text), style="dim") for head, text in legend if not head)
 
 
-def _titled(title: str) -> list[Text]:
-    return [Text(_prose(title), style="bold")] if title else []
+def _title_lines(title: str) -> list[Text]:
+    return [Text(_fix_units(title), style="bold")] if title else []
 
 
-def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
+def _listing_renderables(block: Listing, width: int) -> Iterator[RenderableType]:
     """Yield the title, then texts beside their names, or below long names."""
-    yield from _titled(block.title)
-    lines = [(one_line(name), _prose(text)) for name, text in block.lines]
+    yield from _title_lines(block.title)
+    lines = [(one_line(name), _fix_units(text)) for name, text in block.lines]
     longest = max((cell_len(name) for name, _ in lines), default=0)
     if not lines:
         yield Text(one_line(block.otherwise))
@@ -517,65 +524,63 @@ def _listing(block: Listing, width: int) -> Iterator[RenderableType]:
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[str]]:
-    """Fit a table to `width`, and return it with the titles of the columns left out.
+    """Return a table that fits `width`, and the titles of the columns left out.
 
-    Columns with the lowest `drop` go first; if the table is still too wide, `narrower` is fitted
-    instead. The result may still be too wide.
+    Columns with the lowest `drop` are left out first; a table that is still too wide is replaced
+    by its `narrower`. The result may still be too wide.
     """
     left_out = []
     droppable = [column for column in table.columns if column.drop is not None]
     for column in sorted(droppable, key=lambda column: column.drop or 0):
-        if _min_width(table) <= width:
+        if _min_table_chars(table) <= width:
             break
         index = table.columns.index(column)
         columns = (*table.columns[:index], *table.columns[index + 1 :])
         rows = tuple((*row[:index], *row[index + 1 :]) for row in table.rows)
         table = replace(table, columns=columns, rows=rows)
         left_out.append(column.title)
-    if table.narrower is not None and _min_width(table) > width:
+    if table.narrower is not None and _min_table_chars(table) > width:
         return fit(table.narrower, width)
     return table, left_out
 
 
-def _min_width(table: Table) -> int:
+def _min_table_chars(table: Table) -> int:
     """Return the least width of a table in characters, with its gaps."""
-    return sum(_min_widths(table)) + _GAP * (len(table.columns) - 1)
+    return sum(_min_column_chars(table)) + _GAP * (len(table.columns) - 1)
 
 
-def _min_widths(table: Table) -> list[int]:
-    """Return the least width of each column: its longest cell, or less where cells may fold."""
-    cells = zip(*table.texts, strict=True) if table.rows else [()] * len(table.columns)
+def _min_column_chars(table: Table) -> list[int]:
+    """Return the least width of each column: its longest cell, or less if cells may fold."""
+    columns_of_texts = zip(*table.texts, strict=True) if table.rows else [()] * len(table.columns)
     widths = []
-    for column, texts in zip(table.columns, cells, strict=True):
-        head = max(map(len, _head(column, texts)))
+    for column, texts in zip(table.columns, columns_of_texts, strict=True):
+        heading = max(map(len, _heading_lines(column, texts)))
         longest = max((cell_len(text) for text in texts), default=0)
         least = longest if column.min_chars is None else min(longest, column.min_chars)
-        widths.append(max(head, least))
+        widths.append(max(heading, least))
     return widths
 
 
-def _head(column: ShownColumn, texts: Iterable[str]) -> list[str]:
-    """Return the lines of a head; a foldable head is split between words, as in `world_` `size`."""
+def _heading_lines(column: ShownColumn, texts: Iterable[str]) -> list[str]:
+    """Return the lines of a heading, split between words if the column may be folded."""
     title = one_line(column.title)
     if column.min_chars is None:
         return [title]
     most = max((column.min_chars, *map(len, texts)))
     lines = [""]
-    for part in re.findall(r"[^_\s]*_+|[^_\s]+\s*|\s+", title):
-        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > most:
+    # `world_size` has the words `world_` and `size`.
+    for word in re.findall(r"[^_\s]*_+|[^_\s]+\s*|\s+", title):
+        if lines[-1] and len(lines[-1]) + len(word.rstrip()) > most:
             lines.append("")
-        lines[-1] += part
+        lines[-1] += word
     return [text.rstrip() for text in lines]
 
 
 def _grid(table: Table, width: int) -> RichTable:
-    """Return the table of rich, with one blank between columns if it is too wide for `width`.
-
-    A table that is still too wide is not cut: the terminal wraps its lines.
-    """
-    least = _min_widths(table)
-    gap = _GAP if _min_width(table) <= width else 1
-    min_width = sum(least) + gap * (len(least) - 1)
+    """Return the table of rich; a table that is too wide has narrow gaps and is not cut."""
+    widths = _min_column_chars(table)
+    gap = _GAP if _min_table_chars(table) <= width else 1
+    min_width = sum(widths) + gap * (len(widths) - 1)
     grid = RichTable(
         box=None,
         padding=(0, gap, 0, 0),
@@ -585,35 +590,35 @@ def _grid(table: Table, width: int) -> RichTable:
         width=min_width if min_width > width else None,
         show_header=any(table.titles),
     )
-    cells = list(zip(*table.texts, strict=True)) or [()] * len(least)
-    for column, size, texts in zip(table.columns, least, cells, strict=True):
+    columns_of_texts = list(zip(*table.texts, strict=True)) or [()] * len(widths)
+    for column, chars, texts in zip(table.columns, widths, columns_of_texts, strict=True):
         grid.add_column(
-            Text("\n".join(_head(column, texts))),
+            Text("\n".join(_heading_lines(column, texts))),
             justify="left" if column.is_text else "right",
             overflow="fold",
             no_wrap=column.min_chars is None,
-            min_width=size,
+            min_width=chars,
         )
 
-    def look(row: tuple[str | Cell, ...]) -> tuple[str, bool]:
+    def style_and_fit(row: tuple[str | Cell, ...]) -> tuple[str, bool]:
         """Return the style of a row, and whether its cells need no folding."""
         tones = (cell.tone for cell in row if isinstance(cell, Cell) and cell.tone != "plain")
-        fits = all(cell_len(text_of(c)) <= size for c, size in zip(row, least, strict=True))
+        fits = all(cell_len(text_of(c)) <= chars for c, chars in zip(row, widths, strict=True))
         return _STYLES[next(tones, "plain")], fits
 
-    for (style, fits), group in groupby(table.rows, look):
+    for (style, fits), group in groupby(table.rows, style_and_fit):
         rows = list(group)
         # Rows that need no folding are drawn as one row, which looks the same and is much faster.
         for block in [rows] if fits else [[row] for row in rows]:
-            joined = [Text("\n".join(lines)) for lines in _lines_of_columns(block)]
-            grid.add_row(*joined, style=style)
+            cells = [Text("\n".join(texts)) for texts in _texts_by_column(block)]
+            grid.add_row(*cells, style=style)
     return grid
 
 
-def _lines_of_columns(rows: Sequence[tuple[str | Cell, ...]]) -> list[list[str]]:
-    """Return the texts of the cells of each column."""
-    lines: list[list[str]] = [[] for _ in rows[0]]
+def _texts_by_column(rows: Sequence[tuple[str | Cell, ...]]) -> list[list[str]]:
+    """Return the texts of each column."""
+    texts: list[list[str]] = [[] for _ in rows[0]]
     for row in rows:
-        for column, cell in zip(lines, row, strict=True):
+        for column, cell in zip(texts, row, strict=True):
             column.append(one_line(text_of(cell)))
-    return lines
+    return texts

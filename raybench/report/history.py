@@ -38,15 +38,17 @@ from raybench.report.formatting import counted, plain, some
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.report.words.compare import NO_CAUSE, before_and_now, fact_name, history_answer
 
+# The runs of one point on one machine, oldest first.
 Series = list[HistoryRow]
 
 _BARS = "▁▂▃▄▅▆▇█"
-# Narrower ranges are drawn flat: noise is not to look like mountains.
+# Least range of a sparkline, so that noise does not look like mountains.
 _MIN_RANGE = 0.05
 _MAX_BARS = 24
+# Differences that are listed for a lasting change, and the characters of a value.
 _MAX_CHANGES = 4
 _MAX_CHARS = 20
-# In the tables, and in the chart.
+# Limit of points in the tables, and in the chart.
 _MOST_POINTS = 40
 _LABEL_CHARS = 60
 _CHART_HEIGHT, _COLOR = 180, "var(--s1)"
@@ -58,9 +60,9 @@ _CHANGE = "from the level before, in the first run of a new level"
 class History(Document):
     """The step times of points over several runs."""
 
-    # One or more, as `raybench.analysis.compare.history` returns them.
+    # At least one.
     rows: Sequence[HistoryRow]
-    # (point_id, run_id of a lasting change) -> changes since the run before, if any.
+    # (point_id, run_id of a lasting change) -> changes of the environment since the run before.
     causes: Mapping[tuple[str, str], Sequence[Change]]
 
     @property
@@ -72,14 +74,10 @@ class History(Document):
         return history_answer(points, runs, changes)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a table of points for each workload, counts of what is left out, and changes.
-
-        The tables have at most 40 points of several runs, points with lasting changes first. A
-        single point has bars and a table of its runs.
-        """
-        series = _series(self.rows)
+        """Yield tables of points and their lasting changes; for a single point, its runs."""
+        series = _series_of_points(self.rows)
         if len(series) == 1:
-            yield Line(text=_bars(series[0]), is_apart=True)
+            yield Line(text=_sparkline_of_steps(series[0]), is_apart=True)
             yield _table_of_runs(series[0])
         else:
             with_history = [rows for rows in series if len(rows) > 1]
@@ -90,35 +88,33 @@ class History(Document):
                 verb = "is" if hidden == 1 else "are"
                 text = f"{counted(hidden, 'more point')} {verb} not shown; --json has all."
                 yield Line(text=text, is_apart=True)
-            if lone := len(series) - len(with_history):
-                verb = "was" if lone == 1 else "were"
-                text = f"{counted(lone, 'point')} {verb} measured in one run only."
+            if single := len(series) - len(with_history):
+                verb = "was" if single == 1 else "were"
+                text = f"{counted(single, 'point')} {verb} measured in one run only."
                 yield Line(text=text, is_apart=True)
-        if steps := self._lasting_changes(series):
-            yield Listing(title="Lasting changes of the step time", lines=steps, is_quoted=True)
+        if lines := self._lasting_changes(series):
+            yield Listing(title="Lasting changes of the step time", lines=lines, is_quoted=True)
         yield Legend()
 
     def _lasting_changes(self, series: Sequence[Series]) -> list[tuple[str, str]]:
-        """Return each lasting change, with its run and what changed since the run before."""
-        steps = []
+        """Return a line for each lasting change: its size, its run, and what else changed."""
+        lines = []
         for row in chain.from_iterable(series):
             if row.step is None:
                 continue
             phrases = []
             for change in self.causes.get((row.point_id, row.run_id), ()):
                 phrases.append(f"{fact_name(change.fact)} {before_and_now(change, _MAX_CHARS)}")
-            where = some(phrases, _MAX_CHANGES) or NO_CAUSE
+            causes = some(phrases, _MAX_CHANGES) or NO_CAUSE
             point = f"{row.point_id} " if len(series) > 1 else ""
-            text = f"{formatting.when(row.started_at)}, {row.run_id}: {where}"
-            steps.append((f"{point}{change_percent(row.step)}", text))
-        return steps
+            text = f"{formatting.when(row.started_at)}, {row.run_id}: {causes}"
+            lines.append((f"{point}{change_percent(row.step)}", text))
+        return lines
 
     def members(self) -> Mapping[str, Any]:
-        """Return `points`: HISTORY_COLUMNS, machine, level_ms and step of each of `rows`."""
-        points = []
-        for row in self.rows:
-            names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
-            points.append({name: getattr(row, name) for name in names})
+        """Return the rows as `points`."""
+        names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
+        points = [{name: getattr(row, name) for name in names} for row in self.rows]
         return {"points": points}
 
 
@@ -135,13 +131,12 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[height] for height in heights)
 
 
-def _bars(rows: Series) -> str:
-    """Return the sparkline of the step times of a point over its runs."""
+def _sparkline_of_steps(rows: Series) -> str:
     return sparkline([row.step_ms_p50 for row in rows if row.step_ms_p50 is not None])
 
 
-def _series(rows: Sequence[HistoryRow]) -> list[Series]:
-    """Return the rows of each point and machine; points with a lasting change come first."""
+def _series_of_points(rows: Sequence[HistoryRow]) -> list[Series]:
+    """Return the series of each point and machine; series with a lasting change come first."""
     series: dict[tuple[str, int], Series] = {}
     for row in rows:
         series.setdefault((row.point_id, row.machine), []).append(row)
@@ -149,7 +144,7 @@ def _series(rows: Sequence[HistoryRow]) -> list[Series]:
 
 
 def _table_of_points(series: Sequence[Series]) -> Table:
-    """Return a row for each point and machine of one workload."""
+    """Return the table of the points of one workload, with a row for each machine."""
     latest = [rows[-1] for rows in series]
     names = varying(latest, params_first=True)
     if len({row.device_name for row in latest}) > 1:
@@ -178,14 +173,14 @@ def _table_of_points(series: Sequence[Series]) -> Table:
         ),
         (
             ShownColumn(title="by run", meaning="one bar per run; higher is slower", is_text=True),
-            _bars,
+            _sparkline_of_steps,
         ),
     ]
     return make_table(series, columns, kind=str(series[0][0].workload))
 
 
 def _table_of_runs(rows: Series) -> Table:
-    """Return a row for each run of one point, in order of time."""
+    """Return the table of the runs of one point, in order of time."""
     unit = formatting.unit_of(rows)
     run = ShownColumn(title="run", is_text=True, min_chars=SETTING_CHARS * 3)
     columns: list[ColumnOf[HistoryRow]] = [
@@ -204,19 +199,23 @@ def _table_of_runs(rows: Series) -> Table:
 def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     """Return a panel for each point and machine: step times over the time of the runs.
 
-    At most 40 panels are drawn, points with lasting changes first. Points of a single run are left
-    out, unless there are no others.
+    At most 40 panels are drawn, points with lasting changes first. Points of a single run are drawn
+    only if no point has several runs.
     """
     has_models = len({row.device_name for row in rows}) > 1
     has_node_counts = len({row.node_count for row in rows}) > 1
     names = dict(zip((row.point_id for row in rows), point_names(rows), strict=True))
-    panels, every = [], _series(rows)
-    series = [members for members in every if len(members) > 1] or every
+    all_series = _series_of_points(rows)
+    series = [members for members in all_series if len(members) > 1] or all_series
+    panels = []
     for members in series[:_MOST_POINTS]:
-        row, name = members[-1], names[members[-1].point_id]
-        labels = [name if len(name) <= _LABEL_CHARS else row.point_id]
-        labels += [plain(row.device_name)] * has_models
-        labels += [counted(row.node_count or 1, "node")] * has_node_counts
+        latest = members[-1]
+        name = names[latest.point_id]
+        labels = [name if len(name) <= _LABEL_CHARS else latest.point_id]
+        if has_models:
+            labels.append(plain(latest.device_name))
+        if has_node_counts:
+            labels.append(counted(latest.node_count or 1, "node"))
         panels.append(_history_panel(", ".join(labels), members))
     note = "Dashed line: the level of the step time. Vertical line: a lasting change."
     if hidden := len(series[_MOST_POINTS:]):
@@ -228,7 +227,7 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
 
 
 def _history_panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
-    """Draw the step times of one point, dashed levels, and a vertical line at each change."""
+    """Return a panel of step times, dashed levels, and a vertical line at each lasting change."""
     marks: list[Mark] = []
     for row in rows:
         when, step_ms = row.started_at, row.step_ms_p50 or 0.0
