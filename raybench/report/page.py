@@ -280,7 +280,7 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
     """Return the table of all points, with tooltips and values to sort by."""
     data = answer.data
     metrics = dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(rows)))
-    column_words = of_run.of_columns(data, answer.asked)
+    column_words = of_run.words_of_meanings(data, answer.asked)
     width_meaning = "half of the 95 % interval of the step time, relative to it. "
     columns: list[ColumnOf[ScaledRow]] = [
         (

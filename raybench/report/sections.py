@@ -1,8 +1,7 @@
-"""The sections of a run's report, in order: tables, and listings beside the findings.
+"""The sections of a run's report: tables, and listings among the findings. Pure.
 
-To add a section, write a function and list it in SECTIONS: terminal, Markdown and page show it. A
-table by `_table_of_points` begins with the settings that distinguish the points. Points are in the
-order of `RunAnswer.ordered`, unless the section says otherwise. Pure.
+To add a section, write a function that yields them and list it in SECTIONS: terminal, Markdown and
+page show it. Tables have the points in the order of `RunAnswer.ordered`.
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ T = TypeVar("T")
 class Section:
     """A part of the report of a run."""
 
-    # Its id in the page.
+    # The id of the section in the page.
     anchor: str
-    # Its heading in the page.
+    # The heading of the section in the page.
     title: str
-    # Returns listings, which are shown among the findings, and tables; may return nothing.
+    # Returns the listings and tables that apply to a run.
     blocks: Callable[[RunAnswer], Iterable[Listing | Table]]
 
 
@@ -95,81 +94,96 @@ def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
         yield _table_of_shares(answer)
 
 
+@dataclass(frozen=True, slots=True)
+class _SharesLine:
+    """A line of the table of shares: one way to share the work of a fleet."""
+
+    fleet: UnevenFleet
+    scenario: Scenario
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this is the first line of the fleet."""
+        return self.scenario.row is self.fleet.first
+
+
 def _table_of_shares(answer: RunAnswer) -> Table:
     """Return a row for each way to share the work of each fleet."""
     fleets, ranks = answer.data.fleets, answer.data.ranks
-    apart = dict.fromkeys(chain.from_iterable(shares.apart(fleet, fleets) for fleet in fleets))
-    settings = setting_columns([fleet.first for fleet in fleets], list(apart), ranks)
+    names: dict[str, None] = {}
+    for fleet in fleets:
+        names |= dict.fromkeys(shares.distinguishing_settings_of(fleet, fleets))
+    settings = setting_columns([fleet.first for fleet in fleets], list(names), ranks)
 
-    def in_first(
-        cell: Callable[[UnevenFleet], str],
-    ) -> Callable[[tuple[UnevenFleet, Scenario]], str]:
-        return lambda line: cell(line[0]) if line[1].row is line[0].first else ""
+    def only_in_first_line(cell: Callable[[UnevenFleet], str]) -> Callable[[_SharesLine], str]:
+        return lambda line: cell(line.fleet) if line.is_first else ""
 
-    def over_equal(line: tuple[UnevenFleet, Scenario]) -> str:
-        equal = line[0].scenarios.get(EQUAL)
-        return shares.gain(gain_over(line[1], equal)) if equal and line[1] is not equal else ""
+    def gain_over_equal(line: _SharesLine) -> str:
+        equal = line.fleet.scenarios.get(EQUAL)
+        if equal is None or line.scenario is equal:
+            return ""
+        return shares.gain_cell(gain_over(line.scenario, equal))
 
-    def predicted(line: tuple[UnevenFleet, Scenario]) -> str:
-        step_ms = line[1].row.predicted_step_ms
-        return "" if step_ms is None else f"{step_ms / line[1].step_ms - 1:+.1%}"
+    def prediction_error(line: _SharesLine) -> str:
+        step_ms = line.scenario.row.predicted_step_ms
+        return "" if step_ms is None else f"{step_ms / line.scenario.step_ms - 1:+.1%}"
 
-    slow = in_first(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}")
-    lines = [(fleet, scenario) for fleet in fleets for scenario in fleet.scenarios.values()]
+    lines = []
+    for fleet in fleets:
+        lines += [_SharesLine(fleet, scenario) for scenario in fleet.scenarios.values()]
     items = answer.asked.items
-    columns: list[ColumnOf[tuple[UnevenFleet, Scenario]]] = [
-        *(
-            (head, in_first(lambda fleet, cell=cell: str(cell(fleet.first))))  # type: ignore[misc]
-            for head, cell in settings
-        ),
+    columns: list[ColumnOf[_SharesLine]] = []
+    for head, setting in settings:
+        cell = only_in_first_line(lambda fleet, setting=setting: str(setting(fleet.first)))  # type: ignore[misc]
+        columns.append((head, cell))
+    columns += [
         column(
             "speed",
-            in_first(lambda fleet: f"{fleet.probe_ratio:.0%}"),
+            only_in_first_line(lambda fleet: f"{fleet.probe_ratio:.0%}"),
             is_setting=True,
             meaning="speed of a slow device in % of a fast one, as measured by a probe",
         ),
         column(
             "slow",
-            slow,
+            only_in_first_line(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}"),
             is_setting=True,
             is_text=True,
             meaning=f"how many of the {answer.data.ranks} are slow",
         ),
         column(
             "shares",
-            lambda line: line[1].shares,
+            lambda line: line.scenario.shares,
             is_setting=True,
             is_text=True,
-            meaning=shares.meaning(line[1].shares for line in lines),
+            meaning=shares.meaning(line.scenario.shares for line in lines),
         ),
         column(
             items,
-            lambda line: "/".join(str(rank.items) for rank in line[1].ranks),
+            lambda line: "/".join(str(rank.items) for rank in line.scenario.ranks),
             is_text=True,
             meaning=f"{items} that each rank computes in a step, rank 0 first",
         ),
         column(
             "step ms",
-            lambda line: formatting.step_in(formatting.MILLISECONDS, line[1].row),
+            lambda line: formatting.step_in(formatting.MILLISECONDS, line.scenario.row),
             meaning=step_column_meaning(answer.data),
         ),
         column(
             "pred. error",
-            predicted,
+            prediction_error,
             drop=8,
             meaning="predicted step time divided by the measured one, minus 1",
         ),
         column(
             f"{items}/s",
-            lambda line: formatting.number(line[1].throughput),
+            lambda line: formatting.number(line.scenario.throughput),
             drop=7,
-            meaning=f"{items} per second of all {answer.data.ranks} together, by the mean step "
-            "time",
+            meaning=f"{items} per second of all {ranks} together, by the mean step time",
         ),
-        column("vs equal", over_equal, meaning=f"difference in {items}/s from equal shares"),
+        column("vs equal", gain_over_equal, meaning=f"difference in {items}/s from equal shares"),
         column(
             "fast idle",
-            lambda line: formatting.percent(line[1].idle_share_of_fast),
+            lambda line: formatting.percent(line.scenario.idle_share_of_fast),
             meaning="% of the step in which the fast devices wait for the slow ones",
         ),
     ]
@@ -177,14 +191,14 @@ def _table_of_shares(answer: RunAnswer) -> Table:
 
 
 def _slow_ranks(answer: RunAnswer) -> Iterator[Listing]:
-    """Yield what other shares would gain where one rank is slow, for each number of ranks."""
+    """Yield the gain of other shares for points with one slow rank, by number of ranks."""
     slowed: dict[int, ScaledRow] = {}
     for row in answer.data.ok_rows:
         if row.share_by_rank or not row.local_step_ms_by_rank or not is_slowed_by_one_rank(row):
             continue
-        other = slowed.get(row.world_size)
+        largest = slowed.get(row.world_size)
         # The estimate is best for the largest batch, whose fixed costs are relatively small.
-        if other is None or (row.global_batch_size or 0) > (other.global_batch_size or 0):
+        if largest is None or (row.global_batch_size or 0) > (largest.global_batch_size or 0):
             slowed[row.world_size] = row
     lines = []
     for row in slowed.values():
@@ -206,14 +220,14 @@ def _largest_batches(answer: RunAnswer) -> Iterator[Listing]:
 
 
 def _losses(answer: RunAnswer) -> Iterator[Listing]:
-    """Yield what the steps on the most devices lose to what."""
+    """Yield which causes take which share of the step, at the points on the most devices."""
     data = answer.data
     rows = with_most_ranks(data.rows)
     if not is_scaling(data):
         return
     lines = list(causes_of(rows))
-    unknown = [row for row in rows if not has_causes(row)]
-    for why, count in why_not_known(unknown).items():
+    without_causes = [row for row in rows if not has_causes(row)]
+    for why, count in why_not_known(without_causes).items():
         which = f"{count} of {counted(len(rows), 'point')}"
         lines.append((which, f"The causes are unknown, because {losses_unknown_words(why)}."))
     if lines:
@@ -226,8 +240,10 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
 _PARTS_NOTE = (
     "The parts were measured on the slowest rank, in instrumented steps after the timed ones."
 )
-# The parts that add up to the step; waiting for data counts on a CPU only.
+# The parts that add up to the step; on a CPU also `data_ms`.
 _SUMMED = ("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms", "unexplained_ms")
+# Metrics beside the parts that cover all rounds, whereas the parts cover the first round.
+_OF_ALL_ROUNDS = ("mfu_pct", "mfu_6n_pct", "gemm_share_pct", "achieved_tflops_per_device")
 _FIRST_ROUND_NOTE = (
     "The column step is the step time of round 1, because only the first round measures the parts."
 )
@@ -244,19 +260,10 @@ def _table_of_points(
     kind: str,
     note: str = "",
 ) -> Table:
-    """Return a table with a row for each line: the settings of its point, then `columns`.
-
-    Settings are a single column `layout` if a degree of parallelism varies.
-
-    Args:
-        answer: of the run.
-        lines: (point of the run, item that `columns` show).
-        columns: of the items.
-        kind: see `Table`.
-        note: see `Table`.
-    """
+    """Return a table with a row for each (point, item): settings of the point, then `columns`."""
     names = answer.table_settings
     if any(name in DEGREES for name in names):
+        # Degrees of parallelism fit one column, as `FSDP 2, TP 2`.
         layout = ShownColumn(title="layout", is_text=True, is_setting=True, min_chars=20)
         settings: list[ColumnOf[ScaledRow]] = [
             (layout, lambda row: short_name(row, names, answer.data.ranks))
@@ -272,71 +279,73 @@ def _table_of_points(
 
 
 def step_column_meaning(data: RunData) -> str:
-    """Return what a step time and its ± are, no full stop."""
+    """Return the meaning of step times and of their ±, without a full stop."""
     return ". ".join(filter(None, (of_run.step_meaning(data), of_run.plus_minus(data))))
 
 
 def point_table(answer: RunAnswer) -> Table:
-    """Return the table of the points with their steps, the metric of the answer, and other rates.
+    """Return the table of all points: step times, the metric of the answer, and other rates."""
+    data, unit = answer.data, formatting.unit_of(answer.data.rows)
+    is_any_ok = any(row.status == "ok" for row in data.rows)
+    step_meaning = step_column_meaning(data) if is_any_ok else ""
 
-    A terminal that is too narrow leaves out the throughput last, and the answer never.
-    """
-    rows, unit = list(answer.ordered), formatting.unit_of(answer.data.rows)
-    data = answer.data
-    is_any_ok = any(row.status == "ok" for row in rows)
-    explained = step_column_meaning(data) if is_any_ok else ""
-
-    def step(row: ScaledRow) -> str:
+    def step_or_status(row: ScaledRow) -> str:
         is_ok = row.status == "ok"
         return formatting.step_in(unit, row) if is_ok else formatting.STATUS_WORDS[row.status]
 
     columns: list[ColumnOf[ScaledRow]] = [
-        column(f"step {unit.name}", step, meaning=explained),
+        column(f"step {unit.name}", step_or_status, meaning=step_meaning),
         column(MARKS_TITLE, marks, meaning=of_run.marks_meaning(data), is_text=True),
     ]
-    every, shows = data.rows, metrics.SCALING if data.has_throughput else metrics.RATES
-    declared, first = workload_metrics(every), find_metric(every, answer.asked.metric)
-    # The answer of a search is a setting, which has a column already.
+    group = metrics.SCALING if data.has_throughput else metrics.RATES
+    declared = workload_metrics(data.rows)
+    asked_metric = find_metric(data.rows, answer.asked.metric)
+    # A batch is a setting and has a column already.
     hidden = {"step_ms_p50", "batch_size", "global_batch_size"}
-    # Speed-up and efficiency are hidden if only baseline points have them, which are 1.
-    compared = rows_compared(every)
-    hidden |= set() if compared else {"speed_up"}
-    hidden |= set() if any(row.efficiency is not None for row in compared) else {"efficiency"}
-    first_dropped = [
-        *(metric for metric in shows.optional if metric.name != "throughput"),
+    # The speed-up and the efficiency of baseline points are 1 and say nothing.
+    compared = rows_compared(data.rows)
+    if not compared:
+        hidden.add("speed_up")
+    if all(row.efficiency is None for row in compared):
+        hidden.add("efficiency")
+    # What a narrow terminal leaves out, in this order. It never leaves out the answer.
+    droppable = [
+        *(metric for metric in group.optional if metric.name != "throughput"),
         *reversed(declared),
         metrics.BY_NAME["throughput"],
     ]
-    for metric in dict.fromkeys([*([first] if first else []), *shows.metrics, *declared]):
-        is_kept = metric == first or metric not in first_dropped
+    shown = dict.fromkeys([*([asked_metric] if asked_metric else []), *group.metrics, *declared])
+    for metric in shown:
+        is_kept = metric == asked_metric or metric not in droppable
         if metric.name not in hidden:
-            drop = None if is_kept else first_dropped.index(metric)
+            drop = None if is_kept else droppable.index(metric)
             columns.append(_metric_column(answer, metric, drop))
-    return _table_of_points(answer, [(row, row) for row in rows], columns, kind=of_run.alike(data))
+    lines = [(row, row) for row in answer.ordered]
+    return _table_of_points(answer, lines, columns, kind=of_run.common_settings(data))
 
 
 def _metric_column(
     answer: RunAnswer, metric: Metric, drop: int | None = None
 ) -> ColumnOf[ScaledRow]:
+    """Return the column of a metric of points, whose meaning fits the run."""
     unit = formatting.unit_of(answer.data.rows)
-    column = metric_column(metric, unit, of_run.of_columns(answer.data, answer.asked), drop)
+    words_of_run = of_run.words_of_meanings(answer.data, answer.asked)
+    head = metric_column(metric, unit, words_of_run, drop)
     if declared := of_run.declared_meaning(answer.data, metric):
-        column = replace(column, meaning=declared)
+        head = replace(head, meaning=declared)
     if metric.name == "throughput" and of_run.has_steps_of_one_item(answer.data):
-        column = replace(
-            column, meaning=f"{column.meaning}. Each step counts as one, whatever its scope"
-        )
+        head = replace(head, meaning=f"{head.meaning}. Each step counts as one, whatever its scope")
     if metric.name == "speed_up" and any(map(speed_up_half_width, answer.data.ok_rows)):
         rounds = "± is half of the 95 % interval over the rounds"
-        column = replace(column, meaning=f"{column.meaning}. {rounds}")
-        return column, lambda row: _speed_up(row)
-    return column, lambda row: formatting.metric(metric, value_of(row, metric), unit)
+        return replace(head, meaning=f"{head.meaning}. {rounds}"), _speed_up_text
+    return head, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 
 
-def _speed_up(row: ScaledRow) -> str:
-    half = None if row.is_baseline else speed_up_half_width(row)
+def _speed_up_text(row: ScaledRow) -> str:
+    """Return `1.47 ±1.8%`; the speed-up of a baseline has no interval."""
+    half_width = None if row.is_baseline else speed_up_half_width(row)
     text = formatting.ratio(row.speed_up)
-    return text if half is None else f"{text} {formatting.half_width(half)}"
+    return text if half_width is None else f"{text} {formatting.half_width(half_width)}"
 
 
 def _points(answer: RunAnswer) -> Iterator[Table]:
@@ -345,16 +354,30 @@ def _points(answer: RunAnswer) -> Iterator[Table]:
         yield point_table(answer)
     if not answer.data.rows or not answer.data.has_throughput:
         return
+    yield from _table_of_parts(answer)
+    with_memory = [row for row in answer.ordered if row.mem_parameters_bytes is not None]
+    if with_memory:
+        lines = [(row, row) for row in with_memory]
+        columns = _group_columns(answer, metrics.MEMORY)
+        yield _table_of_points(
+            answer, lines, columns, kind="memory at its peak, GiB", note=_MEMORY_NOTE
+        )
+
+
+def _table_of_parts(answer: RunAnswer) -> Iterator[Table]:
+    """Yield the table of the parts of steps, or of the use of devices, if any was measured."""
     unit = formatting.unit_of(answer.data.rows)
     names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
     has_rounds = any(is_of_first_round(row) for row in answer.data.rows)
-    apart = []
+    rows = []
     for row in answer.ordered:
-        has_parts = any(getattr(row, name) is not None for name in names)
-        if row.why_no_breakdown or has_parts:
-            apart.append(row)
+        is_measured = any(getattr(row, name) is not None for name in names)
+        if row.why_no_breakdown or is_measured:
+            rows.append(row)
+    if not rows:
+        return
     no_breakdown = DoubtKind.NO_BREAKDOWN.mark
-    parts: list[ColumnOf[ScaledRow]] = [
+    columns: list[ColumnOf[ScaledRow]] = [
         column(
             MARKS_TITLE,
             lambda row: no_breakdown if row.why_no_breakdown else "",
@@ -366,31 +389,30 @@ def _points(answer: RunAnswer) -> Iterator[Table]:
             lambda row: formatting.time_in(unit, step_of_parts(row)),
             meaning="median time of one step" + (" in round 1" if has_rounds else ""),
         ),
+        *_group_columns(answer, metrics.PARTS),
     ]
-    has_parts = any(row.local_step_ms is not None for row in apart)
-    which = "step of round 1" if has_rounds else "step"
-    kind = f"where the {which} goes, {unit.name}" if has_parts else "how well the device is used"
-    notes = [_PARTS_NOTE] * has_parts + [_FIRST_ROUND_NOTE] * has_rounds
-    watched = [row for row in answer.ordered if row.mem_parameters_bytes is not None]
-    for title, rows, shows, first, note in (
-        (kind, apart, metrics.PARTS, parts, " ".join(notes)),
-        ("memory at its peak, GiB", watched, metrics.MEMORY, [], _MEMORY_NOTE),
-    ):
-        # A terminal that is too narrow leaves out the optional metrics first.
-        order = list(dict.fromkeys([*shows.optional, *shows.metrics]))
-        columns = [
-            *first,
-            *(_part_column(answer, metric, order.index(metric)) for metric in shows.metrics),
-        ]
-        if rows:
-            lines = [(row, row) for row in rows]
-            table = _table_of_points(answer, lines, columns, kind=title, note=note)
-            is_of_parts = shows is metrics.PARTS and has_parts
-            yield replace(table, summands=_summands(answer, table)) if is_of_parts else table
+    has_parts = any(row.local_step_ms is not None for row in rows)
+    notes = []
+    kind = "how well the device is used"
+    if has_parts:
+        which = "step of round 1" if has_rounds else "step"
+        kind = f"where the {which} goes, {unit.name}"
+        notes.append(_PARTS_NOTE)
+    if has_rounds:
+        notes.append(_FIRST_ROUND_NOTE)
+    lines = [(row, row) for row in rows]
+    table = _table_of_points(answer, lines, columns, kind=kind, note=" ".join(notes))
+    yield replace(table, summands=_summands(answer, table)) if has_parts else table
+
+
+def _group_columns(answer: RunAnswer, group: metrics.Columns) -> list[ColumnOf[ScaledRow]]:
+    """Return the columns of a group; narrow terminals leave out its optional metrics first."""
+    order = list(dict.fromkeys([*group.optional, *group.metrics]))
+    return [_part_column(answer, metric, order.index(metric)) for metric in group.metrics]
 
 
 def _summands(answer: RunAnswer, table: Table) -> tuple[str, ...]:
-    """Return the heads of the columns that add up to the step."""
+    """Return the headings of the columns that add up to the step."""
     is_cpu = any(row.device_type == "cpu" for row in answer.data.ok_rows)
     names = (*_SUMMED, "data_ms") if is_cpu else _SUMMED
     heads = {_part_column(answer, metrics.BY_NAME[name], 0)[0].title for name in names}
@@ -399,19 +421,17 @@ def _summands(answer: RunAnswer, table: Table) -> tuple[str, ...]:
 
 def _part_column(answer: RunAnswer, metric: Metric, drop: int) -> ColumnOf[ScaledRow]:
     """Return the column of a part of the step or of the memory."""
-    column, cell = _metric_column(answer, metric, drop)
+    head, cell = _metric_column(answer, metric, drop)
     rows = answer.data.rows
     # comm_ms is known only where DDP reduces the gradients.
     if metric.name == "compute_ms" and any(r.world_size > 1 and r.comm_ms for r in rows):
-        meaning = f"{column.meaning}. With several {answer.data.ranks} it includes copying "
-        column = replace(column, meaning=meaning + "the gradients for DDP")
+        meaning = f"{head.meaning}. With several {answer.data.ranks} it includes copying "
+        head = replace(head, meaning=meaning + "the gradients for DDP")
     elif metric.name in _OF_ALL_ROUNDS and any(map(is_of_first_round, rows)):
-        column = replace(column, meaning=f"{column.meaning}. It covers all rounds")
-    return column, cell
+        head = replace(head, meaning=f"{head.meaning}. It covers all rounds")
+    return head, cell
 
 
-# Beside the parts, which are of the first round.
-_OF_ALL_ROUNDS = ("mfu_pct", "mfu_6n_pct", "gemm_share_pct", "achieved_tflops_per_device")
 _RANKS_NOTE = "On each rank the parts add up to the step time."
 _RANKS_OF_FIRST_NOTE = "Only the first round measures the parts."
 
@@ -419,7 +439,7 @@ _RANKS_OF_FIRST_NOTE = "Only the first round measures the parts."
 def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
     """Return the columns of a rank: its number, and the parts of its step in `unit`."""
 
-    def time(name: str) -> ColumnOf[RankStep]:
+    def part_column(name: str) -> ColumnOf[RankStep]:
         title, meaning = _PARTS_OF_RANK[name]
         return column(
             title, lambda step: formatting.part(getattr(step, f"{name}_ms"), unit), meaning=meaning
@@ -428,11 +448,11 @@ def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
     rank: ColumnOf[RankStep] = column(
         "rank", lambda step: _rank_name(step.rank), meaning=_RANK_MEANING
     )
-    return [rank, *map(time, _PARTS_OF_RANK)]
+    return [rank, *map(part_column, _PARTS_OF_RANK)]
 
 
 _RANK_MEANING = "number of the rank; * marks rank 0, whose time most scripts report"
-# What a rank does in a step -> the head of its column, and its meaning.
+# Field of `RankStep` without `_ms` -> heading and meaning of its column.
 _PARTS_OF_RANK = {
     "computes": ("compute", "the rank's own work on its device"),
     "idle": ("host gap", "the device waits for the host"),
@@ -448,14 +468,18 @@ def _rank_name(rank: int) -> str:
 
 
 def _ranks(answer: RunAnswer) -> Iterator[Table]:
-    """Yield a table of the points in which one rank slows the others, with a line for each rank."""
-    rows = [] if answer.data.fleets else answer.ordered
-    slowed = [row for row in rows if row.status == "ok" and is_slowed_by_one_rank(row)]
-    if lines := [(row, rank) for row in slowed for rank in ranks_to_show(ranks_of_step(row))]:
-        columns = _rank_columns(formatting.unit_of(answer.data.rows))
-        kind = f"where ranks differ, {formatting.unit_of(answer.data.rows).name} of each rank"
+    """Yield a table of the points that one rank slows, with a line for each rank."""
+    if answer.data.fleets:
+        return
+    slowed = [row for row in answer.ordered if row.status == "ok" and is_slowed_by_one_rank(row)]
+    lines = []
+    for row in slowed:
+        lines += [(row, step) for step in ranks_to_show(ranks_of_step(row))]
+    if lines:
+        unit = formatting.unit_of(answer.data.rows)
+        kind = f"where ranks differ, {unit.name} of each rank"
         note = _ranks_note(any(is_of_first_round(row) for row in slowed))
-        yield _table_of_points(answer, lines, columns, kind=kind, note=note)
+        yield _table_of_points(answer, lines, _rank_columns(unit), kind=kind, note=note)
 
 
 def _ranks_note(is_of_first: bool) -> str:
@@ -463,50 +487,46 @@ def _ranks_note(is_of_first: bool) -> str:
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
-    """Return a table with a row per rank of one point; None if there is nothing to show.
-
-    Args:
-        row: of the table `points`.
-        unit: of the times.
-    """
+    """Return a table of the ranks of one point; None if no parts and no clocks were measured."""
     steps = {step.rank: step for step in ranks_to_show(ranks_of_step(row))}
     unsynced, synced = row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ()
-    clocks: dict[int, tuple[float, float]] = {}
+    # Rank -> time without and with synchronizing. Ranks without work have no times.
+    wall_times_ms: dict[int, tuple[float, float]] = {}
     if unsynced and synced:
         working = [rank for rank, share in enumerate(row.share_by_rank or unsynced) if share]
-        clocks = dict(zip(working, zip(unsynced, synced, strict=True), strict=True))
-    shown = sorted(steps) or sorted(clocks)[:MOST_RANKS]
-    if not shown:
+        wall_times_ms = dict(zip(working, zip(unsynced, synced, strict=True), strict=True))
+    ranks = sorted(steps) or sorted(wall_times_ms)[:MOST_RANKS]
+    if not ranks:
         return None
 
-    def of_step(shown: ColumnOf[RankStep]) -> ColumnOf[int]:
-        return shown[0], lambda rank: shown[1](steps[rank]) if rank in steps else ""
+    def step_column(column_of_step: ColumnOf[RankStep]) -> ColumnOf[int]:
+        head, cell = column_of_step
+        return head, lambda rank: cell(steps[rank]) if rank in steps else ""
 
-    def of_clock(title: str, index: int, meaning: str) -> ColumnOf[int]:
+    def wall_time_column(title: str, index: int, meaning: str) -> ColumnOf[int]:
         def cell(rank: int) -> str:
-            return formatting.part(clocks.get(rank, (None, None))[index], unit)
+            return formatting.part(wall_times_ms.get(rank, (None, None))[index], unit)
 
         return column(title, cell, meaning=meaning)
 
     columns = [
         column("rank", _rank_name, meaning=_RANK_MEANING),
-        *map(of_step, _rank_columns(unit)[1:]),
-        of_clock("unsynced", 0, "what time.time() reports for a step without synchronizing"),
-        of_clock("synced", 1, "what time.time() reports for a step with synchronizing"),
+        *map(step_column, _rank_columns(unit)[1:]),
+        wall_time_column(
+            "unsynced", 0, "what time.time() reports for a step without synchronizing"
+        ),
+        wall_time_column("synced", 1, "what time.time() reports for a step with synchronizing"),
     ]
     kind = f"Each rank's step, {unit.name}, from steps after the timed ones"
     note = _ranks_note(is_of_first_round(row)) if steps else ""
-    return make_table(shown, columns, kind=kind, note=note)
+    return make_table(ranks, columns, kind=kind, note=note)
 
 
 _SCOPES_TITLE = "Blocks, forward pass and whole loop"
 
 
 def _scopes(answer: RunAnswer) -> Iterator[Table]:
-    """Yield a table of the ok points of each workload whose parameter `scope` differs.
-
-    `scope` says how much of the whole a step runs; the scope with the shortest step comes first.
-    """
+    """Yield a table for each workload with several values of `scope`, the part that a step runs."""
     workloads: dict[str, dict[str, list[ScaledRow]]] = {}
     for row in answer.ordered:
         if row.status == "ok" and "scope" in row.params:
@@ -514,22 +534,24 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
             scopes.setdefault(row.params["scope"], []).append(row)
     bases = {row.series: row for row in answer.data.rows if row.is_baseline and row.status == "ok"}
 
-    def cold_gain(row: ScaledRow) -> str:
+    def cold_speed_up(row: ScaledRow) -> str:
         # A first step is a cold start only in new processes.
         base = bases.get(row.series)
         if base is None or not (row.new_processes and base.new_processes):
             return ""
-        first, cold = base.first_step_ms, row.first_step_ms
-        return "" if first is None or cold is None else formatting.ratio(first / cold)
+        base_ms, cold_ms = base.first_step_ms, row.first_step_ms
+        return "" if base_ms is None or cold_ms is None else formatting.ratio(base_ms / cold_ms)
 
     def share_of_step(name: str) -> Callable[[ScaledRow], str]:
         def cell(row: ScaledRow) -> str:
-            part = getattr(row, name)
-            return "" if part is None else formatting.percent(part / (step_of_parts(row) or 1.0))
+            part_ms = getattr(row, name)
+            if part_ms is None:
+                return ""
+            return formatting.percent(part_ms / (step_of_parts(row) or 1.0))
 
         return cell
 
-    baseline = of_run.of_columns(answer.data, answer.asked)["baseline"]
+    baseline = of_run.words_of_meanings(answer.data, answer.asked)["baseline"]
     has_rounds = any(row.rounds > 1 for row in answer.data.rows)
     peak = metrics.BY_NAME["peak_mem_allocated_bytes"]
     columns: list[ColumnOf[ScaledRow]] = [
@@ -547,7 +569,7 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
         column(MARKS_TITLE, marks, is_text=True, meaning=of_run.marks_meaning(answer.data)),
         column(
             "cold speed-up",
-            cold_gain,
+            cold_speed_up,
             meaning=f"cold step of the baseline ({baseline}) divided by the cold step of this "
             "point, if both points began with new processes",
         ),
@@ -574,10 +596,12 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
     ]
     kind = f"{_SCOPES_TITLE.lower()}, ms"
     for scopes in workloads.values():
-        ordered = sorted(scopes.values(), key=_shortest_step_ms)
-        lines = [(row, row) for rows in ordered for row in rows]
-        if len(scopes) > 1:
-            yield _table_of_points(answer, lines, columns, kind=kind)
+        if len(scopes) < 2:
+            continue
+        # The scope with the shortest step comes first.
+        ordered = chain.from_iterable(sorted(scopes.values(), key=_shortest_step_ms))
+        lines = [(row, row) for row in ordered]
+        yield _table_of_points(answer, lines, columns, kind=kind)
 
 
 def _shortest_step_ms(rows: Sequence[ScaledRow]) -> float:
@@ -585,7 +609,7 @@ def _shortest_step_ms(rows: Sequence[ScaledRow]) -> float:
 
 
 def region_columns(unit: formatting.Unit) -> list[ColumnOf[RegionRow]]:
-    """Return the columns of a region: name, calls a step, bare time in `unit`, share of step."""
+    """Return the columns of a region: name, calls in a step, time in `unit`, share of the step."""
     return [
         column(
             "region",
@@ -623,14 +647,14 @@ def _regions(answer: RunAnswer) -> Iterator[Table]:
 
 
 _REFERENCE_TITLE = "Compared with reference values of this device model"
-# Up to so many values are all shown; of more values, only the slowest outside their reference.
+# Up to 4 values are all shown; of more values, the 4 slowest outside their reference.
 _MOST_SHOWN = 4
-# The summary names up to so many points.
+# The summary names at most so many points.
 _MOST_NAMED = 6
 
 
 def _references(answer: RunAnswer) -> Iterator[Listing]:
-    """Yield how the figures of the run stand against the references of its devices."""
+    """Yield the values of the run compared with the references of its devices."""
     if lines := list(reference_lines(answer.data)):
         yield Listing(title=_REFERENCE_TITLE, lines=lines)
 
@@ -638,8 +662,7 @@ def _references(answer: RunAnswer) -> Iterator[Listing]:
 def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
     """Yield (name, text): how many values are within their reference, then single values.
 
-    `! ` before a name marks a value outside its reference. Without references the text says how to
-    make them. Nothing if no GPU point is ok.
+    A name begins with `! ` if its value is outside its reference. No lines without ok GPU points.
     """
     if not any(row.status == "ok" and row.device_type == "cuda" for row in data.rows):
         return

@@ -19,7 +19,7 @@ from raybench.report.point_settings import settings_words
 from raybench.report.words.doubts import MARKS, mark_words
 from raybench.workloads.base import builtin_class
 
-# Counts of items, computed from rates over several rounds, are equal within this difference.
+# Numbers of items, computed from rates over several rounds, are equal within this difference.
 _SAME_COUNT = 0.05
 
 
@@ -33,15 +33,13 @@ def machine_of_run(data: RunData) -> str:
         text += f", at most {counted(nodes.of_largest_point, 'node')} in a point"
     if data.run.only_devices:
         text += ", only those that --devices named"
-    ways = {way for row in data.rows for way in row.transports or ()}
-    return f"{text}; NCCL transport {formatting.some(sorted(ways))}" if ways else text
+    transports = {transport for row in data.rows for transport in row.transports or ()}
+    return f"{text}; NCCL transport {formatting.some(sorted(transports))}" if transports else text
 
 
 def declared_meaning(data: RunData, metric: Metric) -> str:
-    """Return what a built-in workload says of its own metric today; "" for other metrics.
-
-    The tables hold the text of the version that measured.
-    """
+    """Return the meaning of a metric that a built-in workload declares; "" for other metrics."""
+    # The tables hold the text of the version that measured; this is the present text.
     if is_column(metric):
         return ""
     for workload in dict.fromkeys(row.workload for row in data.rows):
@@ -53,46 +51,48 @@ def declared_meaning(data: RunData, metric: Metric) -> str:
 
 
 def model(data: RunData) -> tuple[str, ...]:
-    """Return what the points run, the parameters of their models, and the optimizers.
-
-    As in ("MLP of 8 layers, 4,096 wide", "134 M parameters", "adam"); unknown ones left out.
-    """
+    """Return known facts of the models: ("MLP of 8 layers", "134 M parameters", "adam")."""
     names, counts, optimizers = {}, set(), set()
-    for workload, params in ((row.workload, row.params) for row in data.rows):
-        built_in = builtin_class(workload) if params else None
-        names[(built_in.describe(params) if built_in else "") or workload] = True
+    for row in data.rows:
+        params = row.params
+        built_in = builtin_class(row.workload) if params else None
+        names[(built_in.describe(params) if built_in else "") or row.workload] = True
         counts.add((built_in and built_in.parameter_count(params)) or 0)
         if params.get("mode") != "inference" and "optimizer" in params:
             optimizers.add(params["optimizer"])
-    sizes = sorted(counts - {0})
-    size = span(*(formatting.amount(count) for count in sizes[:: len(sizes) - 1 or 1]))
-    size += " parameters" if size else ""
+    known = counts - {0}
+    size = ""
+    if known:
+        ends = span(formatting.amount(min(known)), formatting.amount(max(known)))
+        size = f"{ends} parameters"
     return tuple(filter(None, (", ".join(names), size, ", ".join(sorted(optimizers)))))
 
 
-def alike(data: RunData) -> str:
-    """Return the main settings that all points share: `fp32, batch 64 per device, 2 GPUs`.
+def common_settings(data: RunData) -> str:
+    """Return the main settings of all points: `fp32, batch 64 per device, 2 GPUs`.
 
-    A batch that varies is named without its value; "" for no points.
+    A batch that varies is named without its value.
     """
     if not data.rows:
         return ""
-    first, apart = data.rows[0], varying(data.rows)
-    names = ("precision", "batch", "world_size")
-    words = {name: settings_words(first, [name], data.ranks) for name in names}
-    words |= {name: "batch" if name == "batch" else "" for name in names if name in apart}
-    if "dtype" in first.params:  # it computes nothing in the precision
+    first, varying_names = data.rows[0], varying(data.rows)
+    words = {}
+    for name in ("precision", "batch", "world_size"):
+        words[name] = "" if name in varying_names else settings_words(first, [name], data.ranks)
+    if "batch" in varying_names:
+        words["batch"] = "batch"
+    if "dtype" in first.params:  # the workload computes nothing in the precision
         words["precision"] = ""
     elif words["precision"] and data.is_precision_unknown:
         words["precision"] = "precision set by the script"
-    if words["batch"] and first.scaling and "scaling" not in apart:
+    if words["batch"] and first.scaling and "scaling" not in varying_names:
         words["batch"] += " per device" if first.scaling == "weak" else " over all devices"
     return ", ".join(filter(None, words.values()))
 
 
 def in_all_points(data: RunData) -> str:
-    """Return all settings that the points share; "" for none."""
-    return "; ".join(filter(None, (alike(data), formatting.settings(data.shared))))
+    """Return all settings that all points share; "" for none."""
+    return "; ".join(filter(None, (common_settings(data), formatting.settings(data.shared))))
 
 
 def counts(data: RunData) -> str:
@@ -107,21 +107,19 @@ def counts(data: RunData) -> str:
 
 
 def _endings(data: RunData) -> str:
-    """Return how many points ended in each way: `33 of 36 points ok, 3 out of memory`.
-
-    A point with a failed round counts as failed. Points without rows are counted too.
-    """
+    """Return how many points ended in each way: `33 of 36 points ok, 3 out of memory`."""
     run = data.run
     ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in data.attempts}
+    # A point with a failed round has failed.
     statuses = list(by_point(ended).values())
     phrases = [f"{statuses.count(Status.OK)} of {counted(run.points_total, 'point')} ok"]
     for status in Status:
         if status is not Status.OK and (count := statuses.count(status)):
             phrases.append(f"{count} {status.label}")
-    in_tables = [status for status in statuses if status != Status.CANCELLED]
+    ended_in_tables = [status for status in statuses if status != Status.CANCELLED]
     missing = run.points_total - len(statuses)
-    with_end = run.points_ok + run.points_failed + run.points_skipped
-    without_rows = max(0, min(missing, with_end - len(in_tables)))
+    ended_count = run.points_ok + run.points_failed + run.points_skipped
+    without_rows = max(0, min(missing, ended_count - len(ended_in_tables)))
     if without_rows:
         phrases.append(f"{without_rows} ended without rows")
     if missing > without_rows:
@@ -135,21 +133,23 @@ def course_of_run(data: RunData) -> str:
 
 
 def has_steps_of_one_item(data: RunData) -> bool:
-    """Return whether a step of any scope counts as one item, be it a block or a whole loop."""
+    """Return whether each point with a `scope` computes one item in a step."""
     rows = [row for row in data.ok_rows if "scope" in row.params and row.throughput]
     items = [(row.throughput or 0.0) * (row.step_ms_mean or 0.0) / MS_PER_S for row in rows]
     return bool(items) and all(abs(count - 1) < _SAME_COUNT for count in items)
 
 
 def plus_minus(data: RunData) -> str:
-    """Return over which rounds ± is computed, no full stop; "" if no point has an interval."""
+    """Return the meaning of ±, without a full stop; "" if no point has an interval."""
     rounds = [row.rounds for row in data.rows if row.step_ms_low is not None]
-    counts = span(*(str(choose(rounds)) for choose in (min, max) if rounds))
-    return counts and f"± is half of the 95 % interval over the {counts} rounds"
+    if not rounds:
+        return ""
+    counts = span(str(min(rounds)), str(max(rounds)))
+    return f"± is half of the 95 % interval over the {counts} rounds"
 
 
 def step_meaning(data: RunData) -> str:
-    """Return what the step time of a point is, no full stop."""
+    """Return the meaning of the step time of a point, without a full stop."""
     meaning = "median time of one step"
     if any(row.world_size > 1 for row in data.rows):
         meaning += ". If the ranks differ by more than 1 %, the slowest rank counts"
@@ -157,19 +157,19 @@ def step_meaning(data: RunData) -> str:
 
 
 def marks_meaning(data: RunData) -> str:
-    """Return the meanings of the marks that any point has; "" for no marks."""
+    """Return the meanings of the marks that points of the run have."""
     return meaning_of_marks(letter for row in data.rows for letter in marks(row))
 
 
 def meaning_of_marks(letters: Iterable[str]) -> str:
-    """Return `doubtful numbers: w = wide, …; b = …`, no full stop; "" for no letters."""
-    given = set(letters)
-    meanings = [f"{mark} = {mark_words(mark)}" for mark in MARKS if mark in given]
+    """Return `marks: w = wide: …; b = …`, without a full stop; "" for no letters."""
+    present = set(letters)
+    meanings = [f"{mark} = {mark_words(mark)}" for mark in MARKS if mark in present]
     return f"marks: {'; '.join(meanings)}" if meanings else ""
 
 
-def of_columns(data: RunData, asked: Answer) -> dict[str, str]:
-    """Return what `metric_column` puts into meanings; baseline is "" without one."""
+def words_of_meanings(data: RunData, asked: Answer) -> dict[str, str]:
+    """Return placeholder in the meaning of a metric -> text, for `metric_column`."""
     baseline = formatting.words_of_settings(data.run.baseline, data.ranks)
     of_rounds = "; computed in each round, then averaged"
     has_others = bool(set(data.settings) - set(data.run.baseline or ()))

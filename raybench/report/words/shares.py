@@ -14,28 +14,28 @@ from raybench.report.point_settings import settings_words
 from raybench.results.point_row import step_of_parts
 from raybench.stats.shares import fast_devices
 
-# A smaller gain is not worth a change.
+# A smaller gain in throughput is not worth a change.
 _LEAST_GAIN = 0.02
 
 
 def best_shares_words(best: BestShares, fleets: Sequence[UnevenFleet], ranks: str) -> list[str]:
-    """Return sentences on which shares are the best, where they gain most, and what is open."""
+    """Return sentences on the best shares, their largest gain, and the undecided fleets."""
     cases, name = len(fleets), fleet_name(best.fleet, ranks, fleets)
     settings = varying([fleet.first for fleet in fleets], ("shares",))
+    gain = _faster_or_slower(best.gain)
     if best.shares is None:
         in_cases = f" {cases_words(cases, cases, settings)}" if cases > 1 else ""
         return [
             f"It is undecided which division of the work is the fastest{in_cases}.",
-            f"With {name}, {best.fleet.best.shares} is {_faster(best.gain)} than the second best "
-            "division.",
+            f"With {name}, {best.fleet.best.shares} is {gain} than the second best division.",
         ]
     where = f" {cases_words(best.wins, cases, settings)}" if cases > 1 else ""
     verb = "is" if best.is_sure else "was"
-    of_run = "" if best.is_sure else " in this run"
-    upto = "up to " if best.wins > 1 else ""
+    in_run = "" if best.is_sure else " in this run"
+    up_to = "up to " if best.wins > 1 else ""
     sentences = [
-        f"shares={best.shares} {verb} the fastest{where}{of_run}.",
-        f"With {name}, it is {upto}{_faster(best.gain)} than the second fastest.",
+        f"shares={best.shares} {verb} the fastest{where}{in_run}.",
+        f"With {name}, it is {up_to}{gain} than the second fastest.",
     ]
     if best.undecided:
         where = cases_words(best.undecided, cases, settings)
@@ -52,62 +52,60 @@ _MEANINGS = {
 
 
 def meaning(names: Iterable[str]) -> str:
-    """Return what these shares of the work are, as `division of the work: equal = …`."""
-    used = set(names)
-    meanings = [f"{name} = {text}" for name, text in _MEANINGS.items() if name in used]
+    """Return the meaning of the column of shares, `division of the work: equal = …`."""
+    present = set(names)
+    meanings = [f"{name} = {text}" for name, text in _MEANINGS.items() if name in present]
     return f"division of the work: {'; '.join(meanings)}"
 
 
 def fleet_name(fleet: UnevenFleet, ranks: str, fleets: Sequence[UnevenFleet] = ()) -> str:
-    """Return `1 of 2 GPUs at 48 % speed` or `2 GPUs, none slow`, with distinguishing settings.
+    """Return the slow devices and distinguishing settings: `1 of 2 GPUs at 48 % speed, bf16`.
 
     Args:
-        fleet: its probed speeds are named; devices that were not probed count as 100 %.
+        fleet: devices without a probe count as 100 %.
         ranks: `GPUs` or `workers`.
         fleets: all fleets of the run.
     """
-    more = settings_words(fleet.first, apart(fleet, fleets), ranks)
-    return ", ".join(filter(None, (_slow_devices(fleet, ranks), more)))
+    settings = settings_words(fleet.first, distinguishing_settings_of(fleet, fleets), ranks)
+    return ", ".join(filter(None, (_slow_devices(fleet, ranks), settings)))
 
 
 def _slow_devices(fleet: UnevenFleet, ranks: str) -> str:
-    all_, count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
+    """Return `1 of 2 GPUs at 48 % speed` or `2 GPUs, none slow`."""
+    devices, slow_count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
+    if not slow_count:
+        return f"{devices}, none slow"
     how = "slowed to" if fleet.first.slow_ratio < 1 else "at"
-    slow = f"{count} of {all_} {how} {share_words(fleet.probe_ratio)} speed"
-    return slow if count else f"{all_}, none slow"
+    return f"{slow_count} of {devices} {how} {share_words(fleet.probe_ratio)} speed"
 
 
-def apart(fleet: UnevenFleet, fleets: Sequence[UnevenFleet]) -> list[str]:
+def distinguishing_settings_of(fleet: UnevenFleet, fleets: Sequence[UnevenFleet]) -> list[str]:
     """Return the settings that distinguish a fleet from fleets with the same slow devices."""
-    alike = [other for other in fleets if _slow_devices(other, "") == _slow_devices(fleet, "")]
+    slow_devices = _slow_devices(fleet, "")
+    alike = [other for other in fleets if _slow_devices(other, "") == slow_devices]
     return varying([other.first for other in alike], ("shares",))
 
 
 def verdict(fleet: UnevenFleet) -> str:
     """Return sentences on the best shares: gains, rivals, prediction, and the crossover batch."""
     best = fleet.best
-    sentences = [
-        f"{best.shares} is best."
-        if fleet.is_sure
-        else f"{best.shares} was the fastest in this run."
-    ]
-    sentences += [
-        f"It is {_faster(gain_over(best, fleet.scenarios[name]))} than {words}."
-        for name, words in ((EQUAL, "equal shares"), (FAST, "the fast devices alone"))
-        if name in fleet.scenarios and name != best.shares
-    ]
+    is_best = "is best." if fleet.is_sure else "was the fastest in this run."
+    sentences = [f"{best.shares} {is_best}"]
+    for name, words in ((EQUAL, "equal shares"), (FAST, "the fast devices alone")):
+        if name in fleet.scenarios and name != best.shares:
+            gain = gain_over(best, fleet.scenarios[name])
+            sentences.append(f"It is {_faster_or_slower(gain)} than {words}.")
     if rivals := fleet.as_good():
         sentences.append(f"{' and '.join(rivals)} may be as good.")
-    predicted = [
-        scenario
-        for scenario in fleet.scenarios.values()
-        if scenario.row.predicted_step_ms is not None
-    ]
-    called = min(
-        predicted, key=lambda scenario: scenario.row.predicted_step_ms or 0.0, default=None
-    )
-    if called and called is not best and called.shares not in rivals:
-        sentences.append(f"{called.shares} was predicted to be the fastest.")
+    # Predicted step in ms -> shares; the first of equal predictions counts.
+    predictions: dict[float, str] = {}
+    for scenario in fleet.scenarios.values():
+        if scenario.row.predicted_step_ms is not None:
+            predictions.setdefault(scenario.row.predicted_step_ms, scenario.shares)
+    if predictions:
+        predicted_best = predictions[min(predictions)]
+        if predicted_best not in (best.shares, *rivals):
+            sentences.append(f"{predicted_best} was predicted to be the fastest.")
     batch = fleet.crossover_batch
     if batch is not None and best.shares not in (EQUAL, FAST):
         if batch >= 1:
@@ -120,36 +118,33 @@ def verdict(fleet: UnevenFleet) -> str:
     return " ".join(sentences)
 
 
-def _faster(difference: Gain) -> str:
-    """Write by how much samples/s differ, as `12.3 % (±1.0 %) faster`."""
-    half = "" if difference.half_width is None else f" ({interval_words(difference.half_width)})"
-    word = "faster" if difference.gain >= 0 else "slower"
-    return f"{share_words(abs(difference.gain), digits=1)}{half} {word}"
+def _faster_or_slower(gain: Gain) -> str:
+    """Return a difference of samples/s as `12.3 % (±1.0 %) faster`."""
+    half = "" if gain.half_width is None else f" ({interval_words(gain.half_width)})"
+    word = "faster" if gain.gain >= 0 else "slower"
+    return f"{share_words(abs(gain.gain), digits=1)}{half} {word}"
 
 
-def gain(difference: Gain) -> str:
-    """Write `+12.3% ±1.0%` for a cell; `+12.3%` without an interval."""
-    half = (
-        "" if difference.half_width is None else f" {formatting.half_width(difference.half_width)}"
-    )
-    return f"{difference.gain:+.1%}{half}"
+def gain_cell(gain: Gain) -> str:
+    """Return `+12.3% ±1.0%` for a cell; `+12.3%` without an interval."""
+    half = "" if gain.half_width is None else f" {formatting.half_width(gain.half_width)}"
+    return f"{gain.gain:+.1%}{half}"
 
 
 def estimated_gains(speeds: Sequence[float], exchange: float) -> str:
-    """Return a clause on what shares by speed, and the fast devices alone, gain in throughput.
+    """Return a clause on the gain in throughput of shares by speed, and of the fast devices alone.
 
-    The estimate is an upper bound, because it assumes steps without fixed costs. Empty if neither
-    gains 2 %.
+    The gains are upper bounds, because steps are assumed to have no fixed costs. The clause is
+    empty if no gain reaches 2 %.
 
     Args:
-        speeds: of at least one device, above 0, in any unit.
-        exchange: time of the exchange of gradients, relative to the step of the slowest device
-            alone; 0 without an exchange.
+        speeds: speed of each device, above 0, in any unit.
+        exchange: time to exchange gradients, divided by the step of the slowest device alone.
     """
     are_fast = fast_devices(speeds)
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     slowest, count = min(speeds), len(speeds)
-    # Steps relative to the step of the slowest device with equal shares.
+    # Step times, divided by the step time with equal shares.
     steps = {
         BY_SPEED: count * slowest / sum(speeds),
         FAST: count * slowest / (len(fast) * min(fast)),
@@ -165,7 +160,7 @@ def estimated_gains(speeds: Sequence[float], exchange: float) -> str:
 
 
 def slow_rank(row: ScaledRow, ranks: str) -> str:
-    """Return which rank is slow, and what other shares would gain; "" if they gain little.
+    """Return which rank is slow and what other shares would gain; "" if no gain reaches 2 %.
 
     Args:
         row: a point with equal shares and a slow rank.
