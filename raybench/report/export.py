@@ -1,6 +1,6 @@
 """The points of a run for other programs, as the text of a file.
 
-To add a format, write a function of the data that returns the text, and list it in `FORMATS`.
+To add a format, write a function from `RunData` to text, and list it in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ _NOT_FIGURES = {
     *("attempt", "round", "error_rank", "world_size", "node_count", *EXECUTION, "batch_size"),
     *("global_batch_size", "batch", "grad_accumulation", "series", "is_baseline"),
 }
-# CSV has a column for each key of these maps.
-_MAPS = ("params", "workload_metrics")
-# A spreadsheet reads such a text as a formula, unless a quote precedes it.
+# Columns that hold a map: CSV has a column for each key.
+_MAP_COLUMNS = ("params", "workload_metrics")
+# A spreadsheet takes a text that begins so for a formula, unless a quote precedes it.
 # https://owasp.org/www-community/attacks/CSV_Injection
-_BEGINS_FORMULA = ("=", "+", "-", "@", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedPoint:
-    """A point by its latest attempts, over all rounds."""
+    """A point over all rounds."""
 
     # The columns as JSON can hold them.
     row: dict[str, Any]
-    # `defining_settings`, which are the same in every run of the job.
+    # Settings that identify the point in every run of the job.
     settings: dict[str, str]
     # The settings in a line: `mlp hidden=4096 precision=bf16 world_size=2`.
     name: str
-    # Measured and derived numbers, also of the workload's own metrics; a boolean is 0 or 1.
+    # Measured and derived numbers, with metrics of the workload; a boolean is 0 or 1.
     figures: dict[str, int | float]
-    # Running out of memory is not a failure in a search for the largest batch.
+    # In a search for the largest batch, running out of memory is not a failure.
     is_failure: bool
     # Skipped or cancelled.
     was_not_run: bool
     error: str
     doubts: str
-    # Why there is no speed-up.
+    # Why the point has no speed-up; may be "".
     why: str
 
 
@@ -70,7 +70,7 @@ def exported_points(data: RunData) -> list[ExportedPoint]:
     points = []
     for scaled in data.rows:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)
-        named = {name: value for name, value in settings.items() if name != "workload"}
+        more_settings = {name: value for name, value in settings.items() if name != "workload"}
         figures = {}
         # A column wins over a metric of the workload with the same name.
         for name, value in {**(row["workload_metrics"] or {}), **row}.items():
@@ -82,7 +82,7 @@ def exported_points(data: RunData) -> list[ExportedPoint]:
             ExportedPoint(
                 row=row,
                 settings=settings,
-                name=f"{settings['workload']} {formatting.settings(named)}",
+                name=f"{settings['workload']} {formatting.settings(more_settings)}",
                 figures=figures,
                 is_failure=row["status"] in FAILURES and not is_answer,
                 was_not_run=row["status"] in NOT_RUN,
@@ -96,13 +96,12 @@ def exported_points(data: RunData) -> list[ExportedPoint]:
 
 def facts_of_run(data: RunData) -> dict[str, str]:
     """Return the machine, git commit, versions and tags of a run."""
-    run = data.run
-    return {
-        "machine": machine_of_run(data),
-        **({"git_commit": run.git_commit} if run.git_commit else {}),
-        **{f"version.{name}": version for name, version in data.versions.items()},
-        **{f"tag.{name}": value for name, value in run.tags.items()},
-    }
+    facts = {"machine": machine_of_run(data)}
+    if data.run.git_commit:
+        facts["git_commit"] = data.run.git_commit
+    facts |= {f"version.{name}": version for name, version in data.versions.items()}
+    facts |= {f"tag.{name}": value for name, value in data.run.tags.items()}
+    return facts
 
 
 def export_csv(data: RunData) -> str:
@@ -113,24 +112,24 @@ def export_csv(data: RunData) -> str:
     text that a spreadsheet would read as a formula begins with `'`.
     """
     rows = []
-    more: set[str] = set()
+    key_columns: set[str] = set()
     for point in exported_points(data):
-        cells = {}
-        for column in _MAPS:
-            for name, value in (point.row[column] or {}).items():
-                cells[f"{column}.{name}"] = value
-        rows.append(point.row | cells | {"doubts": point.doubts, "why": point.why})
-        more |= cells.keys()
-    left_out = (*_MAPS, "workload_headings")
+        key_cells = {}
+        for column in _MAP_COLUMNS:
+            for key, value in (point.row[column] or {}).items():
+                key_cells[f"{column}.{key}"] = value
+        rows.append(point.row | key_cells | {"doubts": point.doubts, "why": point.why})
+        key_columns |= key_cells.keys()
+    left_out = (*_MAP_COLUMNS, "workload_headings")
     names = [field.name for field in fields(ScaledRow) if field.name not in left_out]
-    return csv_text([*names, *sorted(more)], rows)
+    return csv_text([*names, *sorted(key_columns)], rows)
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return CSV with these columns; `export_csv` says how values are written.
 
     Args:
-        names: of the columns.
+        names: names of the columns.
         rows: name -> value as `jsonable` returns it; missing values are empty cells.
     """
     target = io.StringIO()
@@ -153,18 +152,17 @@ def _csv_cell(value: Any) -> Any:
         return value
     # Control characters could change a terminal that shows the file.
     lines = "\n".join(map(printable, value.splitlines()))
-    is_formula = lines.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(lines)
+    is_formula = lines.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(lines)
     return f"'{lines}" if is_formula else lines
 
 
 def export_github(data: RunData) -> str:
-    """Return a JSON list of median steps in ms for `customSmallerIsBetter` of the action.
+    """Return a JSON list of median steps in ms, for `customSmallerIsBetter` of the GitHub action.
 
-    The name of a point is the same in every run of the job.
     https://github.com/benchmark-action/github-action-benchmark#examples
 
     Raises:
-        ResultsError: no point is ok; the action refuses an empty list.
+        ResultsError: no point is ok, and the action refuses an empty list.
     """
     run = data.run
     entries = []
@@ -189,10 +187,7 @@ def export_github(data: RunData) -> str:
 
 
 def export_json(data: RunData) -> str:
-    """Return a JSON object of schema_version, run, devices, units and points.
-
-    `points` have all columns and the derived ones; `units` has only the columns of the table.
-    """
+    """Return a JSON object of schema_version, run, devices, units of columns, and points."""
     return format_object(
         run=asdict(data.run),
         devices=records(data.devices),
@@ -203,39 +198,45 @@ def export_json(data: RunData) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JUnitCase:
-    """A test case of JUnit; texts are escaped when they are written."""
+    """A test case of JUnit; its texts are not yet escaped."""
 
     group: str
     name: str
     properties: Mapping[str, object]
-    # `output` is a case that passed and has a message; `ok` has none.
+    # `ok` passed; `output` passed with a message.
     outcome: Literal["ok", "output", "failure", "error", "skipped"] = "ok"
     # The type of an error or failure.
     kind: str = ""
     message: str = ""
-    # Below the message of an error or failure.
+    # Details of an error or failure.
     text: str = ""
     # None if unknown.
     seconds: float | None = None
 
 
 def export_junit(data: RunData) -> str:
-    """Return one suite as XML, in which failed points are errors and others not run are skipped.
+    """Return a JUnit suite with a test case per point; its properties are id and figures.
 
-    Properties are the id and the figures of a point (`raybench.units("points")` has most units).
-    In a search for the largest batch, a point that ran out of memory passes, with an output.
+    Failed points are errors. In a search for the largest batch, a point that ran out of memory
+    passes with an output.
     """
     run, cases = data.run, []
     for point in exported_points(data):
         row = point.row
         reason = point.error or formatting.STATUS_WORDS[row["status"]]
-        passed: Literal["ok", "output"] = "ok" if row["status"] == "ok" else "output"
+        outcome: Literal["ok", "output", "error", "skipped"] = "output"
+        if point.is_failure:
+            outcome = "error"
+        elif point.was_not_run:
+            outcome = "skipped"
+        elif row["status"] == "ok":
+            outcome = "ok"
         cases.append(
             JUnitCase(
                 group=run.job_name,
                 name=point.name,
                 properties={"point_id": row["point_id"], **point.figures},
-                outcome="error" if point.is_failure else "skipped" if point.was_not_run else passed,
+                outcome=outcome,
                 kind=row["error_type"] or row["status"],
                 message=reason,
                 text=row["error_detail"] or reason,
@@ -248,15 +249,15 @@ def export_junit(data: RunData) -> str:
 def junit_text(
     name: str, run: Run, properties: Mapping[str, object], cases: Sequence[JUnitCase]
 ) -> str:
-    """Return the XML of one suite, in the common form of Jenkins and GitLab; no standard exists.
+    """Return the XML of one suite, as Jenkins and GitLab read it.
 
-    https://github.com/testmoapp/junitxml
+    No standard exists: https://github.com/testmoapp/junitxml
 
     Args:
-        name: of the suite.
-        run: gives start (in UTC) and host.
+        name: name of the suite.
+        run: gives the start in UTC and the host.
         properties: of the suite.
-        cases: in their order.
+        cases: test cases in order.
     """
     outcomes = [case.outcome for case in cases]
     seconds = [case.seconds for case in cases if case.seconds is not None]
@@ -297,7 +298,7 @@ def _add_properties(parent: ET.Element, values: Mapping[str, object]) -> None:
         ET.SubElement(holder, "property", {"name": plain(name), "value": plain(value)})
 
 
-# Name -> returns the text of a run's file.
+# Name of a format -> function that returns the text of the file.
 FORMATS: dict[str, Callable[[RunData], str]] = {
     "csv": export_csv,
     "github-action-benchmark": export_github,

@@ -39,15 +39,13 @@ def plain_lines(text: str) -> list[str]:
 
 
 def cut_end(text: str, most: int) -> str:
-    """Cut a text to `most` characters; `…` replaces its end."""
+    """Return a text of at most `most` characters; `…` replaces the rest."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def cut_middle(text: str, most: int) -> str:
-    """Cut a text to `most` characters (3 or more); `…` replaces its middle.
-
-    The end of the text of a failure says what to do.
-    """
+    """Return a text of at most `most` characters (3 or more); `…` replaces its middle."""
+    # The end of an error message, which says what to do, keeps two thirds of the room.
     start = (most - 1) // 3
     return text if len(text) <= most else f"{text[:start]}…{text[start + 1 - most :]}"
 
@@ -58,18 +56,18 @@ def counted(count: int, noun: str) -> str:
 
 
 def span(*texts: str) -> str:
-    """Return `57.2% to 87.0%`, or a single text where both are equal."""
+    """Return `57.2% to 87.0%`; equal texts once."""
     return " to ".join(dict.fromkeys(texts))
 
 
 def share_words(low: float, high: float | None = None, digits: int = 0) -> str:
-    """Return shares as percentages for a sentence: `73 %`, `73 to 78 %`, never `-0 %`."""
+    """Return one share or a range as percentages for a sentence: `73 %`, `73 to 78 %`."""
     shares = (low,) if high is None else (low, high)
     return span(*(f"{100 * share:z.{digits}f}" for share in shares)) + " %"
 
 
 def interval_words(share: float) -> str:
-    """Return half of an interval, relative to its middle, for a sentence: `±2.9 %`."""
+    """Return half of an interval, as a share of its middle, for a sentence: `±2.9 %`."""
     if share >= 1:
         return "more than ±100 %"
     return f"±{100 * share:.{1 if share >= 0.01 else 2}f} %"
@@ -85,7 +83,7 @@ class Unit:
     """A unit of time."""
 
     name: str
-    # How many units are a millisecond.
+    # Number of units in a millisecond.
     per_ms: float
 
 
@@ -94,7 +92,7 @@ MICROSECONDS = Unit("µs", 1000.0)
 
 
 def has_value(value: T | None) -> TypeGuard[T]:
-    """Return whether a value is not None, NaN or NaT. NA of pandas and arrays raise an error."""
+    """Return whether a value is not None, NaN or NaT; do not pass arrays, or NA of pandas."""
     return value is not None and value == value
 
 
@@ -103,7 +101,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
     Args:
         value: the number.
-        digits: significant digits; all digits before the point are kept, and at most six after.
+        digits: significant digits. All digits before the point are kept, and at most six after it.
     """
     if not has_value(value):
         return ""
@@ -195,24 +193,33 @@ def gib(value: float | None) -> str:
 
 
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
-    """Return a value by `shown.format`, "" if unknown; `unit` applies to times."""
+    """Return the value of a metric in its format; "" if the value is unknown.
+
+    Args:
+        shown: the metric.
+        value: of the metric.
+        unit: unit of a time; other formats ignore it.
+    """
     if shown.format == "choices":
-        # The choices of NCCL without collectives and sizes: RING LL, 8 channels.
+        # `AllReduce 4096 B: RING LL, 8 channels` without the collective and the size.
         return "; ".join(dict.fromkeys(text.partition(": ")[2] for text in value or ()))
     if not has_value(value):
         return ""
-    if shown.format in ("part", "time"):
-        return part(value, unit) if shown.format == "part" else time_in(unit, value)
-    return _FORMATS[shown.format](value)
+    if shown.format == "part":
+        return part(value, unit)
+    if shown.format == "time":
+        return time_in(unit, value)
+    return _TEXT_OF_FORMAT[shown.format](value)
 
 
 def rate(shown: Metric, value: float) -> str:
-    """Return a rate as `    750.0 GB/s busbw`, with a number of at least 9 characters."""
+    """Return a rate as `    750.0 GB/s busbw`; the number has at least 9 characters."""
     noun = shown.title.removesuffix(shown.unit)
     return f"{metric(shown, value):>9} {shown.unit} {noun}".rstrip()
 
 
-_FORMATS: Mapping[str, Callable[[Any], str]] = {
+# Format of a metric -> function that writes a value.
+_TEXT_OF_FORMAT: Mapping[str, Callable[[Any], str]] = {
     "number": number,
     "ratio": ratio,
     "share": percent,
@@ -223,9 +230,9 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
 
 def amount(count: int) -> str:
     """Return a number of parameters: 1,025, 134 M or 1.5 B."""
-    for unit, of_unit in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if count >= 0.9995 * of_unit:  # otherwise 999,600,000 would be 1e+03 M
-            return f"{count / of_unit:.3g} {unit}"
+    for unit, unit_count in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if count >= 0.9995 * unit_count:  # otherwise 999,600,000 would be 1e+03 M
+            return f"{count / unit_count:.3g} {unit}"
     return f"{count:,}"
 
 
@@ -239,7 +246,7 @@ def size(count: float | None) -> str:
 
 
 def setting(name: str, value: Any) -> str:
-    """Return a value as text; True as `true`, 4096 of `*_bytes` as `4 KiB`, None as ""."""
+    """Return the value of a setting as text: `true`, `4 KiB` for `*_bytes`, "" for None."""
     text = "" if value is None else str(value)
     if name.endswith("_bytes") and text.isdecimal():
         return size(int(text))
@@ -264,8 +271,8 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
     text = setting(name, value)
     if name == "batch":
         return f"batch {int(text):,}" if text.isdecimal() else f"batch {text}"
-    is_clear = name in ("workload", "precision", "operation", "size_bytes")
-    return text if is_clear else f"{heading(name)}={text}"
+    needs_no_name = name in ("workload", "precision", "operation", "size_bytes")
+    return text if needs_no_name else f"{heading(name)}={text}"
 
 
 def words_of_settings(values: Mapping[str, Any], ranks: str) -> str:
@@ -279,24 +286,25 @@ def ranks_words(count: int, ranks: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """Return the first `most` names as `a, b and 3 more`."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    """Return the first `most` names and the number of the others: `a, b and 3 more`."""
+    others = len(names) - most
+    return ", ".join(names[:most]) + (f" and {others} more" if others > 0 else "")
 
 
 def cases_words(count: int, total: int, names: Sequence[str]) -> str:
     """Return `in 3 of 4 combinations of k and m`, or `for 3 of 4 values of k`.
 
     Args:
-        names: the settings that make the cases.
+        count: number of the cases that a sentence is about.
+        total: number of all cases.
+        names: the settings whose combinations are cases.
     """
-    heads = [heading(name) for name in names]
-    *others, last = heads or ["the other settings"]
-    settings_ = f"{', '.join(others)} and {last}" if others else last
-    share = f"all {total}" if count == total > 1 else f"{count} of {total}"
-    if others or not names:
-        return f"in {share} combinations of {settings_}"
-    return f"for {share} values of {settings_}"
+    *first, last = [heading(name) for name in names] or ["the other settings"]
+    listed = f"{', '.join(first)} and {last}" if first else last
+    which = f"all {total}" if count == total > 1 else f"{count} of {total}"
+    if first or not names:
+        return f"in {which} combinations of {listed}"
+    return f"for {which} values of {listed}"
 
 
 def when(time: datetime) -> str:
@@ -305,7 +313,7 @@ def when(time: datetime) -> str:
 
 
 def run_time(run: Run) -> str:
-    """Return the time of a run without pauses, `2 min 3 s`, or `unfinished`."""
+    """Return the duration of a run without pauses, `2 min 3 s`; `unfinished` if it has no end."""
     if run.finished_at is None:
         return "unfinished"
     total_s = (run.finished_at - run.started_at).total_seconds() - (run.paused_s or 0.0)
@@ -321,25 +329,25 @@ def long_time(total_s: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text with a full stop, and a capital if its first word has only letters."""
+    """Return a text with a full stop, and with a capital if its first word has only letters."""
     is_word = text.partition(" ")[0].isalpha()
     return (text[:1].upper() + text[1:] if is_word else text).removesuffix(".") + "."
 
 
 def run_title(run: Run) -> str:
-    """Return the id of a run, with the name of the job if the id does not begin with the name."""
+    """Return the id of a run, after the name of its job unless the id begins with the name."""
     job = "" if run.run_id.startswith(run.job_name) else f"{run.job_name}  "
     return job + run.run_id
 
 
 def course(run: Run) -> str:
-    """Return how long a run took, and whether it was interrupted."""
-    word = "interrupted after " if run.status == "interrupted" else ""
-    return word + took(run)
+    """Return the duration of a run and its end: `interrupted after 5 min, resumed after 1 h`."""
+    end = "interrupted after " if run.status == "interrupted" else ""
+    return end + took(run)
 
 
 def took(run: Run) -> str:
-    """Return how long a run took, with its pauses: `5 min, resumed after 1 h`."""
+    """Return the duration of a run and its pauses: `5 min, resumed after 1 h`."""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
     return run_time(run) + pause
 
@@ -349,23 +357,28 @@ def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None)
 
     Args:
         devices: at least one row of the table `devices`.
-        node_count: of GPUs; by default the ids of nodes are counted.
+        node_count: number of nodes; None counts the nodes of the devices. CPUs ignore it.
     """
     if all(device["kind"] == "cpu" for device in devices):
-        # The processor of a host counts once, whatever the number of its workers.
-        hosts = {(device["host"], device["address"]): device for device in devices}
-        processors = Counter((str(row["name"]), int(row["cpu_count"])) for row in hosts.values())
-        text = ", ".join(
-            f"{count} x {name} ({counted(cores, 'core')}{' each' * (count > 1)})"
-            for (name, cores), count in processors.items()
-        )
-        return f"{counted(len(devices), 'worker')} on {text}"
+        return f"{counted(len(devices), 'worker')} on {_processors(devices)}"
     count = node_count or len({device["node_id"] for device in devices})
     return f"{models(devices)} on {counted(count, 'node')}"
 
 
+def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return the processors of the hosts of CPU workers: `2 x Intel Xeon (8 cores each)`."""
+    # The processor of a host counts once, whatever the number of its workers.
+    hosts = {(worker["host"], worker["address"]): worker for worker in workers}
+    processors = Counter((str(row["name"]), int(row["cpu_count"])) for row in hosts.values())
+    texts = []
+    for (name, cores), count in processors.items():
+        each = " each" if count > 1 else ""
+        texts.append(f"{count} x {name} ({counted(cores, 'core')}{each})")
+    return ", ".join(texts)
+
+
 def models(devices: Sequence[Mapping[str, Any]]) -> str:
-    """Return the devices without their nodes: `4 x NVIDIA H200`."""
+    """Return the number of devices of each model: `4 x NVIDIA H200`."""
     names = Counter(device["name"] for device in devices)
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
@@ -376,7 +389,7 @@ def versions(version_of: Mapping[str, str]) -> str:
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """Return settings as `name=value` with blanks between; True is `true`."""
+    """Return settings as `name=value name=value`; True is `true`."""
     words = []
     for name, value in values.items():
         text = str(value)
@@ -391,7 +404,7 @@ def program() -> str:
 
 
 def name_program(text: str) -> str:
-    """Make the commands in backticks, as `raybench show`, begin with `program()`."""
+    """Return the text; commands in backticks, as `raybench show`, begin with `program()`."""
     return text.replace("`raybench ", f"`{program()} ")
 
 

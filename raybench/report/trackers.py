@@ -1,7 +1,6 @@
 """Uploads of a finished run to a tracker of experiments, by the library of the tracker.
 
-To add a tracker, write a function that uploads the data, and list it in `TRACKERS`. Figures are in
-the units of `raybench.units("points")`.
+To add a tracker, write a function that uploads the data, and list it in `TRACKERS`.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ if TYPE_CHECKING:
     from raybench.analysis.run_data import RunData
 
 _RUN_TAG = "raybench.run_id"
-# W&B must not record the machine that exports, which is not the machine that was measured.
-_QUIET = {
+# W&B must not record the machine that uploads, which is not the machine that was measured.
+_WANDB_SETTINGS = {
     **{"silent": True, "console": "off", "disable_git": True, "disable_code": True},
     **{"x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False},
 }
 
 
 def upload_to_mlflow(data: RunData) -> str:
-    """Write an MLflow run for the run, with a child run for each point; return a line about them.
+    """Write an MLflow run with a child run for each point, and return a line about them.
 
     The experiment is MLFLOW_EXPERIMENT_NAME, by default the name of the job. Settings become
-    params, figures become metrics. After an error, the runs written so far stay.
+    params, figures become metrics. An error leaves the runs that are written already.
 
     Raises:
-        UsageError: mlflow is not installed or fails, or the experiment has the run already.
+        UsageError: mlflow is not installed or fails, or the experiment already has the run.
     """
     # By default mlflow sends usage data to its makers, which nobody asked for.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -61,8 +60,8 @@ def _write_to_mlflow(client: Any, data: RunData) -> str:
     experiment_id = str(
         existing.experiment_id if existing else client.create_experiment(experiment)
     )
-    is_run = f"tags.`{_RUN_TAG}` = '{run.run_id}'"
-    if earlier := client.search_runs([experiment_id], is_run, max_results=1):
+    filter_string = f"tags.`{_RUN_TAG}` = '{run.run_id}'"
+    if earlier := client.search_runs([experiment_id], filter_string, max_results=1):
         raise UsageError(
             f"--to mlflow: experiment {experiment} has {run.run_id} already; delete its MLflow "
             f"runs first, such as {earlier[0].info.run_id}"
@@ -88,8 +87,12 @@ def _write_to_mlflow(client: Any, data: RunData) -> str:
             metrics=[Metric(name, value, ended_ms, 0) for name, value in point.figures.items()],
             params=[Param(name, value) for name, value in point.settings.items()],
         )
-        unfinished = "KILLED" if point.was_not_run else "FINISHED"
-        client.set_terminated(created, "FAILED" if point.is_failure else unfinished, ended_ms)
+        status = "FINISHED"
+        if point.is_failure:
+            status = "FAILED"
+        elif point.was_not_run:
+            status = "KILLED"
+        client.set_terminated(created, status, ended_ms)
     client.log_text(parent, run.job_text, "job.yaml")
     status = "FAILED" if run.status.value == "failed" else "FINISHED"
     client.set_terminated(parent, status, since_1970_ms(run.finished_at or run.started_at))
@@ -97,7 +100,7 @@ def _write_to_mlflow(client: Any, data: RunData) -> str:
 
 
 def upload_to_wandb(data: RunData) -> str:
-    """Write a W&B run for each point, in a group named by the run id; return a line about them.
+    """Write a W&B run for each point, grouped by the run id, and return a line about them.
 
     The project is WANDB_PROJECT, by default the name of the job. Settings become config, figures
     become the summary. A second upload updates the same runs.
@@ -128,7 +131,7 @@ def upload_to_wandb(data: RunData) -> str:
                 name=point.name,
                 config=point.settings | facts,
                 tags=[row["status"]],
-                settings=wandb.Settings(**_QUIET),
+                settings=wandb.Settings(**_WANDB_SETTINGS),
             )
             ended = {name: row[name] for name in ("point_id", "status")}
             ended |= {"error": point.error, "doubts": point.doubts}
