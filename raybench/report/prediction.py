@@ -28,12 +28,12 @@ from raybench.report.words.prediction import not_predicted
 from raybench.results.point_row import PointRow
 from raybench.results.tables import Run
 
-_HALF = "half of the 95 % interval of the step time, divided by the step time"
-_COMM = "communication that computation does not hide, in ms"
-_EFFICIENCY = (
+_PLUS_MINUS_MEANING = "half of the 95 % interval of the step time, divided by the step time"
+_COMM_MEANING = "communication that computation does not hide, in ms"
+_EFFICIENCY_MEANING = (
     "speed-up divided by the ratio of devices, compared with {base}, whose step is taken as exact"
 )
-_CHECKED = (
+_CHECKED_NOTE = (
     "Predictions were checked on 4 H200s of one node: 25 of 25 measured step times lay in the "
     "interval predicted from 1 and 2 of them."
 )
@@ -46,7 +46,7 @@ class Forecast(Document):
     run: Run
     # At least one.
     predictions: Sequence[Prediction]
-    # The most devices on a node.
+    # Number of devices on the largest node.
     devices_per_node: int
     left_out: Sequence[NotPredicted] = ()
 
@@ -70,44 +70,50 @@ class Forecast(Document):
         return words.assumptions(self._rank, measured, counted(self.devices_per_node, self._rank))
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the answer for the most devices, a table of all, notes, what is not predicted."""
+        """Yield the answer for the most devices, a table, notes, and what is not predicted."""
         most = max(prediction.world_size for prediction in self.predictions)
         largest = [item for item in self.predictions if item.world_size == most]
-        worlds = sorted({prediction.base_world for prediction in largest})
-        base = " or ".join(counted(world, self._rank) for world in worlds)
-        shares = [prediction.efficiency for prediction in largest]
-        ends = span(f"{100 * min(shares):.1f}", f"{100 * max(shares):.1f}")
+        base_worlds = sorted({prediction.base_world for prediction in largest})
+        base = " or ".join(counted(world, self._rank) for world in base_worlds)
+        efficiencies = [prediction.efficiency for prediction in largest]
+        ends = span(f"{100 * min(efficiencies):.1f}", f"{100 * max(efficiencies):.1f}")
         answer = words.answer(counted(most, self._rank), f"{ends} %", base)
         yield Line(text=answer, tone="strong")
         widest = max(prediction.half_interval for prediction in largest)
         yield Line(text=words.precision_of_steps(widest, len(largest)))
         yield self._table(base)
         yield Legend()
-        texts = [self._assumptions, words.interval(ERROR_OF_A_DOUBLING)]
+        notes = [self._assumptions, words.interval(ERROR_OF_A_DOUBLING)]
         highest = max(prediction.measured_efficiency for prediction in self.predictions)
         if highest > 1:
-            texts.append(words.beyond_ideal(highest))
+            notes.append(words.beyond_ideal(highest))
         measured = [prediction.measured for prediction in self.predictions]
-        if bound := {row.point_id for row in measured if row.host_bound}:
-            texts.append(words.host_bound(len(bound)))
-        yield from (Line(text=text, tone="aside", is_apart=True) for text in texts)
+        if host_bound := {row.point_id for row in measured if row.host_bound}:
+            notes.append(words.host_bound(len(host_bound)))
+        yield from (Line(text=note, tone="aside", is_apart=True) for note in notes)
         if self.left_out:
             reasons = Counter(map(not_predicted, self.left_out)).items()
             lines = [(counted(count, "series"), why) for why, count in reasons]
             yield Listing(title="Not predicted", lines=lines, is_quoted=True)
 
     def _table(self, base: str) -> Table:
-        """Return a row per prediction; `base` names the points that efficiency is relative to."""
-        rows = [_point(prediction) for prediction in self.predictions]
+        """Return the table of predictions; `base`, as `1 GPU`, is the baseline of efficiencies."""
+        rows = [_point_on_more_devices(prediction) for prediction in self.predictions]
         names = varying(rows, always=("precision", "world_size"), params_first=True)
         settings = setting_columns(rows, names)
         columns: list[ColumnOf[Prediction]] = [
-            *((column, lambda item, cell=cell: cell(_point(item))) for column, cell in settings),
+            *(
+                (column, lambda item, cell=cell: cell(_point_on_more_devices(item)))
+                for column, cell in settings
+            ),
             (
                 ShownColumn(title="step ms", meaning="the predicted step time"),
                 lambda item: formatting.number(item.step_ms),
             ),
-            (ShownColumn(title="±", meaning=_HALF), lambda item: f"{item.half_interval:.0%}"),
+            (
+                ShownColumn(title="±", meaning=_PLUS_MINUS_MEANING),
+                lambda item: f"{item.half_interval:.0%}",
+            ),
             (
                 ShownColumn(title="from", meaning="the lower end of the 95 % interval, in ms"),
                 lambda item: formatting.number(item.step_ms_low),
@@ -117,29 +123,26 @@ class Forecast(Document):
                 lambda item: formatting.number(item.step_ms_high),
             ),
             (
-                ShownColumn(title="exposed comm", meaning=_COMM),
+                ShownColumn(title="exposed comm", meaning=_COMM_MEANING),
                 lambda item: formatting.number(item.comm_exposed_ms),
             ),
             (
-                ShownColumn(title="efficiency", meaning=_EFFICIENCY.format(base=base)),
+                ShownColumn(title="efficiency", meaning=_EFFICIENCY_MEANING.format(base=base)),
                 lambda item: formatting.percent(item.efficiency),
             ),
         ]
-        return make_table(self.predictions, columns, note=_CHECKED)
+        return make_table(self.predictions, columns, note=_CHECKED_NOTE)
 
     def members(self) -> Mapping[str, Any]:
-        """Return the run, the assumptions, what is left out and why, and the predictions.
-
-        A prediction has id and settings of the measured point, and values at its `world_size`.
-        """
+        """Return the members of the JSON object; each prediction has its measured point."""
         predictions = []
         for prediction in self.predictions:
             measured = prediction.measured
-            members = {name: getattr(measured, name) for name in _OF_POINT}
+            members = {name: getattr(measured, name) for name in _POINT_COLUMNS}
             members["measured_world_size"] = measured.world_size
             members["baseline_world_size"] = prediction.base_world
             members["world_size"] = prediction.world_size
-            members |= {name: getattr(prediction, name) for name in _PREDICTED}
+            members |= {name: getattr(prediction, name) for name in _PREDICTED_VALUES}
             predictions.append(members)
         left_out = [{**asdict(item), "text": not_predicted(item)} for item in self.left_out]
         return {
@@ -150,13 +153,13 @@ class Forecast(Document):
         }
 
 
-def _point(prediction: Prediction) -> PointRow:
+def _point_on_more_devices(prediction: Prediction) -> PointRow:
     """Return the measured point with the predicted world size."""
     return replace(prediction.measured, world_size=prediction.world_size)
 
 
-_OF_POINT = ("point_id", "workload", "params", *EXECUTION, "batch_size", "device_name")
-_PREDICTED = (
+_POINT_COLUMNS = ("point_id", "workload", "params", *EXECUTION, "batch_size", "device_name")
+_PREDICTED_VALUES = (
     *("step_ms", "step_ms_low", "step_ms_high", "comm_exposed_ms", "speed_up"),
     *("efficiency", "efficiency_low", "efficiency_high"),
 )
