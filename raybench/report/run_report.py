@@ -23,22 +23,23 @@ from raybench.report.words import run as of_run
 from raybench.report.words.doubts import busy_words
 from raybench.results.tables import RegionRow
 
+# Failures and doubts on the first screen.
 _MOST_MESSAGES = 3
 _NO_DOUBTS = "No doubts."
-# Before the doubt that can change the answer most.
-_MAIN = "Main caveat"
-_FULL_HAS = "`--full` shows all points and what each column means."
+# Precedes the first doubt, which can change the answer most.
+_MAIN_CAVEAT = "Main caveat"
+_ABOUT_FULL = "`--full` shows all points and what each column means."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caveats:
     """The failures and doubts of a run that its first screen shows."""
 
-    # The heading, or a sentence if there are no messages; empty if nothing was measured.
+    # The heading, or a sentence if there are no messages; "" if nothing was measured.
     title: str
-    # (points, message); points is empty if the message names the points.
+    # (points, message); points is "" if the message names the points.
     messages: tuple[tuple[str, str], ...]
-    # How many more failures and doubts there are.
+    # Number of failures and doubts that the first screen does not show.
     left_out: int
 
 
@@ -47,7 +48,7 @@ class RunReport(Document):
     """The report of a run."""
 
     answer: RunAnswer
-    # `blocks` yields the first screen only.
+    # Whether `blocks` yields only the first screen.
     is_short: bool = False
 
     @property
@@ -62,7 +63,7 @@ class RunReport(Document):
 
     @cached_property
     def lead(self) -> str:
-        """Return what the run found, and what is open; "" if nothing was measured."""
+        """Return the answer of the run and its certainty; "" if nothing was measured."""
         certainty = f"Certainty: {self._certainty}" if self._certainty else ""
         return " ".join(filter(None, (words.lead(self.answer), certainty)))
 
@@ -75,15 +76,15 @@ class RunReport(Document):
 
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
-        """Return why points have no speed-up; baselines only if they alone have none."""
+        """Return why points have no speed-up; baselines count if no other point lacks one."""
         without = [row for row in self.data.rows if row.why is not None]
-        others = [row for row in without if not row.is_baseline] or without
-        reasons = (row.why for row in others if row.why is not None)
+        counted_rows = [row for row in without if not row.is_baseline] or without
+        reasons = (row.why for row in counted_rows if row.why is not None)
         return messages.not_compared(reasons, len(self.data.rows))
 
     @cached_property
     def doubts(self) -> tuple[MessageGroup, ...]:
-        """Return what makes numbers doubtful, the most harmful first."""
+        """Return the doubts about numbers of the run, the most harmful first."""
         return messages.doubts(self.answer.doubts, self.data.rows, self.data.ranks)
 
     @cached_property
@@ -97,7 +98,7 @@ class RunReport(Document):
 
     @property
     def listings(self) -> list[Listing]:
-        """Return the lists of findings that apply."""
+        """Return the listings of all sections."""
         blocks = chain.from_iterable(blocks for _, blocks in self._sections)
         return [block for block in blocks if isinstance(block, Listing)]
 
@@ -121,15 +122,15 @@ class RunReport(Document):
         return [list_messages(title, groups) for title, groups in groups_of.items() if groups]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the first screen; in full: the answer, facts, findings, tables and messages."""
+        """Yield the first screen, or the full report: answer, facts, tables and messages."""
         data = self.data
         yield Line(text=of_run.facts_of_first_screen(data))
         if data.rows:
             yield Line(text=words.point_and_round(data.ok_rows), tone="aside")
-        yield from self._answer()
+        yield from self._answer_blocks()
         if self.is_short:
-            yield from self._caveats()
-            yield from self._next()
+            yield from self._caveat_blocks()
+            yield from self._next_lines()
             return
         lost = formatting.some(data.lost_nodes)
         shared = of_run.in_all_points(data)
@@ -161,7 +162,7 @@ class RunReport(Document):
 
     @property
     def headline(self) -> str:
-        """Return the only value of the answer as a sentence, or why there is none."""
+        """Return the values of the answer in one sentence, or why there are none."""
         return words.headline(self.answer) or "No point has been finished yet."
 
     @cached_property
@@ -170,27 +171,24 @@ class RunReport(Document):
 
     @property
     def findings(self) -> list[str]:
-        """Return sentences on what follows from the values of the answer, and how certain it is."""
-        sentences = list(words.findings(self.answer))
-        sentences[:0] = self._meanings_of_table()
+        """Return sentences below the values: legend, conclusions, and certainty."""
+        sentences = [*self._legend_of_answer(), *words.findings(self.answer)]
         if self._certainty:
             sentences.append(f"Certainty: {self._certainty}")
         return sentences
 
-    def _meanings_of_table(self) -> list[str]:
-        """Return what marks and labels of the table of the answer mean."""
-        table, sentences = self.answer_table, []
+    def _legend_of_answer(self) -> Iterator[str]:
+        """Yield the meanings of marks and labels in the table of the answer."""
+        table = self.answer_table
         if table and table.plain:
-            sentences.append(words.plain_meaning(table.plain))
+            yield words.plain_meaning(table.plain)
         if table and table.has_wide:
             rounds = [row.rounds for row in self.data.ok_rows]
             is_ratio = isinstance(self.answer.leading, SpeedUps | Gains)
-            mark = DoubtKind.WIDE.mark
-            sentences.append(words.wide_meaning(mark, rounds, is_ratio=is_ratio))
-        return sentences
+            yield words.wide_meaning(DoubtKind.WIDE.mark, rounds, is_ratio=is_ratio)
 
-    def _answer(self) -> Iterator[Block]:
-        """Yield the answer, a table of several values or a sentence, and what follows from it."""
+    def _answer_blocks(self) -> Iterator[Block]:
+        """Yield the values of the answer, as a table or a sentence, and the findings."""
         table = self.answer_table
         if table is None:
             yield Line(text=self.headline, is_apart=True, tone="strong")
@@ -205,7 +203,7 @@ class RunReport(Document):
     @cached_property
     def caveats(self) -> Caveats:
         """Return the failures, then the doubts about the answer, that the first screen shows."""
-        data, answer = self.data, self.answer
+        data = self.data
         # In a search, running out of memory is the result.
         failures = [
             failure for failure in self.failures if not (failure.is_oom and data.is_batch_search)
@@ -214,33 +212,41 @@ class RunReport(Document):
         for failure in failures:
             shown.append((failure.who, failure.shortened(SHORT if failure.is_oom else LONG)))
         busy = busy_group(data.doubts, len(data.ok_rows))
-        if busy and not answer.concerns(busy.worst.kind):
+        if busy and not self.answer.concerns(busy.worst.kind):
             busy = None
-        for group, message in zip(answer.doubts, self.doubts, strict=True):
-            is_wrong = group.worst.kind.harm is Harm.WRONG
-            if answer.concerns(group.worst.kind) and (is_wrong or busy is None):
-                shown.append((message.who, message.shortened(SHORT)))
+        shown += self._doubts_about_answer(only_wrong=busy is not None)
         if busy:
+            # One sentence replaces the doubts that a busy machine explains.
             shown = [*shown[: _MOST_MESSAGES - 1], ("", busy_words(busy, len(data.ok_rows)))]
         shown = shown[:_MOST_MESSAGES]
         if len(shown) > len(failures):
             who, text = shown[len(failures)]
-            main = ": ".join(filter(None, (_MAIN, who)))
+            main = ": ".join(filter(None, (_MAIN_CAVEAT, who)))
             shown[len(failures)] = (main, text)
-        title = "Failures and doubts" if failures else "Doubts"
-        if not shown:
-            title = _NO_DOUBTS
-        if not data.ok_rows and not shown:
-            title = ""
         left_out = len(failures) + len(self.doubts) - len(shown)
-        if not shown and self.doubts:
-            concern = "doubt concerns" if left_out == 1 else "doubts concern"
-            what = "the speed" if answer.is_of_memory else "speed-ups"
-            title = f"{left_out} {concern} {what}, not this answer: --full"
+        if shown:
+            title = "Failures and doubts" if failures else "Doubts"
+        else:
+            title = self._title_without_caveats(left_out)
         return Caveats(title=title, messages=tuple(shown), left_out=left_out)
 
-    def _caveats(self) -> Iterator[Block]:
-        """Yield failures, then at most three doubts, or the sentence that no point has any."""
+    def _doubts_about_answer(self, *, only_wrong: bool) -> Iterator[tuple[str, str]]:
+        """Yield (points, message) of doubts about the answer, or only of wrong numbers."""
+        for group, message in zip(self.answer.doubts, self.doubts, strict=True):
+            is_wrong = group.worst.kind.harm is Harm.WRONG
+            if self.answer.concerns(group.worst.kind) and (is_wrong or not only_wrong):
+                yield message.who, message.shortened(SHORT)
+
+    def _title_without_caveats(self, left_out: int) -> str:
+        """Return the sentence that replaces failures and doubts; "" if nothing was measured."""
+        if self.doubts:
+            concern = "doubt concerns" if left_out == 1 else "doubts concern"
+            what = "the speed" if self.answer.is_of_memory else "speed-ups"
+            return f"{left_out} {concern} {what}, not this answer: --full"
+        return _NO_DOUBTS if self.data.ok_rows else ""
+
+    def _caveat_blocks(self) -> Iterator[Block]:
+        """Yield the failures and doubts of the first screen, or the sentence in their place."""
         caveats = self.caveats
         if caveats.messages or caveats.title:
             tone: Tone = "strong" if caveats.messages else "plain"
@@ -250,15 +256,15 @@ class RunReport(Document):
         if caveats.messages and caveats.left_out > 0:
             yield Line(text=f"and {counted(caveats.left_out, 'more doubt')}: --full", tone="aside")
 
-    def _next(self) -> Iterator[Block]:
-        """Yield the next command, and what the full report has."""
+    def _next_lines(self) -> Iterator[Block]:
+        """Yield the next command, and what the full report shows."""
         following = self.answer.next_command
         first, *others = words.next_command(following)
         yield Line(text=first, tone="aside", is_apart=True, is_whole=True)
         for text in others:
             yield Line(text=text, tone="aside", is_whole=True)
         if following.kind is not Next.FULL_REPORT:
-            yield Line(text=_FULL_HAS, tone="aside")
+            yield Line(text=_ABOUT_FULL, tone="aside")
 
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object."""
@@ -299,7 +305,7 @@ class RunReport(Document):
         ]
 
     def _answer_members(self) -> dict[str, Any]:
-        """Return what was asked, and the answer as data; the best point of a case comes first."""
+        """Return the question, and the answer as data; the best point of a case comes first."""
         answer = self.answer
         cases = []
         for case in answer.cases:
@@ -315,12 +321,12 @@ class RunReport(Document):
                     "ranked": ranked,
                 }
             )
-        open_ = ("uncompared", "single_starts", "impossible", "next_command")
+        more = ("uncompared", "single_starts", "impossible", "next_command")
         return {
             **asdict(answer.asked),
             "kind": answer.leading.kind,
             "found": as_data(answer.leading),
-            **{name: as_data(getattr(answer, name)) for name in open_},
+            **{name: as_data(getattr(answer, name)) for name in more},
             "ranked_by": answer.ranked_by.metric,
             "cases": cases,
         }

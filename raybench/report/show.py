@@ -48,8 +48,12 @@ if TYPE_CHECKING:
 
 # A model has hundreds of modules; the table `modules` has all.
 _MAX_MODULES = 20
-# Columns of a point that separate blocks show.
-_APART = (
+# The last lines of an error say most; JSON has all.
+_MAX_ERROR_LINES = 15
+# So much of a SHA-256 identifies a file.
+_HASH_CHARS = 12
+# Columns of a point that have blocks of their own.
+_COLUMNS_OF_BLOCKS = (
     *("methods", "not_measured", "doubts", "error_detail", "workload_metrics"),
     "workload_headings",
 )
@@ -60,42 +64,15 @@ class RunList(Document):
     """Runs, the newest last."""
 
     runs: Sequence[Run]
-    # run_id -> its devices. Runs may be missing.
+    # run_id -> devices of the run; runs may be missing.
     machines: Mapping[str, str]
     # run_id -> what the run found, for a paragraph per run; None for a table with a line per run.
     leads: Mapping[str, str] | None = None
 
     def blocks(self) -> Iterator[Block]:
         """Yield a table, or with `leads` a listing per run."""
-
-        def count(title: str, name: str) -> ColumnOf[Run]:
-            def cell(run: Run) -> str:
-                return "" if run.status is RunStatus.RUNNING else str(getattr(run, name))
-
-            return column(title, cell)
-
-        def took(run: Run) -> str:
-            # Short, because a table of 80 characters needs the room for the run_id.
-            time = formatting.run_time(run)
-            return time.replace(" min", "m").replace(" h", "h").replace(" s", "s")
-
         if self.leads is None:
-            columns: list[ColumnOf[Run]] = [
-                column("run", lambda run: run.run_id, is_text=True, is_setting=True),
-                column("started, UTC", lambda r: f"{r.started_at:%F %R}", is_text=True, drop=3),
-                column("status", lambda run: run.status.value, is_text=True),
-                count("ok", "points_ok"),
-                count("fail", "points_failed"),
-                count("skip", "points_skipped"),
-                column("took", took, drop=2),
-                column(
-                    "machine", lambda run: self.machines.get(run.run_id, ""), is_text=True, drop=1
-                ),
-                column(
-                    "tags", lambda r: cut_end(formatting.settings(r.tags), 30), is_text=True, drop=0
-                ),
-            ]
-            yield make_table(self.runs, columns)
+            yield self._table()
             return
         for run in self.runs:
             end = run.status.value
@@ -111,6 +88,39 @@ class RunList(Document):
             lines = [("", text) for text in phrases if text]
             yield Listing(title=run.run_id, lines=lines, is_quoted=True)
 
+    def _table(self) -> Table:
+        """Return the table of runs; a running one has no counts of points."""
+
+        def count_column(title: str, name: str) -> ColumnOf[Run]:
+            def cell(run: Run) -> str:
+                return "" if run.status is RunStatus.RUNNING else str(getattr(run, name))
+
+            return column(title, cell)
+
+        def duration(run: Run) -> str:
+            # Without blanks: 80 characters have little room beside the run_id.
+            time = formatting.run_time(run)
+            return time.replace(" min", "m").replace(" h", "h").replace(" s", "s")
+
+        def machine(run: Run) -> str:
+            return self.machines.get(run.run_id, "")
+
+        def tags(run: Run) -> str:
+            return cut_end(formatting.settings(run.tags), 30)
+
+        columns: list[ColumnOf[Run]] = [
+            column("run", lambda run: run.run_id, is_text=True, is_setting=True),
+            column("started, UTC", lambda run: f"{run.started_at:%F %R}", is_text=True, drop=3),
+            column("status", lambda run: run.status.value, is_text=True),
+            count_column("ok", "points_ok"),
+            count_column("fail", "points_failed"),
+            count_column("skip", "points_skipped"),
+            column("took", duration, drop=2),
+            column("machine", machine, is_text=True, drop=1),
+            column("tags", tags, is_text=True, drop=0),
+        ]
+        return make_table(self.runs, columns)
+
     def members(self) -> Mapping[str, Any]:
         """Return the runs."""
         return {"runs": self.runs}
@@ -118,17 +128,13 @@ class RunList(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointList(Document):
-    """The `latest_trials` of a run: a row per point, round and control."""
+    """The points of a run, with a row for each round and each control."""
 
     run_id: str
     points: Sequence[PointRow]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a table of the settings that vary and what was measured.
-
-        A table that is too wide loses further metrics, then reasons of failures, then the rate, and
-        then the status if all points are ok.
-        """
+        """Yield a table of the settings that vary, the step times, rates and failures."""
         if not self.points:
             yield Line(text="No point has been finished yet.")
             return
@@ -138,39 +144,48 @@ class PointList(Document):
             if any(getattr(row, metric.name) is not None for row in rows):
                 rates.append(metric)
         rates += workload_metrics(rows)
-        extras = [*rates[1:], BY_NAME["step_ms_p99"], BY_NAME["peak_mem_allocated_bytes"]]
-        count = len(extras)
-
-        def of_metric(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[PointRow]:
-            head = metric_column(metric, unit, {}, drop)
-            return head, lambda row: formatting.metric(metric, value_of(row, metric), unit)
-
-        drop = count + 3 if all(row.status == "ok" for row in rows) else None
+        main_rate, extras = rates[:1], rates[1:]
+        extras += [BY_NAME["step_ms_p99"], BY_NAME["peak_mem_allocated_bytes"]]
+        # A table that is too wide first loses the extras, the last one first.
+        drop_reason, drop_rate, drop_status = len(extras) + 1, len(extras) + 2, len(extras) + 3
+        is_all_ok = all(row.status == "ok" for row in rows)
         columns: list[ColumnOf[PointRow]] = [
             column("point", lambda row: row.point_id, is_text=True),
             *_round_column(rows),
             *setting_columns(rows),
-            column("status", lambda r: formatting.STATUS_WORDS[r.status], is_text=True, drop=drop),
-            column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
-            *(of_metric(metric, count + 2, formatting.MILLISECONDS) for metric in rates[:1]),
-            *(of_metric(metric, count - index, unit) for index, metric in enumerate(extras)),
             column(
-                "reason",
-                lambda row: cut_middle(failure_of_row(row), 80),
+                "status",
+                lambda row: formatting.STATUS_WORDS[row.status],
                 is_text=True,
-                min_chars=24,
-                drop=count + 1,
+                drop=drop_status if is_all_ok else None,
             ),
+            column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
         ]
-        yield make_table(rows, columns)
+        for metric in main_rate:
+            columns.append(_rate_column(metric, drop_rate, formatting.MILLISECONDS))
+        for index, metric in enumerate(extras):
+            columns.append(_rate_column(metric, len(extras) - index, unit))
+        reason = column(
+            "reason",
+            lambda row: cut_middle(failure_of_row(row), 80),
+            is_text=True,
+            min_chars=24,
+            drop=drop_reason,
+        )
+        yield make_table(rows, [*columns, reason])
 
     def members(self) -> Mapping[str, Any]:
         """Return the run_id, and the points with all columns."""
         return {"run_id": self.run_id, "points": self.points}
 
 
+def _rate_column(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[PointRow]:
+    head = metric_column(metric, unit, {}, drop)
+    return head, lambda row: formatting.metric(metric, value_of(row, metric), unit)
+
+
 def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
-    """Return the column of rounds, which also marks controls; [] for one round."""
+    """Return the column of rounds, which also marks controls; [] if there is one round."""
 
     def cell(row: PointRow) -> str:
         number = f"{row.round:.0f}" if row.round is not None else ""
@@ -184,28 +199,28 @@ def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
 class PointDetails(Document):
     """Everything about a point over all rounds."""
 
-    # `mean_of_rounds`.
+    # The mean over the rounds.
     row: PointRow
-    # How many rounds are ok, or 1.
+    # Number of ok rounds, at least 1.
     rounds: int = 1
     # 95 % intervals over the rounds; None if unknown.
     step_ms_interval: tuple[float | None, float | None] = (None, None)
     throughput_interval: tuple[float | None, float | None] = (None, None)
-    # A script whose job sets no precision: the precision in `row` is meaningless.
+    # The precision in `row` is meaningless: a script ran, and its job sets no precision.
     is_precision_unknown: bool = False
-    # As `rank_steps` returns them.
+    # Step times of each rank, by `rank_steps`.
     ranks: pd.DataFrame
-    # As `slowest_modules` returns them; empty if not profiled.
+    # The slowest modules, by `slowest_modules`; empty if not profiled.
     modules: pd.DataFrame
-    # Paths.
+    # Paths of the traces.
     traces: Sequence[str]
-    # Whether `raybench show --logs` has texts of its ranks.
+    # Whether `raybench show --logs` has output of the ranks.
     wrote_logs: bool = False
     # All attempts in order, with controls.
     attempts: Sequence[PointRow] = ()
-    # As `slowest_regions` returns them; empty if the step names no regions.
+    # The slowest regions; empty if the step names no regions.
     regions: Sequence[RegionRow] = ()
-    # Its values beside their references.
+    # The values of the point compared with references.
     standings: Sequence[Standing] = ()
 
     def members(self) -> Mapping[str, Any]:
@@ -222,9 +237,9 @@ class PointDetails(Document):
 
     def blocks(self) -> Iterator[Block]:
         """Yield step, facts, error, references, attempts, methods, tables, logs and traces."""
-        yield from self._step()
-        yield Listing(lines=list(self._facts()), is_quoted=True)
-        yield from self._error()
+        yield from self._step_lines()
+        yield Listing(lines=list(self._fact_lines()), is_quoted=True)
+        yield from self._error_lines()
         if self.standings:
             lines = [
                 (standing.entry.metric, standing_text(standing)) for standing in self.standings
@@ -232,9 +247,9 @@ class PointDetails(Document):
             yield Listing(title="Compared with reference values of this device model", lines=lines)
         if len(self.attempts) > 1:
             yield self._table_of_attempts()
-        if lines := list(self._methods()):
+        if lines := list(self._method_lines()):
             yield Listing(title="How each was measured", lines=lines, is_quoted=True)
-        yield from self._tables()
+        yield from self._detail_tables()
         yield Legend()
         if self.wrote_logs:
             yield Line(text="What its ranks wrote: the same command with --logs", is_apart=True)
@@ -242,8 +257,8 @@ class PointDetails(Document):
             yield Line(text="Traces, for ui.perfetto.dev", tone="strong", is_apart=True)
             yield from (Line(text=path, is_whole=True) for path in self.traces)
 
-    def _step(self) -> Iterator[Line]:
-        """Yield step time and rate over several rounds, with their intervals."""
+    def _step_lines(self) -> Iterator[Line]:
+        """Yield sentences on the step time and the rate over several rounds."""
         row, (low, high) = self.row, self.step_ms_interval
         if self.rounds > 1 and row.step_ms_p50:
             text = (
@@ -268,12 +283,12 @@ class PointDetails(Document):
                 )
             yield Line(text=text)
 
-    def _error(self) -> Iterator[Line]:
-        """Yield the last 15 lines of the error, which say most; JSON has all."""
+    def _error_lines(self) -> Iterator[Line]:
+        """Yield the last lines of the error."""
         lines = plain_lines(self.row.error_detail or "")
         if not lines:
             return
-        last = lines[-15:]
+        last = lines[-_MAX_ERROR_LINES:]
         cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
         yield Line(text=f"error_detail{cut}", tone="strong", is_apart=True)
         yield from (Line(text=text) for text in last)
@@ -291,31 +306,31 @@ class PointDetails(Document):
         ]
         return make_table(self.attempts, columns, kind="Attempts")
 
-    def _methods(self) -> Iterator[tuple[str, str]]:
+    def _method_lines(self) -> Iterator[tuple[str, str]]:
         """Yield how each column was measured, or why it was not."""
         methods = dict(self.row.methods or {})
         for name, why in (self.row.not_measured or {}).items():
             methods[name] = not_measured_words(why)
-        last = ""
+        previous = ""
         for name, text in methods.items():
-            yield name, "the same" if text == last else text
-            last = text
+            yield name, "the same" if text == previous else text
+            previous = text
 
-    def _facts(self) -> Iterator[tuple[str, str]]:
+    def _fact_lines(self) -> Iterator[tuple[str, str]]:
         """Yield each column that has a value, then the metrics of the workload."""
         unit_of = column_units("points")
         for name, value in vars(self.row).items():
-            text = _value(value, unit_of.get(name, ""))
+            text = _value_text(value, unit_of.get(name, ""))
             if name == "precision" and self.is_precision_unknown:
                 text = "as the script has it"
-            if text and name not in _APART:
-                yield name, text[:12] if name.endswith("_sha256") else text
+            if text and name not in _COLUMNS_OF_BLOCKS:
+                yield name, text[:_HASH_CHARS] if name.endswith("_sha256") else text
         if self.row.doubts:
             yield "doubts", "; ".join(doubt_words(doubt, self.row) for doubt in self.row.doubts)
         for metric in workload_metrics([self.row]):
             yield metric.title, formatting.metric(metric, value_of(self.row, metric))
 
-    def _tables(self) -> Iterator[Table]:
+    def _detail_tables(self) -> Iterator[Table]:
         """Yield the tables of ranks, of regions and of modules."""
         from raybench.report.sections import ranks_of_point, region_columns  # loads pandas
 
@@ -327,33 +342,37 @@ class PointDetails(Document):
         if self.regions:
             kind = f"Regions of the step, {unit.name}, after the timed steps"
             yield make_table(self.regions, region_columns(unit), kind=kind)
-        if more := len(self.modules):
-            more -= _MAX_MODULES
-            hidden = f"; {more} more are in the table `modules`" if more > 0 else ""
+        if len(self.modules):
+            hidden = len(self.modules) - _MAX_MODULES
+            note = f"; {hidden} more are in the table `modules`" if hidden > 0 else ""
             shown = self.modules.head(_MAX_MODULES)
             # The root of the tree has no name.
             shown = shown.assign(module=shown["module"].replace("", "(the model)"))
-            yield _table_of_frame(shown, f"Modules with their children, per step{hidden}")
+            yield _table_of_frame(shown, f"Modules with their children, per step{note}")
 
 
 def _table_of_frame(frame: pd.DataFrame, kind: str) -> Table:
-    """Return a frame as a table, whose heads have no underscores."""
+    """Return a frame as a table; headings have blanks instead of underscores."""
 
-    def of_name(name: str) -> ColumnOf[Mapping[Any, Any]]:
+    def frame_column(name: str) -> ColumnOf[Mapping[Any, Any]]:
         is_text = name in ("module", "kind")
         title = "class" if name == "kind" else name.replace("_", " ")
-        least = 20 if is_text else None
-        return column(title, lambda row: _value(row[name], ""), is_text=is_text, min_chars=least)
+        return column(
+            title,
+            lambda row: _value_text(row[name], ""),
+            is_text=is_text,
+            min_chars=20 if is_text else None,
+        )
 
-    return make_table(frame.to_dict("records"), map(of_name, frame.columns), kind=kind)
+    return make_table(frame.to_dict("records"), map(frame_column, frame.columns), kind=kind)
 
 
-def _value(value: Any, unit: str) -> str:
-    """Return a value with its unit as text; null, empty lists and empty maps are empty."""
+def _value_text(value: Any, unit: str) -> str:
+    """Return a value with its unit as text; "" for None, NaN, and empty lists and maps."""
     if isinstance(value, Mapping):
-        return formatting.settings({name: _in_few_digits(item) for name, item in value.items()})
+        return formatting.settings({name: _with_four_digits(item) for name, item in value.items()})
     if isinstance(value, list | tuple):
-        return "; ".join(str(_in_few_digits(item)) for item in value)
+        return "; ".join(str(_with_four_digits(item)) for item in value)
     if not formatting.has_value(value):
         return ""
     if isinstance(value, bool):
@@ -362,27 +381,28 @@ def _value(value: Any, unit: str) -> str:
         return str(value.isoformat(timespec="seconds"))
     if unit == "bytes":
         return formatting.size(value)
-    return f"{_in_few_digits(value)} {unit}".rstrip()
+    return f"{_with_four_digits(value)} {unit}".rstrip()
 
 
-def _in_few_digits(value: Any) -> Any:
+def _with_four_digits(value: Any) -> Any:
     """Return a float with four digits, "" for NaN, and any other value unchanged."""
     return formatting.number(value) if isinstance(value, float) else value
 
 
 def format_logs(logs: Sequence[RankLog]) -> str:
-    """Return the output of ranks under a heading per attempt; ranks with the same text share one.
+    """Return the output of the ranks of each attempt; ranks with the same output share a heading.
 
     Args:
-        logs: sorted by attempt, as `reader.logs` returns them.
+        logs: sorted by point and attempt.
     """
     blocks = []
-    for (point_id, attempt), of_attempt in groupby(logs, lambda log: (log.point_id, log.attempt)):
-        by_text: dict[str, list[int]] = {}
-        for log in of_attempt:
-            by_text.setdefault(log.text, []).append(log.rank)
-        for text, ranks in by_text.items():
-            who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    for (point_id, attempt), group in groupby(logs, lambda log: (log.point_id, log.attempt)):
+        ranks_of_text: dict[str, list[int]] = {}
+        for log in group:
+            ranks_of_text.setdefault(log.text, []).append(log.rank)
+        for text, ranks in ranks_of_text.items():
+            noun = "rank" if len(ranks) == 1 else "ranks"
+            who = f"{noun} {', '.join(map(str, ranks))}"
             lines = [f"== {point_id}, attempt {attempt}, {who}", *plain_lines(text), ""]
             blocks.append("\n".join(lines))
     return "\n".join(blocks)

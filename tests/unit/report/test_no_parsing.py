@@ -35,7 +35,7 @@ ALLOWED = {
     ("report/page.py", "_PERCENT"): "number and unit in a sentence that is laid out",
     ("report/page.py", "value_text"): "name of a setting",
     ("report/page.py", "cell"): "name of a setting",
-    ("report/show.py", "_facts"): "name of a column",
+    ("report/show.py", "_fact_lines"): "name of a column",
     ("report/words/answer.py", "_OPTION"): "word of a command",
     ("report/words/answer.py", "question_of_run"): "name of a setting",
     ("report/words/failures.py", "_ESTIMATE"): "message of an exception",
