@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from raybench.analysis.answer import (
     BestShares,
     Gains,
-    Insight,
     LargestBatch,
     LargestBatches,
     MainLoss,
@@ -54,39 +53,37 @@ _NOUNS = {
     "memory_gb_s": "memory bandwidth",
     "wall_unsynced_share": "what time.time() shows without synchronizing, in % of the step time",
 }
-# Metrics that a point "needs".
-_USED_UP = ("peak_mem_allocated_bytes", "peak_mem_reserved_bytes", "energy_j")
-# Up to so many cases are named.
+# Metrics of which a point "needs the least".
+_NEEDED = ("peak_mem_allocated_bytes", "peak_mem_reserved_bytes", "energy_j")
+# Sentences name at most so many cases.
 _MOST_NAMED = 4
 # A value is marked as wide if half of its interval reaches this share.
 WIDE = 0.1
 # Precedes the first sentence about lost time.
-_LOST_TIME = "Lost time is the part of a step beyond ideal scaling."
-# The terms that stand in the first lines of a report.
-_POINT_AND_ROUND = "Point: one combination of settings. Round: all points once{}."
+_LOST_TIME_MEANING = "Lost time is the part of a step beyond ideal scaling."
 _OPTION = re.compile(r"--?[a-z]")
-# Units that the format of a metric implies.
+# Format of a metric -> unit of its values; other metrics name their unit.
 _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 
 
 def point_and_round(rows: Iterable[ScaledRow]) -> str:
-    """Return what a point and a round are. rows: the ok points; empty if unknown."""
-    are_new = [row.new_processes for row in rows]
-    how = ", in new processes"
-    if are_new:
-        how = ". Each round starts new processes. All points of a round use them"
-    if are_new and all(are_new):
-        how = ", each in new processes"
-    return _POINT_AND_ROUND.format(how)
+    """Return what a point and a round are; for several runs, without rows."""
+    has_new_processes = [row.new_processes for row in rows]
+    if not has_new_processes:
+        processes = ", in new processes"
+    elif all(has_new_processes):
+        processes = ", each in new processes"
+    else:
+        processes = ". Each round starts new processes. All points of a round use them"
+    return f"Point: one combination of settings. Round: all points once{processes}."
 
 
 def question_of_run(answer: RunAnswer) -> str:
-    """Return the question of the job; without one, what the points were measured for.
-
-    A question on scaling does not fit if `--set` changed the numbers of devices.
-    """
-    is_cut = any(text.startswith("matrix.world_size") for text in answer.data.overrides)
-    if answer.asked.question and not (is_cut and isinstance(answer.leading, SpeedUps)):
+    """Return the question of the job, or a question that the points can answer."""
+    has_other_sizes = any(text.startswith("matrix.world_size") for text in answer.data.overrides)
+    # A question on scaling does not fit if `--set` changed the numbers of devices.
+    fits = not (has_other_sizes and isinstance(answer.leading, SpeedUps))
+    if answer.asked.question and fits:
         return answer.asked.question
     data = answer.data
     workloads = dict.fromkeys(row.workload for row in data.rows)
@@ -131,28 +128,26 @@ def headline(answer: RunAnswer) -> str:
             at = f" with {settings}" if settings else ""
             return f"The largest batch per device that fits is {first.batch_size:,}{at}."
         case SpeedUps() as leading:
-            return _scaling(leading, answer)
+            return _scaling_sentence(leading, answer)
         case Gains() as leading:
-            return _gain(leading, ranks)
+            return _gain_sentence(leading, ranks)
         case Ranking() | Values() as leading:
-            return _values(leading, answer)
+            return _values_sentence(leading, answer)
     return ""
 
 
 def findings(answer: RunAnswer) -> list[str]:
-    """Return what follows from the values: winners, ties and causes, each a sentence.
-
-    A busy machine hides the cause of lost time.
-    """
+    """Return sentences on what follows from the values: winners, ties and causes."""
     sentences: list[str] = []
+    # A busy machine hides the cause of lost time.
     is_busy = busy_group(answer.data.doubts, len(answer.data.ok_rows)) is not None
     match answer.leading:
         case BestShares() as leading:
             sentences += shares.best_shares_words(leading, answer.data.fleets, answer.data.ranks)
         case SpeedUps() as leading:
             if leading.has_several_models and leading.efficiencies:
-                alone = formatting.share_words(*leading.efficiencies)
-                sentences.append(f"That is {alone} of what the devices reach alone.")
+                efficiencies = share_words(*leading.efficiencies)
+                sentences.append(f"That is {efficiencies} of what the devices reach alone.")
             if leading.main_loss and not is_busy:
                 devices = formatting.ranks_words(leading.world_size, answer.data.ranks)
                 sentences += main_loss(leading.main_loss, devices)
@@ -160,12 +155,12 @@ def findings(answer: RunAnswer) -> list[str]:
             sentences += _undecided_gains(leading, answer.data.ranks)
         case Ranking() as leading:
             sentences += _winner(leading, answer)
-            sentences.append(of_datasheet(leading.metric, leading.figures[0][1].row))
-            sentences.append(_without_memory(leading, answer))
+            sentences.append(datasheet_sentence(leading.metric, leading.figures[0][1].row))
+            sentences.append(_memory_sentence(leading, answer))
         case Values() as leading:
-            sentences += _beside_values(leading, answer)
+            sentences += _findings_of_values(leading, answer)
     if answer.uncompared:
-        sentences.append(_not_compared(answer.uncompared))
+        sentences.append(_uncompared_sentence(answer.uncompared))
     if (count := answer.impossible) and not is_busy:
         have = "has" if count == 1 else "have"
         sentences.append(f"{counted(count, 'point')} {have} numbers that cannot be true.")
@@ -173,10 +168,10 @@ def findings(answer: RunAnswer) -> list[str]:
 
 
 def certainty(answer: RunAnswer, half_widths: Sequence[tuple[float | None, ScaledRow]]) -> str:
-    """Return how certain the values of the answer are, as a sentence; "" if nothing was measured.
+    """Return a sentence on the certainty of the values; "" if nothing was measured.
 
     Args:
-        answer: of the run.
+        answer: the answer of the run.
         half_widths: half of the 95 % interval of each value over the rounds, and its point.
     """
     rows = answer.data.ok_rows
@@ -186,32 +181,27 @@ def certainty(answer: RunAnswer, half_widths: Sequence[tuple[float | None, Scale
         return f"A batch larger by {more} runs out of memory."
     if not rows:
         return ""
-    count = sum(row.rounds == 1 for row in rows)
     if answer.is_of_memory:
         return _certainty_of_memory(answer)
-    widths = [(half, row) for half, row in half_widths if half is not None]
-    if widths and len(widths) == len(half_widths):
-        return _widest(answer, widths)
-    if count == len(rows):
+    known = [(half, row) for half, row in half_widths if half is not None]
+    if known and len(known) == len(half_widths):
+        return _widest_interval(answer, known)
+    of_one_round = sum(row.rounds == 1 for row in rows)
+    if of_one_round == len(rows):
         return "Not known, because one round gives no 95 % interval over the rounds."
-    if count:
-        have = "has" if count == 1 else "have"
-        return (
-            f"{count} of {counted(len(rows), 'point')} {have} one round, and so no 95 % interval."
-        )
+    if of_one_round:
+        have = "has" if of_one_round == 1 else "have"
+        which = f"{of_one_round} of {counted(len(rows), 'point')}"
+        return f"{which} {have} one round, and so no 95 % interval."
     return "The 95 % intervals over the rounds are unknown."
 
 
 def _certainty_of_memory(answer: RunAnswer) -> str:
-    """Return by how much the memory of a point differs over the rounds."""
+    """Return how much the memory of a point differs over the rounds."""
     differences = []
     for row in answer.data.ok_rows:
-        rounds = answer.data.trials.rounds(row).values()
-        peaks = [
-            attempt.peak_mem_allocated_bytes
-            for attempt in rounds
-            if attempt.peak_mem_allocated_bytes
-        ]
+        attempts = answer.data.trials.rounds(row).values()
+        peaks = [peak for one in attempts if (peak := one.peak_mem_allocated_bytes)]
         if len(peaks) > 1:
             differences.append(max(peaks) / min(peaks) - 1)
     if not differences:
@@ -222,31 +212,33 @@ def _certainty_of_memory(answer: RunAnswer) -> str:
     return f"The memory of a point differs by at most {share} over the rounds."
 
 
-def _widest(answer: RunAnswer, widths: Sequence[tuple[float, ScaledRow]]) -> str:
-    """Return the widest 95 % interval over the rounds, and the point that has it."""
+def _widest_interval(answer: RunAnswer, widths: Sequence[tuple[float, ScaledRow]]) -> str:
+    """Return the widest 95 % interval over the rounds, and its point."""
     half, row = max(widths, key=lambda width: width[0])
     noun = "speed-up"
     if not isinstance(answer.leading, SpeedUps | Gains) and answer.metric is not None:
         name = metric_noun(answer.metric, answer.asked.items)
         noun = name if name in _NOUNS.values() else f"value of {name}"
-    which = "The" if len(widths) == 1 else "Each"
-    better = "" if len(widths) == 1 else " or better"
+    interval = f"95 % interval over {counted(row.rounds or 1, 'round')}"
     names = distinguishing_settings(answer.data.rows)
-    at = short_name(row, names, answer.data.ranks) if len(widths) > 1 else ""
-    facts = f"95 % interval over {counted(row.rounds or 1, 'round')}"
-    facts += f"; widest at {at}" if at else ""
+    point = short_name(row, names, answer.data.ranks) if len(widths) > 1 else ""
     if half >= 1:
-        where = f" at {at}" if at else ""
-        return f"The {noun} is uncertain by more than ±100 %{where} ({facts.split(';')[0]})."
-    return f"{which} {noun} is known to {formatting.interval_words(half)}{better} ({facts})."
+        where = f" at {point}" if point else ""
+        return f"The {noun} is uncertain by more than ±100 %{where} ({interval})."
+    size = formatting.interval_words(half)
+    if len(widths) == 1:
+        return f"The {noun} is known to {size} ({interval})."
+    widest = f"; widest at {point}" if point else ""
+    return f"Each {noun} is known to {size} or better ({interval}{widest})."
 
 
 def wide_meaning(mark: str, rounds: Iterable[int | None], *, is_ratio: bool) -> str:
     """Return the legend of the mark of wide values in the table of the answer.
 
     Args:
-        rounds: of the points of the table.
-        is_ratio: the values are compared with a baseline.
+        mark: letter before a wide value.
+        rounds: number of rounds of each point.
+        is_ratio: whether values are ratios to a baseline.
     """
     of_step = "of the step time within one round"
     if is_ratio:
@@ -259,15 +251,14 @@ def wide_meaning(mark: str, rounds: Iterable[int | None], *, is_ratio: bool) -> 
 
 
 def plain_meaning(switches: Sequence[str]) -> str:
-    """Return what `plain` means in the table of the answer. switches: settings that are off."""
-    names = list(map(formatting.heading, switches))
-    *others, last = names
+    """Return what `plain` means in the table of the answer: all `switches` are off."""
+    *others, last = map(formatting.heading, switches)
     listed = f"{', '.join(others)} or {last}" if others else last
     return f"plain: without {listed}."
 
 
 def table_heading(answer: RunAnswer) -> str:
-    """Return what the values of the answer are, as the title of their table."""
+    """Return the title of the table of the answer."""
     ranks = answer.data.ranks
     match answer.leading:
         case LargestBatches():
@@ -282,21 +273,21 @@ def table_heading(answer: RunAnswer) -> str:
 
 
 def value_title(answer: RunAnswer) -> str:
-    """Return what the values of the answer are, with their unit: `Bus bandwidth, GB/s`."""
+    """Return the metric of the answer with its unit: `Bus bandwidth, GB/s`."""
     metric, items = answer.metric, answer.asked.items
     assert metric is not None
     noun = metric_noun(metric, items)
-    unit = (
-        formatting.unit_of(answer.data.rows).name
-        if metric.unit == "ms"
-        else unit_of_metric(metric, items)
-    )
-    text = noun if noun == unit or not unit or unit in noun else f"{noun}, {unit}"
-    return text[:1].upper() + text[1:] if noun != f"{items}/s" else f"Throughput, {text}"
+    unit = unit_of_metric(metric, items)
+    if metric.unit == "ms":
+        unit = formatting.unit_of(answer.data.rows).name
+    text = noun if unit in noun else f"{noun}, {unit}"
+    if noun == f"{items}/s":
+        return f"Throughput, {text}"
+    return text[:1].upper() + text[1:]
 
 
 def value_name(answer: RunAnswer) -> str:
-    """Return the head of the column of the values."""
+    """Return the heading of the column of values."""
     match answer.leading:
         case LargestBatches():
             return "batch"
@@ -310,13 +301,13 @@ def value_name(answer: RunAnswer) -> str:
     return unit_of_metric(metric, answer.asked.items) or metric.title
 
 
-def _not_compared(uncompared: Uncompared) -> str:
-    """Return how many points should have a speed-up and have none, and why."""
+def _uncompared_sentence(uncompared: Uncompared) -> str:
+    """Return how many points lack a speed-up, and why."""
     reasons, count = uncompared.reasons, uncompared.count
-    most = max(reasons, key=lambda why: reasons[why])
-    why = f": {not_compared_words(most)}" if len(reasons) == 1 or count == uncompared.points else ""
+    main_reason = not_compared_words(max(reasons, key=lambda why: reasons[why]))
     if count == uncompared.points:
-        return f"No point has a speed-up{why}."
+        return f"No point has a speed-up: {main_reason}."
+    why = f": {main_reason}" if len(reasons) == 1 else ""
     have = "has" if count == 1 else "have"
     return f"{count} of {counted(uncompared.points, 'point')} {have} no speed-up{why}."
 
@@ -328,33 +319,35 @@ def batch_settings(batch: LargestBatch, batches: LargestBatches, ranks: str) -> 
 
 
 def what_fits(batch: LargestBatch) -> str:
-    """Write `fit per device (peak of allocated memory 139.12 GiB, …); 1,480 do not`."""
-    peak = batch.peak_mem_allocated_bytes
-    used = "" if peak is None else f" (peak of allocated memory {formatting.gib(peak)} GiB"
-    reserved = batch.row.peak_mem_reserved_bytes
-    if used and reserved:
-        used += f", of reserved memory {formatting.gib(reserved)} GiB"
-    used += ")" if used else ""
-    return f"fit per device{used}; {batch.ran_out:,} do not"
+    """Return `fit per device (peak of allocated memory 139.12 GiB, …); 1,480 do not`."""
+    peaks = []
+    if batch.peak_mem_allocated_bytes is not None:
+        allocated = formatting.gib(batch.peak_mem_allocated_bytes)
+        peaks.append(f"peak of allocated memory {allocated} GiB")
+        if reserved := batch.row.peak_mem_reserved_bytes:
+            peaks.append(f"of reserved memory {formatting.gib(reserved)} GiB")
+    memory = f" ({', '.join(peaks)})" if peaks else ""
+    return f"fit per device{memory}; {batch.ran_out:,} do not"
 
 
-def _scaling(speed_ups: SpeedUps, answer: RunAnswer) -> str:
-    """Write `4 GPUs reach 2.29 to 3.47 times the samples/s of 1 GPU (ideal 4.00).`."""
+def _scaling_sentence(speed_ups: SpeedUps, answer: RunAnswer) -> str:
+    """Return `4 GPUs reach 2.29 to 3.47 times the samples/s of 1 GPU (ideal 4.00).`."""
     low = min(series.low for series in speed_ups.series)
     high = max(series.high for series in speed_ups.series)
-    facts = [] if speed_ups.ideal is None else [f"ideal {speed_ups.ideal:.2f}"]
-    if speed_ups.ideal is None and speed_ups.has_several_models:
-        facts.append("the ideal is unknown, because the devices differ")
+    ideal = ""
+    if speed_ups.ideal is not None:
+        ideal = f" (ideal {speed_ups.ideal:.2f})"
+    elif speed_ups.has_several_models:
+        ideal = " (the ideal is unknown, because the devices differ)"
     devices = formatting.ranks_words(speed_ups.world_size, answer.data.ranks)
     reach = "reaches" if speed_ups.world_size == 1 else "reach"
     times = span(formatting.ratio(low), formatting.ratio(high))
-    text = f"{devices} {reach} {times} times {_rate_of_baseline(speed_ups, answer)}"
-    return text + (f" ({'; '.join(facts)})." if facts else ".")
+    return f"{devices} {reach} {times} times {_rate_of_baseline(speed_ups, answer)}{ideal}."
 
 
 def _rate_of_baseline(speed_ups: SpeedUps, answer: RunAnswer) -> str:
-    of = formatting.words_of_settings(speed_ups.baseline, answer.data.ranks)
-    return f"the {answer.asked.items}/s of {of}"
+    baseline = formatting.words_of_settings(speed_ups.baseline, answer.data.ranks)
+    return f"the {answer.asked.items}/s of {baseline}"
 
 
 def _baseline_devices(speed_ups: SpeedUps, ranks: str) -> str:
@@ -362,11 +355,11 @@ def _baseline_devices(speed_ups: SpeedUps, ranks: str) -> str:
 
 
 def main_loss(loss: MainLoss, devices: str) -> list[str]:
-    """Return which cause takes most of the lost time, or why the cause is unknown.
+    """Return sentences on the cause of most of the lost time, or on why it is unknown.
 
     Args:
         loss: the cause.
-        devices: of the points, as `4 GPUs`.
+        devices: number of devices of the points, as `4 GPUs`.
     """
     if loss.cause is None:
         reasons = list(dict.fromkeys(map(losses_unknown_words, why_not_known(loss.unknown))))
@@ -377,18 +370,18 @@ def main_loss(loss: MainLoss, devices: str) -> list[str]:
         return ["The reason why scaling is not ideal was not measured."]
     cause = LOST_TO[loss.cause]
     if loss.count == loss.losing:
-        return [_LOST_TIME, f"{share_words(*loss.shares)} of the lost time is {cause}."]
+        return [_LOST_TIME_MEANING, f"{share_words(*loss.shares)} of the lost time is {cause}."]
     which = f"{loss.count} of {counted(loss.losing, 'point')} with {devices}"
     if loss.losing < loss.points:
         which += " that surely lose time"
-    sentences = [_LOST_TIME, f"In {which}, the largest part of the lost time is {cause}."]
+    sentences = [_LOST_TIME_MEANING, f"In {which}, the largest part of the lost time is {cause}."]
     if loss.unknown:
         sentences.append(f"The cause is unknown at {counted(len(loss.unknown), 'point')}.")
     return sentences
 
 
 def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:
-    """Return a sentence for each reason of `why_not_known`."""
+    """Return a sentence for each reason why causes of lost time are unknown."""
     return [
         f"The cause of the lost time is unknown at {counted(count, 'point')}: "
         f"{losses_unknown_words(why)}."
@@ -396,15 +389,16 @@ def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:
     ]
 
 
-def _gain(gains: Gains, ranks: str) -> str:
-    """Write `bf16 is 4.19 to 6.83 times as fast as fp32.` of the largest gain."""
-    first = gains.gains[0]
-    where = formatting.words_of_settings(first.settings, ranks)
-    return f"{where} is {speed_up(first)} times as fast as {_baseline_words(gains, ranks)}."
+def _gain_sentence(gains: Gains, ranks: str) -> str:
+    """Return the largest gain: `bf16 is 4.19 to 6.83 times as fast as fp32.`."""
+    largest = gains.gains[0]
+    settings = formatting.words_of_settings(largest.settings, ranks)
+    times = span(formatting.ratio(largest.low), formatting.ratio(largest.high))
+    return f"{settings} is {times} times as fast as {_baseline_words(gains, ranks)}."
 
 
 def _undecided_gains(gains: Gains, ranks: str) -> list[str]:
-    """Return which settings may be as fast as the baseline, and what would decide."""
+    """Return sentences on settings that may be as fast as the baseline; [] without any."""
     undecided = [gain for gain in gains.gains if gain.rounds_to_decide is not None]
     if not undecided:
         return []
@@ -413,21 +407,21 @@ def _undecided_gains(gains: Gains, ranks: str) -> list[str]:
     base = _baseline_words(gains, ranks)
     return [
         f"It is undecided whether {formatting.some(names)} is faster than {base}.",
-        _ask(rounds),
+        _ask_for_rounds(rounds),
     ]
 
 
 def _baseline_words(gains: Gains, ranks: str) -> str:
-    of = {name: value for name, value in gains.baseline.items() if name != "world_size"}
-    return formatting.words_of_settings(of, ranks) or "the baseline"
+    settings = {name: value for name, value in gains.baseline.items() if name != "world_size"}
+    return formatting.words_of_settings(settings, ranks) or "the baseline"
 
 
-def _ask(rounds: int) -> str:
+def _ask_for_rounds(rounds: int) -> str:
     return f"More rounds may decide: `--set measure.rounds={rounds}`."
 
 
 def case_name(answer: RunAnswer, case: RankedCase) -> str:
-    """Return the settings that make a case, in words; "" where no setting makes cases."""
+    """Return the settings that make a case, in words; "" if there is a single case."""
     return settings_words(case.best.row, tuple(case.settings), answer.data.ranks)
 
 
@@ -436,99 +430,125 @@ def candidate_name(answer: RunAnswer, candidate: Candidate) -> str:
     return short_name(candidate.row, answer.compared_settings, answer.data.ranks)
 
 
-def _values(leading: Ranking | Values, answer: RunAnswer) -> str:
-    """Write `Bus bandwidth reaches 352.8 GB/s with 4 GPUs, all_reduce, 1 GiB.`."""
+def _values_sentence(leading: Ranking | Values, answer: RunAnswer) -> str:
+    """Return `The bus bandwidth reaches 352.8 GB/s with 4 GPUs, all_reduce, 1 GiB.`."""
     metric, items = leading.metric, answer.asked.items
     case, candidate = leading.figures[0]
-    noun, value = metric_noun(metric, items), value_words(metric, candidate.value, items)
-    is_single = len(answer.data.ok_rows) == 1
-    verb = "is" if is_single else "reaches" if leading.highest_is_best else "goes down to"
-    # The unit repeats the noun, so another noun begins the sentence.
-    if noun == unit_of_metric(metric, items):
-        noun = "throughput" if metric.name == "throughput" else "rate"
-        if not metric.is_rate:
-            extreme = "highest" if leading.highest_is_best else "lowest"
-            noun, verb = "value" if is_single else f"{extreme} value", "is"
-    names = [] if is_single else [candidate_name(answer, candidate), case_name(answer, case)]
-    where = ", ".join(filter(None, names))
-    text = f"The {noun} {verb} {value}{f' with {where}' if where else ''}."
-    if is_single and not follows_step_time(metric) and candidate.row.step_ms_p50 is not None:
-        text += f" The step takes {formatting.duration(candidate.row.step_ms_p50)}."
-    return text
+    value = value_words(metric, candidate.value, items)
+    noun = _noun_beside_unit(metric, items)
+    if len(answer.data.ok_rows) == 1:
+        text = f"The {noun or 'value'} is {value}."
+        if not follows_step_time(metric) and candidate.row.step_ms_p50 is not None:
+            text += f" The step takes {formatting.duration(candidate.row.step_ms_p50)}."
+        return text
+    verb = "reaches" if leading.highest_is_best else "goes down to"
+    if not noun:
+        noun, verb = "highest value" if leading.highest_is_best else "lowest value", "is"
+    names = filter(None, (candidate_name(answer, candidate), case_name(answer, case)))
+    settings = ", ".join(names)
+    where = f" with {settings}" if settings else ""
+    return f"The {noun} {verb} {value}{where}."
+
+
+def _noun_beside_unit(metric: Metric, items: str) -> str:
+    """Return a noun for a metric that the unit of its values does not repeat; may be ""."""
+    noun = metric_noun(metric, items)
+    if noun != unit_of_metric(metric, items):
+        return noun
+    if not metric.is_rate:
+        return ""
+    return "throughput" if metric.name == "throughput" else "rate"
 
 
 def _winner(ranking: Ranking, answer: RunAnswer) -> list[str]:
-    """Return the best setting and what it gains, or that there is no clear winner."""
+    """Return sentences on the best setting and its gain, or that there is no clear winner."""
     over = ranking.over_cases
     case = over.case if over else ranking.described_cases[0]
-    best = candidate_name(answer, case.best)
-    noun = metric_noun(ranking.metric, answer.asked.items)
     if case.verdict is RankingVerdict.UNDECIDED or (over and not over.wins):
-        # More rounds do not change the memory.
-        ask = [] if answer.is_of_memory else [_ask(rounds_to_decide(case.best.row))]
-        if over:
-            where = cases_words(over.cases, over.cases, answer.case_settings)
-            return [f"There is no clear winner {where}.", *ask]
-        rivals = candidate_name(answer, case.rivals[0])
-        if len(case.rivals) > 1:
-            rivals = f"{len(case.rivals)} other points"
-        first = f"There is no clear winner: {best} has the best value, but {rivals} may be equal."
-        return [first, *ask]
-    won = _won(ranking, case)
+        return _no_clear_winner(ranking, case, answer)
+    best, second = candidate_name(answer, case.best), candidate_name(answer, case.ranked[1])
     if not over and formatting.ratio(case.gain) == "1.00":
-        return [f"{best} and {candidate_name(answer, case.ranked[1])} differ by less than 0.5 %."]
+        return [f"{best} and {second} differ by less than 0.5 %."]
+    won = _cases_won(ranking, case)
     is_sure = case.verdict is RankingVerdict.BEST
-    of_run = "" if is_sure else " in this run"
-    often = _where_won(answer, won, over.cases) if over else ""
-    following = candidate_name(answer, case.ranked[1])
-    if over:
-        following = "the second fastest" if is_speed(ranking.metric) else "the second best"
-    faster = "The fastest" if over else best
-    ratios = [
-        case.best.value / case.ranked[1].value - 1 if case.ranked[1].value else math.inf
-        for case in won
-    ]
-    least, most_of_all = sorted(map(abs, (min(ratios), max(ratios))))
-    shares = formatting.share_words(least, most_of_all)
+    where = _cases_won_words(answer, won, over.cases) if over else ""
+    where += "" if is_sure else " in this run"
+    noun = metric_noun(ranking.metric, answer.asked.items)
     if is_speed(ranking.metric):
-        case_gains = [case.gain for case in won]
-        gains = span(formatting.ratio(min(case_gains)), formatting.ratio(max(case_gains)))
-        sentences = [
-            f"{best} {'is' if is_sure else 'was'} the fastest{often}{of_run}.",
-            f"{faster} is {gains} times as fast as {following}.",
-        ]
-    elif ranking.metric.name in _USED_UP and not ranking.highest_is_best:
-        sentences = [
-            f"{best} needs the least {noun}{often}{of_run}.",
-            f"{best} needs {shares} less {noun} than {following}.",
-        ]
+        sentences = [f"{best} {'is' if is_sure else 'was'} the fastest{where}."]
+    elif _is_needed(ranking):
+        sentences = [f"{best} needs the least {noun}{where}."]
     else:
-        degree = "high" if ranking.highest_is_best else "low"
-        sentences = [
-            f"{best} has the {degree}est {noun}{often}{of_run}.",
-            f"The value of {best} is {shares} {degree}er than that of {following}.",
-        ]
-    # Nothing is a multiple of 0, so the first sentence says all.
-    compared = [case.gain for case in won] if is_speed(ranking.metric) else ratios
-    if math.inf in compared:
-        sentences = sentences[:1]
+        degree = "highest" if ranking.highest_is_best else "lowest"
+        sentences = [f"{best} has the {degree} {noun}{where}."]
+    if lead_of_best := _lead_over_second(ranking, won, best, second, noun):
+        sentences.append(lead_of_best)
     if over and over.undecided:
-        where = cases_words(over.undecided, over.cases, answer.case_settings)
-        sentences.append(f"The winner is undecided {where}.")
+        cases = cases_words(over.undecided, over.cases, answer.case_settings)
+        sentences.append(f"The winner is undecided {cases}.")
     return sentences
 
 
-def _won(ranking: Ranking, case: RankedCase) -> list[RankedCase]:
-    """Return the decided cases in which the same settings are the best as in `case`."""
-    return [
-        other
-        for other in ranking.cases
-        if len(other.ranked) > 1 and not other.rivals and other.best.settings == case.best.settings
-    ]
+def _no_clear_winner(ranking: Ranking, case: RankedCase, answer: RunAnswer) -> list[str]:
+    """Return sentences on rivals of the best setting, and on the rounds that may decide."""
+    # More rounds do not change the memory.
+    ask = [] if answer.is_of_memory else [_ask_for_rounds(rounds_to_decide(case.best.row))]
+    if ranking.over_cases:
+        count = ranking.over_cases.cases
+        where = cases_words(count, count, answer.case_settings)
+        return [f"There is no clear winner {where}.", *ask]
+    best, rivals = candidate_name(answer, case.best), candidate_name(answer, case.rivals[0])
+    if len(case.rivals) > 1:
+        rivals = f"{len(case.rivals)} other points"
+    first = f"There is no clear winner: {best} has the best value, but {rivals} may be equal."
+    return [first, *ask]
 
 
-def _where_won(answer: RunAnswer, won: Sequence[RankedCase], count: int) -> str:
-    """Return ` with 1 GPU, 2 GPUs and 4 GPUs`, or `cases_words` of several settings."""
+def _is_needed(ranking: Ranking) -> bool:
+    """Return whether a point needs the metric, as memory, and the least is the best."""
+    return ranking.metric.name in _NEEDED and not ranking.highest_is_best
+
+
+def _lead_over_second(
+    ranking: Ranking, won: Sequence[RankedCase], best: str, second: str, noun: str
+) -> str:
+    """Return by how much the best setting leads in the cases `won`; "" beside a value of 0."""
+    if is_speed(ranking.metric):
+        gains = [case.gain for case in won]
+        if math.inf in gains:
+            return ""
+        times = span(formatting.ratio(min(gains)), formatting.ratio(max(gains)))
+        if ranking.over_cases:
+            best, second = "The fastest", "the second fastest"
+        return f"{best} is {times} times as fast as {second}."
+    differences = []
+    for case in won:
+        best_value, second_value = case.best.value, case.ranked[1].value
+        if second_value == 0:
+            return ""
+        differences.append(best_value / second_value - 1)
+    low, high = sorted(map(abs, (min(differences), max(differences))))
+    shares = share_words(low, high)
+    if ranking.over_cases:
+        second = "the second best"
+    if _is_needed(ranking):
+        return f"{best} needs {shares} less {noun} than {second}."
+    comparative = "higher" if ranking.highest_is_best else "lower"
+    return f"The value of {best} is {shares} {comparative} than that of {second}."
+
+
+def _cases_won(ranking: Ranking, case: RankedCase) -> list[RankedCase]:
+    """Return the decided cases that the best settings of `case` win."""
+    cases = []
+    for other in ranking.cases:
+        is_decided = len(other.ranked) > 1 and not other.rivals
+        if is_decided and other.best.settings == case.best.settings:
+            cases.append(other)
+    return cases
+
+
+def _cases_won_words(answer: RunAnswer, won: Sequence[RankedCase], count: int) -> str:
+    """Return ` with 1 GPU, 2 GPUs and 4 GPUs`, or ` in 3 of 4 combinations of k and m`."""
     names = answer.case_settings
     if len(names) != 1 or len(won) > _MOST_NAMED:
         # Cases with a single point have no winner.
@@ -538,8 +558,8 @@ def _where_won(answer: RunAnswer, won: Sequence[RankedCase], count: int) -> str:
     return f" with {', '.join(others)} and {last}" if others else f" with {last}"
 
 
-def _without_memory(ranking: Ranking, answer: RunAnswer) -> str:
-    """Return that the answer leaves memory out, if the job has a question and memory is unknown."""
+def _memory_sentence(ranking: Ranking, answer: RunAnswer) -> str:
+    """Return that the answer leaves memory out; "" unless a job with a question ran on CPUs."""
     rows = answer.data.ok_rows
     reasons = {(row.not_measured or {}).get("mem_parameters_bytes") for row in rows}
     if not answer.asked.question or reasons != {NotMeasured.MEMORY_OF_CPU}:
@@ -548,9 +568,9 @@ def _without_memory(ranking: Ranking, answer: RunAnswer) -> str:
     return f"The answer covers {noun} only: torch does not count the memory of a CPU."
 
 
-def _beside_values(leading: Values, answer: RunAnswer) -> list[str]:
-    """Return sentences on the share of the peak, and on the smallest message."""
-    sentences = [of_datasheet(leading.metric, leading.figures[0][1].row)]
+def _findings_of_values(leading: Values, answer: RunAnswer) -> list[str]:
+    """Return sentences on the datasheet's peak, time.time(), and the smallest message."""
+    sentences = [datasheet_sentence(leading.metric, leading.figures[0][1].row)]
     if leading.metric.name == "wall_unsynced_share":
         values = [case.best.value for case in leading.cases]
         shown = formatting.share_words(min(values), max(values))
@@ -564,8 +584,8 @@ def _beside_values(leading: Values, answer: RunAnswer) -> list[str]:
     return sentences
 
 
-def of_datasheet(metric: Metric, row: ScaledRow) -> str:
-    """Return a sentence on the share of the datasheet's peak; "" where it is unknown."""
+def datasheet_sentence(metric: Metric, row: ScaledRow) -> str:
+    """Return a sentence on the share of the datasheet's peak; "" if the peak is unknown."""
     reached = share_of_datasheet(metric, row)
     if reached is None:
         return ""
@@ -583,7 +603,7 @@ def metric_noun(metric: Metric, items: str) -> str:
 
 
 def unit_of_metric(metric: Metric, items: str) -> str:
-    """Return the unit of a metric, or its title, which also names the unit."""
+    """Return the unit of a metric; the title of a metric may take its place."""
     if metric.name == "throughput":
         return f"{items}/s"
     named = (metric.unit if is_column(metric) else "") or metric.title
@@ -597,13 +617,8 @@ def value_words(metric: Metric, value: float, items: str) -> str:
     return f"{formatting.metric(metric, value)} {unit_of_metric(metric, items)}".rstrip()
 
 
-def speed_up(insight: Insight) -> str:
-    """Write `2.41 to 2.75`."""
-    return span(*(formatting.ratio(value) for value in (insight.low, insight.high)))
-
-
 def more_rounds(more: MoreRounds) -> str:
-    """Return a sentence with a command, whose JOB and RUN are placeholders."""
+    """Return a sentence on what more rounds give, with a command for `JOB` and `RUN`."""
     time = formatting.long_time(more.seconds)
     added = counted(more.rounds - more.done, "more round")
     return (
@@ -613,7 +628,7 @@ def more_rounds(more: MoreRounds) -> str:
 
 
 def next_command(following: NextCommand) -> list[str]:
-    """Return `Next: ` and the command; a long command is broken before options."""
+    """Return the lines of the next command; a long command is folded before options."""
     label = "Next: "
     if following.kind is Next.RETRY:
         label = "Next, after you fix the error: "

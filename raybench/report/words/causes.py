@@ -1,4 +1,4 @@
-"""What a step is lost to, in words."""
+"""What takes the lost time of a step, in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAUSES = {
     "lost_host": "host gap",
     "lost_unexplained": "other time",
 }
-# What takes the lost time, as the end of a sentence.
+# The causes, as the end of a sentence on the lost time.
 LOST_TO = {
     "lost_comm": "communication that computation does not hide",
     "lost_compute": "slower computation",
@@ -27,7 +27,7 @@ LOST_TO = {
     "lost_host": "waiting for the host",
     "lost_unexplained": "unexplained",
 }
-# Said where a point has an optimizer, and so gradients.
+# For points with an optimizer, which have gradients.
 _COMPUTE_OF_TRAINING = "Computation, DDP's copies of gradients included, takes longer than ideal."
 _MEANINGS = {
     "lost_comm": "Computation does not hide this communication.",
@@ -40,47 +40,45 @@ _MEANINGS = {
 }
 
 # Smaller shares of a step may be noise, even if the intervals of the step times are narrower.
-_LEAST_SHOWN = 0.02
-# Where noise is a larger share of a step, it hides causes.
+_LEAST_SHARE = 0.02
+# Noise that is a larger share of a step hides causes.
 _MOST_NOISE = 0.05
-# Smaller shares are not told at all.
-_LEAST_TOLD = 0.0005
+# Smaller shares of a step are not mentioned.
+_LEAST_MENTIONED = 0.0005
 
 
 def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
-    """Yield each cause and its share of the step at these points, then what is below noise.
-
-    Yields nothing without a breakdown: everything would be unexplained.
-    """
+    """Yield each cause and its share of the step at these points, then the causes below noise."""
     if not any(map(has_causes, rows)):
+        # Without a breakdown everything would be unexplained.
         return
     meanings = dict(_MEANINGS)
     if any(row.optimizer_ms is not None for row in rows):
         meanings["lost_compute"] = _COMPUTE_OF_TRAINING
-    noise = max(_LEAST_SHOWN, *(step_uncertainty(row) or 0.0 for row in rows))
-    small: list[float] = []
-    has_gain = is_any_told = False
+    noise = max(_LEAST_SHARE, *(step_uncertainty(row) or 0.0 for row in rows))
+    shares_below_noise: list[float] = []
+    has_gain = has_cause = False
     for name in LOSSES:
         lost = sorted(value for row in rows if (value := getattr(row, name)) is not None)
         if not lost:
             continue
         low, high = lost[0], lost[-1]
         if max(-low, high) < noise:
-            small.append(max(-low, high))
+            shares_below_noise.append(max(-low, high))
             continue
-        is_any_told = True
+        has_cause = True
         has_gain = has_gain or (low <= -MIN_LOSS and name != "lost_unexplained")
         yield CAUSES[name], f"{share_words(low, high, 1)}. {meanings[name]}"
     if has_gain:
         yield "note", "A value below 0 means that the part takes less time than in ideal scaling."
-    most = max(small, default=0.0)
-    if most >= _LEAST_TOLD:
-        if most > _MOST_NOISE:
-            text = "No cause can be named: the step times of the rounds differ more than each "
-            text += "cause explains."
-            if is_any_told:
-                size = share_words(noise, digits=1)
-                text = f"Each share is smaller than the noise (up to {size})."
-        else:
-            text = f"Each is at most {share_words(most, digits=1)}, which may be noise."
-        yield "other causes" if is_any_told else "causes", text
+    most = max(shares_below_noise, default=0.0)
+    if most < _LEAST_MENTIONED:
+        return
+    if most <= _MOST_NOISE:
+        text = f"Each is at most {share_words(most, digits=1)}, which may be noise."
+    elif has_cause:
+        text = f"Each share is smaller than the noise (up to {share_words(noise, digits=1)})."
+    else:
+        text = "No cause can be named: the step times of the rounds differ more than each "
+        text += "cause explains."
+    yield "other causes" if has_cause else "causes", text
