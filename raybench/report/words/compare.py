@@ -32,26 +32,26 @@ NOT_ON_BOTH_SIDES = "No verdict: no point was measured on both sides."
 VERDICT_WORDS = {name: name for name in (SLOWER, FASTER, SAME)} | {UNCLEAR: "undecided"}
 _PREDICATES = VERDICT_WORDS | {SAME: "the same"}
 
-# Runs that detect only a larger slowdown than this are too different.
-_USELESS = 0.5
-# A short value of a fact is shown beside its name; longer ones only in full reports.
+# Runs that cannot detect a slowdown of this share differ too much.
+_LARGEST_USEFUL = 0.5
+# Longer values of facts are shown only in full reports.
 _SHORT_VALUE = 20
-# What changes times most comes first.
-_KINDS = (
+# Kinds of facts; those that change times most come first.
+_KIND_ORDER = (
     *(FactKind.DEVICE, FactKind.VERSION, FactKind.VARIABLE),
     *(FactKind.RUN, FactKind.CODE),
 )
-# Facts in a sentence, and runs of a side in a command that is an example.
+# Facts in a sentence, and runs of a side in an example of a command.
 _MOST_NAMED = 3
-# Two lines of a terminal, less the words before and after the list.
+# Characters that differences take of two lines of a terminal.
 _MOST_OF_DIFFERENCES = 100
 
-_OF_RUN = {
+_RUN_FACTS = {
     "job_sha256": "job file",
     "git_commit": "git commit",
     "raybench_sha256": "code of raybench",
 }
-_OF_DEVICES = {
+_DEVICE_FACTS = {
     "name": "devices",
     "node_id": "nodes of the run",
     "host": "hosts",
@@ -70,7 +70,7 @@ _OF_DEVICES = {
     "omp_num_threads": "OMP threads",
     "niceness": "niceness",
 }
-_OF_POINTS: Mapping[str, str] = {
+_POINT_COLUMNS: Mapping[str, str] = {
     "compute_ms": "compute",
     "optimizer_ms": "update",
     "comm_exposed_ms": "exposed communication",
@@ -100,12 +100,12 @@ def verdict_count(verdicts: Mapping[str, int], points: int) -> str:
 
 
 def worst_point(name: str, slowdown: float, unit: str) -> str:
-    """Return the sentence about the point that lost most. slowdown: a share of its rate."""
+    """Return the sentence about the point that lost the largest share `slowdown` of its rate."""
     return f"The worst is {name}: {percent_words(slowdown)} fewer {unit}."
 
 
 def single_point(verdict: str, change: float, unit: str) -> str:
-    """Return the answer where one point was compared. change: of its rate, a share."""
+    """Return the answer for one compared point, whose rate changed by a share `change`."""
     if verdict == UNCLEAR:
         return f"The point is {undecided(change)}."
     if verdict == SAME:
@@ -120,7 +120,7 @@ def undecided(change: float) -> str:
 
 
 def other_verdicts(verdicts: Mapping[str, int], points: int) -> str:
-    """Return `1 is faster, 30 are the same and 3 are undecided.`; "" where all are alike."""
+    """Return `1 is faster and 3 are undecided.`; "" if no points or all points are so."""
     phrases = [
         f"{verdicts[name]} {'is' if verdicts[name] == 1 else 'are'} {_PREDICATES[name]}"
         for name in (FASTER, SAME, UNCLEAR)
@@ -138,12 +138,12 @@ def median_change(change: float, unit: str = "") -> str:
 
 
 def more_failures(points: int) -> str:
-    """Return that points fail in a larger share of their rounds than in BASE."""
+    """Return how many points fail in a larger share of their rounds in NEW than in BASE."""
     return f"{counted(points, 'point')} {'fails' if points == 1 else 'fail'} more often in NEW."
 
 
 def one_run(sides: Sequence[str]) -> tuple[str, str]:
-    """Return why there is no verdict, in two sentences. sides: those with one run, 1 or 2."""
+    """Return two sentences on why there is no verdict; `sides` are the sides with one run."""
     where = f"one run of {sides[0]}" if len(sides) == 1 else "one run on each side"
     return (
         f"No verdict: {where}.",
@@ -152,24 +152,28 @@ def one_run(sides: Sequence[str]) -> tuple[str, str]:
 
 
 def detectable(slowdowns: Sequence[float], unit: str) -> str:
-    """Return which slowdowns of a single point such runs find. slowdowns: one for each point."""
+    """Return the least and largest slowdown that the runs detect at a point."""
     least, most = min(slowdowns), max(slowdowns)
-    if least > _USELESS:
-        share = percent_words(_USELESS).replace(".0", "")
+    if least > _LARGEST_USEFUL:
+        share = percent_words(_LARGEST_USEFUL).replace(".0", "")
         return f"Certainty: runs differ too much to detect {share} fewer {unit} at a point."
-    ends = dict.fromkeys(f"{100 * share:.1f}" for share in (least, most))
-    share = f"{' to '.join(ends)} %"
-    return f"Certainty: in 95 % of cases, such runs detect {share} fewer {unit} at one point."
+    shares = f"{formatting.span(f'{100 * least:.1f}', f'{100 * most:.1f}')} %"
+    return f"Certainty: in 95 % of cases, such runs detect {shares} fewer {unit} at one point."
 
 
 def not_excluded(slowdown: float, has_slower: bool) -> str:
-    """Return by how much a point may be slower without being called slower."""
+    """Return that a point may be slower by a share `slowdown`.
+
+    Args:
+        slowdown: largest share that the runs do not exclude.
+        has_slower: whether another point is called slower.
+    """
     point = "another point" if has_slower else "a point"
     return f"These runs do not exclude that {point} is up to {percent_words(slowdown)} slower."
 
 
 def not_judged(points: int) -> str:
-    """Return that points of BASE have too few results for an interval."""
+    """Return how many points of BASE have too few results for a verdict."""
     verb = "has" if points == 1 else "have"
     return (
         f"{counted(points, 'point')} of BASE {verb} no verdict: "
@@ -178,11 +182,11 @@ def not_judged(points: int) -> str:
 
 
 def more_runs(runs: int, tags: tuple[str, str] | None) -> list[str]:
-    """Return what would decide undecided points.
+    """Return sentences on the runs that decide undecided points.
 
     Args:
-        runs: how many each side should have.
-        tags: the tags of BASE and NEW; None if a side was named otherwise.
+        runs: number of runs that each side should have.
+        tags: the tags of BASE and NEW; None if a side has no tag.
     """
     first = f"To decide: measure BASE, NEW, BASE, NEW and so on, until each side has {runs} runs."
     if tags is not None:
@@ -193,11 +197,11 @@ def more_runs(runs: int, tags: tuple[str, str] | None) -> list[str]:
 
 
 def environment(differences: Sequence[Change]) -> str:
-    """Return what differs between the newest runs of both sides, in at most two lines."""
+    """Return a sentence of at most two lines on differences between the newest runs."""
     if not differences:
         return NO_CAVEAT
     phrases: list[str] = []
-    for change in sorted(differences, key=lambda change: _KINDS.index(change.kind)):
+    for change in sorted(differences, key=lambda change: _KIND_ORDER.index(change.kind)):
         is_short = max(len(change.base), len(change.new)) <= _SHORT_VALUE
         values = f" {before_and_now(change, _SHORT_VALUE)}" if is_short else ""
         phrases.append(f"{plain(fact_name(change.fact))}{values}")
@@ -229,34 +233,35 @@ class PointCounts:
 
 
 def missing_points(counts: PointCounts, settings: Sequence[str]) -> list[str]:
-    """Return why points are not compared; [] if all points are.
+    """Return sentences on the points that are not compared; [] if all points are compared.
 
     Args:
-        counts: of the points of both sides.
-        settings: settings that keep points from having a partner.
+        counts: numbers of points.
+        settings: settings whose values differ between points only in BASE and only in NEW.
     """
-    parts = {
+    count_by_place = {
         "in BASE only": counts.only_base,
         "in NEW only": counts.only_new,
         "without a result on one side": counts.failed,
     }
     phrases = []
-    for where, count in parts.items():
+    for place, count in count_by_place.items():
         number = str(count) if counts.compared else counted(count, "point")
         if count:
-            phrases.append(f"{number} {'is' if count == 1 else 'are'} {where}")
+            phrases.append(f"{number} {'is' if count == 1 else 'are'} {place}")
     if not phrases:
         return []
     *first, last = phrases
     sentence = f"{', '.join(first)} and {last}." if first else f"{last}."
     if counts.compared:
-        total = counts.compared + sum(parts.values())
+        total = counts.compared + sum(count_by_place.values())
         sentence = f"{counts.compared} of {counted(total, 'point')} can be compared. {sentence}"
     if not settings:
         return [sentence]
-    lone = counted(counts.only_base + counts.only_new, "point")
-    why = f"{lone} have no partner, because their {' and '.join(settings)} differ."
-    return [sentence, why.replace("differ.", "differs.") if len(settings) == 1 else why]
+    without_partner = counted(counts.only_base + counts.only_new, "point")
+    differ = "differs" if len(settings) == 1 else "differ"
+    why = f"because their {' and '.join(settings)} {differ}"
+    return [sentence, f"{without_partner} have no partner, {why}."]
 
 
 def left_out(run_id: str, facts: Sequence[Fact]) -> str:
@@ -266,7 +271,7 @@ def left_out(run_id: str, facts: Sequence[Fact]) -> str:
 
 
 def not_decided(why: NotDecided) -> str:
-    """Return why a point has no verdict, a clause: `BASE has 1 run, and a verdict needs 2`."""
+    """Return why a point has no verdict, as `BASE has 1 run, and a verdict needs 2`."""
     match why.kind:
         case Undecided.OTHER_DEVICE | Undecided.OTHER_NODE_COUNT:
             is_device = why.kind is Undecided.OTHER_DEVICE
@@ -282,12 +287,12 @@ def not_decided(why: NotDecided) -> str:
 
 
 def fact_name(fact: Fact) -> str:
-    """Return what a fact of a run is called: `driver`, `code net.py`, `variable NCCL_ALGO`."""
+    """Return the name of a fact of a run: `driver`, `code net.py`, `variable NCCL_ALGO`."""
     match fact.kind:
         case FactKind.RUN:
-            return _OF_RUN[fact.name]
+            return _RUN_FACTS[fact.name]
         case FactKind.DEVICE:
-            return _OF_DEVICES[fact.name]
+            return _DEVICE_FACTS[fact.name]
         case FactKind.VERSION:
             return fact.name
         case FactKind.CODE:
@@ -297,30 +302,45 @@ def fact_name(fact: Fact) -> str:
 
 
 def before_and_now(change: Change, most: int) -> str:
-    """Return `before -> now`, each at most `most` (4 or more) characters, cut so they differ."""
-    values = [plain(value) for value in (change.base, change.new)]
-    if values[0] == values[1]:  # but for blanks and control characters, which are written out
-        values = [repr(value)[1:-1].replace(" ", "␣") for value in (change.base, change.new)]
-    short = [cut_end(value, most) for value in values]
-    if short[0] == short[1]:
-        pairs = enumerate(zip(*values, strict=False))
-        alike = next((index for index, (a, b) in pairs if a != b), min(map(len, values)))
-        short = [cut_end(f"…{value[max(0, alike - most // 3) :]}", most) for value in values]
-    return f"{short[0]} -> {short[1]}"
+    """Return `before -> now`; long values are cut to `most` characters that show the difference.
+
+    Args:
+        change: the change of a fact.
+        most: at least 4.
+    """
+    before, now = plain(change.base), plain(change.new)
+    if before == now:
+        # The values differ only in blanks and control characters: write these out.
+        before, now = (repr(value)[1:-1].replace(" ", "␣") for value in (change.base, change.new))
+    cut_before, cut_now = cut_end(before, most), cut_end(now, most)
+    if cut_before == cut_now:
+        # The values differ only behind the cut: begin shortly before the difference.
+        alike = _count_alike(before, now)
+        start = max(0, alike - most // 3)
+        cut_before, cut_now = (cut_end(f"…{value[start:]}", most) for value in (before, now))
+    return f"{cut_before} -> {cut_now}"
+
+
+def _count_alike(first: str, second: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    for index, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return index
+    return min(len(first), len(second))
 
 
 def point_change(change: PointChange) -> str:
-    """Return what changed at a point, with its values before and now."""
-    name = _OF_POINTS[change.column]
+    """Return a change of a point: `compute 3.1 -> 3.4 ms`, `NEW was throttled, BASE was not`."""
+    name = _POINT_COLUMNS[change.column]
     if isinstance(change.base, bool):
-        was, other = ("NEW", "BASE") if change.new else ("BASE", "NEW")
-        return f"{was} was {name}, {other} was not"
+        affected, other = ("NEW", "BASE") if change.new else ("BASE", "NEW")
+        return f"{affected} was {name}, {other} was not"
     before, now = (formatting.number(value, 3) for value in (change.base, change.new))
     return f"{name} {before} -> {now} {change.unit}"
 
 
 def history_answer(points: int, runs: int, changes: int) -> str:
-    """Return how often the step times of points changed for good over several runs."""
+    """Return the number of lasting changes of step times over several runs."""
     where = f"{counted(points, 'point')} in {counted(runs, 'run')}"
     if not changes:
         return f"{where}: no lasting change of a step time."

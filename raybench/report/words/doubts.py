@@ -1,4 +1,4 @@
-"""The words of doubts, as `raybench.records.doubts` has their kinds."""
+"""Doubts about numbers, in words: a clause, a mark, and advice for each kind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from raybench.results.point_row import PointRow
 from raybench.stats.outliers import NEARLY_ALL
 from raybench.stats.summary import MIN_LEVEL_STEPS
 
-# At this share the host delays nearly the whole step; the gap may even exceed the step.
+# The host delays nearly the whole step; the measured gap may even exceed the step.
 _NEARLY_WHOLE = 0.95
-# The marks in tables, in their order there, each with its word and its meaning.
+# Two costs whose ratio is nearer to 1 are written as one.
+_NEARLY_EQUAL = 0.995
+# Mark in a table -> its word and its meaning, in the order of a table.
 MARKS = {
     "u": ("unsteady", "the step time was still changing"),
     "w": ("wide", "the 95 % interval of the step time within one round exceeds ±10 %"),
@@ -28,7 +30,7 @@ MARKS = {
     "q": ("quick", "the point was timed for a moment only"),
     "b": ("no breakdown", "the sum of the parts exceeds the step by more than 10 %"),
 }
-# What value, limit and subject of each kind are.
+# Kind of doubt -> what its fields value, limit and subject are.
 MEANINGS = {
     DoubtKind.IMPOSSIBLE: (
         "a rate, efficiency or count that cannot be; the subject is the figure; limit: the limit"
@@ -89,30 +91,31 @@ def mark_words(mark: str) -> str:
 
 
 def doubt_words(doubt: Doubt, row: PointRow) -> str:
-    """Return a doubt about a point as a clause, without a capital and a full stop."""
+    """Return a doubt about a point as a clause."""
     return _WORDS[doubt.kind](doubt, row)
 
 
 def doubt_advice(doubt: Doubt, row: PointRow | None) -> str:
-    """Return what a doubt does to the number, or what to do about it, as a sentence; or "".
+    """Return a sentence on the effect of a doubt, or on what to do; "" if there is none.
 
     Args:
+        doubt: the doubt.
         row: the point that has the doubt; None for a drift.
     """
-    kinds = {other.kind for other in (row.doubts if row else None) or ()}
-    if doubt.kind in _OF_TIME_LIMIT and DoubtKind.SCRIPT_ENDED in kinds:
+    if doubt.kind in _OF_SHORT_TIMING and row is not None and _is_ended_script(row):
+        # The advice on the end of the script says what to do.
         return ""
     if doubt.kind is DoubtKind.UNSTEADY and getattr(row, "rounds", 1) > 1:
         return ""
     if doubt.kind is DoubtKind.IMPOSSIBLE:
-        return _LIKELIEST[doubt.subject]
+        return _ADVICE_ON_IMPOSSIBLE[doubt.subject]
     if doubt.kind is DoubtKind.OTHER_CLOCKS:
-        return _of_clocks(doubt)
+        return _advice_on_clocks(doubt)
     return _ADVICE.get(doubt.kind, "")
 
 
 def drift_words(doubt: Doubt, ranks: str) -> str:
-    """Return the clause on a drift of the machine. ranks: `GPUs` or `workers`."""
+    """Return a drift of the machine as a clause; `ranks` is `GPUs` or `workers`."""
     drift = doubt.value or 0.0
     change = "slower" if drift > 0 else "faster"
     return (
@@ -122,7 +125,7 @@ def drift_words(doubt: Doubt, ranks: str) -> str:
 
 
 def busy_words(group: DoubtGroup, points: int) -> str:
-    """Return the sentence that replaces all doubts of a run on a busy machine."""
+    """Return the sentence on a busy machine, which replaces single doubts."""
     doubt = group.worst
     during = f"during {group.count} of {counted(points, 'point')}"
     if doubt.kind is DoubtKind.BUSY_CORES:
@@ -132,7 +135,7 @@ def busy_words(group: DoubtGroup, points: int) -> str:
     return f"{who} {during}; these times are not reliable."
 
 
-_LIKELIEST = {
+_ADVICE_ON_IMPOSSIBLE = {
     "efficiency": "Measure again: the baseline may be slowed. "
     "If the value stays, check that each timed step runs.",
     "items": "Samples are counted that no iteration finished: check items_per_step.",
@@ -223,8 +226,8 @@ def _other_clocks(doubt: Doubt, _row: PointRow) -> str:
     return f"the SM clock is {formatting.ratio(doubt.value)} times that of the baseline point"
 
 
-def _of_clocks(doubt: Doubt) -> str:
-    """Return what other clocks do to a speed-up: at most their own ratio."""
+def _advice_on_clocks(doubt: Doubt) -> str:
+    """Return the largest error of a speed-up between two clocks."""
     ratio = doubt.value or 1.0
     share = share_words(abs(ratio - 1))
     if ratio > 1:
@@ -237,27 +240,32 @@ def _other_kernels(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _slow_rank(doubt: Doubt, row: PointRow) -> str:
-    # Upper bound: the excess of the rank. Communication that runs behind the excess lowers the
-    # cost, by the part of `comm_ms` that is not exposed.
-    step_ms, exposed_ms = row.step_ms_p50 or 0.0, row.comm_exposed_ms
-    excess_ms, device_ms = row.straggler_ms or 0.0, row.straggler_device_ms
+    step_ms, excess_ms = row.step_ms_p50 or 0.0, row.straggler_ms or 0.0
     most_ms = (doubt.value or 0.0) * step_ms
-    is_known = row.comm_ms is not None and exposed_ms is not None
-    hidden_ms = max(0.0, (row.comm_ms or 0.0) - (exposed_ms or 0.0)) if is_known else 0.0
+    # Communication that is hidden behind the excess lowers the cost.
+    hidden_ms = 0.0
+    if row.comm_ms is not None and row.comm_exposed_ms is not None:
+        hidden_ms = max(0.0, row.comm_ms - row.comm_exposed_ms)
     least_ms = max(0.0, most_ms - hidden_ms)
-    cost = write_time(*([] if least_ms > 0.995 * most_ms else [least_ms]), most_ms)
-    what = "time"
-    if row.device_type == "cpu":
-        what = "host time"
-    elif device_ms is not None and device_ms >= NEARLY_ALL * excess_ms:
-        what = "device time"
-    elif device_ms is not None and excess_ms - device_ms >= NEARLY_ALL * excess_ms:
-        what = "host time"
+    is_range = least_ms <= _NEARLY_EQUAL * most_ms
+    cost = write_time(least_ms, most_ms) if is_range else write_time(most_ms)
     others = "the other rank" if row.world_size == 2 else "the other ranks"
     return (
-        f"{doubt.subject} needs {write_time(excess_ms)} more {what} than {others}, which costs "
-        f"{cost} of a {write_time(step_ms)} step"
+        f"{doubt.subject} needs {write_time(excess_ms)} more {_kind_of_excess(row)} than {others}, "
+        f"which costs {cost} of a {write_time(step_ms)} step"
     )
+
+
+def _kind_of_excess(row: PointRow) -> str:
+    """Return whether a slow rank needs more time of its device or of its host."""
+    if row.device_type == "cpu":
+        return "host time"
+    excess_ms, device_ms = row.straggler_ms or 0.0, row.straggler_device_ms
+    if device_ms is not None and device_ms >= NEARLY_ALL * excess_ms:
+        return "device time"
+    if device_ms is not None and excess_ms - device_ms >= NEARLY_ALL * excess_ms:
+        return "host time"
+    return "time"
 
 
 def _late_in_turn(doubt: Doubt, row: PointRow) -> str:
@@ -352,7 +360,7 @@ def _quick(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _is_ended_script(row: PointRow) -> bool:
-    return any(one.kind is DoubtKind.SCRIPT_ENDED for one in row.doubts or ())
+    return any(doubt.kind is DoubtKind.SCRIPT_ENDED for doubt in row.doubts or ())
 
 
 def _short(doubt: Doubt, row: PointRow) -> str:
@@ -391,9 +399,9 @@ def _base_unsteady(_doubt: Doubt, _row: PointRow) -> str:
     return "the step time of the baseline point was still changing"
 
 
-# What a script that ends by itself does too.
-_OF_TIME_LIMIT = (DoubtKind.SHORT, DoubtKind.FEW_SAMPLES, DoubtKind.TOO_FEW_STEPS)
-# What the doubt does to the number, or what to do about it.
+# Doubts that follow from the end of a script.
+_OF_SHORT_TIMING = (DoubtKind.SHORT, DoubtKind.FEW_SAMPLES, DoubtKind.TOO_FEW_STEPS)
+# Kind of doubt -> sentence on its effect, or on what to do.
 _ADVICE: Mapping[DoubtKind, str] = {
     DoubtKind.OTHER_GRADIENTS: "Check how the ranks average gradients; uneven shares multiply the "
     "loss by context.loss_weight.",

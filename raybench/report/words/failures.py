@@ -10,27 +10,28 @@ from raybench.records.status import Cause, Status
 from raybench.report.words.hangs import hang
 from raybench.results.point_row import PointRow
 
-# What torch.OutOfMemoryError says; the advice on fragmentation that follows is left out.
+# The message of torch.OutOfMemoryError without its advice on fragmentation.
 _OUT_OF_MEMORY = re.compile(
     r".*Tried to allocate (?P<needed>[\d.]+ \w+)\. GPU \d+ has a total capacity of "
     r"(?P<total>[\d.]+ \w+) of which (?P<free>[\d.]+ \w+) is free\.[^;]*"
 )
 
-# What runs of several versions say of an estimate behind the message of torch.
+# Estimates that versions of raybench append to the message of torch.
 _ESTIMATE = re.compile(r"; (estimated|by an estimate,) .*")
 
 
 def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:
-    """Return on one line why a point failed; empty where no reason is known.
+    """Return on one line why a point failed; "" if no reason is known.
 
     Args:
+        row: the point.
         with_place: begin with rank, host and device, as `rank 0 (node1, cuda:0): SystemExit: 3`.
     """
     if row.error_message is None:
         return ""
-    text = _reason(row.status, row.error_type, row.error_message)
     if row.hang is not None:
-        return _hung(row.hang, row.error_type)
+        return _hang_words(row.hang, row.error_type)
+    text = _reason(row.status, row.error_type, row.error_message)
     if not with_place or row.error_rank is None or row.error_host is None:
         return text
     return f"{_place(row.error_rank, row.error_host, row.error_device)}: {text}"
@@ -38,9 +39,9 @@ def failure_of_row(row: PointRow, *, with_place: bool = True) -> str:
 
 def failure_of_record(record: Record) -> str:
     """Return on one line why an attempt failed, with rank, host and device."""
-    text = _reason(record.status, record.error_type, record.error_message or "")
     if record.hang is not None:
-        return _hung(record.hang, record.error_type)
+        return _hang_words(record.hang, record.error_type)
+    text = _reason(record.status, record.error_type, record.error_message or "")
     if record.error_rank is None or not record.devices:
         return text
     device = record.devices[record.error_rank]
@@ -48,12 +49,12 @@ def failure_of_record(record: Record) -> str:
 
 
 def without_estimate(reason: str) -> str:
-    """Return the reason of a point out of memory without the estimate at its end."""
+    """Return the reason why a point ran out of memory, without the estimate at its end."""
     return _ESTIMATE.sub("", reason)
 
 
 def _reason(status: str, error_type: str | None, message: str) -> str:
-    """Return a message on one line, with the class of the exception unless it begins with that."""
+    """Return an error message on one line, after the class of the exception."""
     text = " ".join(message.split())
     if status == Status.OOM:
         words = r"the step needed \g<needed> more, and \g<free> of \g<total> were free"
@@ -63,7 +64,7 @@ def _reason(status: str, error_type: str | None, message: str) -> str:
     return f"{error_type}: {text}".removesuffix(": ")
 
 
-def _hung(verdict: HangVerdict, error_type: str | None) -> str:
+def _hang_words(verdict: HangVerdict, error_type: str | None) -> str:
     limit = "hang_s" if error_type == Cause.HANG else "timeout_s"
     return f"{hang(verdict)} (the point was ended by measure.{limit})"
 

@@ -15,7 +15,7 @@ def hang(verdict: HangVerdict) -> str:
     if verdict.rank is None:
         return _WITHOUT_RANK[verdict.cause].format(what=what, waits=waits)
     where = f"; it is at {verdict.line}" if verdict.line else ""
-    said = _WITH_RANK[verdict.cause].format(
+    predicate = _WITH_RANK[verdict.cause].format(
         what=what,
         waits=waits,
         where=where,
@@ -24,11 +24,11 @@ def hang(verdict: HangVerdict) -> str:
         expected=verdict.expected or "another collective",
     )
     also = f" (so do ranks {', '.join(map(str, verdict.also))})" if verdict.also else ""
-    return f"{_name(verdict)} {said}{also}"
+    return f"{_rank_name(verdict)} {predicate}{also}"
 
 
-# What follows the name of a rank. {what}: all_reduce 118. {waits}: ranks that wait for it.
-# {where}, {at}: the line of code.
+# Predicates of a rank. {what}: all_reduce 118. {waits}: ranks that wait. {where}, {at}: line of
+# code.
 _WITH_RANK = {
     HangCause.DIED: "has died before it entered {what}{waits}",
     HangCause.STOPPED: "is stopped (SIGSTOP or a debugger), and has not entered {what}{waits}",
@@ -51,7 +51,8 @@ _WITHOUT_RANK = {
 }
 
 
-def _name(verdict: HangVerdict) -> str:
+def _rank_name(verdict: HangVerdict) -> str:
+    """Return `rank 1 (node1, GPU 1, pid 4711)`."""
     device = "GPU" if verdict.device_kind == "cuda" else "worker"
     location = f"{verdict.host}, {device} {verdict.device_index}, pid {verdict.pid}"
     return f"rank {verdict.rank} ({location})"

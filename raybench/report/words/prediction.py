@@ -42,29 +42,39 @@ def not_predicted(why: NotPredicted) -> str:
 
 
 def _precision(half_interval: float | None) -> str:
-    """Return `±12.0 %`, half of the interval of a step."""
+    """Return half of the interval of a step as `±12.0 %`."""
     if half_interval is None:
         return "too few samples"
     return f"±{half_interval * 100:.1f} %"
 
 
 def answer(devices: str, efficiency: str, base: str) -> str:
-    """Return the efficiency that the most devices would reach, `56.8 to 85.4 %`, against `base`."""
+    """Return the predicted efficiency as a sentence.
+
+    Args:
+        devices: the most devices, as `8 GPUs`.
+        efficiency: as `56.8 to 85.4 %`.
+        base: devices of the baseline, as `1 GPU`.
+    """
     return f"{devices} would reach an efficiency of {efficiency}, compared with {base}."
 
 
 def precision_of_steps(half_width: float, points: int) -> str:
-    """Return how precise the predicted steps are: half of the widest 95 % interval."""
-    return (
-        f"The 95 % intervals of the {points} predicted step times are ±{half_width * 100:.1f} % or "
-        "narrower."
-        if points > 1
-        else f"The 95 % interval of the predicted step time is ±{half_width * 100:.1f} %."
-    )
+    """Return the precision of predicted steps: half of the widest 95 % interval."""
+    size = f"±{half_width * 100:.1f} %"
+    if points == 1:
+        return f"The 95 % interval of the predicted step time is {size}."
+    return f"The 95 % intervals of the {points} predicted step times are {size} or narrower."
 
 
 def assumptions(rank: str, measured: str, per_node: str) -> str:
-    """Return what the predictions assume."""
+    """Return the assumptions of the predictions.
+
+    Args:
+        rank: `GPU` or `worker`.
+        measured: devices of the measured points, as `1 GPU to 2 GPUs`.
+        per_node: devices of a node, as `4 GPUs`.
+    """
     return (
         f"Every {rank} is assumed to need the same time for its own work as on {measured}, with "
         "the same batch per device. Exposed communication is assumed to grow as the bytes that a "

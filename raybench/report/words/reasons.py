@@ -7,7 +7,7 @@ from raybench.records.status import Status
 
 
 def not_compared_words(why: NotCompared) -> str:
-    """Return why an ok point has no speed-up, without a capital and a full stop."""
+    """Return why an ok point has no speed-up, as a clause."""
     match why.kind:
         case NotComparedKind.NO_BASELINE:
             return "the job names no baseline"
@@ -41,7 +41,8 @@ def not_compared_words(why: NotCompared) -> str:
             return "the baseline point was not ok in any round of this point"
 
 
-_PARTS = {
+# Why a part of a step or another column is unknown.
+_NOT_MEASURED = {
     NotMeasured.COMMUNICATION: "the step itself is communication",
     NotMeasured.NO_OPTIMIZER: "the step calls no optimizer of torch.optim",
     NotMeasured.MEMORY_OF_CPU: "torch does not count the memory of a CPU",
@@ -74,10 +75,10 @@ _PARTS = {
 
 def not_measured_words(why: NotMeasured) -> str:
     """Return why a column is null, as `unknown: the step failed without the other ranks`."""
-    return f"{'none' if why.does_not_apply else 'unknown'}: {_PARTS[why]}"
+    return f"{'none' if why.does_not_apply else 'unknown'}: {_NOT_MEASURED[why]}"
 
 
 def losses_unknown_words(why: LossesUnknown) -> str:
-    """Return why it is not known what a step is lost to."""
-    reason = _PARTS[why.reason]
+    """Return why the causes of lost time are unknown."""
+    reason = _NOT_MEASURED[why.reason]
     return f"at the baseline point, {reason}" if why.is_at_baseline else reason

@@ -12,16 +12,17 @@ HOW_TO_MAKE = (
     "There are no reference values for these points. `raybench export RUN --format reference` "
     "makes some from a run."
 )
-# More units are not named.
+# A sentence names the units of values if there are at most so many.
 _MOST_UNITS = 2
 _OWN = "This run is part of the reference, so the comparison is not independent."
 
 
 def standing_text(standing: Standing, *, says_own: bool = True) -> str:
-    """Return in sentences what share of its reference a value is, and whether that is in range.
+    """Return sentences on a value: its share of the reference, and whether that is normal.
 
     Args:
-        says_own: say where a reference includes this run.
+        standing: the value and its reference.
+        says_own: say whether the reference includes this run.
     """
     low, high = standing.share_range
     model = standing.measured.model.removeprefix("NVIDIA ")
@@ -37,21 +38,19 @@ def standing_text(standing: Standing, *, says_own: bool = True) -> str:
 
 
 def within_words(standings: Sequence[Standing], *, says_own: bool = True) -> str:
-    """Return in sentences how many values are in the range of their reference.
-
-    The text names how many values have a range too wide to count.
+    """Return sentences on how many values are in the normal range, and how many are not judged.
 
     Args:
-        says_own: say where references include this run.
+        standings: the values and their references.
+        says_own: say whether references include this run.
     """
     count = references.count_within(standings)
     sentences = []
-    units = list(
-        dict.fromkeys(standing.entry.unit for standing in references.counted_standings(standings))
-    )
+    judged = references.counted_standings(standings)
+    units = list(dict.fromkeys(standing.entry.unit for standing in judged))
     if count.counted:
-        of_unit = f" ({', '.join(units)})" if len(units) <= _MOST_UNITS else ""
-        values = f"{counted(count.counted, 'value')}{of_unit}"
+        named_units = f" ({', '.join(units)})" if len(units) <= _MOST_UNITS else ""
+        values = f"{counted(count.counted, 'value')}{named_units}"
         compared = f"{values} {'was' if count.counted == 1 else 'were'} compared with references"
         within = f"{count.within} {'is' if count.within == 1 else 'are'}"
         if count.within == count.counted:
