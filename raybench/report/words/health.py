@@ -31,11 +31,12 @@ def question(kind: DeviceKind) -> str:
 
 
 def basis(*, has_peers: bool, references: int, wide: int) -> str:
-    """Return with what the values of a check are compared; "" if with nothing.
+    """Return what the values of a check are compared with; "" for nothing.
 
     Args:
-        references: values that have a reference.
-        wide: values whose reference has too wide a range.
+        has_peers: whether devices are compared with each other.
+        references: number of values that have a reference.
+        wide: number of values whose reference has too wide a range.
     """
     sentences = ["devices are compared with each other in this run."] if has_peers else []
     if references:
@@ -50,7 +51,7 @@ def basis(*, has_peers: bool, references: int, wide: int) -> str:
 
 
 def blind_spot(*, has_peers: bool, has_references: bool, is_own: bool) -> str:
-    """Return what a check cannot see, as a sentence; "" if its comparisons leave nothing open."""
+    """Return a sentence on the slowdowns that a check cannot see; "" if there are none."""
     if is_own:
         return "Caveat: the reference values include this run and may hide a common slowdown."
     if has_peers and not has_references:
@@ -58,7 +59,7 @@ def blind_spot(*, has_peers: bool, has_references: bool, is_own: bool) -> str:
     return ""
 
 
-# What the names of tests mean, by how these names begin.
+# Begin of the name of a test -> meaning.
 _TESTS = {
     "gemm ": "gemm 2048: product of two matrices of 2048 x 2048",
     "memory ": "memory 500 MB: a = b + 3 c with arrays of 500 MB",
@@ -77,7 +78,7 @@ _TESTS = {
 
 
 def meaning_of_tests(tests: Iterable[str]) -> str:
-    """Return what the names of tests mean, as a sentence; "" for names that need no words."""
+    """Return a sentence on the meanings of tests; "" if no name needs an explanation."""
     names = tuple(tests)
     meanings = []
     for start, text in _TESTS.items():
@@ -97,15 +98,15 @@ def short_device_name(place: DevicePlace) -> str:
 
 
 def path_name(start: str, end: str) -> str:
-    """Return the name of a pair, or of the path between two nodes, from the names of its ends."""
+    """Return the name of a pair of devices, or of the path between two nodes."""
     return f"{start} to {end}"
 
 
 def short_names(subjects: Sequence[Sequence[DevicePlace]]) -> list[str] | None:
-    """Return the names of devices and pairs without their host, or None for several hosts.
+    """Return the names of devices and pairs without their host; None for several hosts.
 
     Args:
-        subjects: the device of each subject, or both ends of a pair.
+        subjects: each has one device, or both devices of a pair.
     """
     hosts = {place.host for places in subjects for place in places}
     if len(subjects) < 2 or len(hosts) != 1:
@@ -113,48 +114,48 @@ def short_names(subjects: Sequence[Sequence[DevicePlace]]) -> list[str] | None:
     return [" to ".join(map(short_device_name, places)) for places in subjects]
 
 
-def problem(said: Problem) -> str:
+def problem(problem: Problem) -> str:
     """Return what is wrong with a subject."""
-    return _PROBLEMS[said.kind](said)
+    return _PROBLEMS[problem.kind](problem)
 
 
 def _wrong_bits(text: str) -> str:
     return f"wrong bits: {text}"
 
 
-def _message(said: Problem) -> str:
-    return said.detail or (said.status.clause if said.status else "")
+def _message(problem: Problem) -> str:
+    return problem.detail or (problem.status.clause if problem.status else "")
 
 
-def _failed(said: Problem) -> str:
-    return f"{said.status.label if said.status else 'failed'}: {_message(said)}"
+def _failed(problem: Problem) -> str:
+    return f"{problem.status.label if problem.status else 'failed'}: {_message(problem)}"
 
 
-def _other_failed(said: Problem) -> str:
-    return f"not read: {said.names[0]} {said.status.clause if said.status else 'failed'}"
+def _other_failed(problem: Problem) -> str:
+    return f"not read: {problem.names[0]} {problem.status.clause if problem.status else 'failed'}"
 
 
-def _no_room(said: Problem) -> str:
-    free, needed = said.value / GIB, said.limit / GIB
+def _no_room(problem: Problem) -> str:
+    free, needed = problem.value / GIB, problem.limit / GIB
     return f"no room: {free:.1f} GiB of its memory are free, the test needs {needed:.1f}"
 
 
-def _memory_errors(said: Problem) -> str:
-    during = f", {said.value} of them during the check" if said.value else ""
+def _memory_errors(problem: Problem) -> str:
+    during = f", {problem.value} of them during the check" if problem.value else ""
     when = during or " since the driver was loaded"
-    return f"{counted(said.limit, 'uncorrected memory error')}{when}"
+    return f"{counted(problem.limit, 'uncorrected memory error')}{when}"
 
 
-def _link_errors(said: Problem) -> str:
+def _link_errors(problem: Problem) -> str:
     links = (
         f"NVLink {error.link}: {counted(error.count, f'{error.kind} error')}"
-        for error in said.link_errors
+        for error in problem.link_errors
     )
     return f"{', '.join(links)} during the check"
 
 
-def _numbers(said: Problem) -> str:
-    return ", ".join(map(str, dict.fromkeys(said.numbers)))
+def _numbers(problem: Problem) -> str:
+    return ", ".join(map(str, dict.fromkeys(problem.numbers)))
 
 
 _WHICH_IS_WRONG = "a check with a third device would tell which is wrong"
@@ -162,71 +163,77 @@ _PROBLEMS: Mapping[ProblemKind, Callable[[Problem], str]] = {
     ProblemKind.CHANGED_BITS: lambda _: _wrong_bits(
         "its product changed from one check to the next"
     ),
-    ProblemKind.OTHER_BITS: lambda said: _wrong_bits(
-        f"its product differs from that of {said.value} devices of its model"
+    ProblemKind.OTHER_BITS: lambda problem: _wrong_bits(
+        f"its product differs from that of {problem.value} devices of its model"
     ),
     ProblemKind.MISPLACED_BITS: lambda _: _wrong_bits(
         "its product differs from the other's, and from itself when rows move"
     ),
-    ProblemKind.DISPUTED_BITS: lambda said: _wrong_bits(
-        f"the same product differs between {' and '.join(said.names)}; {_WHICH_IS_WRONG}"
+    ProblemKind.DISPUTED_BITS: lambda problem: _wrong_bits(
+        f"the same product differs between {' and '.join(problem.names)}; {_WHICH_IS_WRONG}"
     ),
-    ProblemKind.WRONG_RESULT: lambda said: f"wrong result: {_message(said)}",
-    ProblemKind.DISPUTED_RESULT: lambda said: f"wrong result: {_message(said)}; {_WHICH_IS_WRONG}",
+    ProblemKind.WRONG_RESULT: lambda problem: f"wrong result: {_message(problem)}",
+    ProblemKind.DISPUTED_RESULT: lambda problem: (
+        f"wrong result: {_message(problem)}; {_WHICH_IS_WRONG}"
+    ),
     ProblemKind.FAILED: _failed,
-    ProblemKind.NOT_STARTED: lambda said: f"not read: {_message(said)}",
+    ProblemKind.NOT_STARTED: lambda problem: f"not read: {_message(problem)}",
     ProblemKind.OTHER_FAILED: _other_failed,
     ProblemKind.NO_ROOM: _no_room,
     ProblemKind.WORKER_LOST: lambda _: "lost: no worker could be started on it any more",
-    ProblemKind.DEVICE_UNREAD: lambda said: said.detail,
+    ProblemKind.DEVICE_UNREAD: lambda problem: problem.detail,
     ProblemKind.MEMORY_ERRORS: _memory_errors,
     ProblemKind.ROW_PENDING: lambda _: "a row of memory is to be remapped at the next reset",
-    ProblemKind.BAD_ROWS: lambda said: (
-        f"{counted(said.value, 'row')} of memory went bad during the check"
+    ProblemKind.BAD_ROWS: lambda problem: (
+        f"{counted(problem.value, 'row')} of memory went bad during the check"
     ),
     ProblemKind.PAGE_PENDING: lambda _: "a page of memory is to be retired at the next reset",
-    ProblemKind.BAD_PAGES: lambda said: (
-        f"{counted(said.value, 'page')} of memory went bad during the check"
+    ProblemKind.BAD_PAGES: lambda problem: (
+        f"{counted(problem.value, 'page')} of memory went bad during the check"
     ),
     ProblemKind.NO_SPARE_ROW: lambda _: "no spare row is left",
-    ProblemKind.NEW_XIDS: lambda said: f"the driver reported Xid {_numbers(said)} during the check",
-    ProblemKind.OLD_XIDS: lambda said: f"Xid {_numbers(said)} in the kernel's log",
-    ProblemKind.PCIE_REPLAYS: lambda said: (
-        f"{said.value} packets were sent again over PCIe during the check"
+    ProblemKind.NEW_XIDS: lambda problem: (
+        f"the driver reported Xid {_numbers(problem)} during the check"
     ),
-    ProblemKind.FEW_LANES: lambda said: f"{said.value} of {said.limit} PCIe lanes are in use",
-    ProblemKind.LINKS_DOWN: lambda said: f"NVLink {_numbers(said)} is down",
+    ProblemKind.OLD_XIDS: lambda problem: f"Xid {_numbers(problem)} in the kernel's log",
+    ProblemKind.PCIE_REPLAYS: lambda problem: (
+        f"{problem.value} packets were sent again over PCIe during the check"
+    ),
+    ProblemKind.FEW_LANES: lambda problem: (
+        f"{problem.value} of {problem.limit} PCIe lanes are in use"
+    ),
+    ProblemKind.LINKS_DOWN: lambda problem: f"NVLink {_numbers(problem)} is down",
     ProblemKind.LINK_ERRORS: _link_errors,
-    ProblemKind.FABRIC: lambda said: ", ".join(said.names),
+    ProblemKind.FABRIC: lambda problem: ", ".join(problem.names),
 }
 
 
-def reason(said: Reason) -> str:
-    """Return why a subject has its verdict, or what else supports that."""
-    text = _REASONS[said.kind](said)
-    return f"{text}: {_BLAME[said.blame]}" if said.blame else text
+def reason(reason: Reason) -> str:
+    """Return why a subject has its verdict."""
+    text = _REASONS[reason.kind](reason)
+    return f"{text}: {_BLAME[reason.blame]}" if reason.blame else text
 
 
 def _times(ratio: float | None) -> str:
-    """Return a ratio as `1.60 times`; from 100 on as "over 100 times"."""
+    """Return a ratio as `1.60 times`, or as `over 100 times`."""
     ratio = ratio or 0.0
     return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
 
 
-def _problems(said: Reason) -> str:
-    text = "; ".join(map(problem, said.problems))
-    return f"{text} (in {said.value:.0f} of {said.limit:.0f} passes)" if said.limit else text
+def _problems(reason: Reason) -> str:
+    text = "; ".join(map(problem, reason.problems))
+    return f"{text} (in {reason.value:.0f} of {reason.limit:.0f} passes)" if reason.limit else text
 
 
-def _nothing_known(said: Reason) -> str:
-    where = f", {said.placement}," if said.placement else ""
-    note = f"; its datasheet says {number(said.value, 3)} {said.unit}" if said.value else ""
-    return f"nothing is known of what {said.model}{where} reaches{note}"
+def _nothing_known(reason: Reason) -> str:
+    where = f", {reason.placement}," if reason.placement else ""
+    note = f"; its datasheet says {number(reason.value, 3)} {reason.unit}" if reason.value else ""
+    return f"nothing is known of what {reason.model}{where} reaches{note}"
 
 
-def _slow_with_partners(said: Reason) -> str:
-    who = f"{said.value:.0f} partners that are fast with others"
-    return f"slow with {who}: the {said.subject} is to blame"
+def _slow_with_partners(reason: Reason) -> str:
+    who = f"{reason.value:.0f} partners that are fast with others"
+    return f"slow with {who}: the {reason.subject} is to blame"
 
 
 _PATH = "the path between the two is to blame"
@@ -238,38 +245,42 @@ _REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
     ReasonKind.NOT_REPORTED: lambda _: "nothing here tells it",
     ReasonKind.NOT_READ: lambda _: "it was not read",
     ReasonKind.PROBLEMS: _problems,
-    ReasonKind.SLOWER_THAN_PEERS: lambda said: f"takes {_times(said.value)} as long as those alike",
-    ReasonKind.SLOWER_THAN_USUAL: lambda said: f"takes {_times(said.value)} as long as it should",
-    ReasonKind.ALL_SLOW: lambda said: (
-        f"all are slow alike: {_times(said.value)} as long as they should take"
+    ReasonKind.SLOWER_THAN_PEERS: lambda reason: (
+        f"takes {_times(reason.value)} as long as those alike"
+    ),
+    ReasonKind.SLOWER_THAN_USUAL: lambda reason: (
+        f"takes {_times(reason.value)} as long as it should"
+    ),
+    ReasonKind.ALL_SLOW: lambda reason: (
+        f"all are slow alike: {_times(reason.value)} as long as they should take"
     ),
     ReasonKind.NOTHING_KNOWN: _nothing_known,
-    ReasonKind.NO_FIGURES: lambda said: (
-        f"no figures of {said.model} are known here: that all are slow would not be seen"
+    ReasonKind.NO_FIGURES: lambda reason: (
+        f"no figures of {reason.model} are known here: that all are slow would not be seen"
     ),
-    ReasonKind.OTHER_PROGRAMS: lambda said: (
-        f"used by other programs in {said.value:.0f} of {said.limit:.0f} points"
+    ReasonKind.OTHER_PROGRAMS: lambda reason: (
+        f"used by other programs in {reason.value:.0f} of {reason.limit:.0f} points"
     ),
     ReasonKind.SLOW_WITH_PARTNERS: _slow_with_partners,
-    ReasonKind.SLOW_PATH: lambda said: (
-        f"slow for {said.value:.0f} of {said.limit:.0f} pairs: {_PATH}"
+    ReasonKind.SLOW_PATH: lambda reason: (
+        f"slow for {reason.value:.0f} of {reason.limit:.0f} pairs: {_PATH}"
     ),
-    ReasonKind.LATE: lambda said: (
-        f"the others wait {number(said.value, 3)} of {number(said.limit, 3)} ms a step for it"
+    ReasonKind.LATE: lambda reason: (
+        f"the others wait {number(reason.value, 3)} of {number(reason.limit, 3)} ms a step for it"
     ),
-    ReasonKind.IN_EACH_PASS: lambda said: f"in each of {said.value:.0f} passes",
-    ReasonKind.SPREAD: lambda said: f"the others spread by {said.value:.1%}",
-    ReasonKind.ONE_OF_SLOW: lambda said: (
-        f"one of {said.value:.0f} that are slower than the other {said.limit:.0f}"
+    ReasonKind.IN_EACH_PASS: lambda reason: f"in each of {reason.value:.0f} passes",
+    ReasonKind.SPREAD: lambda reason: f"the others spread by {reason.value:.1%}",
+    ReasonKind.ONE_OF_SLOW: lambda reason: (
+        f"one of {reason.value:.0f} that are slower than the other {reason.limit:.0f}"
     ),
     ReasonKind.NONE_STANDS_OUT: lambda _: (
         "none stands out, so what they share is likelier than a fault of each"
     ),
-    ReasonKind.PROGRAMS: lambda said: "; ".join(said.names),
+    ReasonKind.PROGRAMS: lambda reason: "; ".join(reason.names),
     ReasonKind.FAST_WITH_OTHERS: lambda _: "both are fast with other partners",
     ReasonKind.ONE_ILL_ALONE: lambda _: "one of the two is not healthy alone",
-    ReasonKind.PARTNERS: lambda said: f"slow with {some(said.names)}",
-    ReasonKind.WAITS: lambda said: f"waits {number(said.value, 3)} ms of each step for it",
+    ReasonKind.PARTNERS: lambda reason: f"slow with {some(reason.names)}",
+    ReasonKind.WAITS: lambda reason: f"waits {number(reason.value, 3)} ms of each step for it",
     ReasonKind.SLOW_ALONE: lambda _: "its device is slow alone too",
     ReasonKind.SLOW_LINK: lambda _: "its link to the host or to others is slow too",
     ReasonKind.CPU_OR_DATA: lambda _: (
@@ -279,13 +290,14 @@ _REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
 
 
 def expected(expectations: Sequence[Expected], unit: str) -> str:
-    """Return what a value was compared with; empty if nothing is known."""
-    return "; ".join(
-        _peer_value(expectation, unit)
-        if isinstance(expectation, PeerValue)
-        else _value_range(expectation, unit)
-        for expectation in expectations
-    )
+    """Return what a value was compared with; "" if nothing is known."""
+    texts = []
+    for expectation in expectations:
+        if isinstance(expectation, PeerValue):
+            texts.append(_peer_value(expectation, unit))
+        else:
+            texts.append(_value_range(expectation, unit))
+    return "; ".join(texts)
 
 
 def _peer_value(peers: PeerValue, unit: str) -> str:
@@ -298,7 +310,7 @@ def _peer_value(peers: PeerValue, unit: str) -> str:
 
 
 def _value_range(interval: ValueRange, unit: str) -> str:
-    """Return `671 to 782 TFLOP/s (source)`, with one number where both ends read alike."""
+    """Return `671 to 782 TFLOP/s (source)`; equal ends once."""
     source = {
         "start": "as at its beginning",
         "own checks": f"its earlier checks, {interval.checks} of them",
@@ -308,14 +320,19 @@ def _value_range(interval: ValueRange, unit: str) -> str:
     return f"{span(number(interval.low, 3), number(interval.high, 3))} {unit} ({source})"
 
 
-def command_words(typed: Command) -> str:
-    """Return a command as it is typed, with a comment that says where."""
-    hosts = [shlex.quote(host) for host in typed.hosts]
-    text = _COMMANDS[typed.kind].format(
-        uuid=typed.uuid, value=typed.value, names=" ".join(typed.names), host="".join(hosts[:1])
+def command_words(command: Command) -> str:
+    """Return a command for a shell, with a comment that names its hosts."""
+    hosts = [shlex.quote(host) for host in command.hosts]
+    text = _COMMANDS[command.kind].format(
+        uuid=command.uuid,
+        value=command.value,
+        names=" ".join(command.names),
+        host="".join(hosts[:1]),
     )
-    where = f"  # on {' and on '.join(typed.hosts)}"
-    return f"{text}{where}{_AFTER_HOST.get(typed.kind, '')}" if typed.kind in _ON_HOSTS else text
+    where = f"  # on {' and on '.join(command.hosts)}"
+    return (
+        f"{text}{where}{_AFTER_HOST.get(command.kind, '')}" if command.kind in _ON_HOSTS else text
+    )
 
 
 _CPU_LOAD = "ps -eo pcpu,psr,pid,{}comm --sort=-pcpu | head"
@@ -353,17 +370,13 @@ _ACTIONS: Mapping[Action, str] = {
 }
 
 
-def action(asked: Action | None) -> str:
-    """Return what to do about a subject; empty without an action."""
-    return _ACTIONS[asked] if asked else ""
+def action(action: Action | None) -> str:
+    """Return what to do about a subject; "" without an action."""
+    return _ACTIONS[action] if action else ""
 
 
 def reason_with_value(finding: Finding) -> str:
-    """Return `TEST: REASON (VALUE, against EXPECTED)`; `TEST: REASON (EXPECTED)` without a value.
-
-    The bracket is left out if nothing is expected, and if the finding has no ratio and is not about
-    the whole cluster. For findings with a reason.
-    """
+    """Return `TEST: REASON (VALUE, against EXPECTED)`; unknown parts are left out."""
     text = f"{finding.test}: {finding.reason}"
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
     if not is_compared or not finding.expected:
@@ -373,23 +386,31 @@ def reason_with_value(finding: Finding) -> str:
 
 
 def blamed(finding: Finding) -> str:
-    """Return what makes the subject of a finding slow; empty where that is itself or unknown."""
+    """Return what makes the subject of a finding slow; "" if it is unknown or the subject."""
     return f"because of {finding.culprit}" if finding.culprit else ""
 
 
 def further(finding: Finding, *, is_reverse: bool) -> str:
-    """Return `TEST (1.60x the time)`, for a finding that is not the worst one of its subject."""
-    much = "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
-    much = f"{finding.ratio:.2f}x the time" if finding.ratio else much
-    return f"{finding.test}{' the other way' * is_reverse} ({much})"
+    """Return `TEST (1.60x the time)`, for a finding that is not the worst of its subject.
+
+    Args:
+        finding: the finding.
+        is_reverse: whether it is about the other direction of a pair.
+    """
+    if finding.ratio:
+        result = f"{finding.ratio:.2f}x the time"
+    else:
+        result = "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
+    direction = " the other way" if is_reverse else ""
+    return f"{finding.test}{direction} ({result})"
 
 
 def both_or_all(count: int) -> str:
-    """Return "both", or `all 4`, to stand before a plural."""
+    """Return `both` or `all 4`, for a plural noun."""
     return "both" if count == 2 else f"all {count}"
 
 
 def devices_name(count: int, kind: DeviceKind) -> str:
-    """Return the name of all devices of a check: "the GPU", "both CPU workers"."""
+    """Return the name of all devices of a check: `the GPU`, `both CPU workers`."""
     noun = "GPU" if kind == "cuda" else "CPU worker"
     return f"the {noun}" if count == 1 else f"{both_or_all(count)} {noun}s"
